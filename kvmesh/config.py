@@ -1,0 +1,426 @@
+"""The one configuration file, `kvmesh.toml`: typed, strict, printed at start.
+
+Every section is a frozen struct and every key carries its unit, its range and
+a sentence. A wrong value, an unknown key or an impossible combination raises
+`ConfigError` with one sentence: the key, the value and what is allowed. To add
+a key, add one annotated line with a default; checks, messages and the
+documentation (`describe`) follow from the annotation.
+
+No environment is read here. Relative paths start at `ROOT`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, get_args, get_origin, get_type_hints
+
+import msgspec
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+"""Folder that holds the packages; relative paths of the configuration start here."""
+
+
+class ConfigError(ValueError):
+    """One sentence naming the key, the value and what is allowed."""
+
+
+class Allowed(msgspec.Struct, frozen=True):
+    """What a key may hold: an inclusive range, or one of `choices`, or a `pattern` (said in `words`).
+
+    `unit` is empty for plain counts and texts; `about` is the key's documentation.
+    """
+
+    about: str
+    low: float = -math.inf
+    high: float = math.inf
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    words: str = ""
+
+    def text(self) -> str:
+        """Return the range as words, e.g. `1 to 64 blocks` or `"a" or "b"`."""
+        if self.words:
+            return self.words
+        unit = f" {self.unit}" if self.unit else ""
+        if self.choices:
+            return " or ".join(f'"{choice}"' for choice in self.choices)
+        if self.pattern:
+            return f"text matching {self.pattern}"
+        if math.isinf(self.high):
+            return "anything" if math.isinf(self.low) else f"{_number(self.low)} or more{unit}"
+        return f"{_number(self.low)} to {_number(self.high)}{unit}"
+
+    def admits(self, value: bool | float | str) -> bool:
+        if isinstance(value, str):
+            if self.choices:
+                return value in self.choices
+            return re.fullmatch(self.pattern, value) is not None if self.pattern else True
+        return self.low <= value <= self.high  # also refuses NaN
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of the file. Subclasses override `check` for rules across keys."""
+
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for key, kind, allowed in keys(type(self)):
+            _check_value(f"{self.section}.{key}", kind, allowed, getattr(self, key))
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError when two keys of this section contradict each other."""
+
+
+class Mesh(Section, frozen=True, kw_only=True):
+    section: ClassVar[str] = "mesh"
+
+    name: Annotated[
+        str,
+        Allowed(
+            "Name of the mesh; prefix of its Redis keys.",
+            pattern=r"[a-z0-9][a-z0-9-]{0,31}",
+            words="up to 32 of a-z, 0-9 and -",
+        ),
+    ] = "kvmesh"
+    host: Annotated[
+        str,
+        Allowed(
+            "Address the processes of `kvmesh up` listen on.", pattern=r"\S+", words="a host name or address"
+        ),
+    ] = "127.0.0.1"
+    model: Annotated[
+        str,
+        Allowed(
+            "Model name clients and Triton use.",
+            pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+            words="up to 64 letters, digits and ._-",
+        ),
+    ] = "reference"
+    model_dir: Annotated[
+        str, Allowed("Folder with tokenizer and weights; relative paths start at the repository.")
+    ] = "engines/reference/model"
+    data_dir: Annotated[
+        str, Allowed("Folder for logs, mesh.json and the embedded Redis of `kvmesh up`, from where it runs.")
+    ] = ".kvmesh"
+
+    @property
+    def model_path(self) -> Path:
+        """Absolute path of `model_dir`."""
+        return (ROOT / self.model_dir).resolve()
+
+
+class Redis(Section, frozen=True, kw_only=True):
+    section: ClassVar[str] = "redis"
+
+    url: Annotated[
+        str,
+        Allowed(
+            "Existing Redis (6.2 or later); empty starts an embedded one.",
+            pattern=r"(?:(?:rediss?|unix)://\S+)?",
+            words="empty, redis://, rediss:// or unix://",
+        ),
+    ] = ""
+
+
+class Engine(Section, frozen=True, kw_only=True):
+    """The reference engine behind every replica."""
+
+    section: ClassVar[str] = "engine"
+
+    arithmetic: Annotated[
+        str,
+        Allowed(
+            "The trained model, or logits from a hash of the history.", choices=("transformer", "hashed")
+        ),
+    ] = "transformer"
+    block_tokens: Annotated[
+        int, Allowed("Tokens of a KV block; the same in the whole mesh.", 1, 1024, "tokens")
+    ] = 32
+    kv_blocks: Annotated[
+        int, Allowed("KV cache of a decode engine (and prefill, below).", 8, 10_000_000, "blocks")
+    ] = 1024
+    prefill_kv_blocks: Annotated[
+        int, Allowed("KV cache of a prefill engine; 0 takes kv_blocks.", 0, 10_000_000, "blocks")
+    ] = 0
+    max_sequence_tokens: Annotated[
+        int, Allowed("Longest prompt plus output of one request.", 2, 1_000_000, "tokens")
+    ] = 4096
+    salt: Annotated[
+        str,
+        Allowed(
+            "Root of the block hashes; another salt is another model version.",
+            pattern=r"\S{1,64}",
+            words="1 to 64 characters without spaces",
+        ),
+    ] = "kvmesh-1"
+    handoff_timeout_s: Annotated[
+        float, Allowed("A prefill engine frees an unclaimed handoff after this.", 0.1, 600, "s")
+    ] = 30.0
+    cost_step_s: Annotated[float, Allowed("`hashed` only: time of one engine step.", 0, 10, "s")] = 0.0
+    cost_token_s: Annotated[float, Allowed("`hashed` only: time per uncached prompt token.", 0, 1, "s")] = 0.0
+    cost_token_squared_s: Annotated[
+        float, Allowed("`hashed` only: time per uncached token times its context length.", 0, 1, "s")
+    ] = 0.0
+    cost_transfer_block_s: Annotated[
+        float, Allowed("`hashed` only: time per KV block moved between engines.", 0, 1, "s")
+    ] = 0.0
+
+    def check(self) -> None:
+        needed = -(-self.max_sequence_tokens // self.block_tokens)
+        for key, blocks in (("kv_blocks", self.kv_blocks), ("prefill_kv_blocks", self.blocks_of_prefill)):
+            if blocks < needed:
+                raise ConfigError(
+                    f"engine.{key} = {blocks} cannot hold one request of engine.max_sequence_tokens = "
+                    f"{self.max_sequence_tokens}: allowed are {needed} or more blocks of {self.block_tokens} "
+                    "tokens."
+                )
+
+    @property
+    def blocks_of_prefill(self) -> int:
+        """KV blocks of a prefill engine, the default resolved."""
+        return self.prefill_kv_blocks or self.kv_blocks
+
+
+class Prefill(Section, frozen=True, kw_only=True):
+    section: ClassVar[str] = "prefill"
+
+    replicas: Annotated[int, Allowed("Prefill replicas `kvmesh up` starts.", 0, 64)] = 2
+    queue_max_requests: Annotated[
+        int, Allowed("Requests queued before a submit is refused.", 1, 100_000, "requests")
+    ] = 256
+    engine_concurrency: Annotated[
+        int, Allowed("context_only calls given to the engine at once.", 1, 1024, "requests")
+    ] = 2
+    snapshot_interval_s: Annotated[
+        float, Allowed("Time between two snapshots of the KV cache in Redis.", 0.1, 3600, "s")
+    ] = 30.0
+
+
+class Decode(Section, frozen=True, kw_only=True):
+    section: ClassVar[str] = "decode"
+
+    replicas: Annotated[int, Allowed("Decode replicas `kvmesh up` starts.", 1, 64)] = 2
+    slots_max: Annotated[int, Allowed("Requests held at once (pending, live, orphaned).", 1, 100_000)] = 256
+    orphan_s: Annotated[
+        float, Allowed("A running slot outlives its broken Attach by this.", 0.05, 600, "s")
+    ] = 3.0
+    slow_reader_s: Annotated[
+        float, Allowed("A request without credit for this long is cancelled.", 0.1, 3600, "s")
+    ] = 30.0
+    gather_max_ms: Annotated[
+        float, Allowed("Longest a step frame waits for the step's other tokens.", 0, 1000, "ms")
+    ] = 10.0
+    snapshot_interval_s: Annotated[
+        float, Allowed("Time between two snapshots of the KV cache in Redis.", 0.1, 3600, "s")
+    ] = 30.0
+
+
+class Router(Section, frozen=True, kw_only=True):
+    section: ClassVar[str] = "router"
+
+    replicas: Annotated[int, Allowed("Routers `kvmesh up` starts.", 1, 16)] = 1
+    dispatch_ahead_s: Annotated[
+        float, Allowed("Unstarted work released per prefill replica (or one request).", 0.01, 60, "s")
+    ] = 1.0
+    queue_max_requests: Annotated[
+        int, Allowed("Requests held before a submit is refused.", 1, 1_000_000, "requests")
+    ] = 1024
+    queue_max_wait_s: Annotated[
+        float, Allowed("A request waiting longer than this is refused.", 0.1, 3600, "s")
+    ] = 60.0
+    local_prefill_tokens_max: Annotated[
+        int, Allowed("Uncached prompts up to this length run on decode alone.", 0, 100_000, "tokens")
+    ] = 64
+    snapshot_interval_s: Annotated[
+        float, Allowed("Interval of the replicas' snapshots this router relies on.", 0.1, 3600, "s")
+    ] = 30.0
+
+
+class Frontend(Section, frozen=True, kw_only=True):
+    section: ClassVar[str] = "frontend"
+
+    replicas: Annotated[int, Allowed("Frontends `kvmesh up` starts.", 1, 16)] = 1
+    port: Annotated[
+        int, Allowed("Port of the first frontend, the next takes the next; 0 takes a free one.", 0, 65_535)
+    ] = 0
+    max_live_requests: Annotated[
+        int, Allowed("Requests live at once; more are refused.", 1, 1_000_000, "requests")
+    ] = 1024
+    default_deadline_s: Annotated[
+        float, Allowed("Deadline of a request that brings none.", 0.1, 86_400, "s")
+    ] = 120.0
+    runtime_max_s: Annotated[float, Allowed("Longest deadline; longer ones are cut.", 0.1, 86_400, "s")] = (
+        600.0
+    )
+    max_output_tokens_default: Annotated[
+        int, Allowed("Output tokens of a request that names no limit.", 1, 1_000_000, "tokens")
+    ] = 256
+    max_output_tokens_max: Annotated[
+        int, Allowed("Largest limit a request may name.", 1, 1_000_000, "tokens")
+    ] = 4096
+    message_bytes_max: Annotated[
+        int, Allowed("Largest message a client may send.", 1024, 64 << 20, "bytes")
+    ] = 4 << 20
+    attempts_max: Annotated[int, Allowed("Executions of one request, the first included.", 1, 16)] = 4
+    retry_budget_ratio: Annotated[float, Allowed("Retries per request, on average.", 0, 1)] = 0.1
+    retry_budget_per_s: Annotated[float, Allowed("Retries on top of the ratio.", 0, 1000, "per second")] = 3.0
+
+    def check(self) -> None:
+        if self.default_deadline_s > self.runtime_max_s:
+            raise ConfigError(
+                f"frontend.default_deadline_s = {self.default_deadline_s:g} is longer than "
+                f"frontend.runtime_max_s: allowed are 0.1 to {self.runtime_max_s:g} s."
+            )
+        if self.max_output_tokens_default > self.max_output_tokens_max:
+            raise ConfigError(
+                f"frontend.max_output_tokens_default = {self.max_output_tokens_default} is above "
+                f"frontend.max_output_tokens_max: allowed are 1 to {self.max_output_tokens_max} tokens."
+            )
+        if self.port and self.port + self.replicas - 1 > 65_535:
+            raise ConfigError(
+                f"frontend.port = {self.port} leaves no port for frontend.replicas = {self.replicas}: "
+                f"allowed are 0 to {65_536 - self.replicas}."
+            )
+
+
+class Telemetry(Section, frozen=True, kw_only=True):
+    section: ClassVar[str] = "telemetry"
+
+    otlp_endpoint: Annotated[
+        str,
+        Allowed(
+            "OTLP/gRPC collector; empty exports no spans.",
+            pattern=r"(?:https?://\S+)?",
+            words="empty, http:// or https://",
+        ),
+    ] = ""
+    sample_ratio: Annotated[float, Allowed("Share of requests traced when the client decides not.", 0, 1)] = (
+        0.01
+    )
+    log_level: Annotated[
+        str, Allowed("Least severe event logged.", choices=("debug", "info", "warning", "error"))
+    ] = "info"
+
+
+class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All sections. `MeshConfig()` is the default small mesh."""
+
+    mesh: Mesh = msgspec.field(default_factory=Mesh)
+    redis: Redis = msgspec.field(default_factory=Redis)
+    engine: Engine = msgspec.field(default_factory=Engine)
+    prefill: Prefill = msgspec.field(default_factory=Prefill)
+    decode: Decode = msgspec.field(default_factory=Decode)
+    router: Router = msgspec.field(default_factory=Router)
+    frontend: Frontend = msgspec.field(default_factory=Frontend)
+    telemetry: Telemetry = msgspec.field(default_factory=Telemetry)
+
+    def __post_init__(self) -> None:
+        if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:
+            raise ConfigError(
+                f"frontend.max_output_tokens_default = {self.frontend.max_output_tokens_default} leaves no "
+                f"room for a prompt: allowed are 1 to {self.engine.max_sequence_tokens - 1} tokens "
+                "(engine.max_sequence_tokens - 1)."
+            )
+        for name, interval in (("prefill", self.prefill), ("decode", self.decode)):
+            if interval.snapshot_interval_s > self.router.snapshot_interval_s:
+                raise ConfigError(
+                    f"{name}.snapshot_interval_s = {interval.snapshot_interval_s:g} is above what "
+                    f"routers rely on: allowed are 0.1 to {self.router.snapshot_interval_s:g} s "
+                    "(router.snapshot_interval_s)."
+                )
+
+
+def load(path: str | Path) -> MeshConfig:
+    """Read and check the file at `path`; keys it leaves out take their defaults.
+
+    Raises ConfigError with one sentence, also when the file is missing or no TOML.
+    """
+    try:
+        return parse(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read the configuration {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"The configuration {path} is not UTF-8 text.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The configuration {path} is not TOML: {error}.") from error
+
+
+def parse(text: str) -> MeshConfig:
+    """Build the configuration from TOML text. Raises ConfigError or TOMLDecodeError."""
+    return build(tomllib.loads(text))
+
+
+def build(tables: Mapping[str, Any]) -> MeshConfig:
+    """Build the configuration from plain tables: section -> key -> value. Raises ConfigError."""
+    kinds: dict[str, type[Section]] = sections()
+    _refuse_unknown("", tables, kinds)
+    built: dict[str, Any] = {}
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{name} = {table!r} is not a section: write [{name}] and its keys below it.")
+        _refuse_unknown(name, table, [key for key, _, _ in keys(kinds[name])])
+        built[name] = kinds[name](**table)
+    return MeshConfig(**built)
+
+
+def sections() -> dict[str, type[Section]]:
+    """Return the sections by name, in the order of the file."""
+    return {
+        name: kind
+        for name, kind in get_type_hints(MeshConfig).items()
+        if name in MeshConfig.__struct_fields__
+    }
+
+
+def keys(section: type[Section]) -> Iterator[tuple[str, type, Allowed]]:
+    """Yield (key, type, what it may hold) of `section`, in the order of the file."""
+    hints = get_type_hints(section, include_extras=True)
+    for key in section.__struct_fields__:
+        hint = hints[key]
+        assert get_origin(hint) is Annotated, f"{section.__name__}.{key} needs Annotated[type, Allowed(...)]"
+        kind, allowed = get_args(hint)
+        yield key, kind, allowed
+
+
+def describe(config: MeshConfig) -> str:
+    """Return `config` as commented TOML: the documentation, and what a process prints at start."""
+    lines = []
+    for name, kind in sections().items():
+        lines.append(f"[{name}]")
+        for key, _, allowed in keys(kind):
+            value = getattr(getattr(config, name), key)
+            shown = f'"{value}"' if isinstance(value, str) else repr(value)
+            lines += [f"# {allowed.about} Allowed: {allowed.text()}.", f"{key} = {shown}"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:g}"
+
+
+def _refuse_unknown(section: str, found: Mapping[str, Any], known: Mapping[str, Any] | list[str]) -> None:
+    for key in found:
+        if key in known:
+            continue
+        where = f"{section}.{key}" if section else f"[{key}]"
+        near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(sorted(known))}."
+        raise ConfigError(f"Unknown {'key' if section else 'section'} {where}: {hint}")
+
+
+def _check_value(name: str, kind: type, allowed: Allowed, value: Any) -> None:
+    shown = f'"{value}"' if isinstance(value, str) else repr(value)
+    accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
+    if type(value) not in accepted:
+        words = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+        raise ConfigError(f"{name} = {shown} is not {words[kind]}: allowed is {allowed.text()}.")
+    if not allowed.admits(value):
+        raise ConfigError(f"{name} = {shown} is out of range: allowed is {allowed.text()}.")
