@@ -198,9 +198,6 @@ class Prefill(Section, frozen=True, kw_only=True):
     engine_concurrency: Annotated[
         int, Allowed("context_only calls given to the engine at once.", 1, 1024, "requests")
     ] = 2
-    snapshot_interval_s: Annotated[
-        float, Allowed("Time between two snapshots of the KV cache in Redis.", 0.1, 3600, "s")
-    ] = 30.0
 
 
 class Decode(Section, frozen=True, kw_only=True):
@@ -217,9 +214,6 @@ class Decode(Section, frozen=True, kw_only=True):
     gather_max_ms: Annotated[
         float, Allowed("Longest a step frame waits for the step's other tokens.", 0, 1000, "ms")
     ] = 10.0
-    snapshot_interval_s: Annotated[
-        float, Allowed("Time between two snapshots of the KV cache in Redis.", 0.1, 3600, "s")
-    ] = 30.0
 
 
 class Router(Section, frozen=True, kw_only=True):
@@ -239,7 +233,10 @@ class Router(Section, frozen=True, kw_only=True):
         int, Allowed("Uncached prompts up to this length run on decode alone.", 0, 100_000, "tokens")
     ] = 64
     snapshot_interval_s: Annotated[
-        float, Allowed("Interval of the replicas' snapshots this router relies on.", 0.1, 3600, "s")
+        float,
+        Allowed(
+            "Replicas write a snapshot of their KV cache this often; routers rely on it.", 0.1, 3600, "s"
+        ),
     ] = 30.0
 
 
@@ -328,13 +325,6 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 f"room for a prompt: allowed are 1 to {self.engine.max_sequence_tokens - 1} tokens "
                 "(engine.max_sequence_tokens - 1)."
             )
-        for name, interval in (("prefill", self.prefill), ("decode", self.decode)):
-            if interval.snapshot_interval_s > self.router.snapshot_interval_s:
-                raise ConfigError(
-                    f"{name}.snapshot_interval_s = {interval.snapshot_interval_s:g} is above what "
-                    f"routers rely on: allowed are 0.1 to {self.router.snapshot_interval_s:g} s "
-                    "(router.snapshot_interval_s)."
-                )
 
 
 def load(path: str | Path) -> MeshConfig:
