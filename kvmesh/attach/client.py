@@ -1,0 +1,161 @@
+"""The caller's end of Attach: one link per peer, opened on first use, opened again after it broke.
+
+A shell: it moves messages between a stream and a synchronous sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+
+from kvmesh.attach.outbox import UpwardOutbox
+from kvmesh.attach.server import OutboxStuck, write_outbox
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.attach.v1 import attach_pb2_grpc
+from kvmesh.clock import Clock
+
+log = logging.getLogger(__name__)
+
+BACKOFF_MIN_S = 0.05
+BACKOFF_MAX_S = 1.0
+ATTACH_TIMEOUT_S = 2.0
+"""A peer that does not answer hello within this is treated as lost."""
+
+
+class Sink(Protocol):
+    """Who uses a link. Synchronous."""
+
+    def on_attached(self, link: AttachLink, peer: pb.Hello, now_s: float) -> None:
+        """The peer said hello: the stream is up."""
+        ...
+
+    def on_response(self, link: AttachLink, message: pb.AttachResponse, now_s: float) -> None:
+        """Take one message. Raises FrameError if it breaks the protocol: the stream ends, `on_lost` follows."""
+        ...
+
+    def on_lost(self, link: AttachLink, reason: str, now_s: float) -> None:
+        """The stream is gone or never came up: every slot of it is void. The link has a fresh outbox already."""
+        ...
+
+
+class AttachLink:
+    """A stream to one address. `outbox` takes requests at any time; they are void when `on_lost` is called.
+
+    `keep`: hold the stream open and open it again when it breaks; else it opens on first use.
+    Owned by who calls `run`; ends when that is cancelled.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        hello: pb.Hello,
+        sink: Sink,
+        clock: Clock,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        *,
+        keep: bool,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.keep = keep
+        self.is_up = False
+        self.failures = 0
+        """Times in a row that the stream could not be opened."""
+        self._hello = hello
+        self._sink = sink
+        self._clock = clock
+        self._open_channel = open_channel
+        self._ready = asyncio.Event()
+        self.outbox = self._new_outbox()
+
+    def __repr__(self) -> str:
+        return f"AttachLink({self.name}, {self.address}, {'up' if self.is_up else 'down'})"
+
+    async def run(self) -> None:
+        """Open the stream when it is wanted, serve it, open it again; until cancelled."""
+        while True:
+            if not self.keep and not self.outbox.waiting_bytes:
+                self._ready.clear()
+                await self._ready.wait()
+            reason = "closed"
+            try:
+                reason = await self._serve()
+            except grpc.RpcError as error:
+                code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+                reason = f"{code.name if code else 'broken'}: {getattr(error, 'details', lambda: '')()}"
+            except (TimeoutError, OSError, grpc.aio.UsageError, OutboxStuck, ValueError) as error:
+                reason = f"{type(error).__name__}: {error}"
+            except asyncio.CancelledError:
+                self._lose("closed by this side")
+                raise
+            except Exception as error:  # a bug in a sink loses the stream, not the process
+                log.exception("attach link to %s failed", self.name)
+                reason = f"{type(error).__name__}: {error}"
+            self._lose(reason)
+            delay_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures, 8))
+            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+
+    def _new_outbox(self) -> UpwardOutbox:
+        outbox = UpwardOutbox(self._hello)
+        outbox.on_ready = self._ready.set
+        return outbox
+
+    def _lose(self, reason: str) -> None:
+        was_up, self.is_up = self.is_up, False
+        self.failures = 0 if was_up else self.failures + 1
+        self.outbox = self._new_outbox()
+        self._sink.on_lost(self, reason, self._clock.now_s())
+
+    async def _serve(self) -> str:
+        channel = self._open_channel(self.address)
+        writer: asyncio.Task[None] | None = None
+        reader: asyncio.Task[str] | None = None
+        call = None
+        try:
+            call = attach_pb2_grpc.AttachServiceStub(channel).Attach()  # type: ignore[call-arg]  # stubs lack the writing form
+            self._ready.set()
+            writer = asyncio.create_task(
+                write_outbox(call, self.outbox, self._ready, self._clock), name=f"attach-write:{self.name}"
+            )
+            reader = asyncio.create_task(self._read(call), name=f"attach-read:{self.name}")
+            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            # The reader knows the status of a broken stream, the writer only that it broke.
+            if reader not in done:
+                call.cancel()
+                error = writer.exception()
+                if isinstance(error, OutboxStuck):
+                    raise error
+            return await reader
+        finally:
+            if call is not None:
+                call.cancel()
+            tasks = [task for task in (writer, reader) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await channel.close(None)
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]) -> str:
+        async with asyncio.timeout(ATTACH_TIMEOUT_S):
+            message = await call.read()
+        if not message:  # EOF
+            return await _status(call)
+        if not isinstance(message, pb.AttachResponse) or not message.HasField("hello"):
+            raise ValueError("the peer did not say hello in its first message")
+        self.is_up = True
+        self._sink.on_attached(self, message.hello, self._clock.now_s())
+        while isinstance(message, pb.AttachResponse):
+            self._sink.on_response(self, message, self._clock.now_s())
+            message = await call.read()
+        return await _status(call)
+
+
+async def _status(call: grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]) -> str:
+    code, details = await call.code(), await call.details()
+    return f"{code.name}: {details}"

@@ -1,0 +1,266 @@
+"""Outboxes: what waits to be written to one peer, merged into one message per write.
+
+Pure. A sender never awaits its peer: it adds rows here, and the stream's single writer takes everything that piled up
+while the last write was in flight. Bounded: an outbox over its soft limit for `STUCK_S`, or over its hard limit at
+once, is `stuck`, and the stream must be dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+
+STUCK_S = 2.0
+"""An outbox that stays full this long belongs to a peer that reads no more (architecture, section 2)."""
+
+SOFT_BYTES = 4 << 20
+HARD_BYTES = 16 << 20
+ROW_BYTES = 64
+"""What one row is counted as, beside its variable part."""
+
+
+def _nothing() -> None:
+    return None
+
+
+class Outbox:
+    """Counts what waits and tells when the peer stopped reading.
+
+    `on_ready` is called when the outbox turns from empty to not empty; a shell sets it to wake its writer.
+    """
+
+    __slots__ = ("_full_since_s", "on_ready", "waiting_bytes")
+
+    def __init__(self) -> None:
+        self.on_ready: Callable[[], None] = _nothing
+        self.waiting_bytes = 0
+        self._full_since_s: float | None = None
+
+    def is_full(self) -> bool:
+        """True while more than the soft limit waits: optional work should not be added now."""
+        return self.waiting_bytes > SOFT_BYTES
+
+    def is_stuck(self, now_s: float) -> bool:
+        """True if the stream must be dropped: full for STUCK_S, or beyond the hard limit."""
+        if self.waiting_bytes <= SOFT_BYTES:
+            self._full_since_s = None
+            return False
+        if self._full_since_s is None:
+            self._full_since_s = now_s
+        return self.waiting_bytes > HARD_BYTES or now_s - self._full_since_s >= STUCK_S
+
+    def _add(self, variable_bytes: int = 0) -> None:
+        was_empty = self.waiting_bytes == 0
+        self.waiting_bytes += ROW_BYTES + variable_bytes
+        if was_empty:
+            self.on_ready()
+
+    def _taken(self) -> None:
+        self.waiting_bytes = 0
+        self._full_since_s = None
+
+
+class UpwardOutbox(Outbox):
+    """Collects one AttachRequest. Cancels go ahead of submits; a cancel of an unsent submit removes both."""
+
+    __slots__ = ("_adopts", "_cancels", "_credits", "_handoffs", "_hello", "_last_slot", "_submits")
+
+    def __init__(self, hello: pb.Hello | None = None) -> None:
+        super().__init__()
+        self._hello = hello
+        self._last_slot = 0
+        self._cancels: dict[int, pb.Cancel.Reason.ValueType] = {}
+        self._adopts: dict[int, pb.Adopt] = {}
+        self._submits: dict[int, tuple[pb.Submit, float, float | None]] = {}
+        self._handoffs: dict[int, pb.Handoff] = {}
+        self._credits: dict[int, int] = {}
+
+    def new_slot(self) -> int:
+        """Return the next slot number of this stream. Slots must be submitted in the order they were drawn."""
+        self._last_slot += 1
+        return self._last_slot
+
+    def submit(self, submit: pb.Submit, deadline_s: float, ttft_deadline_s: float | None = None) -> None:
+        """Add `submit`, which the outbox owns from now on.
+
+        `deadline_s`, `ttft_deadline_s`: on the clock that `take` is given; the remaining milliseconds are filled in
+        when the message is made.
+        """
+        self._submits[submit.slot] = (submit, deadline_s, ttft_deadline_s)
+        self._add(len(submit.token_ids) + len(submit.block_hashes))
+
+    def adopt(self, adopt: pb.Adopt) -> None:
+        """Add `adopt`."""
+        self._adopts[adopt.slot] = adopt
+        self._add()
+
+    def handoff(self, handoff: pb.Handoff) -> None:
+        """Add `handoff`."""
+        self._handoffs[handoff.slot] = handoff
+        self._add(len(handoff.context_phase_params))
+
+    def credit(self, slot: int, position: int) -> None:
+        """Raise the credit of `slot` to `position`; only the highest waiting value is sent."""
+        known = self._credits.get(slot)
+        if known is None:
+            self._credits[slot] = position
+            self._add()
+        elif position > known:
+            self._credits[slot] = position
+
+    def cancel(self, slot: int, reason: pb.Cancel.Reason.ValueType) -> bool:
+        """Cancel `slot`. Return True if its submit or adopt had not been sent: then the peer never hears of it."""
+        self._handoffs.pop(slot, None)
+        self._credits.pop(slot, None)
+        if self._submits.pop(slot, None) is not None or self._adopts.pop(slot, None) is not None:
+            return True
+        self._cancels[slot] = reason
+        self._add()
+        return False
+
+    def take(self, now_s: float) -> pb.AttachRequest | None:
+        """Return everything that waits as one message, or None. The outbox is empty afterwards."""
+        if not self.waiting_bytes and self._hello is None:
+            return None
+        self._taken()
+        message = pb.AttachRequest()
+        if self._hello is not None:
+            message.hello.CopyFrom(self._hello)
+            self._hello = None
+        for slot, reason in self._cancels.items():
+            message.cancels.add(slot=slot, reason=reason)
+        message.adopts.extend(self._adopts.values())
+        for submit, deadline_s, ttft_deadline_s in self._submits.values():
+            submit.budget.remaining_ms = _remaining_ms(deadline_s, now_s)
+            if ttft_deadline_s is not None:
+                submit.budget.ttft_remaining_ms = _remaining_ms(ttft_deadline_s, now_s)
+            message.submits.append(submit)
+        message.handoffs.extend(self._handoffs.values())
+        message.credit_slots.extend(self._credits.keys())
+        message.credit_positions.extend(self._credits.values())
+        for waiting in (self._cancels, self._adopts, self._submits, self._handoffs, self._credits):
+            waiting.clear()
+        return message
+
+
+class DownwardOutbox(Outbox):
+    """Collects one AttachResponse."""
+
+    __slots__ = ("_hello", "_logprobs", "_message", "_tokens", "row_total")
+
+    def __init__(self, hello: pb.Hello | None = None) -> None:
+        super().__init__()
+        self._hello = hello
+        self._message = pb.AttachResponse()
+        self._tokens: list[bytes] = []
+        self._logprobs: list[bytes] | None = None
+        self.row_total = 0
+        """Rows of step frames added since the stream opened."""
+
+    def tokens(self, slot: int, position: int, token_ids: bytes, logprobs: bytes = b"") -> None:
+        """Add a row of the step frame: tokens at [position, position + len(token_ids) / 4) of `slot`."""
+        count = len(token_ids) >> 2
+        frame = self._message.frame
+        frame.slots.append(slot)
+        frame.positions.append(position)
+        frame.counts.append(count)
+        self._tokens.append(token_ids)
+        self.row_total += 1
+        if logprobs:
+            if self._logprobs is None:
+                self._logprobs = [_NAN * (len(row) >> 2) for row in self._tokens[:-1]]
+            self._logprobs.append(logprobs)
+        elif self._logprobs is not None:
+            self._logprobs.append(_NAN * count)
+        self._add(len(token_ids) + len(logprobs))
+
+    def accept(self, slot: int) -> None:
+        """Add an acceptance."""
+        self._message.acceptances.add(slot=slot)
+        self._add()
+
+    def placement(self, row: pb.Placement) -> None:
+        """Add a placement."""
+        self._message.placements.append(row)
+        self._add(64 * len(row.candidates))
+
+    def start(self, slot: int, queue_us: int) -> None:
+        """Add a start."""
+        self._message.starts.add(slot=slot, queue_us=queue_us)
+        self._add()
+
+    def first_token(self, row: pb.FirstToken) -> None:
+        """Add a first token."""
+        self._message.first_tokens.append(row)
+        self._add(len(row.context_phase_params))
+
+    def transfer(self, slot: int, transfer_us: int) -> None:
+        """Add a transfer."""
+        self._message.transfers.add(slot=slot, transfer_us=transfer_us)
+        self._add()
+
+    def finish(self, slot: int, end_position: int, reason: pb.Finish.Reason.ValueType) -> None:
+        """Add a finish."""
+        self._message.finishes.add(slot=slot, end_position=end_position, reason=reason)
+        self._add()
+
+    def fail(
+        self,
+        slot: int,
+        code: pb.Failure.Code.ValueType,
+        message: str,
+        *,
+        replica: str = "",
+        untouched: bool = False,
+    ) -> None:
+        """Add a failure."""
+        self._message.failures.add(
+            slot=slot, code=code, message=message[:512], replica=replica, untouched=untouched
+        )
+        self._add(len(message))
+
+    def refuse(
+        self,
+        slot: int,
+        reason: pb.Refusal.Reason.ValueType,
+        message: str,
+        *,
+        retry_after_ms: int = 0,
+        field: str = "",
+    ) -> None:
+        """Add a refusal."""
+        self._message.refusals.add(
+            slot=slot, reason=reason, message=message[:512], retry_after_ms=retry_after_ms, field=field
+        )
+        self._add(len(message))
+
+    def load(self, report: pb.LoadReport) -> None:
+        """Set the load report; a later one replaces one that still waits."""
+        self._message.load_report.CopyFrom(report)
+        self._add()
+
+    def take(self, now_s: float) -> pb.AttachResponse | None:
+        """Return everything that waits as one message, or None. The outbox is empty afterwards."""
+        if not self.waiting_bytes and self._hello is None:
+            return None
+        self._taken()
+        message, self._message = self._message, pb.AttachResponse()
+        if self._hello is not None:
+            message.hello.CopyFrom(self._hello)
+            self._hello = None
+        if self._tokens:
+            message.frame.token_ids = b"".join(self._tokens)
+            self._tokens = []
+            if self._logprobs is not None:
+                message.frame.logprobs = b"".join(self._logprobs)
+                self._logprobs = None
+        return message
+
+
+def _remaining_ms(deadline_s: float, now_s: float) -> int:
+    return min(3_600_000, max(0, math.floor((deadline_s - now_s) * 1000)))
+
+
+_NAN = b"\x00\x00\xc0\x7f"

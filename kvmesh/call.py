@@ -1,0 +1,74 @@
+"""What a handler sees of a call: metadata, deadline, read, write. Not grpc.aio's context.
+
+So the same handler runs on grpc.aio today, on a transport that writes once per connection and tick later, and without
+a socket in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+Request = TypeVar("Request", covariant=True)
+Response = TypeVar("Response", contravariant=True)
+
+
+class Call(Protocol[Request, Response]):
+    """One call of a client."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Text metadata of the call; keys are lower case."""
+        ...
+
+    @property
+    def peer(self) -> str:
+        """Address of the peer, for logs."""
+        ...
+
+    def remaining_s(self) -> float | None:
+        """Return the seconds until the client's deadline, or None if it set none."""
+        ...
+
+    async def read(self) -> Request | None:
+        """Return the next message, or None when the client half-closed."""
+        ...
+
+    async def write(self, message: Response) -> None:
+        """Send one message; returns when the transport took it. One writer at a time."""
+        ...
+
+
+class GrpcCall:
+    """A Call on grpc.aio."""
+
+    __slots__ = ("_context", "_metadata")
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+        self._metadata: dict[str, str] | None = None
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        if self._metadata is None:
+            pairs = self._context.invocation_metadata() or ()
+            self._metadata = {key: value for key, value in pairs if isinstance(value, str)}
+        return self._metadata
+
+    @property
+    def peer(self) -> str:
+        return self._context.peer()
+
+    def remaining_s(self) -> float | None:
+        remaining = self._context.time_remaining()
+        # grpc.aio reports a call without deadline as an absurdly long one in some versions.
+        return None if remaining is None or remaining > 10**8 else float(remaining)
+
+    async def read(self) -> Any:
+        message = await self._context.read()
+        return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]  # stubs lack it
+
+    async def write(self, message: Any) -> None:
+        await self._context.write(message)
