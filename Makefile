@@ -1,0 +1,48 @@
+# Two commands are enough to see it run: make setup, make demo.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(wildcard kvmesh services engines bench tests tools)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check exactness bench proto lock
+
+help:  ## Show the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/installed  ## Make .venv with the locked versions
+
+$(VENV)/installed: requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "kvmesh needs Python 3.11 or 3.12; none was found on PATH." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
+	  { echo "kvmesh needs Python 3.11 or 3.12; $(PYTHON) is another version." >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
+	  { echo "Python's venv module is missing; on Debian: apt-get install python3-venv." >&2; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup  ## Start a small mesh, open a dialogue, continue it, explain both
+	$(BIN)/kvmesh demo
+
+check: setup  ## Formatter, ruff, mypy, protos, import direction, purity
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy $(SOURCES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" tools/check_protos.sh
+	$(BIN)/python -m pytest -q tests/unit/repo
+
+test: check  ## check, then all tests (the short form of exactness among them)
+	$(BIN)/python -m pytest -q --ignore=tests/unit/repo -m "not exactness"
+
+exactness: setup  ## Every prompt alone against the mesh under load, token by token (minutes)
+	$(BIN)/python -m pytest -q -m exactness --timeout=7200 tests/integration
+
+bench: setup  ## Measure and write docs/measurements (minutes)
+	$(BIN)/python -m bench
+
+proto: setup  ## Write the stubs again from protos/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/stubs.py
+
+lock: setup  ## Write requirements.lock from what is installed
+	$(BIN)/python tools/lock.py
