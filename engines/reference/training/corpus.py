@@ -1,0 +1,157 @@
+"""The training text: fetched from a Debian package, cut into paragraphs and dialogues.
+
+`r-cran-janeaustenr` (MIT) holds six public-domain novels by Jane Austen as an R
+"lazy-load" database: compressed pieces one behind the other, each a vector of
+lines. Nothing else is read. The first functions do I/O; the rest is pure.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "r-cran-janeaustenr"
+RDB_PATH = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
+COPYRIGHT_PATH = f"usr/share/doc/{PACKAGE}/copyright"
+
+HELD_OUT_STRIDE = 25
+"""Of every 25 consecutive stretches one is held out: 4 % of each novel, spread over it."""
+
+STRETCH_PARAGRAPHS = 24
+"""Paragraphs that stay together on one side of the split, so that no dialogue straddles it."""
+
+CHARTYPE_STRINGS = 16
+"""R's type code for a vector of strings (R Internals, section 1.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A run of alternating speeches, with the narration before it if there is some."""
+
+    setting: str | None
+    turns: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """One side of the split: running text in stretches, and the dialogues found in it."""
+
+    stretches: list[str]
+    scenes: list[Scene]
+
+
+def fetch_package(folder: Path) -> Path:
+    """Download and unpack the Debian package into `folder` unless it is there; return that folder.
+
+    Needs `apt-get` with an index of a Debian release, and `dpkg-deb`. Raises
+    `subprocess.CalledProcessError` where either fails.
+    """
+    if not (folder / RDB_PATH).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["apt-get", "download", PACKAGE], cwd=folder, check=True)
+        archive = next(folder.glob(f"{PACKAGE}_*.deb"))
+        subprocess.run(["dpkg-deb", "-x", archive.name, "."], cwd=folder, check=True)
+    return folder
+
+
+def read_novels(rdb: bytes) -> list[list[str]]:
+    """Open an R lazy-load database of string vectors; return the lines of each.
+
+    Each piece is a 4-byte length (unpacked) and a zlib stream; inside it stands
+    R's XDR serialization, format 3. Raises ValueError on anything else.
+    """
+    novels, offset = [], 0
+    while offset < len(rdb):
+        stream = zlib.decompressobj()
+        piece = stream.decompress(rdb[offset + 4 :])
+        if len(piece) != int.from_bytes(rdb[offset : offset + 4], "big"):
+            raise ValueError(f"piece at byte {offset} has the wrong length")
+        novels.append(_string_vector(piece))
+        offset = len(rdb) - len(stream.unused_data)
+    return novels
+
+
+def _string_vector(piece: bytes) -> list[str]:
+    def integer(at: int) -> int:
+        return int.from_bytes(piece[at : at + 4], "big", signed=True)
+
+    if piece[:2] != b"X\n" or integer(2) != 3:
+        raise ValueError("not an R serialization of format 3")
+    at = 18 + integer(14)  # behind the name of the native encoding
+    if piece[at + 3] != CHARTYPE_STRINGS:
+        raise ValueError("not a vector of strings")
+    lines, count, at = [], integer(at + 4), at + 8
+    for _ in range(count):
+        size = max(integer(at + 4), 0)  # -1 stands for a missing value
+        lines.append(piece[at + 8 : at + 8 + size].decode("utf-8"))
+        at += 8 + size
+    return lines
+
+
+def split(novels: list[list[str]]) -> tuple[Corpus, Corpus]:
+    """Return (training text, held-out text). Pure and deterministic."""
+    kept: list[list[str]] = []
+    held_out: list[list[str]] = []
+    for novel in novels:
+        paragraphs = paragraphs_of(novel)
+        for number, start in enumerate(range(0, len(paragraphs), STRETCH_PARAGRAPHS)):
+            side = held_out if number % HELD_OUT_STRIDE == HELD_OUT_STRIDE // 2 else kept
+            side.append(paragraphs[start : start + STRETCH_PARAGRAPHS])
+    return _corpus(kept), _corpus(held_out)
+
+
+def _corpus(stretches: list[list[str]]) -> Corpus:
+    scenes = [scene for paragraphs in stretches for scene in scenes_of(paragraphs)]
+    return Corpus(["\n".join(paragraphs) for paragraphs in stretches], scenes)
+
+
+def paragraphs_of(lines: list[str]) -> list[str]:
+    """Join lines into paragraphs; drop title pages, headings and the marks of italics."""
+    body = "\n".join(line.strip() for line in lines)
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n{2,}", body)]
+    heading = re.compile(r"(CHAPTER|VOLUME|Chapter|Volume|[Bb]y Jane Austen|THE END|FINIS|\(?\d{4}\)?$)")
+    return [
+        part.replace("_", "")
+        for part in paragraphs
+        if len(part) > 3 and part.upper() != part and not heading.match(part)
+    ]
+
+
+def scenes_of(paragraphs: list[str], narration_chars_max: int = 300) -> list[Scene]:
+    """Find dialogues: runs of at least two speeches, each by another speaker than the one before.
+
+    Neighbouring paragraphs with quoted speech are taken for alternating
+    speakers, a short narration between two of them is skipped, and a speech
+    whose quotation is left open goes on in the next paragraph.
+    """
+    scenes: list[Scene] = []
+    setting: str | None = None
+    turns: list[str] = []
+    is_open = False
+    narration_before: str | None = None
+    for paragraph in [*paragraphs, ""]:
+        speech = _speech(paragraph)
+        if speech and is_open and paragraph.startswith('"'):
+            turns[-1] += " " + speech
+        elif speech:
+            if not turns:
+                setting = narration_before
+            turns.append(speech)
+        elif not paragraph or len(paragraph) > narration_chars_max:
+            if len(turns) >= 2:
+                scenes.append(Scene(setting, turns))
+            turns = []
+        is_open = bool(speech) and paragraph.count('"') % 2 == 1
+        narration_before = None if speech else paragraph or None
+    return scenes
+
+
+def _speech(paragraph: str) -> str:
+    """Return what is said in a paragraph, without "said he"; empty where nothing is."""
+    parts = [part.strip() for part in paragraph.split('"')[1::2]]
+    words = " ".join(part for part in parts if part)
+    words = re.sub(r"[,;:]$|-+$", ".", words)  # the comma before "said he"
+    return words if len(words.split()) >= 2 else ""

@@ -1,0 +1,83 @@
+"""Training windows: token rows of one length, cut from running text or packed from dialogues.
+
+Pure but for the generator it is given; the same generator state gives the same windows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from engines.reference.training.corpus import Corpus, Scene
+from engines.reference.training.vocabulary import ASSISTANT, END, SYSTEM, USER
+
+TURN_TOKENS_MAX = 90
+"""Longer speeches are cut at the last sentence that fits, so that turns end within a reader's patience."""
+
+SYSTEM_SHARE = 0.3
+"""Dialogues that open with the narration before them as system turn, where there is one."""
+
+Tokens = NDArray[np.int64]
+
+
+class Windows:
+    """Draws windows of `length + 1` tokens from one side of the corpus."""
+
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, length: int) -> None:
+        self._length = length
+        text = [[*tokenizer.encode(stretch).ids, END] for stretch in corpus.stretches]
+        self._text: Tokens = np.concatenate([np.array(ids) for ids in text]).astype(np.int64)
+        self._scenes = [_encode_scene(scene, tokenizer) for scene in corpus.scenes]
+        self._turn_counts = np.array([len(turns) for _, turns in self._scenes], dtype=np.float64)
+
+    @property
+    def text_token_count(self) -> int:
+        return len(self._text)
+
+    @property
+    def dialogue_token_count(self) -> int:
+        return sum(len(turn) + 2 for _, turns in self._scenes for turn in turns)
+
+    def draw_text(self, generator: np.random.Generator) -> Tokens:
+        """Return a window of running text that starts anywhere."""
+        start = int(generator.integers(len(self._text) - self._length - 1))
+        return self._text[start : start + self._length + 1]
+
+    def draw_dialogue(self, generator: np.random.Generator) -> Tokens:
+        """Return dialogues packed one behind the other, the first starting at the window's start."""
+        ids: list[int] = []
+        chances = self._turn_counts / self._turn_counts.sum()
+        while len(ids) <= self._length:
+            setting, turns = self._scenes[int(generator.choice(len(self._scenes), p=chances))]
+            first = int(generator.integers(len(turns) - 1))
+            if setting is not None and generator.random() < SYSTEM_SHARE:
+                ids += [SYSTEM, *setting, END]
+                first = 0
+            for number, turn in enumerate(turns[first:]):
+                ids += [ASSISTANT if number % 2 else USER, *turn, END]
+        return np.array(ids[: self._length + 1], dtype=np.int64)
+
+    def draw_batch(self, count: int, dialogue_share: float, generator: np.random.Generator) -> Tokens:
+        """Return [count, length + 1] tokens, of which `dialogue_share` of the rows are dialogues."""
+        dialogue_count = round(count * dialogue_share)
+        rows = [self.draw_dialogue(generator) for _ in range(dialogue_count)]
+        rows += [self.draw_text(generator) for _ in range(count - dialogue_count)]
+        return np.stack(rows)
+
+
+def _encode_scene(scene: Scene, tokenizer: Tokenizer) -> tuple[list[int] | None, list[list[int]]]:
+    setting = _shorten(scene.setting, tokenizer) if scene.setting else None
+    return setting, [_shorten(turn, tokenizer) for turn in scene.turns]
+
+
+def _shorten(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Encode whole sentences up to TURN_TOKENS_MAX tokens, the first one in any case."""
+    sentences = text.replace("! ", "!\n").replace("? ", "?\n").replace(". ", ".\n").split("\n")
+    ids: list[int] = []
+    for number, sentence in enumerate(sentences):
+        more = tokenizer.encode(sentence if number == 0 else " " + sentence).ids
+        if ids and len(ids) + len(more) > TURN_TOKENS_MAX:
+            break
+        ids += more
+    return ids

@@ -1,0 +1,48 @@
+"""The tokenizer: byte-level BPE, so that every string round-trips exactly.
+
+Special tokens are entries of the vocabulary that no merge produces and that
+are *not* registered as "added tokens": encoding never yields them, whatever
+the text contains, and whoever needs one adds its id by hand. The reverse side:
+`decode` shows them by name, so a detokenizer leaves their ids out itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+VOCABULARY_SIZE = 4096
+
+SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+"""In the order of their ids, from 0."""
+
+PAD, END, SYSTEM, USER, ASSISTANT = range(len(SPECIAL_TOKENS))
+
+CHAT_TEMPLATE = {
+    "role_prefix": {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"},
+    "turn_suffix": "<|end|>",
+    "generation_prefix": "<|assistant|>",
+}
+
+
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Learn the merges from `texts`; deterministic for the same texts."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        special_tokens=list(SPECIAL_TOKENS),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    document = json.loads(tokenizer.to_str())
+    document["added_tokens"] = []
+    return Tokenizer.from_str(json.dumps(document))

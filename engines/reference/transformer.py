@@ -1,0 +1,249 @@
+"""The trained decoder in NumPy: RMSNorm, RoPE, grouped-query attention, SwiGLU, tied embeddings.
+
+Computes in float64; keys and values live in the paged store as float32, and
+those of the step's own rows are read back from there like all others, so a
+result does not depend on which rows came from the cache. Rows of all slices go
+through the matrices together; attention runs per sequence (prefill) or per
+group of sequences of like length (decode).
+
+Results are the same token for token whatever the batch or the split, with a
+margin: differences of the order of 1e-14 come from the order in which BLAS
+adds. That needs float64; float32 loses a seeded token now and then. Run with one
+BLAS thread: the launcher sets OPENBLAS_NUM_THREADS=1 before NumPy is imported.
+No I/O outside `load`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.reference.arithmetic import Slice
+from engines.reference.attention import DecodeGroup, Integers, Rows, attend_causal, gathered
+
+FORMAT = "kvmesh-reference-transformer-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Dimensions of the decoder, as recorded under `shape` in model.json."""
+
+    vocab_size: int
+    width: int
+    layer_count: int
+    head_count: int
+    kv_head_count: int
+    feed_forward_width: int
+    rope_base: float
+    norm_epsilon: float
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.head_count
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_head_count * self.head_width
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key head."""
+        return self.head_count // self.kv_head_count
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name the arrays of weights.npz; matrices are [input, output]."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "embedding": (self.vocab_size, self.width),
+            "norm": (self.width,),
+        }
+        for layer in range(self.layer_count):
+            prefix = f"layers.{layer}"
+            shapes[f"{prefix}.attention_norm"] = (self.width,)
+            shapes[f"{prefix}.qkv"] = (self.width, self.width + 2 * self.kv_width)
+            shapes[f"{prefix}.attention_out"] = (self.width, self.width)
+            shapes[f"{prefix}.feed_forward_norm"] = (self.width,)
+            shapes[f"{prefix}.gate_up"] = (self.width, 2 * self.feed_forward_width)
+            shapes[f"{prefix}.feed_forward_out"] = (self.feed_forward_width, self.width)
+        return shapes
+
+
+class Transformer:
+    """An `Arithmetic` over trained weights. Holds no state between steps."""
+
+    def __init__(self, shape: Shape, weights: dict[str, Rows], max_sequence_tokens: int) -> None:
+        """Take float64 `weights` as `Shape.weight_shapes` names them; keeps, does not copy, them."""
+        self.shape = shape
+        self.vocab_size = shape.vocab_size
+        self.max_sequence_tokens = max_sequence_tokens
+        self._embedding = weights["embedding"]
+        self._norm = weights["norm"]
+        self._layers = [_Layer.of(shape, weights, number) for number in range(shape.layer_count)]
+        self._rotation = rope_table(max_sequence_tokens, shape)
+
+    @classmethod
+    def load(cls, model_dir: Path) -> Transformer:
+        """Read `model.json` and `weights.npz`. Raises ValueError where they do not fit, OSError where missing."""
+        config = json.loads((model_dir / "model.json").read_text(encoding="utf-8"))
+        if config.get("format") != FORMAT:
+            raise ValueError(f"{model_dir}/model.json has format {config.get('format')!r}, not {FORMAT!r}")
+        shape = Shape(**config["shape"])
+        with np.load(model_dir / "weights.npz") as archive:
+            weights = {name: archive[name].astype(np.float64) for name in archive.files}
+        found = {name: values.shape for name, values in weights.items()}
+        if found != shape.weight_shapes():
+            odd = min(set(found.items()) ^ set(shape.weight_shapes().items()))
+            raise ValueError(f"{model_dir}/weights.npz does not fit model.json, first at {odd[0]} {odd[1]}")
+        return cls(shape, weights, int(config["max_sequence_tokens"]))
+
+    def new_store(self, block_count: int, block_tokens: int) -> NDArray[np.float32]:
+        """Allocate zeroed pages, [block_count, layer, block_tokens, key or value, kv head, head width]."""
+        shape = self.shape
+        return np.zeros(
+            (block_count, shape.layer_count, block_tokens, 2, shape.kv_head_count, shape.head_width),
+            np.float32,
+        )
+
+    def forward(self, slices: list[Slice], store: NDArray[Any]) -> list[Rows | None]:
+        """Compute one step; see `Arithmetic.forward`.
+
+        Raises ValueError, before anything is written, on a slice whose pages,
+        positions or token ids do not fit.
+        """
+        if not slices:
+            return []
+        plan = _Plan.of(slices, store.shape[2], self.max_sequence_tokens)
+        if plan.tokens.min() < 0 or plan.tokens.max() >= self.vocab_size:
+            raise ValueError(f"token ids lie outside [0, {self.vocab_size})")
+        rotation = (self._rotation[0][plan.positions], self._rotation[1][plan.positions])
+        rows = self._embedding[plan.tokens]
+        for number, layer in enumerate(self._layers):
+            query, key, value = layer.project(rows, rotation)
+            pages = store[:, number]
+            pages[plan.pages, plan.places, 0] = key
+            pages[plan.pages, plan.places, 1] = value
+            rows = layer.finish(rows, plan.attend(query, pages))
+        chosen = [last for last, piece in zip(plan.last_rows, slices, strict=True) if piece.wants_logits]
+        logits = iter(_normalized(rows[chosen], self._norm, self.shape.norm_epsilon) @ self._embedding.T)
+        return [next(logits) if piece.wants_logits else None for piece in slices]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where the rows of a step stand; the same for all layers."""
+
+    tokens: Integers
+    positions: Integers
+    pages: Integers
+    places: Integers
+    last_rows: list[int]
+    prefills: list[tuple[slice, int, Integers]]
+    """Rows of the step, position of the first, pages."""
+    decodes: list[DecodeGroup]
+
+    @classmethod
+    def of(cls, slices: list[Slice], block_tokens: int, max_sequence_tokens: int) -> _Plan:
+        counts = [len(piece.tokens) for piece in slices]
+        ends = np.cumsum(counts).tolist()
+        for piece, count in zip(slices, counts, strict=True):
+            _check(piece, count, block_tokens, max_sequence_tokens)
+        positions = [np.arange(p.start, p.start + n) for p, n in zip(slices, counts, strict=True)]
+        pages = [p.block_ids[at // block_tokens] for p, at in zip(slices, positions, strict=True)]
+        prefills, singles = [], []
+        for piece, count, end in zip(slices, counts, ends, strict=True):
+            block_ids = piece.block_ids.astype(np.int64)
+            if count > 1:
+                prefills.append((slice(end - count, end), piece.start, block_ids))
+            else:
+                singles.append((piece.start + 1, end - 1, block_ids))
+        everywhere = np.concatenate(positions)
+        return cls(
+            tokens=np.concatenate([piece.tokens for piece in slices]).astype(np.int64),
+            positions=everywhere,
+            pages=np.concatenate(pages).astype(np.int64),
+            places=everywhere % block_tokens,
+            last_rows=[end - 1 for end in ends],
+            prefills=prefills,
+            decodes=DecodeGroup.over(singles, block_tokens),
+        )
+
+    def attend(self, query: Rows, pages: NDArray[np.float32]) -> Rows:
+        """Mix values for `query` [rows, kv head, group, head width] out of one layer's pages; same shape."""
+        mixed = np.empty_like(query)
+        for rows, start, block_ids in self.prefills:
+            mixed[rows] = attend_causal(query[rows], start, gathered(pages, block_ids[None])[0])
+        for group in self.decodes:
+            mixed[group.rows] = group.attend(query[group.rows], pages)
+        return mixed
+
+
+def rope_table(length: int, shape: Shape) -> tuple[Rows, Rows]:
+    """Return cosines and sines of the rotation at each position, [length, 1, head_width / 2] each."""
+    half = shape.head_width // 2
+    angle = np.arange(length)[:, None] * shape.rope_base ** (-np.arange(half) / half)
+    return np.cos(angle)[:, None, :], np.sin(angle)[:, None, :]
+
+
+def rotate(rows: Rows, rotation: tuple[Rows, Rows]) -> Rows:
+    """Rotate the pairs (i, i + head_width / 2) of each head; `rows` is [row, head, head width]."""
+    cosine, sine = rotation
+    half = rows.shape[-1] // 2
+    first, second = rows[..., :half], rows[..., half:]
+    return np.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The weights of one layer and what they do to rows [row, width]."""
+
+    shape: Shape
+    attention_norm: Rows
+    qkv: Rows
+    attention_out: Rows
+    feed_forward_norm: Rows
+    gate_up: Rows
+    feed_forward_out: Rows
+
+    @classmethod
+    def of(cls, shape: Shape, weights: dict[str, Rows], number: int) -> _Layer:
+        names = ("attention_norm", "qkv", "attention_out", "feed_forward_norm", "gate_up", "feed_forward_out")
+        return cls(shape, *(weights[f"layers.{number}.{name}"] for name in names))
+
+    def project(self, rows: Rows, rotation: tuple[Rows, Rows]) -> tuple[Rows, Rows, Rows]:
+        """Return scaled queries [row, kv head, group, head width], keys and values [row, kv head, head width]."""
+        shape = self.shape
+        projected = _normalized(rows, self.attention_norm, shape.norm_epsilon) @ self.qkv
+        heads = projected.reshape(len(rows), -1, shape.head_width)
+        rotated = rotate(heads[:, : shape.head_count + shape.kv_head_count], rotation)
+        query = rotated[:, : shape.head_count] * shape.head_width**-0.5
+        return (
+            query.reshape(len(rows), shape.kv_head_count, shape.group, shape.head_width),
+            rotated[:, shape.head_count :],
+            heads[:, shape.head_count + shape.kv_head_count :],
+        )
+
+    def finish(self, rows: Rows, mixed: Rows) -> Rows:
+        """Add attention's result and the feed-forward to the stream."""
+        rows = rows + mixed.reshape(len(rows), -1) @ self.attention_out
+        both = _normalized(rows, self.feed_forward_norm, self.shape.norm_epsilon) @ self.gate_up
+        gate, up = np.split(both, 2, axis=1)
+        rows += (gate / (1.0 + np.exp(-gate)) * up) @ self.feed_forward_out
+        return rows
+
+
+def _normalized(rows: Rows, gain: Rows, epsilon: float) -> Rows:
+    mean_square = np.einsum("ij,ij->i", rows, rows) / rows.shape[1]
+    normalized: Rows = rows * (1.0 / np.sqrt(mean_square + epsilon))[:, None] * gain
+    return normalized
+
+
+def _check(piece: Slice, count: int, block_tokens: int, max_sequence_tokens: int) -> None:
+    end = piece.start + count
+    if count < 1 or piece.start < 0 or end > max_sequence_tokens:
+        raise ValueError(f"rows [{piece.start}, {end}) lie outside [0, {max_sequence_tokens})")
+    if len(piece.block_ids) != -(-end // block_tokens):
+        raise ValueError(f"{len(piece.block_ids)} pages of {block_tokens} rows given for {end} rows")
