@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
 
+LAST_WRITE_S = 0.5
+
 
 class Session(Protocol):
     """What a service does for one attached caller. Synchronous; answers through the outbox it was opened with."""
@@ -135,6 +137,10 @@ async def write_outbox(call: Any, outbox: Any, ready: asyncio.Event, clock: Cloc
                 if not write.done() and outbox.is_stuck(clock.now_s()):
                     raise OutboxStuck(f"{outbox.waiting_bytes} bytes wait for a peer that does not read")
             await write
+        except asyncio.CancelledError:
+            # A status cannot be sent while a write is in flight, so an ending stream gives it a moment.
+            await asyncio.wait((write,), timeout=LAST_WRITE_S)
+            raise
         finally:
             if not write.done():
                 write.cancel()

@@ -1,0 +1,91 @@
+"""Outboxes: what piles up becomes one message, in the right order, and a peer that reads no more is noticed."""
+
+from kvmesh.attach import outbox as ob
+from kvmesh.attach.v1 import attach_pb2 as pb
+
+
+def _submit(slot: int) -> pb.Submit:
+    return pb.Submit(slot=slot, request_id="0" * 32, token_ids=b"1234")
+
+
+def test_hello_goes_first_and_once() -> None:
+    """The first message carries hello even when nothing else waits; later ones do not."""
+    outbox = ob.UpwardOutbox(pb.Hello(process_id="a", boot_id="b", protocol_version=1))
+    first = outbox.take(0.0)
+    assert first is not None and first.hello.process_id == "a"
+    assert outbox.take(0.0) is None
+    outbox.credit(1, 5)
+    second = outbox.take(0.0)
+    assert second is not None and not second.HasField("hello")
+
+
+def test_remaining_time_is_filled_in_when_the_message_is_made() -> None:
+    """Time spent in the outbox is taken off the budget; it never goes below 0 or above an hour."""
+    outbox = ob.UpwardOutbox()
+    for slot, deadline_s in ((1, 12.0), (2, 5.0), (3, 1e9)):
+        outbox.submit(_submit(slot), deadline_s, deadline_s - 1)
+    message = outbox.take(10.0)
+    assert message is not None
+    assert [submit.budget.remaining_ms for submit in message.submits] == [2000, 0, 3_600_000]
+    assert message.submits[0].budget.ttft_remaining_ms == 1000
+
+
+def test_cancel_of_an_unsent_submit_removes_both() -> None:
+    """The peer never hears of a request that was cancelled before it was sent."""
+    outbox = ob.UpwardOutbox()
+    outbox.submit(_submit(outbox.new_slot()), 5.0)
+    assert outbox.cancel(1, pb.Cancel.REASON_CLIENT)
+    message = outbox.take(0.0)
+    assert message is not None and not message.submits and not message.cancels
+
+
+def test_cancel_of_a_sent_submit_is_sent_and_drops_what_waits_for_the_slot() -> None:
+    """Handoffs and credits of a cancelled slot are not sent behind its cancel."""
+    outbox = ob.UpwardOutbox()
+    outbox.submit(_submit(outbox.new_slot()), 5.0)
+    outbox.take(0.0)
+    outbox.handoff(pb.Handoff(slot=1, context_phase_params=b"x"))
+    outbox.credit(1, 9)
+    assert not outbox.cancel(1, pb.Cancel.REASON_CLIENT)
+    message = outbox.take(0.0)
+    assert message is not None
+    assert [cancel.slot for cancel in message.cancels] == [1]
+    assert not message.handoffs and not message.credit_slots
+
+
+def test_credits_of_one_slot_merge_to_the_highest() -> None:
+    """Only the highest waiting credit of a slot is sent."""
+    outbox = ob.UpwardOutbox()
+    for position in (5, 9, 7):
+        outbox.credit(3, position)
+    message = outbox.take(0.0)
+    assert message is not None
+    assert (list(message.credit_slots), list(message.credit_positions)) == ([3], [9])
+
+
+def test_on_ready_is_called_once_per_message() -> None:
+    """The writer is woken when the outbox fills, not for each row."""
+    outbox, calls = ob.DownwardOutbox(), []
+    outbox.on_ready = lambda: calls.append(1)
+    outbox.accept(1)
+    outbox.accept(2)
+    assert len(calls) == 1
+    outbox.take(0.0)
+    outbox.accept(3)
+    assert len(calls) == 2
+
+
+def test_an_outbox_that_stays_full_is_stuck() -> None:
+    """Full for less than the limit is patience, longer is a dead peer; a hard limit needs no patience."""
+    outbox = ob.DownwardOutbox()
+    chunk = b"\0" * (ob.SOFT_BYTES + 4)
+    outbox.tokens(1, 0, chunk)
+    assert outbox.is_full()
+    assert not outbox.is_stuck(100.0)
+    assert not outbox.is_stuck(100.0 + ob.STUCK_S - 0.01)
+    assert outbox.is_stuck(100.0 + ob.STUCK_S)
+    outbox.take(200.0)
+    assert not outbox.is_stuck(200.0) and not outbox.is_full()
+    for _ in range(5):
+        outbox.tokens(1, 0, chunk)
+    assert outbox.is_stuck(300.0)

@@ -1,0 +1,202 @@
+"""Both ends of an Attach stream over real sockets: dispatch, breaks, dead peers, peers that read no more."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from kvmesh.attach import outbox as ob
+from kvmesh.attach.client import AttachLink
+from kvmesh.attach.frames import FrameError
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.server import AttachService
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.attach.v1 import attach_pb2_grpc
+from kvmesh.clock import MonotonicClock
+
+CLOCK = MonotonicClock()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until `condition` holds; polls, so that no test depends on how often something happens."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+class Echo:
+    """A service that answers each submit with its tokens and a finish."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.outboxes: list[DownwardOutbox] = []
+        self.messages: list[pb.AttachRequest] = []
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> "EchoSession":
+        self.outboxes.append(outbox)
+        return EchoSession(self, outbox)
+
+    def after_event(self) -> None:
+        return None
+
+
+class EchoSession:
+    def __init__(self, echo: Echo, outbox: DownwardOutbox) -> None:
+        self.echo, self.outbox = echo, outbox
+
+    def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
+        self.echo.messages.append(message)
+        for submit in message.submits:
+            if not submit.token_ids:
+                raise FrameError(f"submit.token_ids is empty in slot {submit.slot}")
+            self.outbox.tokens(submit.slot, 0, submit.token_ids)
+            self.outbox.finish(submit.slot, len(submit.token_ids) // 4, pb.Finish.REASON_LENGTH)
+
+    def on_closed(self, now_s: float) -> None:
+        self.echo.closed += 1
+
+
+class Collector:
+    """A sink that keeps what comes."""
+
+    def __init__(self) -> None:
+        self.attached: list[str] = []
+        self.lost: list[str] = []
+        self.responses: list[pb.AttachResponse] = []
+
+    def on_attached(self, link: AttachLink, peer: pb.Hello, now_s: float) -> None:
+        self.attached.append(peer.boot_id)
+
+    def on_response(self, link: AttachLink, message: pb.AttachResponse, now_s: float) -> None:
+        self.responses.append(message)
+
+    def on_lost(self, link: AttachLink, reason: str, now_s: float) -> None:
+        self.lost.append(reason)
+
+    def finished(self) -> set[int]:
+        return {row.slot for message in self.responses for row in message.finishes}
+
+
+@asynccontextmanager
+async def serving(echo: Echo, port: int = 0) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    hello = pb.Hello(process_id="echo", boot_id="boot", protocol_version=1)
+    attach_pb2_grpc.add_AttachServiceServicer_to_server(AttachService(echo, hello, CLOCK), server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield server, port
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def linked(sink: Collector, port: int, *, keep: bool = True) -> AsyncIterator[AttachLink]:
+    hello = pb.Hello(process_id="caller", boot_id="c", protocol_version=1)
+    link = AttachLink("echo", f"127.0.0.1:{port}", hello, sink, CLOCK, _channel, keep=keep)
+    task = asyncio.create_task(link.run())
+    try:
+        yield link
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def _submit(link: AttachLink) -> int:
+    slot = link.outbox.new_slot()
+    link.outbox.submit(pb.Submit(slot=slot, token_ids=b"\1\0\0\0" * 3), CLOCK.now_s() + 10)
+    return slot
+
+
+async def test_many_requests_share_one_stream() -> None:
+    """A thousand requests over one stream come back, merged into far fewer messages."""
+    echo, sink = Echo(), Collector()
+    async with serving(echo) as (_, port), linked(sink, port, keep=False) as link:
+        slots = {_submit(link) for _ in range(1000)}
+        await until(lambda: sink.finished() == slots)
+        assert sink.attached == ["boot"] and len(sink.responses) < 1000
+        assert all(message.HasField("hello") == (index == 0) for index, message in enumerate(echo.messages))
+
+
+async def test_a_link_opens_on_first_use_only() -> None:
+    """A link that is not kept makes no connection before somebody uses it."""
+    echo, sink = Echo(), Collector()
+    async with serving(echo) as (_, port), linked(sink, port, keep=False) as link:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not sink.attached and not link.is_up
+        slot = _submit(link)
+        await until(lambda: sink.finished() == {slot})
+
+
+async def test_a_peer_that_dies_and_returns_is_attached_again() -> None:
+    """A stopped server loses the stream once; the link comes back by itself with slots numbered anew."""
+    echo, sink = Echo(), Collector()
+    async with serving(echo) as (server, port), linked(sink, port) as link:
+        await until(lambda: link.is_up)
+        await server.stop(0)
+        await until(lambda: bool(sink.lost))
+        await until(lambda: echo.closed == 1)
+        async with serving(echo, port):
+            await until(lambda: link.is_up)
+            assert _submit(link) == 1
+            await until(lambda: sink.finished() == {1})
+
+
+async def test_nobody_there_is_told_at_once() -> None:
+    """A request put into a link without a peer is reported lost, not kept."""
+    sink = Collector()
+    async with linked(sink, 1, keep=False) as link:
+        _submit(link)
+        await until(lambda: bool(sink.lost))
+        assert "UNAVAILABLE" in sink.lost[0]
+        assert link.outbox.waiting_bytes == 0
+
+
+async def test_a_broken_message_ends_the_stream_with_its_reason() -> None:
+    """A protocol error closes the session once and tells the caller which field was wrong."""
+    echo, sink = Echo(), Collector()
+    async with serving(echo) as (_, port), linked(sink, port) as link:
+        await until(lambda: link.is_up)
+        _submit(link)
+        link.outbox.submit(pb.Submit(slot=link.outbox.new_slot()), CLOCK.now_s() + 10)
+        await until(lambda: bool(sink.lost))
+        assert "INVALID_ARGUMENT" in sink.lost[0] and "empty in slot 2" in sink.lost[0]
+        await until(lambda: echo.closed == 1)
+
+
+async def test_a_caller_without_hello_is_refused() -> None:
+    """The first message must introduce the caller."""
+    echo = Echo()
+    async with serving(echo) as (_, port), _channel(f"127.0.0.1:{port}") as channel:
+        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()  # type: ignore[call-arg]
+        await call.write(pb.AttachRequest(credit_slots=[1], credit_positions=[1]))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert not echo.outboxes
+
+
+async def test_a_peer_that_reads_no_more_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream whose outbox stays full ends by itself; memory stays within the hard limit."""
+    monkeypatch.setattr("kvmesh.attach.server.STUCK_S", 0.2)
+    monkeypatch.setattr(ob, "STUCK_S", 0.2)
+    monkeypatch.setattr(ob, "SOFT_BYTES", 1 << 20)
+    echo = Echo()
+    async with serving(echo) as (_, port), _channel(f"127.0.0.1:{port}") as channel:
+        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()  # type: ignore[call-arg]
+        await call.write(pb.AttachRequest(hello=pb.Hello(process_id="x", boot_id="x", protocol_version=1)))
+        await until(lambda: bool(echo.outboxes))
+        chunk = b"\0" * (256 << 10)
+        async with asyncio.timeout(20):
+            while not echo.closed:
+                if echo.outboxes[0].waiting_bytes < 4 << 20:
+                    echo.outboxes[0].tokens(1, 0, chunk)
+                await asyncio.sleep(0)
+        call.cancel()

@@ -1,0 +1,77 @@
+"""Token logs: whatever is granted, adopted and cut, a reader sees each position once and in order."""
+
+import random
+
+import pytest
+
+from kvmesh.attach import frames
+from kvmesh.attach.token_log import Gap, TokenLog, admit
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_readers_see_every_position_once(seed: int) -> None:
+    """Random appends, credits, lost frames and adoptions: the reader ends with exactly the log."""
+    rng = random.Random(seed)
+    start, total = rng.randrange(5), rng.randrange(1, 60)
+    oracle = [rng.randrange(4096) for _ in range(total)]
+    log = TokenLog(start, credit=start, with_logprobs=rng.random() < 0.3)
+    made, got = 0, list[int]()
+    for _ in range(10_000):
+        choice = rng.random()
+        if choice < 0.4 and made < total:
+            step = oracle[made : made + rng.randint(1, 3)]
+            log.append(step)
+            made += len(step)
+        elif choice < 0.6:
+            log.grant(start + len(got) + rng.randrange(6))
+        elif choice < 0.7:  # the stream breaks: a new reader adopts from what the old one has
+            log.rewind(start + len(got), start + len(got) + rng.randrange(4))
+        elif (chunk := log.take()) is not None:
+            assert chunk.position + len(chunk.token_ids) // 4 <= log.credit, f"seed={seed}"
+            row = frames.Row(1, chunk.position, len(chunk.token_ids) // 4, chunk.token_ids, chunk.logprobs)
+            again = rng.random() < 0.2  # a repeated frame
+            for _ in range(1 + again):
+                fresh = admit(row, start + len(got))
+                if fresh is not None:
+                    got += frames.unpack_ids(fresh.token_ids)
+        if len(got) == total:
+            break
+    assert got == oracle, f"seed={seed}"
+    assert log.is_drained() and log.size_bytes in (4 * total, 8 * total)
+
+
+def test_a_gap_is_seen() -> None:
+    """A row that starts beyond what the reader has is a gap."""
+    with pytest.raises(Gap, match="have 3 tokens, got position 4"):
+        admit(frames.Row(1, 4, 1, b"1234", b""), 3)
+
+
+def test_a_row_that_overlaps_is_cut() -> None:
+    """Only the positions the reader lacks come through, log-probabilities cut alike."""
+    row = frames.Row(1, 2, 3, frames.pack_ids([7, 8, 9]), frames.pack_logprobs([-1, -2, -3]))
+    fresh = admit(row, 4)
+    assert fresh is not None
+    assert (fresh.position, fresh.count, frames.unpack_ids(fresh.token_ids)) == (4, 1, (9,))
+    assert frames.unpack_logprobs(fresh.logprobs) == (-3.0,)
+    assert admit(row, 5) is None
+
+
+def test_nobody_adopts_beyond_what_was_made() -> None:
+    """A reader that claims tokens the log never had is refused."""
+    log = TokenLog(2, 10)
+    log.append([1, 2])
+    for position in (1, 5):
+        with pytest.raises(ValueError, match=f"position is {position}"):
+            log.rewind(position, 10)
+
+
+def test_blocked_means_tokens_wait_for_credit() -> None:
+    """A log is blocked only while it has tokens its reader gave no credit for."""
+    log = TokenLog(0, 1)
+    assert not log.is_blocked()
+    log.append([1, 2])
+    assert not log.is_blocked() and log.is_sendable()
+    log.take()
+    assert log.is_blocked()
+    assert log.grant(2) and not log.grant(1)
+    assert not log.is_blocked()
