@@ -41,12 +41,10 @@ def closure(root: Requirement) -> dict[str, str]:
 
 def main() -> int:
     versions = closure(Requirement("kvmesh[dev]"))
-    lines = [
-        f"# Everything kvmesh[dev] needs, on Python {sys.version_info.major}.{sys.version_info.minor}."
-        " Written by `make lock`.",
-        *(f"{name}=={version}" for name, version in sorted(versions.items())),
-    ]
-    LOCK.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    header = f"# Everything kvmesh[dev] needs, on Python {python}. Written by `make lock`.\n"
+    pins = "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
+    LOCK.write_text(header + pins, encoding="utf-8")
     return 0
 
 

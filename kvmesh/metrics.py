@@ -1,0 +1,207 @@
+"""Prometheus metrics of one process.
+
+The hot path touches plain integers: `counter.value += 1`, `histogram.observe(x)`.
+Prometheus objects are made only when somebody asks, on the event loop's own
+thread, so no lock is needed anywhere.
+
+Names: `kvmesh_<role>_<word of the architecture>_<unit>`, the unit last
+(`_seconds`, `_tokens`, `_bytes`, `_blocks`, `_requests`); the exporter adds
+`_total` to counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Bucket bounds for durations."""
+
+SCRAPE_S_MAX: Final = 5.0
+"""A scraper that has not sent its request by then is hung up on."""
+
+_REQUEST_BYTES_MAX: Final = 16 << 10
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Counter:
+    """A number that only grows. Add to `value` directly."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: int | float = 0
+
+
+class Histogram:
+    """Counts of observations per bucket. `counts[i]` holds (bounds[i-1], bounds[i]]; the last one is open."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return Prometheus' cumulative buckets: (upper bound, observations up to it)."""
+        seen, out = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            seen += count
+            out.append((bound, float(seen)))
+        return out
+
+
+class Gauge:
+    """Whatever `read` returns at a scrape; it must be quick and must not fail."""
+
+    __slots__ = ("read",)
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self.read = read
+
+
+Series = Counter | Histogram | Gauge
+
+
+class Metrics(Collector):
+    """All metrics of one process, by name and labels. Build one in main and hand it down.
+
+    The same name with other label values is another series of the same metric;
+    the same name and labels twice, another kind, or other label names raise ValueError.
+    """
+
+    def __init__(self, role: str) -> None:
+        self._prefix = f"kvmesh_{role}_"
+        self._about: dict[str, str] = {}
+        self._series: dict[str, dict[Labels, Series]] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def counter(self, name: str, about: str, **labels: str) -> Counter:
+        """Return a new counter, at 0. The exporter adds `_total` to its name."""
+        counter = Counter()
+        self._add(name, about, labels, counter)
+        return counter
+
+    def histogram(self, name: str, about: str, bounds: Sequence[float] = SECONDS, **labels: str) -> Histogram:
+        """Return a new, empty histogram with ascending upper `bounds`."""
+        if not bounds or list(bounds) != sorted(set(bounds)):
+            raise ValueError(f"bounds of {name} must ascend, got {bounds}")
+        histogram = Histogram(bounds)
+        self._add(name, about, labels, histogram)
+        return histogram
+
+    def gauge(self, name: str, about: str, read: Callable[[], float], **labels: str) -> None:
+        """Export what `read` returns at each scrape."""
+        self._add(name, about, labels, Gauge(read))
+
+    def process_gauges(self) -> None:
+        """Export open tasks of the running loop, open file descriptors and resident memory."""
+        loop = asyncio.get_running_loop()
+        self.gauge("process_tasks", "Open asyncio tasks.", lambda: len(asyncio.all_tasks(loop)))
+        self.gauge("process_open_fds", "Open file descriptors.", open_fds)
+        self.gauge("process_resident_bytes", "Resident memory.", resident_bytes)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric as Prometheus' objects. Called by the registry."""
+        for name, series in self._series.items():
+            yield _family(self._prefix + name, self._about[name], series)
+
+    def text(self) -> bytes:
+        """Return Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _add(self, name: str, about: str, labels: dict[str, str], one: Series) -> None:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"metric {name!r} must be of lower-case words and _")
+        series = self._series.setdefault(name, {})
+        key: Labels = tuple(sorted(labels.items()))
+        if key in series:
+            raise ValueError(f"metric {name} {labels} is there already")
+        for known, other in series.items():
+            if type(other) is not type(one) or _names(known) != _names(key):
+                raise ValueError(f"metric {name} {labels} differs in kind or label names from {dict(known)}")
+        self._about[name] = about
+        series[key] = one
+
+
+def _names(labels: Labels) -> list[str]:
+    return [name for name, _ in labels]
+
+
+def _family(name: str, about: str, series: dict[Labels, Series]) -> Metric:
+    labels, first = next(iter(series.items()))
+    names = _names(labels)
+    if isinstance(first, Counter):
+        counters = CounterMetricFamily(name, about, labels=names)
+        for labels, one in series.items():
+            if isinstance(one, Counter):
+                counters.add_metric([value for _, value in labels], one.value)
+        return counters
+    if isinstance(first, Histogram):
+        histograms = HistogramMetricFamily(name, about, labels=names)
+        for labels, one in series.items():
+            if isinstance(one, Histogram):
+                histograms.add_metric([value for _, value in labels], one.buckets(), one.total)
+        return histograms
+    gauges = GaugeMetricFamily(name, about, labels=names)
+    for labels, one in series.items():
+        if isinstance(one, Gauge):
+            gauges.add_metric([value for _, value in labels], one.read())
+    return gauges
+
+
+def open_fds() -> int:
+    """Return how many file descriptors this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # one of them is this listing's own
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+
+
+@asynccontextmanager
+async def exposed(metrics: Metrics, host: str, port: int) -> AsyncIterator[str]:
+    """Serve `metrics` over HTTP on `port` (0: a free one) inside the block; yields `host:port`.
+
+    Answers every GET with the metrics, one per connection. Raises OSError if the port is taken.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(SCRAPE_S_MAX):
+                await reader.readuntil(b"\r\n\r\n")
+                body = metrics.text()
+                head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\n"
+                writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+                await writer.drain()
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a scraper's own trouble; it comes again
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
+    try:
+        yield f"{host}:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()

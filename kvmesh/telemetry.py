@@ -1,0 +1,199 @@
+"""Traces and logs of one process.
+
+Whether a request is traced is decided here, by hand, before the OpenTelemetry
+SDK is touched: most requests are not, and must cost nothing. Spans are built
+after the fact, from moments the caller noted, so no span object travels
+through the code. Logs are JSON lines on stderr, one per event.
+
+W3C trace context: https://www.w3.org/TR/trace-context/ (version 00).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+
+from kvmesh.config import Telemetry
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+Attribute = str | bool | int | float
+
+_TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_LOW_64: Final = (1 << 64) - 1
+_SPAN_QUEUE_MAX: Final = 2048
+"""Spans waiting for export; the oldest is dropped when it is full."""
+
+
+class TraceContext(NamedTuple):
+    """Where in which trace a piece of work stands. `span_id` is the span of whoever asks for it."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+
+
+def parse_traceparent(value: str | bytes) -> TraceContext | None:
+    """Return the context in `value`, or None if it is no valid traceparent (then start a new trace)."""
+    text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+    match = _TRACEPARENT.fullmatch(text)
+    if match is None:
+        return None
+    version, trace, span, flags, more = match.groups()
+    if version == "ff" or (version == "00" and more) or not int(trace, 16) or not int(span, 16):
+        return None
+    return TraceContext(int(trace, 16), int(span, 16), bool(int(flags, 16) & 1))
+
+
+def format_traceparent(context: TraceContext) -> str:
+    """Return `context` as the 55 characters of a traceparent."""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.sampled):02x}"
+
+
+def is_sampled(trace_id: int, ratio: float) -> bool:
+    """Decide for the whole trace: the same answer in every process, `ratio` of all trace ids.
+
+    Compares the low 64 bits, as OpenTelemetry's TraceIdRatioBased does. Pure.
+    """
+    return (trace_id & _LOW_64) < round(ratio * (1 << 64))
+
+
+class Tracing:
+    """Starts traces, makes children, records finished spans.
+
+    Owns its span processor: call `close` once, in main. Without a processor
+    contexts still travel on, and nothing is recorded.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        instance: str,
+        sample_ratio: float,
+        processor: SpanProcessor | None = None,
+        random_bits: Callable[[int], int] = random.getrandbits,
+    ) -> None:
+        self._processor = processor
+        self._sample_ratio = sample_ratio
+        self._random_bits = random_bits
+        self._resource = {"service.name": f"kvmesh-{role}", "service.instance.id": instance}
+
+    def begin(self, traceparent: str | bytes | None = None) -> TraceContext:
+        """Return the context of an arriving request: the sender's, or a new trace's."""
+        if traceparent and (context := parse_traceparent(traceparent)) is not None:
+            return context
+        trace_id = self._random_bits(128) or 1
+        return TraceContext(trace_id, 0, is_sampled(trace_id, self._sample_ratio))
+
+    def child(self, parent: TraceContext) -> TraceContext:
+        """Return a context with a span id of its own, to hand on and later to `record_span`.
+
+        An unsampled trace needs ids only to stay a valid traceparent; it costs one random number.
+        """
+        return parent._replace(span_id=self._random_bits(64) or 1)
+
+    def record_span(
+        self,
+        name: str,
+        context: TraceContext,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        parent_span_id: int = 0,
+        error: str = "",
+    ) -> None:
+        """Record the span `context.span_id`, from `start_ns` to `end_ns` (nanoseconds since 1970).
+
+        `parent_span_id` 0 makes it the root. `error` is a code of ours, never an
+        exception's text. Does nothing for an unsampled trace.
+        """
+        if not context.sampled or self._processor is None:
+            return
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+        flags = TraceFlags(TraceFlags.SAMPLED)
+        parent = SpanContext(context.trace_id, parent_span_id, True, flags) if parent_span_id else None
+        span = ReadableSpan(
+            name,
+            context=SpanContext(context.trace_id, context.span_id, False, flags),
+            parent=parent,
+            resource=Resource(self._resource),
+            attributes=attributes or {},
+            status=Status(StatusCode.ERROR, error) if error else Status(StatusCode.UNSET),
+            start_time=start_ns,
+            end_time=max(start_ns, end_ns),
+        )
+        self._processor.on_end(span)
+
+    def close(self) -> None:
+        """Export what waits, at most a few seconds, and stop. Blocks: call it after the event loop's work."""
+        if self._processor is not None:
+            self._processor.shutdown()
+
+
+def tracing_of(config: Telemetry, role: str, instance: str) -> Tracing:
+    """Build the tracing of a process: batches to the configured collector, or nothing to nobody."""
+    if not config.otlp_endpoint:
+        return Tracing(role, instance, config.sample_ratio)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    exporter = OTLPSpanExporter(
+        endpoint=config.otlp_endpoint, insecure=config.otlp_endpoint.startswith("http://"), timeout=5
+    )
+    processor = BatchSpanProcessor(exporter, max_queue_size=_SPAN_QUEUE_MAX)
+    return Tracing(role, instance, config.sample_ratio, processor)
+
+
+def tracing_in_memory(role: str, instance: str) -> tuple[Tracing, InMemorySpanExporter]:
+    """Build tracing that samples everything into a list. For tests."""
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    return Tracing(role, instance, 1.0, SimpleSpanProcessor(exporter)), exporter
+
+
+class JsonLines(logging.Formatter):
+    """Formats a record as one JSON object: time, level, role, id, logger, event, the fields of `extra`."""
+
+    def __init__(self, role: str, instance: str) -> None:
+        super().__init__()
+        self._always = {"role": role, "id": instance}
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time_s": round(record.created, 6),
+            "level": record.levelname.lower(),
+            **self._always,
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        line.update((key, value) for key, value in vars(record).items() if key not in _RECORD_FIELDS)
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+_RECORD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def start_logging(level: str, role: str, instance: str, stream: TextIO | None = None) -> None:
+    """Send everything of at least `level` to `stream` (default stderr) as JSON lines.
+
+    Called once, by main. Fields go into `extra`:
+    `log.info("request refused", extra={"request_id": request_id})`.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines(role, instance))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
