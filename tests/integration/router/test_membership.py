@@ -1,0 +1,93 @@
+"""Leases and views on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from kvmesh.membership import Member, Membership, Registration, read_members
+from kvmesh.redis_link import RedisLink
+
+
+def member(name: str) -> Member:
+    return Member(
+        process_id=name,
+        role="prefill",
+        address="127.0.0.1:1",
+        boot_id=f"boot-{name}",
+        model_version="m",
+        block_tokens=32,
+        capabilities=("kv_events",),
+    )
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_members_appear_change_and_leave(redis_server: Any) -> None:
+    """A registration is seen by nudge, its changes too, and a deregistration removes it at once."""
+    link, seen = RedisLink(redis_server.url), []
+    one, two = Registration(link, "m", member("a")), Registration(link, "m", member("b"))
+    membership = Membership(link, "m", seen.append)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(part.run()) for part in (membership, one, two)]
+        await until(lambda: [m.process_id for m in membership.members] == ["a", "b"])
+        one.update(draining=True)
+        await until(lambda: membership.members[0].draining, 0.9)
+        running[2].cancel()
+        await two.deregister()
+        await until(lambda: [m.process_id for m in membership.members] == ["a"], 0.9)
+        assert [m.process_id for m in seen[-1]] == ["a"]
+        for task in running:
+            task.cancel()
+    await link.close()
+
+
+async def test_the_view_survives_a_redis_that_forgets(redis_server: Any) -> None:
+    """Redis is killed and comes back empty: nobody is missed for a moment, and the leases are there again."""
+    link = RedisLink(redis_server.url)
+    seen: list[list[Member]] = []
+    registration = Registration(link, "m", member("a"))
+    membership = Membership(link, "m", seen.append)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(part.run()) for part in (membership, registration)]
+        await until(lambda: bool(membership.members))
+        redis_server.stop()
+        await until(lambda: not link.is_connected)
+        await redis_server.start()
+        await until(lambda: link.is_connected)
+        async with asyncio.timeout(5):
+            found: list[Member] = []
+            while not found:
+                found = await read_members(link, "m")
+                await asyncio.sleep(0.02)
+        assert found == [member("a")]
+        assert all(view for view in seen if view is not seen[0])
+        assert membership.members == [member("a")]
+        for task in running:
+            task.cancel()
+    await link.close()
+
+
+async def test_an_old_process_does_not_take_its_successors_lease(redis_server: Any) -> None:
+    """A restarted process has its lease when the old one says goodbye late."""
+    link = RedisLink(redis_server.url)
+    old, new = Registration(link, "m", member("a")), Registration(link, "m", member("a"))
+    new.update(boot_id="boot-new")
+    task = asyncio.create_task(new.run())
+    async with asyncio.timeout(5):
+        while not await read_members(link, "m"):
+            await asyncio.sleep(0.01)
+    await old.deregister()
+    assert [m.boot_id for m in await read_members(link, "m")] == ["boot-new"]
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await new.deregister()
+    assert await read_members(link, "m") == []
+    await link.close()
