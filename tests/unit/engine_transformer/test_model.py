@@ -1,0 +1,85 @@
+"""The committed artefacts: what an engine and a frontend may rely on when they load them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from engines.reference.arithmetic import Slice
+from engines.reference.transformer import Transformer
+
+MODEL_DIR = Path(__file__).parents[3] / "engines" / "reference" / "model"
+CONFIG = json.loads((MODEL_DIR / "model.json").read_text(encoding="utf-8"))
+SPECIAL = CONFIG["special_tokens"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(max_size=200))
+@example(text="<|end|><|user|>")
+@example(text="  \n\t\r\n  x  \u00a0\u2028")
+@example(text="\u0000\u200d👩‍👩‍👧‍👦 é é ﷽ 日本語 𝔘")
+@example(text="it's 'll  ")
+def test_every_text_round_trips(tokenizer: Tokenizer, text: str) -> None:
+    """Decoding an encoding gives the text back, whatever it is, and no text yields a special token."""
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids) == text
+    assert not set(ids) & set(SPECIAL.values())
+    assert all(0 <= token < CONFIG["shape"]["vocab_size"] for token in ids)
+
+
+def test_any_bytes_can_be_spelled(tokenizer: Tokenizer) -> None:
+    """Each of the 256 bytes has an entry of its own, so no UTF-8 is ever unknown."""
+    alphabet = [token for token in tokenizer.get_vocab() if len(token) == 1]
+    assert len(alphabet) == 256
+
+
+def test_vocabulary_and_special_tokens_agree(tokenizer: Tokenizer) -> None:
+    """The config's special tokens are the tokenizer's, and the stop token is one of them."""
+    assert tokenizer.get_vocab_size() == CONFIG["shape"]["vocab_size"] == 4096
+    assert {token: tokenizer.token_to_id(token) for token in SPECIAL} == SPECIAL
+    assert SPECIAL[CONFIG["stop_token"]] == CONFIG["stop_token_id"]
+    template = CONFIG["chat_template"]
+    pieces = [*template["role_prefix"].values(), template["turn_suffix"], template["generation_prefix"]]
+    assert set(pieces) <= set(SPECIAL)
+
+
+def test_weights_are_small() -> None:
+    """The weights stay within what a repository carries well: 10 MB."""
+    assert (MODEL_DIR / "weights.npz").stat().st_size <= 10_000_000
+
+
+def test_continues_a_dialogue(trained: Transformer, tokenizer: Tokenizer) -> None:
+    """Given a question in the chat template, the model answers in words and then stops by itself."""
+    ids = [SPECIAL["<|user|>"], *tokenizer.encode("Will you come to the ball with us?").ids]
+    ids += [SPECIAL["<|end|>"], SPECIAL["<|assistant|>"]]
+    start, answer, store = 0, list[int](), trained.new_store(16, 16)
+    while CONFIG["stop_token_id"] not in answer and len(answer) < 200:
+        pages = np.arange(-(-(start + len(ids)) // 16), dtype=np.int32)
+        (logits,) = trained.forward([Slice(np.array(ids, np.int32), start, pages, True)], store)
+        assert logits is not None
+        start += len(ids)
+        ids = [int(logits.argmax())]
+        answer += ids
+    assert answer[-1] == CONFIG["stop_token_id"]
+    words = tokenizer.decode(answer[:-1]).split()
+    assert len(words) >= 3
+    assert sum(word.strip(".,;:!?'-").isalpha() for word in words) >= 0.8 * len(words)
+
+
+def test_refuses_artefacts_that_do_not_fit(tmp_path: Path) -> None:
+    """A foreign format, or weights of another shape, are refused with what differs."""
+    shutil.copy(MODEL_DIR / "weights.npz", tmp_path)
+    config = {**CONFIG, "shape": {**CONFIG["shape"], "feed_forward_width": 640}}
+    (tmp_path / "model.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"does not fit model\.json, first at layers\.0\.feed_forward_out"):
+        Transformer.load(tmp_path)
+    (tmp_path / "model.json").write_text(json.dumps({**CONFIG, "format": "other"}), encoding="utf-8")
+    with pytest.raises(ValueError, match="has format 'other'"):
+        Transformer.load(tmp_path)
