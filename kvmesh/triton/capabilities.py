@@ -1,0 +1,156 @@
+"""What an engine can do, derived from the metadata and configuration of its Triton model. Pure.
+
+Nothing is assumed: only inputs the model has are sent, and a model that lacks what its role needs is refused with one
+error that lists everything missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+
+
+class ModelRefused(Exception):
+    """The model cannot serve this role; the text is one sentence that lists all that is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the engine can do. A stated fallback stands in for each that is False.
+
+    `disaggregated`: no: decode runs every prompt itself. `kv_events`: no: routers guess from their own dispatches.
+    `release_handoff`: no: a handoff nobody wants stays until its transfer timeout. `logprobs`: no: none are returned.
+    `seeded_resume`: no: a resumed request may go on with other tokens.
+    """
+
+    disaggregated: bool = False
+    kv_events: bool = False
+    release_handoff: bool = False
+    logprobs: bool = False
+    seeded_resume: bool = False
+
+    def names(self) -> list[str]:
+        """Return the names of what the engine can do, sorted."""
+        return sorted(name for name in self.__slots__ if getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """All a service needs to know of the engine's model. Sizes in tokens and blocks."""
+
+    capabilities: Capabilities
+    tokens_per_block: int
+    kv_blocks: int
+    max_sequence_tokens: int
+    vocab_size: int
+    kv_address: str
+    """Where the engine's KV blocks can be pulled, "host:port". Empty: unknown."""
+    model_version: str
+    load_report: bool
+    """The engine reports its load on a long-lived stream."""
+    stop: bool
+    """A running request can be ended by another one that names its id."""
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+
+
+_REQUIRED_INPUTS: Final = ("input_ids", "input_lengths", "request_output_len", "streaming")
+_REQUIRED_OUTPUTS: Final = ("output_ids", "sequence_length")
+_TYPES: Final = {
+    "input_ids": "INT32",
+    "input_lengths": "INT32",
+    "request_output_len": "INT32",
+    "streaming": "BOOL",
+    "stop": "BOOL",
+    "end_id": "INT32",
+    "temperature": "FP32",
+    "runtime_top_p": "FP32",
+    "runtime_top_k": "INT32",
+    "seed": "UINT64",
+    "return_log_probs": "BOOL",
+    "return_perf_metrics": "BOOL",
+    "context_phase_params": "UINT8",
+    "output_ids": "INT32",
+    "output_log_probs": "FP32",
+    "kv_events": "UINT8",
+    "load_report": "UINT8",
+}
+_NUMBERS: Final = ("tokens_per_block", "kv_blocks", "max_sequence_tokens", "vocab_size")
+
+
+def derive(metadata: Any, config: Any, *, role: str, model_version: str, block_tokens: int) -> ModelFacts:
+    """Return what the model can do.
+
+    `metadata`: Triton's ModelMetadataResponse; `config`: its ModelConfig. `model_version` and `block_tokens` are
+    the mesh's. Raises ModelRefused with everything `role` ("prefill" or "decode") misses.
+    """
+    inputs = {one.name: one.datatype for one in metadata.inputs}
+    outputs = {one.name: one.datatype for one in metadata.outputs}
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    missing: list[str] = []
+    _check_tensors(inputs, outputs, missing)
+    if not config.model_transaction_policy.decoupled:
+        missing.append("model_transaction_policy { decoupled: true }")
+    if config.max_batch_size < 1:
+        missing.append("max_batch_size of at least 1")
+    numbers = {name: _number(parameters, name, missing) for name in _NUMBERS}
+    capabilities = _capabilities(inputs, outputs, parameters)
+    facts = ModelFacts(
+        capabilities=capabilities,
+        tokens_per_block=numbers["tokens_per_block"],
+        kv_blocks=numbers["kv_blocks"],
+        max_sequence_tokens=numbers["max_sequence_tokens"],
+        vocab_size=numbers["vocab_size"],
+        kv_address=parameters.get("kv_address", ""),
+        model_version=parameters.get("model_version", ""),
+        load_report="load_report" in outputs,
+        stop="stop" in inputs,
+        inputs=frozenset(inputs),
+        outputs=frozenset(outputs),
+    )
+    if role == PREFILL and not capabilities.disaggregated:
+        missing.append("input and output context_phase_params (disaggregated serving), which prefill needs")
+    if facts.model_version != model_version:
+        missing.append(f'parameter model_version "{model_version}" (it has "{facts.model_version}")')
+    if facts.tokens_per_block and facts.tokens_per_block != block_tokens:
+        missing.append(f"parameter tokens_per_block {block_tokens} (it has {facts.tokens_per_block})")
+    if missing:
+        raise ModelRefused(f"The model {metadata.name} cannot serve {role}; it lacks: {'; '.join(missing)}.")
+    return facts
+
+
+def _check_tensors(inputs: Mapping[str, str], outputs: Mapping[str, str], missing: list[str]) -> None:
+    for what, names, tensors in (
+        ("input", _REQUIRED_INPUTS, inputs),
+        ("output", _REQUIRED_OUTPUTS, outputs),
+    ):
+        missing.extend(f"{what} {name}" for name in names if name not in tensors)
+        for name, kind in tensors.items():
+            if name in _TYPES and kind != _TYPES[name]:
+                missing.append(f"{what} {name} of type {_TYPES[name]} (it is {kind})")
+
+
+def _number(parameters: Mapping[str, str], name: str, missing: list[str]) -> int:
+    text = parameters.get(name, "")
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    missing.append(f"parameter {name} as a whole number above 0" + (f' (it is "{text}")' if text else ""))
+    return 0
+
+
+def _capabilities(
+    inputs: Mapping[str, str], outputs: Mapping[str, str], parameters: Mapping[str, str]
+) -> Capabilities:
+    says: Callable[[str], bool] = lambda name: parameters.get(name, "").lower() == "true"  # noqa: E731
+    disaggregated = "context_phase_params" in inputs and "context_phase_params" in outputs
+    return Capabilities(
+        disaggregated=disaggregated,
+        kv_events="kv_events" in outputs,
+        release_handoff=disaggregated and says("release_handoff"),
+        logprobs="return_log_probs" in inputs and "output_log_probs" in outputs,
+        seeded_resume="seed" in inputs and says("seeded_resume"),
+    )

@@ -1,0 +1,119 @@
+"""Typed errors of engine calls, and the one table from Triton's texts and codes to them.
+
+Triton's stream errors carry no code, and the TensorRT-LLM backend calls everything INTERNAL: only the text tells. Texts:
+the reference engine's README; TensorRT-LLM's C++ backend; tritonserver itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import grpc
+
+
+class CallError(Exception):
+    """A call to the engine failed. The text is for logs and operators, never for clients."""
+
+
+class EngineLost(CallError):
+    """The engine, or the way to it, is gone; or its model is not ready."""
+
+
+class EngineBusy(CallError):
+    """The engine's queue is full: it did not take the call."""
+
+
+class HandoffLost(CallError):
+    """The KV blocks cannot be had: the handoff expired, was released, is not for this request, or its engine is gone."""
+
+
+class InvalidRequest(CallError):
+    """The engine refuses this request whenever it is sent."""
+
+
+class EngineStalled(CallError):
+    """No token came for the watchdog time."""
+
+
+class EngineError(CallError):
+    """The engine failed on this call, for any other reason."""
+
+
+_TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
+    (
+        HandoffLost,
+        (
+            r"KV handoff .* is unknown or expired",
+            r"KV cache transfer failed",
+            r"handoff does not belong",
+            r"handoff names a KV source",
+            r"context_phase_params is malformed",
+            r"DISAGG_TRANS_ERROR",
+            r"contextParams must be",
+        ),
+    ),
+    (EngineBusy, (r"maximum queue size", r"Request timeout expired")),
+    (
+        InvalidRequest,
+        (
+            r"Required input tensor",
+            r"Invalid value for",
+            r"exceeds? max.*(length|len|tokens)",
+            r"KV cache blocks but the pool has only",
+            r"context_phase_params must be set",
+            r"unexpected inference input",
+            r"unexpected shape for input",
+            r"missing .* required input",
+            r"expected .* inputs? but got",
+            r"Streaming is only supported",
+        ),
+    ),
+    (
+        EngineLost,
+        (
+            r"shutting down",
+            r"has no available versions",
+            r"unknown model",
+            r"is not ready",
+            r"not found",
+            r"unavailable",
+            r"stub process",
+            r"failed to connect",
+            r"Connection refused",
+            r"Socket closed",
+            r"Server is stopping",
+        ),
+    ),
+)
+"""First match wins; case does not matter."""
+
+_TABLE: Final = tuple((kind, re.compile("|".join(texts), re.IGNORECASE)) for kind, texts in _TEXTS)
+
+_CODES: Final[dict[grpc.StatusCode, type[CallError]]] = {
+    grpc.StatusCode.UNAVAILABLE: EngineLost,
+    grpc.StatusCode.NOT_FOUND: EngineLost,
+    grpc.StatusCode.CANCELLED: EngineLost,
+    grpc.StatusCode.DEADLINE_EXCEEDED: EngineStalled,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequest,  # a message beyond the transport's limit
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.UNIMPLEMENTED: InvalidRequest,
+}
+
+TEXT_MAX: Final = 400
+
+
+def of_text(text: str) -> CallError:
+    """Return the typed error for what Triton wrote."""
+    for kind, pattern in _TABLE:
+        if pattern.search(text):
+            return kind(text[:TEXT_MAX])
+    return EngineError(text[:TEXT_MAX])
+
+
+def of_status(code: grpc.StatusCode, details: str) -> CallError:
+    """Return the typed error for a broken call: by its text if that is known, else by its code."""
+    for kind, pattern in _TABLE:
+        if pattern.search(details):
+            return kind(details[:TEXT_MAX])
+    return _CODES.get(code, EngineError)(f"{code.name}: {details}"[:TEXT_MAX])

@@ -1,0 +1,172 @@
+"""The tensors of one engine call, in and out. Pure.
+
+Only inputs the model has are made. Scalars are made once per value and shared between calls: Triton's client copies
+them into each request.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from tritonclient.grpc import InferInput
+
+from kvmesh.triton.port import EngineCall, EngineLoad, Kind
+
+CACHED_SCALARS_MAX: Final = 1024
+"""Distinct (tensor, value) pairs kept; beyond it all are forgotten and made anew."""
+
+_SCALARS: Final[dict[str, tuple[str, type[Any]]]] = {
+    "input_lengths": ("INT32", np.int32),
+    "request_output_len": ("INT32", np.int32),
+    "streaming": ("BOOL", np.bool_),
+    "stop": ("BOOL", np.bool_),
+    "end_id": ("INT32", np.int32),
+    "temperature": ("FP32", np.float32),
+    "runtime_top_p": ("FP32", np.float32),
+    "runtime_top_k": ("INT32", np.int32),
+    "seed": ("UINT64", np.uint64),
+    "return_log_probs": ("BOOL", np.bool_),
+    "return_perf_metrics": ("BOOL", np.bool_),
+}
+
+
+class RequestTensors:
+    """Makes the input tensors of calls for a model with `inputs`."""
+
+    def __init__(self, inputs: frozenset[str]) -> None:
+        self._inputs = inputs
+        self._scalars: dict[tuple[str, float], InferInput] = {}
+
+    def of_call(self, call: EngineCall) -> list[InferInput]:
+        """Return the inputs of `call`."""
+        tensors = [_tokens(call.token_ids)]
+        self._add(tensors, "input_lengths", len(call.token_ids) // 4)
+        self._add(tensors, "request_output_len", call.max_output_tokens)
+        self._add(tensors, "streaming", True)
+        self._add(tensors, "return_perf_metrics", True)
+        self._add(tensors, "end_id", call.end_token_id)
+        self._add(tensors, "temperature", call.temperature)
+        if call.top_p < 1.0:
+            self._add(tensors, "runtime_top_p", call.top_p)
+        if call.top_k:
+            self._add(tensors, "runtime_top_k", call.top_k)
+        if "seed" in self._inputs:
+            tensors.append(_scalar("seed", call.seed))
+        if call.logprobs:
+            self._add(tensors, "return_log_probs", True)
+        if call.kind is Kind.GENERATION_ONLY:
+            tensors.append(_bytes("context_phase_params", call.context_phase_params))
+        return tensors
+
+    def of_service(self) -> list[InferInput]:
+        """Return the inputs of a request that generates nothing: what the model requires, and no more."""
+        return self._service(stop=False)
+
+    def of_stop(self) -> list[InferInput]:
+        """Return the inputs that end a running request with the same id."""
+        return self._service(stop=True)
+
+    def of_release(self, context_phase_params: bytes) -> list[InferInput]:
+        """Return the inputs that give up a handoff."""
+        return [*self._service(stop=False), _bytes("context_phase_params", context_phase_params)]
+
+    def _service(self, *, stop: bool) -> list[InferInput]:
+        tensors: list[InferInput] = []
+        self._add(tensors, "input_lengths", 1)
+        self._add(tensors, "request_output_len", 1)
+        self._add(tensors, "streaming", True)
+        if stop:
+            self._add(tensors, "stop", True)
+        return tensors
+
+    def _add(self, tensors: list[InferInput], name: str, value: float) -> None:
+        if name not in self._inputs:
+            return
+        key = (name, value)
+        known = self._scalars.get(key)
+        if known is None:
+            if len(self._scalars) >= CACHED_SCALARS_MAX:
+                self._scalars.clear()
+            known = self._scalars[key] = _scalar(name, value)
+        tensors.append(known)
+
+
+def parameters_of(call: EngineCall) -> dict[str, str] | None:
+    """Return the request parameters of `call`, or None."""
+    if call.kind is Kind.CONTEXT_AND_GENERATION:
+        return None
+    parameters = {"request_type": call.kind.value}
+    if call.kv_peer:
+        parameters["kv_peer"] = call.kv_peer
+    return parameters
+
+
+class Answer(NamedTuple):
+    """One response of a call."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    context_phase_params: bytes
+    reused_blocks: int
+    is_final: bool
+
+
+def answer_of(response: Any) -> Answer:
+    """Read a ModelInferResponse. Reads the raw bytes: tritonclient's as_numpy costs some 10 us per tensor."""
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    params = b""
+    reused = 0
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
+        name = output.name
+        if name == "output_ids":
+            ids = struct.unpack(f"<{len(raw) >> 2}i", raw)
+        elif name == "output_log_probs":
+            logprobs = struct.unpack(f"<{len(raw) >> 2}f", raw)
+        elif name == "context_phase_params":
+            params = raw
+        elif name == "kv_cache_reused_blocks":
+            reused = struct.unpack("<i", raw)[0]
+    return Answer(ids, logprobs, params, reused, response.parameters["triton_final_response"].bool_param)
+
+
+def payload_of(response: Any, output: str) -> bytes | None:
+    """Return the bytes of one output tensor of a ModelInferResponse, or None if it has none of that name."""
+    for one, raw in zip(response.outputs, response.raw_output_contents, strict=False):
+        if one.name == output:
+            return bytes(raw)
+    return None
+
+
+def load_of(report: dict[str, Any]) -> EngineLoad:
+    """Return an engine's load report. Raises KeyError or TypeError if it is none."""
+    return EngineLoad(
+        boot_id=str(report["boot_id"]),
+        blocks_total=int(report["blocks_total"]),
+        blocks_free=int(report["blocks_free"]),
+        sequences_running=int(report.get("sequences_running", 0)),
+        sequences_waiting=int(report.get("sequences_waiting", 0)),
+        handoffs_held=int(report.get("handoffs_held", 0)),
+        step_s=float(report.get("step_s_ewma", 0.0)),
+    )
+
+
+def _scalar(name: str, value: float) -> InferInput:
+    datatype, dtype = _SCALARS[name]
+    tensor = InferInput(name, [1, 1], datatype)
+    tensor.set_data_from_numpy(np.array([[value]], dtype=dtype))
+    return tensor
+
+
+def _tokens(token_ids: bytes) -> InferInput:
+    tensor = InferInput("input_ids", [1, len(token_ids) // 4], "INT32")
+    tensor.set_data_from_numpy(np.frombuffer(token_ids, dtype="<i4").reshape(1, -1))
+    return tensor
+
+
+def _bytes(name: str, payload: bytes) -> InferInput:
+    tensor = InferInput(name, [1, len(payload)], "UINT8")
+    tensor.set_data_from_numpy(np.frombuffer(payload, dtype=np.uint8).reshape(1, -1))
+    return tensor
