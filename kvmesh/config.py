@@ -196,7 +196,7 @@ class Prefill(Section, frozen=True, kw_only=True):
         int, Allowed("Requests queued before a submit is refused.", 1, 100_000, "requests")
     ] = 256
     engine_concurrency: Annotated[
-        int, Allowed("context_only calls given to the engine at once.", 1, 1024, "requests")
+        int, Allowed("Requests given to the engine at once.", 1, 1024, "requests")
     ] = 2
 
 

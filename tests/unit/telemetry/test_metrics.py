@@ -1,0 +1,116 @@
+"""Metrics: plain integers inside, Prometheus text outside."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvmesh.metrics import Histogram, Metrics, exposed, open_fds
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_every_kind_is_exported_with_its_labels() -> None:
+    """Counter, histogram and gauge appear under the role's name with their values of this moment."""
+    metrics = Metrics("router")
+    done = metrics.counter("requests", "Requests.", outcome="ok")
+    lost = metrics.counter("requests", "Requests.", outcome="lost")
+    wait = metrics.histogram("queue_wait_seconds", "Wait.", bounds=(0.1, 1.0))
+    level = 3
+    metrics.gauge("queue_requests", "Queued.", lambda: level)
+    done.value += 2
+    lost.value += 1
+    for value in (0.1, 0.5, 7.0):
+        wait.observe(value)
+    level = 4
+    seen = samples(metrics)
+    assert seen["kvmesh_router_requests_total", (("outcome", "ok"),)] == 2
+    assert seen["kvmesh_router_requests_total", (("outcome", "lost"),)] == 1
+    assert seen["kvmesh_router_queue_requests", ()] == 4
+    buckets = [
+        seen["kvmesh_router_queue_wait_seconds_bucket", (("le", le),)] for le in ("0.1", "1.0", "+Inf")
+    ]
+    assert buckets == [1, 2, 3]
+    assert seen["kvmesh_router_queue_wait_seconds_count", ()] == 3
+    assert seen["kvmesh_router_queue_wait_seconds_sum", ()] == pytest.approx(7.6)
+
+
+@given(st.lists(st.floats(0, 10)), st.lists(st.floats(0, 10), min_size=1, unique=True).map(sorted))
+def test_histogram_counts_like_its_dumb_twin(values: list[float], bounds: list[float]) -> None:
+    """Every bucket holds exactly the observations up to its bound."""
+    histogram = Histogram(bounds)
+    for value in values:
+        histogram.observe(value)
+    expected = [sum(value <= bound for value in values) for bound in bounds] + [len(values)]
+    assert [count for _, count in histogram.buckets()] == expected
+    assert bisect_left(bounds, bounds[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [("requests", {}), ("requests", {"outcome": "ok", "x": "y"}), ("Requests", {"a": "b"})],
+)
+def test_a_name_means_one_thing(name: str, labels: dict[str, str]) -> None:
+    """Doubles, other label names and ill-formed names are bugs and say so."""
+    metrics = Metrics("router")
+    metrics.counter("requests", "Requests.", outcome="ok")
+    with pytest.raises(ValueError, match="metric"):
+        metrics.counter(name, "Requests.", **labels)
+    with pytest.raises(ValueError, match="is there already"):
+        metrics.counter("requests", "Requests.", outcome="ok")
+    with pytest.raises(ValueError, match="differs in kind"):
+        metrics.gauge("requests", "Requests.", lambda: 0, outcome="lost")
+
+
+async def scrape(address: str, request: bytes) -> bytes:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def test_http_endpoint_answers_and_survives_bad_scrapers() -> None:
+    """A scraper that hangs up or talks too much costs nobody but itself."""
+    metrics = Metrics("decode")
+    metrics.process_gauges()
+    metrics.counter("tokens", "Tokens.").value += 5
+    async with exposed(metrics, "127.0.0.1", 0) as address:
+        assert await scrape(address, b"GET /met") == b""
+        assert await scrape(address, b"x" * 100_000) == b""
+        answer = await scrape(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"kvmesh_decode_tokens_total 5.0" in body
+    assert b"kvmesh_decode_process_tasks" in body
+
+
+async def test_process_gauges_follow_the_process() -> None:
+    """Open tasks and file descriptors are what the leak tests look at."""
+    metrics = Metrics("decode")
+    metrics.process_gauges()
+    before = samples(metrics)
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    during = samples(metrics)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    tasks = ("kvmesh_decode_process_tasks", ())
+    assert during[tasks] == before[tasks] + 1
+    assert samples(metrics)[tasks] == before[tasks]
+    assert before["kvmesh_decode_process_resident_bytes", ()] > 1 << 20
+    assert open_fds() == before["kvmesh_decode_process_open_fds", ()]

@@ -1,0 +1,244 @@
+"""The server shell: nothing of an exception leaves, bad messages are refused by name, drain is orderly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from kvmesh.inference.v1 import inference_pb2, inference_pb2_grpc
+from kvmesh.interceptors import INTERNAL_TEXT, Status
+from kvmesh.server import ListenError, MeshServer, channel
+
+SERVICE = "kvmesh.inference.v1.InferenceService"
+MESSAGE_BYTES_MAX = 1 << 20
+
+
+class Refused(Exception):
+    """An error the table of this test knows."""
+
+
+def translate(error: BaseException) -> Status | None:
+    if isinstance(error, Refused):
+        return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full: 8/8", (("x-queue", "8"),))
+    return None
+
+
+class Servicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Does what `session_id` says."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.entered.set()
+        match request.session_id:
+            case "bug":
+                raise ValueError("secret internals")
+            case "refused":
+                raise Refused("secret reason")
+            case "group":
+                raise ExceptionGroup("many", [ValueError("secret"), Refused("secret")])
+            case "abort":
+                await context.abort(grpc.StatusCode.NOT_FOUND, "said on purpose")
+            case "hang":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.cancelled.set()
+        yield inference_pb2.GenerateResponse()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[MeshServer, Servicer, grpc.aio.Channel]]:
+    server = MeshServer("frontend", "frontend-0", [SERVICE], translate, message_bytes_max=MESSAGE_BYTES_MAX)
+    servicer = Servicer()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
+    address = await server.listen("127.0.0.1:0")
+    await server.set_serving(True)
+    async with channel(address) as to_server:
+        try:
+            yield server, servicer, to_server
+        finally:
+            await server.grpc.stop(0)
+
+
+async def failure(to_server: grpc.aio.Channel, session: str) -> grpc.aio.AioRpcError:
+    stub = inference_pb2_grpc.InferenceServiceStub(to_server)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stub.Generate(inference_pb2.GenerateRequest(session_id=session)):
+            pass
+    return caught.value
+
+
+async def test_text_of_an_unknown_exception_never_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    """A bug is INTERNAL with a fixed sentence for the client and a traceback in the log."""
+    async with serving() as (_, _, to_server):
+        error = await failure(to_server, "bug")
+    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, INTERNAL_TEXT)
+    assert "secret" not in str(error.trailing_metadata())
+    assert "secret internals" in caplog.text
+
+
+@pytest.mark.parametrize("session", ["refused", "group"])
+async def test_known_errors_get_their_status_also_from_a_group(session: str) -> None:
+    """The table decides code, text and metadata; of a group the first known error counts."""
+    async with serving() as (_, _, to_server):
+        error = await failure(to_server, session)
+    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full: 8/8")
+    metadata: Any = error.trailing_metadata()
+    assert dict(metadata)["x-queue"] == "8"
+
+
+async def test_abort_passes_unchanged() -> None:
+    """A handler that aborts on purpose is not translated again."""
+    async with serving() as (_, _, to_server):
+        error = await failure(to_server, "abort")
+    assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "said on purpose")
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"\x32\x02\xff\xfe", "UTF-8"),  # session_id, not UTF-8
+        (b"\x0a\x7f", "well-formed"),  # text, cut off
+        (b"\x0a\x80\x80\x80\x01" + b"x" * (2 << 20), f"0 to {MESSAGE_BYTES_MAX}"),
+    ],
+)
+async def test_bad_messages_are_refused_by_name_and_reach_no_handler(raw: bytes, says: str) -> None:
+    """Bytes that are no message, or too many, are INVALID_ARGUMENT with BadRequest details."""
+    async with serving() as (_, servicer, to_server):
+        call = to_server.unary_stream(
+            f"/{SERVICE}/Generate",
+            request_serializer=bytes,
+            response_deserializer=bytes,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call(raw):
+                pass
+    error = caught.value
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert says in (error.details() or "")
+    assert not servicer.entered.is_set()
+    status: Any = rpc_status.from_call(error)  # type: ignore[arg-type]
+    bad = error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(bad)
+    assert bad.field_violations[0].field == "message"
+
+
+async def test_cancel_of_the_client_reaches_the_handler() -> None:
+    """The interceptor passes CancelledError on."""
+    async with serving() as (_, servicer, to_server):
+        stub = inference_pb2_grpc.InferenceServiceStub(to_server)
+        call = stub.Generate(inference_pb2.GenerateRequest(session_id="hang"))
+        reading = asyncio.ensure_future(call.read())
+        await asyncio.wait_for(servicer.entered.wait(), 5)
+        call.cancel()
+        await asyncio.wait_for(servicer.cancelled.wait(), 5)
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_sigterm_drains_before_it_stops() -> None:
+    """Health turns NOT_SERVING before the drain, and the server stops behind it."""
+    async with serving() as (server, _, to_server):
+        health = health_pb2_grpc.HealthStub(to_server)
+        seen: list[Any] = []
+
+        async def state(service: str) -> Any:
+            return (await health.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+        async def drain() -> None:
+            seen.extend([await state(""), await state(SERVICE)])
+
+        assert await state("") == await state(SERVICE) == health_pb2.HealthCheckResponse.SERVING
+        running = asyncio.ensure_future(server.run(drain))
+        await asyncio.sleep(0)  # one turn of the loop: the signal handlers are set before the first wait
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 5)
+        assert seen == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
+        with pytest.raises(grpc.aio.AioRpcError):
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=0.5)
+
+
+@pytest.mark.parametrize("end", ["second signal", "time"])
+async def test_a_hanging_drain_is_cut_short(end: str) -> None:
+    """A drain that never ends is cancelled by a second signal or by its time."""
+    async with serving() as (server, _, _):
+        entered, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def drain() -> None:
+            entered.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        running = asyncio.ensure_future(server.run(drain, drain_s=0.1 if end == "time" else 60))
+        server.stop()
+        await asyncio.wait_for(entered.wait(), 5)
+        if end == "second signal":
+            server.stop()
+        await asyncio.wait_for(running, 5)
+        assert cancelled.is_set()
+
+
+async def test_a_port_in_use_is_one_sentence() -> None:
+    """Two processes never share a port."""
+    async with serving() as (server, _, _):
+        second = MeshServer("router", "router-0", [], translate, message_bytes_max=MESSAGE_BYTES_MAX)
+        with pytest.raises(ListenError, match=f"Cannot listen on {server.address}: .*in use"):
+            await second.listen(server.address)
+        await second.grpc.stop(0)
+
+
+async def test_ready_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """A supervisor learns the chosen port from one line on stdout."""
+    async with serving() as (server, _, _):
+        server.announce("127.0.0.1:9")
+        lines = capsys.readouterr().out.splitlines()
+        assert [json.loads(line) for line in lines] == [
+            {
+                "ready": True,
+                "role": "frontend",
+                "id": "frontend-0",
+                "address": server.address,
+                "metrics_address": "127.0.0.1:9",
+            }
+        ]
+
+
+async def test_reflection_lists_the_services() -> None:
+    """grpcurl and friends find what is served."""
+    async with serving() as (_, _, to_server):
+        stub = reflection_pb2_grpc.ServerReflectionStub(to_server)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        async for answer in call:
+            names = {service.name for service in answer.list_services_response.service}
+            break
+        call.cancel()
+    assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+async def test_channel_finds_a_restarted_server_within_two_seconds(free_port: int) -> None:
+    """Reconnects back off shortly: a restarted neighbour is used again at once."""
+    async with channel(f"127.0.0.1:{free_port}") as to_server:
+        for _ in range(2):
+            server = MeshServer("router", "router-0", [], translate, message_bytes_max=MESSAGE_BYTES_MAX)
+            await server.listen(f"127.0.0.1:{free_port}")
+            health = health_pb2_grpc.HealthStub(to_server)
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=2, wait_for_ready=True)
+            await server.grpc.stop(0)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await health.Check(health_pb2.HealthCheckRequest(), timeout=2)
