@@ -1,0 +1,187 @@
+"""Publishes one replica's cache: batches of events to a Redis stream, now and then a snapshot.
+
+A shell around `translation`. `{mesh}:kv` is the stream of all replicas; `{mesh}:snap:<replica>` the last snapshot. What
+cannot be written is not kept: a fresh snapshot takes its place when Redis is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from kvmesh.clock import Clock, MonotonicClock
+from kvmesh.prefix_index import events
+from kvmesh.prefix_index.events import Batch, Op, Snapshot
+from kvmesh.prefix_index.translation import EngineEventError, Translation
+from kvmesh.redis_link import Command, RedisAway, RedisLink, key
+
+log = logging.getLogger(__name__)
+
+FLUSH_BLOCKS = 64
+FLUSH_S = 0.005
+BUFFER_BLOCKS_MAX = 65_536
+"""Blocks that wait while Redis is slow; beyond it they are dropped and a snapshot is written instead."""
+
+RETENTION_INTERVALS = 4
+"""Snapshot intervals the stream reaches back; readers rely on 3."""
+
+SNAPSHOT_LIFE_INTERVALS = 100
+"""A snapshot nobody renews is forgotten after this many intervals, or a day."""
+
+AWAY_RETRY_S = 0.2
+CLOSE_S = 2.0
+
+
+class Publisher:
+    """Feed it the engine's event messages; it owns nothing of the engine. Owned by who calls `run`; `close` after that."""
+
+    def __init__(
+        self,
+        redis: RedisLink,
+        mesh: str,
+        replica: str,
+        block_tokens: int,
+        salt: str,
+        *,
+        snapshot_interval_s: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.published_block_total = 0
+        self.snapshot_total = 0
+        self.dropped_block_total = 0
+        """Blocks of events that a snapshot replaced."""
+        self._redis = redis
+        self._stream = key(mesh, "kv")
+        self._snapshot_key = key(mesh, "snap", replica)
+        self._replica = replica
+        self._interval_s = snapshot_interval_s
+        self._clock = clock or MonotonicClock()
+        self._cache = Translation(block_tokens, salt)
+        self._pending: list[Batch] = []
+        self._pending_blocks = 0
+        self._told_seq: int = 0
+        """`seq` of the last batch that was made: the next one's `after`."""
+        self._is_snapshot_due = False
+        self._snapshot_at_s = float("-inf")
+        self._breaks_seen = redis.break_total
+        self._news = asyncio.Event()
+        self._plenty = asyncio.Event()
+
+    @property
+    def epoch(self) -> str:
+        """Boot id of the engine, or empty while its cache is unknown."""
+        return self._cache.epoch
+
+    @property
+    def block_count(self) -> int:
+        """Blocks in the engine's cache."""
+        return self._cache.block_count
+
+    def on_engine_message(self, message: Mapping[str, Any]) -> None:
+        """Take one decoded message of the engine's `kv_events`: first a snapshot, then event batches.
+
+        Raises EngineEventError when a message is missing or wrong: end the subscription and open another.
+        """
+        try:
+            changes = self._cache.apply(message)
+        except EngineEventError:
+            self._drop_pending()
+            raise
+        if changes is None:
+            self._drop_pending()
+        else:
+            for op, hashes, seq in changes:
+                batch = Batch(self._replica, self._cache.epoch, self._told_seq, seq, op, tuple(hashes))
+                self._pending.append(batch)
+                self._pending_blocks += len(hashes)
+                self._told_seq = seq
+            if self._pending_blocks > BUFFER_BLOCKS_MAX:
+                self._drop_pending()
+        if self._pending or self._is_snapshot_due:
+            self._news.set()
+        if self._is_snapshot_due or self._pending_blocks >= FLUSH_BLOCKS:
+            self._plenty.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            await self._wait()
+            if not self._cache.epoch:
+                continue
+            try:
+                if self._needs_snapshot():
+                    await self._write_snapshot()
+                elif self._pending:
+                    await self._flush()
+            except RedisAway:
+                self._drop_pending()
+                await asyncio.sleep(AWAY_RETRY_S)
+
+    async def close(self) -> None:
+        """Write a last snapshot, for a router that starts later. Never raises, takes at most CLOSE_S."""
+        if not self._cache.epoch:
+            return
+        with suppress(RedisAway, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._write_snapshot()
+
+    async def _wait(self) -> None:
+        due_s = 1.0
+        if self._cache.epoch:
+            due_s = max(0.0, min(due_s, self._snapshot_at_s + self._interval_s - self._clock.now_s()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(due_s):
+                await self._news.wait()
+        if self._news.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await self._plenty.wait()
+        self._news.clear()
+        self._plenty.clear()
+
+    def _needs_snapshot(self) -> bool:
+        if self._redis.break_total != self._breaks_seen:
+            return True  # Redis may have forgotten both stream and snapshot
+        return self._is_snapshot_due or self._clock.now_s() >= self._snapshot_at_s + self._interval_s
+
+    def _drop_pending(self) -> None:
+        """Give up what waits: readers must take a snapshot instead."""
+        self.dropped_block_total += self._pending_blocks
+        self._pending, self._pending_blocks = [], 0
+        self._is_snapshot_due = True
+
+    def _take_pending(self) -> list[Command]:
+        batches, self._pending = self._pending, []
+        self.published_block_total += self._pending_blocks
+        self._pending_blocks = 0
+        return [("XADD", self._stream, "*", events.FIELD, events.encode_batch(batch)) for batch in batches]
+
+    async def _flush(self) -> None:
+        await self._redis.pipeline(self._take_pending())
+
+    async def _write_snapshot(self) -> None:
+        """Write everything, then one entry in the stream that says so, in one transaction."""
+        breaks = self._redis.break_total
+        last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
+        stream_id = events.parse_stream_id(last[0][0]) if last else (0, 0)
+        if not self._cache.epoch:
+            return
+        # No await from here on until all is encoded: the content holds exactly the events up to `seq`.
+        commands = self._take_pending()
+        after = self._cache.seq if self._is_snapshot_due else self._told_seq
+        self._is_snapshot_due = False
+        self._told_seq = seq = self._cache.seq
+        snapshot = Snapshot(self._replica, self._cache.epoch, seq, stream_id, self._cache.packed())
+        note = Batch(self._replica, self._cache.epoch, after, seq, Op.SNAPSHOT, (), snapshot.block_count)
+        life_s = min(86_400, max(60, int(self._interval_s * SNAPSHOT_LIFE_INTERVALS)))
+        oldest_ms = max(0, stream_id[0] - int(self._interval_s * RETENTION_INTERVALS * 1000))
+        commands.append(("SET", self._snapshot_key, events.encode_snapshot(snapshot), "EX", life_s))
+        trimmed = ("XADD", self._stream, "MINID", "~", oldest_ms, "*")
+        commands.append((*trimmed, events.FIELD, events.encode_batch(note)))
+        await self._redis.pipeline(commands, atomic=True)
+        self._breaks_seen = breaks
+        self._snapshot_at_s = self._clock.now_s()
+        self.snapshot_total += 1

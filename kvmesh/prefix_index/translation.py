@@ -1,0 +1,138 @@
+"""An engine's cache events, told in the mesh's block hashes.
+
+Pure. Engines hash blocks in their own way; the mesh needs one hash that frontends compute too. So every stored block is
+hashed again from its tokens and its parent, and the pair is kept until the block is removed.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvmesh import blocks
+from kvmesh.prefix_index.events import Op
+
+
+class EngineEventError(ValueError):
+    """The engine's messages contradict themselves, or one is missing: subscribe again, which starts with a snapshot."""
+
+
+class Change(NamedTuple):
+    """Consecutive engine events of one kind."""
+
+    op: Op
+    hashes: list[int]
+    seq: int
+    """Id of the last of them."""
+
+
+class Translation:
+    """The content of one engine's cache as mesh hashes.
+
+    Invariant: `seq` is the engine's id of the last event that is in `_mesh_hashes`.
+    """
+
+    def __init__(self, block_tokens: int, salt: str) -> None:
+        self.epoch = ""
+        """Boot id of the engine; empty before the first snapshot."""
+        self.seq = 0
+        self._block_bytes = 4 * block_tokens
+        self._root = blocks.root_hash(salt)
+        self._mesh_hashes: dict[int, int] = {}
+
+    @property
+    def block_count(self) -> int:
+        """Blocks in the cache."""
+        return len(self._mesh_hashes)
+
+    def packed(self) -> bytes:
+        """Return all mesh hashes, 8 bytes each, in the order the engine told them."""
+        return array("Q", self._mesh_hashes.values()).tobytes()
+
+    def apply(self, message: Mapping[str, Any]) -> list[Change] | None:
+        """Take one message of the engine's event stream.
+
+        Returns the changes in order, or None when everything is new (the message was a snapshot).
+        Raises EngineEventError; then the content is unknown until the next snapshot.
+        """
+        try:
+            if "snapshot" in message:
+                self._restart(message)
+                return None
+            return self._follow(message)
+        except EngineEventError:
+            self.epoch = ""
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
+            self.epoch = ""
+            raise EngineEventError(f"the engine's event message cannot be read: {error!r}") from error
+
+    def _restart(self, message: Mapping[str, Any]) -> None:
+        self._mesh_hashes = {}
+        for data in message["snapshot"]:
+            self._store(data)
+        self.seq = int(message["event_id"])
+        self.epoch = str(message["boot_id"])
+        if not self.epoch or self.seq < 0:
+            raise EngineEventError(f"boot_id is {self.epoch!r}, event_id {self.seq}")
+
+    def _follow(self, message: Mapping[str, Any]) -> list[Change]:
+        if not self.epoch or message["boot_id"] != self.epoch:
+            raise EngineEventError(f"events of boot {message['boot_id']!r} without its snapshot")
+        changes: list[Change] = []
+        for event in message["events"]:
+            event_id = int(event["event_id"])
+            if event_id <= self.seq:
+                continue
+            if event_id != self.seq + 1:
+                raise EngineEventError(f"event {event_id} follows {self.seq}")
+            data = event["data"]
+            kind = data["type"]
+            if kind == "stored":
+                op, hashes = Op.STORED, self._store(data)
+            elif kind == "removed":
+                op, hashes = Op.REMOVED, self._remove(data)
+            else:  # "created" and "updated" of TensorRT-LLM change no content
+                self.seq = event_id
+                continue
+            self.seq = event_id
+            if hashes and changes and changes[-1].op is op:
+                changes[-1] = Change(op, changes[-1].hashes + hashes, event_id)
+            elif hashes:
+                changes.append(Change(op, hashes, event_id))
+        return changes
+
+    def _store(self, data: Mapping[str, Any]) -> list[int]:
+        known = self._mesh_hashes
+        engine_parent = data["parent_hash"]
+        if engine_parent is None:
+            parent = self._root
+        elif engine_parent in known:
+            parent = known[engine_parent]
+        else:
+            raise EngineEventError(f"block stored behind an unknown one, {engine_parent}")
+        hashes = []
+        for block in data["blocks"]:
+            tokens = _pack(block["tokens"])
+            if len(tokens) != self._block_bytes:
+                break  # a partial block is reusable in the engine, but frontends hash full ones only
+            parent = blocks.child_hash(parent, tokens)
+            known[int(block["block_hash"])] = parent
+            hashes.append(parent)
+        return hashes
+
+    def _remove(self, data: Mapping[str, Any]) -> list[int]:
+        hashes = []
+        for engine_hash in data["block_hashes"]:
+            mesh_hash = self._mesh_hashes.pop(engine_hash, None)
+            if mesh_hash is not None:
+                hashes.append(mesh_hash)
+        return hashes
+
+
+def _pack(tokens: Sequence[Any]) -> bytes:
+    if tokens and isinstance(tokens[0], Mapping):
+        tokens = [token["token_id"] for token in tokens]
+    return struct.pack(f"<{len(tokens)}i", *tokens)
