@@ -1,0 +1,184 @@
+"""Errors a caller can see: one table from reason to gRPC status, and the google.rpc details that go with it.
+
+A `MeshError` is a refusal or a translated fault. Everything else that escapes a handler is a bug: it becomes INTERNAL and
+its text stays in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+log = logging.getLogger(__name__)
+
+DOMAIN: Final = "kvmesh"
+"""ErrorInfo.domain of every error of the mesh."""
+
+TABLE: Final[Mapping[str, grpc.StatusCode]] = {
+    # What the client sent is wrong; sending it again does not help.
+    "FIELD_OUT_OF_RANGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "FIELD_UNKNOWN": grpc.StatusCode.INVALID_ARGUMENT,
+    "INVALID_UTF8": grpc.StatusCode.INVALID_ARGUMENT,
+    "MESSAGE_MALFORMED": grpc.StatusCode.INVALID_ARGUMENT,
+    "MESSAGE_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "PROMPT_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
+    "RESUME_TOKEN_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
+    "ENGINE_REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
+    # The mesh is full; later it may not be.
+    "LIVE_REQUESTS_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "QUEUE_TIMEOUT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "KV_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "SLOW_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Nobody is there to serve it now.
+    "DRAINING": grpc.StatusCode.UNAVAILABLE,
+    "NO_ROUTER": grpc.StatusCode.UNAVAILABLE,
+    "NO_REPLICA": grpc.StatusCode.UNAVAILABLE,
+    "STALE_SNAPSHOT": grpc.StatusCode.UNAVAILABLE,
+    "RETRY_BUDGET_EXHAUSTED": grpc.StatusCode.UNAVAILABLE,
+    "ATTEMPTS_EXHAUSTED": grpc.StatusCode.UNAVAILABLE,
+    # Time is over.
+    "DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "TTFT_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
+    # The request goes on elsewhere: a client resumed it while the stream still lived.
+    "SUPERSEDED": grpc.StatusCode.ABORTED,
+    # The client left; nobody reads this.
+    "CLIENT_GONE": grpc.StatusCode.CANCELLED,
+    # Bugs, here or behind.
+    "ENGINE_ERROR": grpc.StatusCode.INTERNAL,
+    "INTERNAL": grpc.StatusCode.INTERNAL,
+}
+"""The one table: reason (stable, UPPER_SNAKE) -> status code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One field that is wrong: where, what it is, and what is allowed."""
+
+    field: str
+    """Path in the request, for example "sampling.temperature"."""
+    value: str
+    """What was sent, shortened; never a whole prompt."""
+    allowed: str
+    """The range, for example "0 to 10"."""
+
+    @property
+    def description(self) -> str:
+        """One sentence with value and range."""
+        return f"is {self.value}; {self.allowed} is allowed"
+
+
+@dataclass(eq=False)
+class MeshError(Exception):
+    """An error with a reason of the table. `message` is shown to the client: no internals."""
+
+    reason: str
+    message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """What varies in the message, for programs."""
+    retry_after_s: float | None = None
+    """Seconds after which trying again makes sense; None: not known, or never."""
+    violations: Sequence[Violation] = ()
+
+    def __post_init__(self) -> None:
+        assert self.reason in TABLE, f"{self.reason} is not in the table"
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        """The gRPC status code."""
+        return TABLE[self.reason]
+
+
+def invalid(reason: str, violations: Sequence[Violation]) -> MeshError:
+    """Return the error for fields that are wrong; the first one gives the text. `violations` is not empty."""
+    first = violations[0]
+    return MeshError(
+        reason,
+        f"{first.field} {first.description}",
+        metadata={"field": first.field, "value": first.value, "allowed": first.allowed},
+        violations=violations,
+    )
+
+
+def internal() -> MeshError:
+    """Return what a client sees of a bug."""
+    return MeshError("INTERNAL", "a bug in the mesh ended the request; its log has the cause")
+
+
+def to_proto(error: MeshError) -> status_pb2.Status:
+    """Return `error` as google.rpc.Status with its details."""
+    details: list[Any] = [
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=dict(error.metadata))
+    ]
+    if error.violations:
+        bad = error_details_pb2.BadRequest()
+        for violation in error.violations[:MAX_VIOLATIONS]:
+            bad.field_violations.add(field=violation.field, description=violation.description)
+        details.append(bad)
+    if error.retry_after_s is not None:
+        info = error_details_pb2.RetryInfo()
+        info.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(info)
+    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+def to_status(error: MeshError) -> grpc.Status:
+    """Return `error` as what `context.abort_with_status` takes."""
+    status: grpc.Status = rpc_status.to_status(to_proto(error))
+    return status
+
+
+MAX_VIOLATIONS: Final = 16
+"""Violations told at once: the details of a status must stay below the 8 KiB that trailers may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDetails:
+    """What a client reads back out of a failed call."""
+
+    code: grpc.StatusCode
+    message: str
+    reason: str
+    metadata: Mapping[str, str]
+    retry_after_s: float | None
+    violations: Mapping[str, str]
+    """Description by field."""
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> ErrorDetails:
+    """Return the details of a call that a server of the mesh ended; without them, reason is empty."""
+    reason, metadata, retry_after_s = "", dict[str, str](), None
+    violations: dict[str, str] = {}
+    trailers: Any = error.trailing_metadata() or ()  # the stubs make its items opaque
+    for key, value in trailers:
+        if key != "grpc-status-details-bin":
+            continue
+        status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode("latin-1"))
+        for detail in status.details:
+            info, retry, bad = (
+                error_details_pb2.ErrorInfo(),
+                error_details_pb2.RetryInfo(),
+                error_details_pb2.BadRequest(),
+            )
+            if detail.Unpack(info):
+                reason, metadata = info.reason, dict(info.metadata)
+            elif detail.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+            elif detail.Unpack(bad):
+                violations = {each.field: each.description for each in bad.field_violations}
+    return ErrorDetails(error.code(), error.details() or "", reason, metadata, retry_after_s, violations)

@@ -1,0 +1,5 @@
+"""Runs a frontend: `python -m services.frontend`."""
+
+from services.frontend.main import main
+
+main()

@@ -1,0 +1,97 @@
+"""What a client is still to be sent: ids and certain text that piled up since its last message.
+
+Pure. Bounded by the credit of the request: a slow client costs the ids and the text of one credit window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.detokenizer import Detokenizer
+from services.frontend.stop_strings import StopStrings
+
+
+class Output:
+    """Output of one request: positions [0, end), of which [0, taken) were handed to the client's writer.
+
+    Invariant: taken <= end; the text handed out is exactly the certain text of positions [0, taken), so that a client
+    that comes back with the ids it has can be continued by any frontend.
+    """
+
+    __slots__ = ("_detokenizer", "_ids", "_logprobs", "_stop", "_text", "end", "stop_string", "taken")
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], *, with_logprobs: bool) -> None:
+        self._detokenizer = detokenizer
+        self._stop = StopStrings(stop) if stop else None
+        self._ids: list[int] = []
+        self._logprobs: list[float] | None = [] if with_logprobs else None
+        self._text: list[str] = []
+        self.taken = 0
+        self.end = 0
+        self.stop_string: str | None = None
+        """The stop string that ended the output; nothing may be fed afterwards."""
+
+    def feed(self, ids: Sequence[int], logprobs: Sequence[float] = ()) -> int:
+        """Add tokens at the end; return how many were used: fewer than given where a stop string ended the output.
+
+        Missing log-probabilities are NaN.
+        """
+        used = len(ids)
+        if self._stop is None:
+            text = self._detokenizer.feed(ids)
+            if text:
+                self._text.append(text)
+        else:
+            used = self._feed_until_stop(self._stop, ids)
+        self._ids.extend(ids[:used])
+        if self._logprobs is not None:
+            known = logprobs if len(logprobs) == len(ids) else [float("nan")] * len(ids)
+            self._logprobs.extend(known[:used])
+        self.end += used
+        return used
+
+    def flush(self) -> None:
+        """Say that nothing follows: text that was undecided becomes certain. Not after a stop string."""
+        assert self.stop_string is None
+        text = self._detokenizer.flush()
+        if self._stop is not None:
+            text = self._stop.feed(text)
+            self.stop_string = self._stop.matched
+            text += self._stop.flush()
+        if text:
+            self._text.append(text)
+
+    def forget_waiting(self) -> None:
+        """Drop what waits: the client has it from another frontend."""
+        self.take()
+
+    def has_waiting(self) -> bool:
+        """True if there is something to send."""
+        return bool(self._ids or self._text)
+
+    def take(self) -> pb.Tokens | None:
+        """Return everything that waits as one message, or None; it counts as handed out."""
+        if not self._ids and not self._text:
+            return None
+        message = pb.Tokens(text="".join(self._text), ids=self._ids, position=self.taken)
+        self._ids.clear()
+        self._text.clear()
+        if self._logprobs:
+            message.logprobs.extend(self._logprobs)
+            self._logprobs.clear()
+        self.taken = self.end
+        return message
+
+    def _feed_until_stop(self, stop: StopStrings, ids: Sequence[int]) -> int:
+        for index, each in enumerate(ids):
+            text = self._detokenizer.feed((each,))
+            if not text:
+                continue
+            certain = stop.feed(text)
+            if certain:
+                self._text.append(certain)
+            if stop.matched is not None:
+                self.stop_string = stop.matched
+                return index + 1
+        return len(ids)

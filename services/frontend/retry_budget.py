@@ -1,0 +1,56 @@
+"""How many retries the frontend may add to the load: a share of the requests and a few more.
+
+Pure. Only retries of work no engine took are paid from here; a resume never is (architecture, section 2).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+WINDOW_S: Final = 10.0
+"""What was saved up is worth this many seconds of the trickle, and the ratio over as many times ten requests."""
+
+
+class RetryBudget:
+    """A bucket of retries: `ratio` flows in per request, `per_s` per second. Starts with a window of the trickle.
+
+    Invariant: 0 <= level <= cap.
+    """
+
+    __slots__ = ("_at_s", "_cap", "_level", "_per_s", "_ratio", "refused_total", "spent_total")
+
+    def __init__(self, ratio: float, per_s: float, now_s: float) -> None:
+        self._ratio = ratio
+        self._per_s = per_s
+        self._cap = WINDOW_S * (per_s + 10 * ratio)
+        self._level = WINDOW_S * per_s
+        self._at_s = now_s
+        self.spent_total = 0
+        self.refused_total = 0
+
+    def __repr__(self) -> str:
+        return f"RetryBudget({self._level:.2f}/{self._cap:.2f})"
+
+    @property
+    def level(self) -> float:
+        """Retries that may be spent, as of the last event."""
+        return self._level
+
+    def on_request(self, now_s: float) -> None:
+        """Count one request of a client."""
+        self._refill(now_s)
+        self._level = min(self._cap, self._level + self._ratio)
+
+    def take(self, now_s: float) -> bool:
+        """Spend one retry. False: the budget is empty and the error must go to the client."""
+        self._refill(now_s)
+        if self._level < 1.0:
+            self.refused_total += 1
+            return False
+        self._level -= 1.0
+        self.spent_total += 1
+        return True
+
+    def _refill(self, now_s: float) -> None:
+        self._level = min(self._cap, self._level + max(0.0, now_s - self._at_s) * self._per_s)
+        self._at_s = max(self._at_s, now_s)

@@ -1,0 +1,291 @@
+"""From a client's message to a complete, typed request, or to an error that names every field that is wrong.
+
+Pure. Nothing behind this module meets a value out of range; nothing in front of it has touched a router.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import xxhash
+
+from kvmesh.errors import Violation, invalid
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import resume_token
+from services.frontend.resume_token import ResumeToken
+
+TEMPERATURE_MAX: Final = 10.0
+TOP_K_MAX: Final = 1_000_000
+PRIORITY_MAX: Final = 100
+TTFT_TIMEOUT_MIN_S: Final = 0.001
+TTFT_TIMEOUT_MAX_S: Final = 3600.0
+NAME_CHARACTERS_MAX: Final = 128
+"""Longest session id and idempotency key."""
+STOP_MAX: Final = 16
+STOP_CHARACTERS_MAX: Final = 256
+
+_ROLES: Final = {
+    pb.ChatMessage.ROLE_SYSTEM: "system",
+    pb.ChatMessage.ROLE_USER: "user",
+    pb.ChatMessage.ROLE_ASSISTANT: "assistant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the mesh allows."""
+
+    model: str
+    model_version: str
+    vocab_size: int
+    token_bytes_max: int
+    """Bytes of the longest token: a text of more than this times the context cannot fit it."""
+    max_sequence_tokens: int
+    max_output_tokens_default: int
+    max_output_tokens_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client asks for: complete and in range. Exactly one of `text`, `chat`, `token_ids` is set."""
+
+    text: str | None
+    chat: tuple[tuple[str, str], ...] | None
+    """(role, content) of each message."""
+    token_ids: tuple[int, ...] | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    """None: the mesh draws one."""
+    stop: tuple[str, ...]
+    ttft_timeout_s: float | None
+    max_output_tokens: int
+    priority: int
+    session_id: str
+    idempotency_key: str
+    explain: bool
+    logprobs: bool
+    resume: ResumeToken | None
+    received_ids: tuple[int, ...]
+    """Output the client has already; empty unless `resume`."""
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Size of the prompt's text: how long tokenizing it takes. 0 for token ids."""
+        if self.text is not None:
+            return len(self.text.encode())
+        return sum(len(content.encode()) for _, content in self.chat or ())
+
+
+def check(message: pb.GenerateRequest, bounds: Bounds) -> Asked:
+    """Return what `message` asks for. Raises MeshError (INVALID_ARGUMENT) with a violation per wrong field."""
+    wrong = [
+        *_prompt(message, bounds),
+        *_sampling(message.sampling),
+        *_limits(message.limits, bounds),
+        *_names(message, bounds),
+        *_received(message, bounds),
+    ]
+    if wrong:
+        raise invalid("FIELD_OUT_OF_RANGE", wrong)
+    token = _resume(message, bounds)
+    _check_prompt_size(message, bounds)
+    return _asked(message, bounds, token)
+
+
+def fit(asked: Asked, prompt_tokens: int, bounds: Bounds) -> int:
+    """Return the output tokens the request may have: less than asked for where the context ends.
+
+    Raises MeshError if the prompt leaves no room, or if the client has more output than the request may have.
+    """
+    room = bounds.max_sequence_tokens - prompt_tokens
+    if prompt_tokens < 1 or room < 1:
+        raise invalid(
+            "PROMPT_TOO_LONG" if prompt_tokens else "FIELD_OUT_OF_RANGE",
+            [
+                Violation(
+                    _prompt_path(asked), f"{prompt_tokens} tokens", f"1 to {bounds.max_sequence_tokens - 1}"
+                )
+            ],
+        )
+    output_tokens = min(asked.max_output_tokens, room)
+    if len(asked.received_ids) > output_tokens:
+        count = f"{len(asked.received_ids)} tokens"
+        raise invalid("FIELD_OUT_OF_RANGE", [Violation(_RECEIVED, count, f"at most {output_tokens} tokens")])
+    return output_tokens
+
+
+def digest(asked: Asked, prompt_ids: bytes, max_output_tokens: int) -> int:
+    """Return 64 bits over all that shapes the output but the seed: a resumed request must be as it was."""
+    state = xxhash.xxh3_64(prompt_ids)
+    state.update(struct.pack("<ffII", asked.temperature, asked.top_p, asked.top_k, max_output_tokens))
+    for string in asked.stop:
+        encoded = string.encode()
+        state.update(struct.pack("<I", len(encoded)))
+        state.update(encoded)
+    return state.intdigest()
+
+
+def check_resumed(asked: Asked, found: int) -> None:
+    """Raise MeshError if the request's digest is not the one its resume token was made for."""
+    token = asked.resume
+    if token is None:
+        return
+    if token.digest != found:
+        raise invalid(
+            "RESUME_TOKEN_INVALID",
+            [Violation(_TOKEN, "of a request that differs from this one", "the token of the same request")],
+        )
+    if asked.seed is not None and asked.seed != token.seed:
+        raise invalid(
+            "RESUME_TOKEN_INVALID",
+            [Violation("sampling.seed", str(asked.seed), f"the seed of the broken stream, {token.seed},")],
+        )
+
+
+_TOKEN: Final = "options.resume.resume_token"
+_RECEIVED: Final = "options.resume.received_token_ids"
+
+
+def _prompt(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:
+    kind = message.WhichOneof("prompt")
+    if kind is None:
+        yield Violation("prompt", "not there", "one of text, chat and tokens")
+    elif kind == "text" and not message.text:
+        yield Violation("text", "empty", "1 character or more")
+    elif kind == "tokens":
+        if not message.tokens.ids:
+            yield Violation("tokens.ids", "empty", "1 token or more")
+        yield from _ids("tokens.ids", message.tokens.ids, bounds)
+    elif kind == "chat":
+        if not message.chat.messages:
+            yield Violation("chat.messages", "empty", "1 message or more")
+        elif not any(each.content for each in message.chat.messages):
+            yield Violation("chat.messages", "without any content", "1 character or more")
+        for index, each in enumerate(message.chat.messages):
+            if each.role not in _ROLES:
+                allowed = f"{min(_ROLES)} to {max(_ROLES)} (system, user, assistant)"
+                yield Violation(f"chat.messages[{index}].role", str(each.role), allowed)
+
+
+def _ids(path: str, ids: Iterable[int], bounds: Bounds) -> Iterator[Violation]:
+    """Yield a violation for the first id that is not in the vocabulary."""
+    for index, each in enumerate(ids):
+        if not 0 <= each < bounds.vocab_size:
+            yield Violation(f"{path}[{index}]", str(each), f"0 to {bounds.vocab_size - 1}")
+            return
+
+
+def _sampling(sampling: pb.Sampling) -> Iterator[Violation]:
+    # Comparisons are written so that NaN fails them.
+    if sampling.HasField("temperature") and not 0 <= sampling.temperature <= TEMPERATURE_MAX:
+        yield Violation("sampling.temperature", _number(sampling.temperature), f"0 to {TEMPERATURE_MAX:g}")
+    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
+        yield Violation("sampling.top_p", _number(sampling.top_p), "above 0 to 1")
+    if not 0 <= sampling.top_k <= TOP_K_MAX:
+        yield Violation("sampling.top_k", str(sampling.top_k), f"0 to {TOP_K_MAX}")
+    if len(sampling.stop) > STOP_MAX:
+        yield Violation("sampling.stop", f"{len(sampling.stop)} strings", f"at most {STOP_MAX}")
+        return
+    for index, string in enumerate(sampling.stop):
+        if not 1 <= len(string) <= STOP_CHARACTERS_MAX:
+            what = f"{len(string)} characters long"
+            yield Violation(f"sampling.stop[{index}]", what, f"1 to {STOP_CHARACTERS_MAX} characters")
+
+
+def _limits(limits: pb.Limits, bounds: Bounds) -> Iterator[Violation]:
+    if limits.HasField("ttft_timeout"):
+        seconds = limits.ttft_timeout.seconds + limits.ttft_timeout.nanos / 1e9
+        if not TTFT_TIMEOUT_MIN_S <= seconds <= TTFT_TIMEOUT_MAX_S:
+            yield Violation("limits.ttft_timeout", f"{seconds:g} s", "0.001 s to 3600 s")
+    highest = bounds.max_output_tokens_max
+    if limits.HasField("max_output_tokens") and not 1 <= limits.max_output_tokens <= highest:
+        yield Violation("limits.max_output_tokens", str(limits.max_output_tokens), f"1 to {highest}")
+    if limits.HasField("priority") and not -PRIORITY_MAX <= limits.priority <= PRIORITY_MAX:
+        yield Violation("limits.priority", str(limits.priority), f"-{PRIORITY_MAX} to {PRIORITY_MAX}")
+
+
+def _names(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:
+    for path, name in (("session_id", message.session_id), ("idempotency_key", message.idempotency_key)):
+        if len(name) > NAME_CHARACTERS_MAX:
+            yield Violation(path, f"{len(name)} characters long", f"at most {NAME_CHARACTERS_MAX} characters")
+    if message.model and message.model != bounds.model:
+        yield Violation("model", repr(message.model[:64]), f"empty or {bounds.model!r}")
+
+
+def _received(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:
+    yield from _ids(_RECEIVED, message.options.resume.received_token_ids, bounds)
+
+
+def _resume(message: pb.GenerateRequest, bounds: Bounds) -> ResumeToken | None:
+    if not message.options.HasField("resume"):
+        return None
+    allowed = "a resume token of this model from a `started` message"
+    try:
+        token = resume_token.unpack(message.options.resume.resume_token)
+    except resume_token.ResumeTokenError as error:
+        raise invalid("RESUME_TOKEN_INVALID", [Violation(_TOKEN, f"no token: {error}", allowed)]) from None
+    if token.model_version != bounds.model_version:
+        what = f"of model version {token.model_version!r}"
+        allowed = f"a token of model version {bounds.model_version!r}"
+        raise invalid("RESUME_TOKEN_INVALID", [Violation(_TOKEN, what, allowed)])
+    if token.attempt_base + resume_token.ATTEMPT_STRIDE > resume_token.ATTEMPT_BASE_MAX:
+        raise invalid("RESUME_TOKEN_INVALID", [Violation(_TOKEN, "resumed 254 times", "fewer than that")])
+    return token
+
+
+def _check_prompt_size(message: pb.GenerateRequest, bounds: Bounds) -> None:
+    """Refuse what cannot fit whatever its tokens are, before anybody tokenizes it."""
+    size_max = bounds.max_sequence_tokens * bounds.token_bytes_max
+    kind = message.WhichOneof("prompt")
+    if kind == "tokens":
+        return
+    path, size = "text", len(message.text.encode())
+    if kind == "chat":
+        path, size = "chat.messages", sum(len(each.content.encode()) for each in message.chat.messages)
+        size = max(size, len(message.chat.messages) * bounds.token_bytes_max)
+    if size > size_max:
+        allowed = f"at most {bounds.max_sequence_tokens - 1} tokens (never more than {size_max} bytes)"
+        raise invalid("PROMPT_TOO_LONG", [Violation(path, f"{size} bytes long", allowed)])
+
+
+def _asked(message: pb.GenerateRequest, bounds: Bounds, token: ResumeToken | None) -> Asked:
+    kind = message.WhichOneof("prompt")
+    sampling, limits, options = message.sampling, message.limits, message.options
+    timeout = limits.ttft_timeout
+    return Asked(
+        text=message.text if kind == "text" else None,
+        chat=tuple((_ROLES[each.role], each.content) for each in message.chat.messages)
+        if kind == "chat"
+        else None,
+        token_ids=tuple(message.tokens.ids) if kind == "tokens" else None,
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        top_k=sampling.top_k,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        stop=tuple(sampling.stop),
+        ttft_timeout_s=timeout.seconds + timeout.nanos / 1e9 if limits.HasField("ttft_timeout") else None,
+        max_output_tokens=limits.max_output_tokens
+        if limits.HasField("max_output_tokens")
+        else bounds.max_output_tokens_default,
+        priority=limits.priority,
+        session_id=message.session_id,
+        idempotency_key=message.idempotency_key,
+        explain=options.explain,
+        logprobs=options.logprobs,
+        resume=token,
+        received_ids=tuple(options.resume.received_token_ids),
+    )
+
+
+def _prompt_path(asked: Asked) -> str:
+    return "text" if asked.text is not None else "chat.messages" if asked.chat is not None else "tokens.ids"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if math.isfinite(value) else str(value)

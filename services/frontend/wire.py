@@ -1,0 +1,139 @@
+"""Client messages from bytes: size, well-formedness, text encoding and unknown fields, each refused by name.
+
+Pure. protobuf says only that parsing failed; this says where, so that a client with a bad byte or a newer proto learns
+which field to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from kvmesh.errors import MeshError, Violation, invalid
+from kvmesh.inference.v1 import inference_pb2 as pb
+
+
+def parse(data: bytes, bytes_max: int) -> pb.GenerateRequest:
+    """Return the request in `data`. Raises MeshError (INVALID_ARGUMENT) naming field, value and range."""
+    if len(data) > bytes_max:
+        what = Violation(MESSAGE, f"{len(data)} bytes", f"at most {bytes_max} bytes")
+        raise invalid("MESSAGE_TOO_LARGE", [what])
+    message = pb.GenerateRequest()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        raise _malformed(data, pb.GenerateRequest.DESCRIPTOR) from None
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size:
+        again = pb.GenerateRequest.FromString(data)
+        found = [
+            Violation(path, f"unknown field {number}", "only fields of kvmesh.inference.v1")
+            for path, number in _unknown(again, "")
+        ]
+        raise invalid("FIELD_UNKNOWN", found)
+    return message
+
+
+MESSAGE: Final = "(message)"
+"""Stands for the whole message where a field's path is expected."""
+
+
+def _unknown(message: Message, path: str) -> Iterator[tuple[str, int]]:
+    """Yield (path, number) of the fields that are not in the proto; a path ends in the number."""
+    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]  # the stubs do not know it iterates
+        yield _join(path, str(unknown.field_number)), unknown.field_number
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None:
+            continue
+        here = _join(path, descriptor.name)
+        if isinstance(value, Message):
+            yield from _unknown(value, here)
+        else:
+            for index, each in enumerate(value):
+                yield from _unknown(each, f"{here}[{index}]")
+
+
+def _malformed(data: bytes, descriptor: Descriptor) -> MeshError:
+    """Return why `data` did not parse: a text that is no UTF-8, or bytes that are no message."""
+    try:
+        for path, value in _texts(data, descriptor, "", 0):
+            try:
+                value.decode("utf-8")
+            except UnicodeDecodeError as error:
+                bad = value[error.start : error.start + 4].hex(" ")
+                what = f"bytes {bad} at offset {error.start}"
+                return invalid("INVALID_UTF8", [Violation(path, what, "valid UTF-8")])
+    except _Truncated as error:
+        return invalid("MESSAGE_MALFORMED", [Violation(error.path or MESSAGE, str(error), "a whole message")])
+    what = f"{len(data)} bytes that do not parse"
+    return invalid("MESSAGE_MALFORMED", [Violation(MESSAGE, what, "a kvmesh.inference.v1.GenerateRequest")])
+
+
+class _Truncated(Exception):
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(what)
+        self.path = path
+
+
+_DEPTH_MAX: Final = 16
+
+
+def _texts(data: bytes, descriptor: Descriptor, path: str, depth: int) -> Iterator[tuple[str, bytes]]:
+    """Yield (path, bytes) of every string field in the encoded message `data`. Raises _Truncated."""
+    counts: dict[int, int] = {}
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at, path)
+        number, kind = key >> 3, key & 7
+        if kind != 2:
+            at = _skip(data, at, kind, path)
+            continue
+        length, at = _varint(data, at, path)
+        if at + length > len(data):
+            raise _Truncated(path, f"field {number} of {length} bytes, {len(data) - at} of them there")
+        value, at = data[at : at + length], at + length
+        field = descriptor.fields_by_number.get(number)
+        if field is None:
+            continue
+        here = _join(path, field.name)
+        if field.is_repeated:
+            index = counts.get(number, 0)
+            counts[number] = index + 1
+            here = f"{here}[{index}]"
+        if field.type == FieldDescriptor.TYPE_STRING:
+            yield here, value
+        elif field.message_type is not None and depth < _DEPTH_MAX:
+            yield from _texts(value, field.message_type, here, depth + 1)
+
+
+def _varint(data: bytes, at: int, path: str) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise _Truncated(path, "bytes that end inside a number")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise _Truncated(path, "a number of more than 10 bytes")
+
+
+def _skip(data: bytes, at: int, kind: int, path: str) -> int:
+    if kind == 0:
+        return _varint(data, at, path)[1]
+    if kind in (1, 5):
+        end = at + (8 if kind == 1 else 4)
+        if end <= len(data):
+            return end
+        raise _Truncated(path, "bytes that end inside a number")
+    raise _Truncated(path, f"wire type {kind}")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
