@@ -20,7 +20,7 @@ from grpc_health.v1 import health as health_service
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kvmesh.interceptors import ErrorInterceptor, Translate
+from kvmesh.interceptors import ErrorInterceptor
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ DRAIN_S: Final = 30.0
 STOP_GRACE_S: Final = 1.0
 """Time for streams to end after a drain, before their calls are cut."""
 
-_REFUSABLE_BYTES: Final = 72 << 20
-"""Messages up to this are read only to be refused with a good sentence; larger ones get gRPC's own refusal."""
+_MESSAGE_BYTES_MAX: Final = 72 << 20
+"""gRPC refuses larger messages itself. Services refuse much smaller ones, with a better sentence than gRPC's."""
 
 
 # A frozen peer (SIGSTOP, a lost host) is noticed by pings alone. keepalive_timeout_ms is not enough: without
@@ -94,29 +94,24 @@ class MeshServer:
         role: str,
         instance: str,
         service_names: Sequence[str],
-        translate: Translate,
         *,
-        message_bytes_max: int,
         keepalive_s: float = 1.0,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
         """Build the server; no I/O yet. `service_names` are the full names, for health and reflection.
 
-        `message_bytes_max` bounds unary requests (INVALID_ARGUMENT above it) and
-        messages of request streams (RESOURCE_EXHAUSTED above 72 MiB). A peer with
-        live calls is pinged every `keepalive_s` and dropped when it does not answer
-        for twice that: 1 s inside the mesh, more where clients are far away.
+        A peer with live calls is pinged every `keepalive_s` and dropped when it does
+        not answer for twice that: 1 s inside the mesh, more where clients are far away.
         """
         self._role = role
         self._instance = instance
         self._services = tuple(service_names)
-        errors = ErrorInterceptor(translate, message_bytes_max)
         self.grpc = grpc.aio.server(
-            interceptors=(*interceptors, errors),
+            interceptors=(*interceptors, ErrorInterceptor()),
             options=(
                 *_keepalive(keepalive_s),
                 *_SERVER_OPTIONS,
-                ("grpc.max_receive_message_length", max(_REFUSABLE_BYTES, message_bytes_max)),
+                ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
             ),
         )
         self._health = health_service.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it

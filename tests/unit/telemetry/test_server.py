@@ -12,27 +12,18 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_status import rpc_status
 
+from kvmesh.errors import MeshError, from_rpc_error, internal
 from kvmesh.inference.v1 import inference_pb2, inference_pb2_grpc
-from kvmesh.interceptors import INTERNAL_TEXT, Status
 from kvmesh.server import ListenError, MeshServer, channel
 
 SERVICE = "kvmesh.inference.v1.InferenceService"
-MESSAGE_BYTES_MAX = 1 << 20
 
 
-class Refused(Exception):
-    """An error the table of this test knows."""
-
-
-def translate(error: BaseException) -> Status | None:
-    if isinstance(error, Refused):
-        return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full: 8/8", (("x-queue", "8"),))
-    return None
+def refusal() -> MeshError:
+    return MeshError("QUEUE_FULL", "queue full: 8/8", retry_after_s=0.5)
 
 
 class Servicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -48,9 +39,9 @@ class Servicer(inference_pb2_grpc.InferenceServiceServicer):
             case "bug":
                 raise ValueError("secret internals")
             case "refused":
-                raise Refused("secret reason")
+                raise refusal()
             case "group":
-                raise ExceptionGroup("many", [ValueError("secret"), Refused("secret")])
+                raise ExceptionGroup("many", [ValueError("secret"), refusal()])
             case "abort":
                 await context.abort(grpc.StatusCode.NOT_FOUND, "said on purpose")
             case "hang":
@@ -63,7 +54,7 @@ class Servicer(inference_pb2_grpc.InferenceServiceServicer):
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[MeshServer, Servicer, grpc.aio.Channel]]:
-    server = MeshServer("frontend", "frontend-0", [SERVICE], translate, message_bytes_max=MESSAGE_BYTES_MAX)
+    server = MeshServer("frontend", "frontend-0", [SERVICE])
     servicer = Servicer()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
     address = await server.listen("127.0.0.1:0")
@@ -87,19 +78,19 @@ async def test_text_of_an_unknown_exception_never_leaves(caplog: pytest.LogCaptu
     """A bug is INTERNAL with a fixed sentence for the client and a traceback in the log."""
     async with serving() as (_, _, to_server):
         error = await failure(to_server, "bug")
-    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, INTERNAL_TEXT)
+    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, internal().message)
     assert "secret" not in str(error.trailing_metadata())
     assert "secret internals" in caplog.text
 
 
 @pytest.mark.parametrize("session", ["refused", "group"])
 async def test_known_errors_get_their_status_also_from_a_group(session: str) -> None:
-    """The table decides code, text and metadata; of a group the first known error counts."""
+    """A MeshError keeps code, text and details; of a group the first one counts."""
     async with serving() as (_, _, to_server):
         error = await failure(to_server, session)
-    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full: 8/8")
-    metadata: Any = error.trailing_metadata()
-    assert dict(metadata)["x-queue"] == "8"
+    details = from_rpc_error(error)
+    assert details.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (details.message, details.reason, details.retry_after_s) == ("queue full: 8/8", "QUEUE_FULL", 0.5)
 
 
 async def test_abort_passes_unchanged() -> None:
@@ -107,35 +98,6 @@ async def test_abort_passes_unchanged() -> None:
     async with serving() as (_, _, to_server):
         error = await failure(to_server, "abort")
     assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "said on purpose")
-
-
-@pytest.mark.parametrize(
-    ("raw", "says"),
-    [
-        (b"\x32\x02\xff\xfe", "UTF-8"),  # session_id, not UTF-8
-        (b"\x0a\x7f", "well-formed"),  # text, cut off
-        (b"\x0a\x80\x80\x80\x01" + b"x" * (2 << 20), f"0 to {MESSAGE_BYTES_MAX}"),
-    ],
-)
-async def test_bad_messages_are_refused_by_name_and_reach_no_handler(raw: bytes, says: str) -> None:
-    """Bytes that are no message, or too many, are INVALID_ARGUMENT with BadRequest details."""
-    async with serving() as (_, servicer, to_server):
-        call = to_server.unary_stream(
-            f"/{SERVICE}/Generate",
-            request_serializer=bytes,
-            response_deserializer=bytes,
-        )
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in call(raw):
-                pass
-    error = caught.value
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert says in (error.details() or "")
-    assert not servicer.entered.is_set()
-    status: Any = rpc_status.from_call(error)  # type: ignore[arg-type]
-    bad = error_details_pb2.BadRequest()
-    assert status.details[0].Unpack(bad)
-    assert bad.field_violations[0].field == "message"
 
 
 async def test_cancel_of_the_client_reaches_the_handler() -> None:
@@ -197,7 +159,7 @@ async def test_a_hanging_drain_is_cut_short(end: str) -> None:
 async def test_a_port_in_use_is_one_sentence() -> None:
     """Two processes never share a port."""
     async with serving() as (server, _, _):
-        second = MeshServer("router", "router-0", [], translate, message_bytes_max=MESSAGE_BYTES_MAX)
+        second = MeshServer("router", "router-0", [])
         with pytest.raises(ListenError, match=f"Cannot listen on {server.address}: .*in use"):
             await second.listen(server.address)
         await second.grpc.stop(0)
@@ -235,7 +197,7 @@ async def test_channel_finds_a_restarted_server_within_two_seconds(free_port: in
     """Reconnects back off shortly: a restarted neighbour is used again at once."""
     async with channel(f"127.0.0.1:{free_port}") as to_server:
         for _ in range(2):
-            server = MeshServer("router", "router-0", [], translate, message_bytes_max=MESSAGE_BYTES_MAX)
+            server = MeshServer("router", "router-0", [])
             await server.listen(f"127.0.0.1:{free_port}")
             health = health_pb2_grpc.HealthStub(to_server)
             await health.Check(health_pb2.HealthCheckRequest(), timeout=2, wait_for_ready=True)
