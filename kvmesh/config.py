@@ -163,14 +163,13 @@ class Engine(Section, frozen=True, kw_only=True):
     handoff_timeout_s: Annotated[
         float, Allowed("A prefill engine frees an unclaimed handoff after this.", 0.1, 600, "s")
     ] = 30.0
-    cost_step_s: Annotated[float, Allowed("`hashed` only: time of one engine step.", 0, 10, "s")] = 0.0
-    cost_token_s: Annotated[float, Allowed("`hashed` only: time per uncached prompt token.", 0, 1, "s")] = 0.0
-    cost_token_squared_s: Annotated[
-        float, Allowed("`hashed` only: time per uncached token times its context length.", 0, 1, "s")
+    step_s: Annotated[float, Allowed("Cost of one step; costs are for `hashed`.", 0, 10, "s")] = 0.0
+    prefill_s: Annotated[float, Allowed("Cost of a prefill, once.", 0, 10, "s")] = 0.0
+    prefill_token_s: Annotated[float, Allowed("Cost per uncached prompt token.", 0, 1, "s")] = 0.0
+    prefill_token2_s: Annotated[
+        float, Allowed("Cost per difference of squared positions of the uncached tokens.", 0, 1, "s")
     ] = 0.0
-    cost_transfer_block_s: Annotated[
-        float, Allowed("`hashed` only: time per KV block moved between engines.", 0, 1, "s")
-    ] = 0.0
+    block_transfer_s: Annotated[float, Allowed("Cost per KV block moved between engines.", 0, 1, "s")] = 0.0
 
     def check(self) -> None:
         needed = -(-self.max_sequence_tokens // self.block_tokens)

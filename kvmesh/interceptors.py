@@ -78,7 +78,7 @@ def _streaming(inner: Any, method: str) -> Any:
     return call
 
 
-async def _end(error: BaseException, context: Context, method: str) -> None:
+async def _end(error: BaseException, context: Any, method: str) -> None:
     """End the call with the status of `error`. Never returns normally."""
     for one in _leaves(error):
         if isinstance(one, grpc.aio.AbortError):
