@@ -1,0 +1,75 @@
+"""CPU time and memory of other processes, read from outside: nothing runs in the process under test.
+
+Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Usage(NamedTuple):
+    """What a process, or several, used up to one moment."""
+
+    at_ns: int
+    """Monotonic clock."""
+    cpu_ns: int
+    """CPU time of all threads, ended ones included; user and system."""
+
+
+def cpu_ns(pid: int) -> int:
+    """Return the CPU time of `pid`, all its threads, in nanoseconds. Raises ProcessLookupError if it is gone.
+
+    The per-process clock of clock_gettime(2) (clock id from the pid as in clock_getcpuclockid(3)): exact, where
+    /proc/<pid>/stat counts in ticks of 10 ms.
+    """
+    try:
+        return time.clock_gettime_ns((~pid << 3) | 2)
+    except OSError as error:
+        raise ProcessLookupError(f"process {pid} is gone") from error
+
+
+def usage(*pids: int) -> Usage:
+    """Return what `pids` used together until now."""
+    return Usage(time.monotonic_ns(), sum(cpu_ns(pid) for pid in pids))
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of `pid`. Raises ProcessLookupError if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"process {pid} is gone") from error
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the live children of `pid`, their children and so on; `pid` itself not."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue  # ended while we looked
+        parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of `pid`, or nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,33 @@
+"""The aims: what a figure should at most be on a small machine (two cores, no GPU)."""
+
+from __future__ import annotations
+
+from bench.results import Aim, Key
+
+STREAMS_64 = "64 streams, 20 ms"
+RATE_200 = "200 requests/s"
+
+PER_TOKEN = "CPU per token"
+PER_FRAME = "CPU per frame"
+FRAME_WRITER = "CPU per frame of the writer"
+PER_REQUEST = "CPU per request"
+ROWS = "rows per frame"
+STREAM_BYTES = "memory per live stream"
+IDLE = "memory idle"
+
+AIMS: dict[Key, Aim] = {
+    Key("router", STREAMS_64, PER_TOKEN): Aim(15.0),
+    Key("frontend", STREAMS_64, PER_TOKEN): Aim(60.0),
+    Key("router", RATE_200, PER_REQUEST): Aim(0.6),
+    Key("frontend", RATE_200, PER_REQUEST): Aim(1.0),
+    **{
+        Key(role, case, metric): Aim(limit)
+        for role in ("frontend", "router", "decode")
+        for case, metric, limit in (("256 streams, 50 ms", STREAM_BYTES, 48.0), ("idle", IDLE, 120.0))
+    },
+    Key("path", "one request at a time", "added time to first token, p50"): Aim(3.0),
+    Key("index", "lookup of 64 blocks, 1M in the index", "time"): Aim(15.0),
+    Key("index", "1M blocks", "memory per block"): Aim(110.0),
+    Key("index", "1M blocks", "longest stall while loading"): Aim(10.0),
+    Key("index", "1M blocks", "cold start"): Aim(1.0),
+}

@@ -1,0 +1,97 @@
+"""A neighbour that calls the mesh's own API: many Generate calls of one process. Steered over stdin (see `load`)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+
+import grpc
+import uvloop
+
+from bench import prompts
+from bench.load import LoadCounters, serve_load
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.inference.v1 import inference_pb2_grpc
+
+DEADLINE_S = 600.0
+
+
+class GenerateClient:
+    """Reads many Generate streams. A Load."""
+
+    def __init__(self, stub: inference_pb2_grpc.InferenceServiceAsyncStub, seed: int) -> None:
+        self.counters = LoadCounters()
+        self._stub = stub
+        self._draw = random.Random(seed)
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def begin(self, prompt_tokens: int, output_tokens: int) -> None:
+        """See Load."""
+        request = pb.GenerateRequest(
+            tokens=pb.TokenPrompt(ids=prompts.random_ids(prompt_tokens, self._draw)),
+            sampling=pb.Sampling(temperature=0.0),
+            limits=pb.Limits(max_output_tokens=output_tokens),
+        )
+        self.counters.started += 1
+        task = asyncio.create_task(self._read(request, output_tokens), name="generate")
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def close(self) -> None:
+        """See Load."""
+        calls = list(self._calls)
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _read(self, request: pb.GenerateRequest, output_tokens: int) -> None:
+        counters = self.counters
+        started_s = time.monotonic()
+        position = 0
+        call = self._stub.Generate(request, timeout=DEADLINE_S)
+        try:
+            async for message in call:
+                counters.messages += 1
+                match message.WhichOneof("event"):
+                    case "tokens":
+                        if message.tokens.position != position:
+                            counters.fault(f"position {message.tokens.position}, expected {position}")
+                        if position == 0:
+                            counters.first_tokens += 1
+                            counters.ttft_ms.append((time.monotonic() - started_s) * 1000)
+                        position += len(message.tokens.ids)
+                        counters.tokens += len(message.tokens.ids)
+                        counters.frames += 1
+                        counters.rows += 1
+                    case "finished":
+                        if position == output_tokens:
+                            counters.finished += 1
+                        else:
+                            counters.fault(f"{position} of {output_tokens} tokens")
+                    case _:
+                        pass
+        except grpc.aio.AioRpcError as error:
+            counters.fault(f"{error.code().name}: {error.details()}")
+        finally:
+            call.cancel()
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Serve until stdin ends."""
+    async with grpc.aio.insecure_channel(arguments.target) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        await serve_load(GenerateClient(stub, arguments.seed), arguments.seed)
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="bench.client", description=__doc__)
+    parser.add_argument("--target", required=True, help="host:port of the frontend")
+    parser.add_argument("--seed", type=int, default=1)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

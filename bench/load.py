@@ -1,0 +1,113 @@
+"""What every load generator of the bench counts and obeys: streams held open, or requests at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bench import control
+
+OPEN_TIMEOUT_S = 30.0
+FAULTS_KEPT = 5
+
+
+@dataclass(slots=True)
+class LoadCounters:
+    """Totals since the generator started."""
+
+    started: int = 0
+    first_tokens: int = 0
+    tokens: int = 0
+    """First tokens included."""
+    messages: int = 0
+    """Messages that arrived, whatever they carried."""
+    frames: int = 0
+    """Messages with a step frame; at an edge, messages with tokens."""
+    rows: int = 0
+    finished: int = 0
+    failed: int = 0
+    faults: list[str] = field(default_factory=list)
+    """The first few failures, in words."""
+    ttft_ms: list[float] = field(default_factory=list)
+
+    def fault(self, text: str) -> None:
+        """Count a failure."""
+        self.failed += 1
+        if len(self.faults) < FAULTS_KEPT:
+            self.faults.append(text)
+
+
+class Load(Protocol):
+    """Generates load: a sink of Attach or a client of the mesh's API."""
+
+    counters: LoadCounters
+
+    def begin(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Start one request."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel everything; returns when nothing is live."""
+        ...
+
+
+async def serve_load(load: Load, seed: int) -> None:
+    """Obey the commands of the bench until stdin ends.
+
+    open: hold {streams} requests of {tokens} output tokens open; answers when each has its first token.
+    rate: start {per_s} requests of {tokens} output tokens a second, at random moments, until `close`.
+    counters: tell the totals. close: cancel everything.
+    """
+    draw = random.Random(seed)
+    arrivals: asyncio.Task[None] | None = None
+
+    async def open_streams(command: Mapping[str, Any]) -> Mapping[str, Any]:
+        wanted = load.counters.first_tokens + command["streams"]
+        for _ in range(command["streams"]):
+            load.begin(command["prompt"], command["tokens"])
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            while load.counters.first_tokens < wanted:
+                if load.counters.failed:
+                    raise RuntimeError(f"{load.counters.failed} streams failed: {load.counters.faults}")
+                await asyncio.sleep(0.01)
+        return {}
+
+    async def start_rate(command: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal arrivals
+        arrivals = asyncio.create_task(arrive(command), name="arrivals")
+        return {}
+
+    async def arrive(command: Mapping[str, Any]) -> None:
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
+        while True:
+            next_s += draw.expovariate(command["per_s"])
+            await asyncio.sleep(max(0.0, next_s - loop.time()))
+            load.begin(command["prompt"], command["tokens"])
+
+    async def tell(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        return dataclasses.asdict(load.counters)
+
+    async def close(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal arrivals
+        if arrivals is not None:
+            arrivals.cancel()
+            arrivals = None
+        await load.close()
+        return {}
+
+    handlers: dict[str, control.Handler] = {
+        "open": open_streams,
+        "rate": start_rate,
+        "counters": tell,
+        "close": close,
+    }
+    try:
+        await control.serve_commands(handlers, {"ready": True})
+    finally:
+        if arrivals is not None:
+            arrivals.cancel()

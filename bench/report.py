@@ -1,0 +1,148 @@
+"""What a run looks like: a table for people, JSON for machines, a page for the record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from bench import aims
+from bench.results import Figure, Key, Results
+
+NOTES = "<!-- Below: written by hand, kept when the page is written again. -->"
+TITLES = {
+    "floor": "Floor: source and sink, nothing between",
+    "router": "Router alone",
+    "frontend": "Frontend alone",
+    "decode": "Decode service alone (an engine in Triton on the other core)",
+    "path": "Whole path through Triton",
+    "index": "Prefix index",
+}
+
+
+def number(value: float) -> str:
+    """Return `value` with three significant digits, never in exponents."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def verdict(figure: Figure) -> str:
+    """Return "met", "missed" or nothing."""
+    return {None: "", True: "met", False: "missed"}[figure.is_met]
+
+
+def tables(results: Results) -> list[Table]:
+    """Return one table per scenario."""
+    made = []
+    for scenario in results.scenarios():
+        table = Table(title=TITLES[scenario], title_justify="left", header_style="bold")
+        for name in ("case", "figure"):
+            table.add_column(name)
+        for name in ("min", "median", "max"):
+            table.add_column(name, justify="right")
+        for name in ("unit", "aim", ""):
+            table.add_column(name)
+        last_case = ""
+        for figure in results.of(scenario):
+            case = figure.key.case
+            style = {None: "", True: "green", False: "red"}[figure.is_met]
+            table.add_row(case if case != last_case else "", *_cells(figure), style=style)
+            last_case = case
+        made.append(table)
+    return made
+
+
+def to_json(results: Results, machine: Mapping[str, str], command: str, seconds: float) -> str:
+    """Return the run as JSON."""
+    run: dict[str, Any] = {
+        "command": command,
+        "seconds": round(seconds, 1),
+        "machine": dict(machine),
+        "figures": [figure.to_json() for figure in results.figures.values()],
+        "problems": results.problems,
+    }
+    return json.dumps(run, indent=2)
+
+
+def page(results: Results, machine: Mapping[str, str], command: str, seconds: float, notes: str) -> str:
+    """Return the run as Markdown. `notes`: the hand-written end of the page, kept as it is."""
+    lines = [
+        "# What kvmesh costs",
+        "",
+        f"Written by `{command}`, {seconds / 60:.1f} minutes.",
+        "",
+        "| machine | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in machine.items()),
+        "",
+        "CPU is the time of all threads of the process under test, user and system, read from outside over a window of",
+        "steady load; the first seconds are dropped. The process under test has core 0 to itself, its neighbours share",
+        "core 1. Each figure: smallest, median and largest of the repeats; an aim is judged by the median.",
+        "",
+        "## Aims",
+        "",
+        *(sentences(results) or ["No figure with an aim was measured."]),
+        "",
+    ]
+    if results.problems:
+        lines += [
+            "## What could not be measured, or not well",
+            "",
+            *(f"- {text}" for text in results.problems),
+            "",
+        ]
+    for scenario in results.scenarios():
+        lines += [
+            f"## {TITLES[scenario]}",
+            "",
+            "| case | figure | min | median | max | unit | aim | |",
+            "|---|---|--:|--:|--:|---|---|---|",
+            *(f"| {figure.key.case} | {' | '.join(_cells(figure))} |" for figure in results.of(scenario)),
+            "",
+        ]
+    return "\n".join([*lines, NOTES, notes.strip(), ""])
+
+
+def sentences(results: Results) -> list[str]:
+    """Return one list item per aim: met or missed, by how much, and what can be said about where the time goes."""
+    lines = []
+    for figure in results.figures.values():
+        if figure.aim is None:
+            continue
+        name = f"{figure.key.scenario}, {figure.key.case}, {figure.key.metric}"
+        value, limit = f"{number(figure.median)} {figure.unit}", f"{number(figure.aim.limit)} {figure.unit}"
+        if figure.is_met:
+            lines.append(f"- Met: {name}: {value}, aim at most {limit}.")
+            continue
+        over = figure.median / figure.aim.limit - 1
+        lines.append(
+            f"- **Missed by {over:.0%}**: {name}: {value}, aim at most {limit}.{_share(results, figure)}"
+        )
+    return lines
+
+
+def _share(results: Results, figure: Figure) -> str:
+    """Say how much of a cost per token is transport: the floor of the same case."""
+    case = figure.key.case
+    own = results.figures.get(Key(figure.key.scenario, case, aims.PER_FRAME))
+    reading = results.figures.get(Key("floor", case, aims.PER_FRAME))
+    writing = results.figures.get(Key("floor", case, aims.FRAME_WRITER))
+    if figure.key.metric != aims.PER_TOKEN or own is None or reading is None or writing is None:
+        return ""
+    if figure.key.scenario == "router":
+        return (
+            f" Of {number(own.median)} us per frame, reading one costs {number(reading.median)} and writing one "
+            f"{number(writing.median)} with nothing between."
+        )
+    return f" Reading one frame with nothing behind it costs {number(reading.median)} us."
+
+
+def _cells(figure: Figure) -> list[str]:
+    values = [number(value) for value in (min(figure.values), figure.median, max(figure.values))]
+    aim = "" if figure.aim is None else f"≤ {number(figure.aim.limit)}"
+    return [figure.key.metric, *values, figure.unit, aim, verdict(figure)]

@@ -1,0 +1,94 @@
+"""What was measured: values of one metric in one case, over the repeats, beside the aim. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Key(NamedTuple):
+    """Names a figure."""
+
+    scenario: str
+    case: str
+    metric: str
+
+
+class Aim(NamedTuple):
+    """What a figure should be: at most `limit`."""
+
+    limit: float
+
+    def is_met(self, value: float) -> bool:
+        """True if `value` is within the aim."""
+        return value <= self.limit
+
+
+@dataclass(slots=True)
+class Figure:
+    """One metric in one case: a value per repeat."""
+
+    key: Key
+    unit: str
+    values: list[float] = field(default_factory=list)
+    aim: Aim | None = None
+
+    @property
+    def median(self) -> float:
+        """Median of the repeats."""
+        return statistics.median(self.values)
+
+    @property
+    def is_met(self) -> bool | None:
+        """True if the median is within the aim; None without an aim."""
+        return None if self.aim is None else self.aim.is_met(self.median)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figure as a plain object."""
+        return {
+            **self.key._asdict(),
+            "unit": self.unit,
+            "min": min(self.values),
+            "median": self.median,
+            "max": max(self.values),
+            "values": self.values,
+            "aim_max": None if self.aim is None else self.aim.limit,
+            "met": self.is_met,
+        }
+
+
+class Results:
+    """All figures of a run, in the order in which they were first measured."""
+
+    def __init__(self, aims: dict[Key, Aim] | None = None) -> None:
+        self.figures: dict[Key, Figure] = {}
+        self.problems: list[str] = []
+        """What could not be measured, or was measured under a load generator that could not keep up."""
+        self._aims = aims or {}
+
+    def add(self, scenario: str, case: str, metric: str, unit: str, value: float) -> None:
+        """Add one value of one repeat."""
+        key = Key(scenario, case, metric)
+        figure = self.figures.get(key)
+        if figure is None:
+            figure = self.figures[key] = Figure(key, unit, aim=self._aims.get(key))
+        figure.values.append(value)
+
+    def problem(self, text: str) -> None:
+        """Note a problem once."""
+        if text not in self.problems:
+            self.problems.append(text)
+
+    def of(self, scenario: str) -> list[Figure]:
+        """Return the figures of one scenario."""
+        return [figure for figure in self.figures.values() if figure.key.scenario == scenario]
+
+    def scenarios(self) -> Iterable[str]:
+        """Return the scenarios that have figures, in order."""
+        return dict.fromkeys(key.scenario for key in self.figures)
+
+    def missed(self) -> list[Figure]:
+        """Return the figures beyond their aim."""
+        return [figure for figure in self.figures.values() if figure.is_met is False]

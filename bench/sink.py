@@ -1,0 +1,194 @@
+"""A neighbour that speaks Attach as a caller: a fake frontend of a router, or a fake router of a decode replica.
+
+It submits, grants credit as a reader would, checks every position, and counts. Run as `python -m bench.sink`, steered
+over stdin (see `load`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import secrets
+import time
+
+import grpc
+import uvloop
+
+from bench import prompts
+from bench.load import LoadCounters, serve_load
+from kvmesh.attach import frames
+from kvmesh.attach.client import AttachLink
+from kvmesh.attach.server import PROTOCOL_VERSION
+from kvmesh.attach.token_log import Gap, admit
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.clock import MonotonicClock
+
+CREDIT_TOKENS = 256
+"""How far ahead of the reader tokens may be sent; granted again when half of it is used."""
+DEADLINE_S = 600.0
+
+
+class Reading:
+    """One request of the sink."""
+
+    __slots__ = ("credit", "end", "next_position", "started_s")
+
+    def __init__(self, end: int, started_s: float) -> None:
+        self.next_position = 0
+        self.credit = CREDIT_TOKENS
+        self.end = end
+        self.started_s = started_s
+
+
+class AttachSink:
+    """Reads many requests over one link. A Load and a Sink."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        phase: pb.Phase.ValueType,
+        block_tokens: int,
+        model_version: str,
+        seed: int,
+    ) -> None:
+        self.counters = LoadCounters()
+        self._phase = phase
+        self._block_tokens = block_tokens
+        self._model_version = model_version
+        self._draw = random.Random(seed)
+        self._readings: dict[int, Reading] = {}
+        hello = pb.Hello(process_id=name, boot_id=secrets.token_hex(8), protocol_version=PROTOCOL_VERSION)
+        self.link = AttachLink(
+            "target", address, hello, self, MonotonicClock(), grpc.aio.insecure_channel, keep=True
+        )
+
+    def begin(self, prompt_tokens: int, output_tokens: int) -> None:
+        """See Load."""
+        outbox = self.link.outbox
+        slot = outbox.new_slot()
+        submit = prompts.make_submit(
+            prompts.random_ids(prompt_tokens, self._draw),
+            output_tokens,
+            slot=slot,
+            phase=self._phase,
+            credit=CREDIT_TOKENS,
+            block_tokens=self._block_tokens,
+            model_version=self._model_version,
+            draw=self._draw,
+        )
+        now_s = time.monotonic()
+        self._readings[slot] = Reading(output_tokens, now_s)
+        self.counters.started += 1
+        outbox.submit(submit, now_s + DEADLINE_S)
+
+    async def close(self) -> None:
+        """See Load. The protocol answers no cancel, so there is nothing to wait for but the write."""
+        for slot in self._readings:
+            self.link.outbox.cancel(slot, pb.Cancel.REASON_CLIENT)
+        self._readings.clear()
+        while self.link.outbox.waiting_bytes:  # noqa: ASYNC110  # an outbox has one listener, its writer
+            await asyncio.sleep(0.01)
+
+    def on_attached(self, link: AttachLink, peer: pb.Hello, now_s: float) -> None:
+        """See Sink."""
+
+    def on_lost(self, link: AttachLink, reason: str, now_s: float) -> None:
+        """See Sink."""
+        for _ in self._readings:
+            self.counters.fault(f"stream lost: {reason}")
+        self._readings.clear()
+
+    def on_response(self, link: AttachLink, message: pb.AttachResponse, now_s: float) -> None:
+        """See Sink."""
+        counters = self.counters
+        counters.messages += 1
+        for first in message.first_tokens:
+            reading = self._readings.get(first.slot)
+            if reading is not None:
+                counters.first_tokens += 1
+                counters.tokens += 1
+                counters.ttft_ms.append((now_s - reading.started_s) * 1000)
+                self._check(first.slot, reading, first.position)
+                reading.next_position = first.position + 1
+        if message.frame.slots:
+            counters.frames += 1
+            self._read_frame(message.frame)
+        for finish in message.finishes:
+            reading = self._readings.pop(finish.slot, None)
+            if reading is None:
+                continue
+            if reading.next_position == finish.end_position == reading.end:
+                counters.finished += 1
+            else:
+                counters.fault(
+                    f"finish at {finish.end_position}, have {reading.next_position} of {reading.end}"
+                )
+        for failure in message.failures:
+            if self._readings.pop(failure.slot, None):
+                counters.fault(f"failure {pb.Failure.Code.Name(failure.code)}: {failure.message}")
+        for refusal in message.refusals:
+            if self._readings.pop(refusal.slot, None):
+                counters.fault(f"refusal {pb.Refusal.Reason.Name(refusal.reason)}: {refusal.message}")
+
+    def _read_frame(self, frame: pb.StepFrame) -> None:
+        counters = self.counters
+        for row in frames.rows(frame):
+            counters.rows += 1
+            reading = self._readings.get(row.slot)
+            if reading is None:
+                continue
+            try:
+                fresh = admit(row, reading.next_position)
+            except Gap as error:
+                counters.fault(f"gap: {error}")
+                del self._readings[row.slot]
+                continue
+            if fresh is None:
+                continue
+            counters.tokens += fresh.count
+            reading.next_position += fresh.count
+            if reading.credit - reading.next_position < CREDIT_TOKENS // 2 and reading.credit < reading.end:
+                reading.credit = reading.next_position + CREDIT_TOKENS
+                self.link.outbox.credit(row.slot, reading.credit)
+
+    def _check(self, slot: int, reading: Reading, position: int) -> None:
+        if position != reading.next_position:
+            self.counters.fault(f"slot {slot}: first token at {position}, expected {reading.next_position}")
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Serve until stdin ends."""
+    phase = pb.PHASE_CONTEXT_AND_GENERATION if arguments.phase == "local" else pb.PHASE_UNSPECIFIED
+    sink = AttachSink(
+        arguments.id,
+        arguments.target,
+        phase=phase,
+        block_tokens=arguments.block_tokens,
+        model_version=arguments.model_version,
+        seed=arguments.seed,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        linking = tasks.create_task(sink.link.run(), name="sink-link")
+        await serve_load(sink, arguments.seed)
+        linking.cancel()
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="bench.sink", description=__doc__)
+    parser.add_argument("--target", required=True, help="host:port of the process under test")
+    parser.add_argument(
+        "--phase", choices=("router", "local"), default="router", help="what the target is sent"
+    )
+    parser.add_argument("--id", default="bench-sink")
+    parser.add_argument("--model-version", default="kvmesh-1")
+    parser.add_argument("--block-tokens", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=1)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

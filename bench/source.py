@@ -1,0 +1,253 @@
+"""A neighbour that speaks Attach as a server: a fake decode replica, prefill replica or router.
+
+It answers at once and paces tokens on an absolute schedule; there is no engine behind it. With `--redis` it registers,
+so that the process under test finds it. Run as `python -m bench.source`, steered over stdin (see `control`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+import uvloop
+
+from bench import control
+from bench.pacing import Counters, PacedStreams, token_id_at
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.attach.v1 import attach_pb2_grpc
+from kvmesh.clock import MonotonicClock
+from kvmesh.membership import Member, Registration
+from kvmesh.redis_link import RedisLink
+
+PREFILL_S = 0.005
+"""From submit to first token of a fake prefill."""
+HANDOFF_BYTES = 256
+LOAD_REPORT_S = (0.05, 1.0)
+"""Shortest and longest time between two load reports, as the protocol asks."""
+BLOCKS = 10_000_000
+CAPABILITIES = ("disaggregated", "kv_events", "release_handoff", "logprobs", "seeded_resume")
+
+
+class Source:
+    """A fake replica: opens sessions and steps their streams."""
+
+    def __init__(self, name: str, role: str, step_s: float) -> None:
+        self.name = name
+        self.role = role
+        self.boot_id = secrets.token_hex(8)
+        self.counters = Counters()
+        self.step_s = step_s
+        self.phases = 1
+        """Engines it plays: their steps are spread evenly over the step time, each has its share of the streams."""
+        self.sessions: set[SourceSession] = set()
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> SourceSession:
+        """See Attachable."""
+        session = SourceSession(self, outbox, asyncio.get_running_loop())
+        self.sessions.add(session)
+        session.report_load(now_s)
+        return session
+
+    def after_event(self) -> None:
+        """See Attachable: the source has no timer of its own."""
+
+    async def run(self) -> None:
+        """Step all streams at multiples of the step time, until cancelled; a late step does not move the next."""
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
+        while True:
+            period_s = self.step_s / self.phases
+            next_s += period_s
+            now_s = loop.time()
+            if now_s > next_s + 10 * period_s:  # hopelessly late: give up the lost steps, and say so
+                self.counters.late_steps += int((now_s - next_s) / period_s)
+                next_s = now_s
+            await asyncio.sleep(next_s - now_s)
+            now_s = loop.time()
+            phase = self.counters.steps % self.phases
+            self.counters.steps += 1
+            self.counters.late_steps += now_s > next_s + period_s / 4
+            for session in self.sessions:
+                session.streams.step(session.outbox, phase, self.phases)
+                session.report_load(now_s)
+
+
+class SourceSession:
+    """One caller of a source."""
+
+    def __init__(self, source: Source, outbox: DownwardOutbox, loop: asyncio.AbstractEventLoop) -> None:
+        self.outbox = outbox
+        self.streams = PacedStreams(source.counters)
+        self._source = source
+        self._loop = loop
+        self._waiting: dict[int, pb.Submit] = {}
+        self._delayed: dict[int, asyncio.TimerHandle] = {}
+        self._credit_waiting: dict[int, int] = {}
+        self._reported: tuple[int, int] | None = None
+        self._reported_s = -1.0
+
+    def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
+        """See Session."""
+        for cancel in message.cancels:
+            self._forget(cancel.slot)
+        for submit in message.submits:
+            self._source.counters.submits += 1
+            self._take(submit)
+        for handoff in message.handoffs:
+            waiting = self._waiting.pop(handoff.slot, None)
+            if waiting is not None:
+                self.outbox.transfer(handoff.slot, 1000)
+                self._start(waiting, waiting.start_position + 1)
+        for slot, position in zip(message.credit_slots, message.credit_positions, strict=True):
+            if slot in self._waiting:
+                self._waiting[slot].credit_position = max(position, self._waiting[slot].credit_position)
+            self.streams.grant(slot, position)
+
+    def on_closed(self, now_s: float) -> None:
+        """See Session."""
+        for timer in self._delayed.values():
+            timer.cancel()
+        self._source.sessions.discard(self)
+
+    def report_load(self, now_s: float) -> None:
+        """Send a load report if one is due."""
+        load = (len(self.streams.streams), len(self._waiting) + len(self._delayed))
+        age_s = now_s - self._reported_s
+        if self._source.role == "router" or age_s < LOAD_REPORT_S[load == self._reported]:
+            return
+        self._reported, self._reported_s = load, now_s
+        self.outbox.load(
+            pb.LoadReport(
+                engine_boot_id=self._source.boot_id,
+                block_total_count=BLOCKS,
+                block_free_count=BLOCKS,
+                running_request_count=load[0],
+                queued_request_count=load[1],
+                step_us=int(self._source.step_s * 1e6),
+                engine_ready=True,
+            )
+        )
+
+    def _take(self, submit: pb.Submit) -> None:
+        slot = submit.slot
+        self.outbox.accept(slot)
+        match self._source.role:
+            case "router":
+                self.outbox.placement(
+                    pb.Placement(
+                        slot=slot,
+                        decode_replica="decode-0",
+                        prompt_block_count=len(submit.block_hashes) // 8,
+                    )
+                )
+                self._begin(submit)
+            case "prefill":
+                self.outbox.start(slot, 0)
+                self._delayed[slot] = self._loop.call_later(PREFILL_S, self._end_prefill, submit)
+            case _:
+                if submit.phase == pb.PHASE_GENERATION_ONLY:
+                    self._waiting[slot] = submit
+                else:
+                    self._begin(submit)
+
+    def _begin(self, submit: pb.Submit) -> None:
+        self.outbox.start(submit.slot, 0)
+        self.outbox.first_token(self._first(submit))
+        self._start(submit, submit.start_position + 1)
+
+    def _start(self, submit: pb.Submit, position: int) -> None:
+        end = submit.start_position + submit.budget.max_output_tokens
+        if position >= end:
+            self.outbox.finish(submit.slot, end, pb.Finish.REASON_LENGTH)
+            return
+        self.streams.start(submit.slot, position, end, submit.credit_position)
+
+    def _end_prefill(self, submit: pb.Submit) -> None:
+        self._delayed.pop(submit.slot, None)
+        row = self._first(submit)
+        row.context_phase_params = bytes(HANDOFF_BYTES)
+        self.outbox.first_token(row)
+
+    def _first(self, submit: pb.Submit) -> pb.FirstToken:
+        return pb.FirstToken(
+            slot=submit.slot,
+            position=submit.start_position,
+            token_id=token_id_at(submit.start_position),
+            computed_token_count=len(submit.token_ids) // 4,
+            prefill_us=int(PREFILL_S * 1e6),
+        )
+
+    def _forget(self, slot: int) -> None:
+        self.streams.stop(slot)
+        self._waiting.pop(slot, None)
+        timer = self._delayed.pop(slot, None)
+        if timer is not None:
+            timer.cancel()
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Serve until stdin ends."""
+    source = Source(arguments.id, arguments.role, arguments.step_ms / 1000)
+    hello = pb.Hello(process_id=source.name, boot_id=source.boot_id, protocol_version=PROTOCOL_VERSION)
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 << 20)])
+    attach_pb2_grpc.add_AttachServiceServicer_to_server(
+        AttachService(source, hello, MonotonicClock()), server
+    )
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+
+    async def pace(command: Mapping[str, Any]) -> Mapping[str, Any]:
+        source.step_s = command["step_ms"] / 1000
+        source.phases = command.get("phases", 1)
+        return {}
+
+    async def counters(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        live = sum(len(session.streams.streams) for session in source.sessions)
+        return {**dataclasses.asdict(source.counters), "live": live, "sessions": len(source.sessions)}
+
+    member = Member(
+        process_id=source.name,
+        role=arguments.role,
+        address=address,
+        boot_id=source.boot_id,
+        model_version=arguments.model_version,
+        block_tokens=arguments.block_tokens,
+        kv_address="" if arguments.role == "router" else "127.0.0.1:9",
+        engine_boot_id="" if arguments.role == "router" else source.boot_id,
+        capabilities=CAPABILITIES,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(source.run(), name="source-steps")]
+        if arguments.redis:
+            registration = Registration(RedisLink(arguments.redis), arguments.mesh, member)
+            running.append(tasks.create_task(registration.run(), name="source-lease"))
+        await control.serve_commands(
+            {"pace": pace, "counters": counters}, {"ready": True, "address": address}
+        )
+        for task in running:
+            task.cancel()
+    await server.stop(0)
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="bench.source", description=__doc__)
+    parser.add_argument("--role", choices=("decode", "prefill", "router"), required=True)
+    parser.add_argument("--id", required=True)
+    parser.add_argument("--redis", default="", help="URL; empty registers nowhere")
+    parser.add_argument("--mesh", default="kvmesh")
+    parser.add_argument("--model-version", default="kvmesh-1")
+    parser.add_argument("--block-tokens", type=int, default=32)
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""One measured window: CPU of the process under test and what its neighbours counted, over the same seconds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench import accounting, aims
+from bench.processes import Process
+from bench.results import Results
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Streams that each get a token every `step_ms`, from `replicas` sources."""
+
+    streams: int
+    step_ms: float
+    replicas: int = 1
+
+    def __str__(self) -> str:
+        text = f"{self.streams} stream{'s' * (self.streams > 1)}, {self.step_ms:g} ms"
+        return text if self.replicas == 1 else f"{text}, {self.replicas} replicas"
+
+
+CASES = (
+    Case(256, 50),
+    Case(1, 20),
+    Case(16, 20),
+    Case(64, 20),
+    Case(128, 20),
+    Case(16, 10),
+)
+"""The largest first: memory per stream is the growth of a process that had only a few streams before."""
+QUICK_CASES = (Case(256, 50), Case(1, 20), Case(64, 20))
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long things take."""
+
+    repeats: int
+    warm_s: float
+    window_s: float
+    rate_s: float
+    is_quick: bool
+    is_full: bool
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Cases with one replica."""
+        return QUICK_CASES if self.is_quick else CASES
+
+    @property
+    def double_cases(self) -> tuple[Case, ...]:
+        """Cases with two replicas."""
+        return (Case(64, 20, 2),) if self.is_quick else (Case(16, 20, 2), Case(64, 20, 2), Case(128, 20, 2))
+
+
+QUICK = Pace(repeats=1, warm_s=0.7, window_s=2.0, rate_s=2.5, is_quick=True, is_full=False)
+NORMAL = Pace(repeats=3, warm_s=1.0, window_s=3.0, rate_s=4.0, is_quick=False, is_full=False)
+FULL = Pace(repeats=3, warm_s=1.0, window_s=3.0, rate_s=4.0, is_quick=False, is_full=True)
+
+
+def with_repeats(pace: Pace, repeats: int) -> Pace:
+    """Return `pace` with another number of repeats; 0 leaves it."""
+    return replace(pace, repeats=repeats) if repeats else pace
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What happened between two moments."""
+
+    seconds: float
+    cpu_s: float
+    counts: dict[str, float]
+    """Growth of the load's counters."""
+
+
+def measure(pids: list[int], load: Process, seconds: float) -> Window:
+    """Watch `pids` for `seconds`. The load was started and warmed up before."""
+    before, first = accounting.usage(*pids), load.ask("counters")
+    time.sleep(seconds)
+    after, last = accounting.usage(*pids), load.ask("counters")
+    return Window(
+        (after.at_ns - before.at_ns) / 1e9, (after.cpu_ns - before.cpu_ns) / 1e9, _growth(first, last)
+    )
+
+
+def add_stream_figures(results: Results, scenario: str, case: Case, window: Window) -> None:
+    """Add what a window of open streams shows."""
+    tokens, frames = window.counts["tokens"], window.counts["frames"]
+    if not tokens or not frames:
+        results.problem(f"{scenario}, {case}: no token arrived in the window")
+        return
+    expected = case.streams / case.step_ms * 1000 * window.seconds
+    if tokens < 0.97 * expected:
+        results.problem(f"{scenario}, {case}: {tokens / expected:.0%} of the paced tokens arrived")
+    results.add(scenario, str(case), aims.PER_TOKEN, "us", window.cpu_s / tokens * 1e6)
+    results.add(scenario, str(case), aims.PER_FRAME, "us", window.cpu_s / frames * 1e6)
+    results.add(scenario, str(case), aims.ROWS, "rows", window.counts["rows"] / frames)
+
+
+def add_rate_figures(results: Results, scenario: str, window: Window, per_s: float) -> None:
+    """Add what a window of short requests at a rate shows."""
+    finished = window.counts["finished"]
+    if finished < 0.85 * per_s * window.seconds:
+        results.problem(f"{scenario}: {finished / window.seconds:.0f} of {per_s:g} requests/s were finished")
+    if finished:
+        results.add(scenario, aims.RATE_200, aims.PER_REQUEST, "ms", window.cpu_s / finished * 1e3)
+        results.add(scenario, aims.RATE_200, "share of the core", "%", window.cpu_s / window.seconds * 100)
+
+
+def check_source(
+    results: Results, scenario: str, case: object, source: Process, earlier: dict[str, Any]
+) -> None:
+    """Note a source that could not hold its rate, or that was held back by missing credit, since `earlier`."""
+    grown = _growth(earlier, source.ask("counters"))
+    if grown["late_steps"] > 0.1 * max(1.0, grown["steps"]):
+        results.problem(
+            f"{scenario}, {case}: {source.name} began {grown['late_steps'] / grown['steps']:.0%} of its steps late"
+        )
+    if grown["stalls"] > 0.01 * max(1.0, grown["tokens"]):
+        results.problem(f"{scenario}, {case}: credit held back {grown['stalls']:.0f} tokens of {source.name}")
+
+
+def check_faults(results: Results, scenario: str, case: object, load: Process) -> None:
+    """Note failures the load saw: figures of a failing run mean nothing."""
+    counters: dict[str, Any] = load.ask("counters")
+    if counters["failed"]:
+        results.problem(
+            f"{scenario}, {case}: {counters['failed']} requests failed, first: {counters['faults'][0]}"
+        )
+
+
+def _growth(first: dict[str, Any], last: dict[str, Any]) -> dict[str, float]:
+    return {name: last[name] - value for name, value in first.items() if isinstance(value, (int, float))}
