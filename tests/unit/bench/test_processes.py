@@ -1,0 +1,59 @@
+"""The bench's own processes: counted right, steered right, gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+
+from bench import accounting, windows
+from bench.processes import ANY_CORE, BenchError, Fleet
+from bench.results import Results
+from bench.scenarios import floor
+
+SPIN = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint('{}')\ninput()"
+
+
+def test_cpu_time_of_another_process_is_exact() -> None:
+    """A process that burnt 200 ms of its own clock is charged that, and little more than its start-up."""
+    with Fleet() as fleet:
+        child = fleet.start("spin", [sys.executable, "-S", "-c", SPIN], ANY_CORE)
+        child.read_answer(30)
+        assert 0.2e9 <= accounting.cpu_ns(child.pid) < 1e9
+        assert accounting.rss_bytes(child.pid) > 1_000_000
+        assert child.pid in accounting.descendants(os.getpid())
+    with pytest.raises(ProcessLookupError):
+        accounting.cpu_ns(child.pid)
+
+
+def test_a_dead_neighbour_is_an_error_with_its_last_words() -> None:
+    """A neighbour that dies at start says why."""
+    with Fleet() as fleet, pytest.raises(BenchError, match="--role"):
+        fleet.neighbour("source", "bench.source")
+
+
+def test_source_and_sink_hold_their_rate() -> None:
+    """With nothing between them, every paced token arrives, in one frame per step, and short requests finish."""
+    with Fleet() as fleet:
+        source = fleet.neighbour("source", "bench.source", "--role", "router", "--id", "s", core=ANY_CORE)
+        sink = fleet.neighbour("sink", "bench.sink", "--target", source.address, core=ANY_CORE)
+        sink.ask("open", streams=8, prompt=70, tokens=30)
+        end_s = time.monotonic() + 20
+        while (counters := sink.ask("counters"))["finished"] < 8:
+            assert time.monotonic() < end_s, counters
+        assert counters["tokens"] == 8 * 30
+        assert counters["first_tokens"] == 8
+        assert counters["frames"] < 8 * 29 / 2
+        assert (counters["failed"], source.ask("counters")["live"]) == (0, 0)
+
+
+def test_a_scenario_fills_the_results() -> None:
+    """The floor adds a figure for each case and sees no failure."""
+    results = Results()
+    pace = windows.Pace(1, 0.1, 0.3, 0.3, is_quick=True, is_full=False)
+    floor.run(results, pace)
+    assert {figure.key.case for figure in results.of("floor")} >= {str(case) for case in pace.cases}
+    assert all(value > 0 for figure in results.of("floor") for value in figure.values)
+    assert not [text for text in results.problems if "failed" in text]

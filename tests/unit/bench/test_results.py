@@ -1,0 +1,48 @@
+"""Figures, aims, and what a report says of them."""
+
+from __future__ import annotations
+
+import json
+
+from bench import aims, report
+from bench.results import Aim, Key, Results
+
+
+def filled() -> Results:
+    """Results with one met, one missed and one aimless figure."""
+    results = Results({Key("router", "a", "met"): Aim(10.0), Key("router", "a", "missed"): Aim(10.0)})
+    for value in (9.0, 30.0, 8.0):
+        results.add("router", "a", "met", "us", value)
+    for value in (12.0, 5.0, 15.0):
+        results.add("router", "a", "missed", "us", value)
+    results.add("index", "b", "other", "us", 1.0)
+    return results
+
+
+def test_the_median_is_judged() -> None:
+    """One bad repeat of three misses nothing; a bad median does."""
+    met, missed, other = filled().figures.values()
+    assert (met.is_met, missed.is_met, other.is_met) == (True, False, None)
+
+
+def test_the_page_says_what_misses_and_keeps_the_notes() -> None:
+    """The page names each missed aim with its excess, and ends with the notes it was given."""
+    results = filled()
+    results.problem("the source was late")
+    text = report.page(results, {"cpu": "x"}, "python -m bench", 60.0, "\nBecause of this.\n")
+    assert "**Missed by 20%**: router, a, missed: 12.0 us, aim at most 10.0 us." in text
+    assert "- the source was late" in text
+    assert text.endswith(f"{report.NOTES}\nBecause of this.\n")
+
+
+def test_json_holds_every_value() -> None:
+    """Machines get all repeats, the aim and the verdict."""
+    run = json.loads(report.to_json(filled(), {}, "c", 1.0))
+    missed = run["figures"][1]
+    assert missed["values"] == [12.0, 5.0, 15.0]
+    assert (missed["aim_max"], missed["met"], missed["median"]) == (10.0, False, 12.0)
+
+
+def test_every_aim_names_a_known_scenario() -> None:
+    """An aim for a scenario that does not exist would never be judged."""
+    assert {key.scenario for key in aims.AIMS} <= set(report.TITLES)
