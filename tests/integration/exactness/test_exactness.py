@@ -1,0 +1,153 @@
+"""The tokens of a request do not depend on where and beside whom it ran (architecture: exactness).
+
+Each prompt runs once alone on an engine without prefix reuse, and once in a mesh at concurrency 32 whose caches are so
+small that blocks are evicted all the time. `make test` runs a subset, `make exactness` all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from kvmesh.config import MeshConfig
+from tests.integration.exactness.prompts import Case, cases
+from tests.integration.generation import Answer, generate_all
+from tests.integration.harness import Mesh, Part, configure, engine_command, port, running_mesh, until
+from tests.integration.harness import _engine_ready as engine_ready
+from tests.integration.oracle import Oracle
+
+pytestmark = pytest.mark.mesh
+
+SEED = 20261120
+CONCURRENCY = 32
+
+
+def mesh_config(arithmetic: str) -> MeshConfig:
+    """A mesh of two prefill and two decode replicas with caches far below what the prompts hold."""
+    return configure(
+        # 2,048 tokens are 64 blocks: a cache of 96 (prefill) holds one long prompt and a half.
+        engine={
+            "arithmetic": arithmetic,
+            "kv_blocks": 160,
+            "prefill_kv_blocks": 96,
+            "max_sequence_tokens": 2304,
+        },
+        prefill={"engine_concurrency": 2},
+        frontend={"default_deadline_s": 600.0},
+    )
+
+
+async def run(
+    arithmetic: str, chosen: list[Case], folder: Path
+) -> tuple[list[list[int]], list[Answer], dict[str, int]]:
+    """Return the oracle's tokens, the mesh's answers, and counts of what the mesh did."""
+    config = mesh_config(arithmetic)
+    end_token_id = json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"]
+    address = f"127.0.0.1:{(engine_port := port())}"
+    alone = Part(
+        "oracle",
+        engine_command(config, engine_port, 160, folder / "oracle", "--no-prefix-reuse"),
+        address,
+        folder / "oracle.log",
+    )
+    alone.start()
+    try:
+        await until(lambda: engine_ready(address), 60, "oracle ready")
+        oracle = Oracle(address, end_token_id)
+        expected = [await oracle.generate(case.ids, case.request) for case in chosen]
+        await oracle.close()
+    finally:
+        await alone.end()
+    async with running_mesh(config, folder) as mesh:
+        answers = await generate_all(
+            mesh.client(), [case.request for case in chosen], concurrency=CONCURRENCY, timeout_s=600
+        )
+        await mesh.idle(10)
+        return expected, answers, await counts(mesh)
+
+
+async def counts(mesh: Mesh) -> dict[str, int]:
+    """Return how many prompt tokens the prefill replicas computed and found in cache."""
+    statuses = [await mesh.status(name) for name in mesh.running("prefill")]
+    return {
+        "computed": sum(status.computed_token_total for status in statuses),
+        "cached": sum(status.cached_token_total for status in statuses),
+    }
+
+
+def check(chosen: list[Case], expected: list[list[int]], answers: list[Answer]) -> None:
+    """Assert that every answer is complete and equal to the oracle's, token by token."""
+    wrong = []
+    for index, (case, tokens, answer) in enumerate(zip(chosen, expected, answers, strict=True)):
+        assert answer.error is None, f"case {index} of seed {SEED}: {answer.error}"
+        assert answer.started is not None and answer.started.prompt_token_count == len(case.ids)
+        if answer.ids != tokens:
+            first = next(
+                (at for at, pair in enumerate(zip(answer.ids, tokens, strict=False)) if pair[0] != pair[1]),
+                -1,
+            )
+            wrong.append(f"case {index}: {len(case.ids)} prompt tokens, first difference at {first}")
+    assert not wrong, f"seed {SEED}: {len(wrong)} of {len(chosen)} differ:\n" + "\n".join(wrong)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("arithmetic", "count"), [("hashed", 64), ("transformer", 24)])
+async def test_mesh_equals_engine_alone(arithmetic: str, count: int, tmp_path: Path) -> None:
+    """A subset of the cases, the longest prompt among them, is equal token by token."""
+    chosen = list(cases(_tokenizer(), count, SEED))
+    expected, answers, did = await run(arithmetic, chosen, tmp_path)
+    check(chosen, expected, answers)
+    # Without hits the run would prove nothing about caches.
+    assert did["cached"] > 0, did
+
+
+@pytest.mark.exactness
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("arithmetic", ["hashed", "transformer"])
+async def test_mesh_equals_engine_alone_for_all(arithmetic: str, tmp_path: Path) -> None:
+    """200 prompts and more are equal token by token."""
+    chosen = list(cases(_tokenizer(), 240, SEED + 1))
+    expected, answers, did = await run(arithmetic, chosen, tmp_path)
+    check(chosen, expected, answers)
+    tokens = sum(len(ids) for ids in expected)
+    print(f"\n{arithmetic}: {len(chosen)} prompts, {tokens} tokens equal; prefill {did}")
+
+
+@pytest.mark.timeout(120)
+async def test_engine_alone_equals_recompute_without_cache(tmp_path: Path) -> None:
+    """20 short prompts: each token of the engine equals one computed from the whole history with no cache at all."""
+    chosen = list(cases(_tokenizer(), 22, SEED + 2, longest=48))[2:]
+    config = mesh_config("transformer")
+    model = config.mesh.model_path
+    end_token_id = json.loads((model / "model.json").read_text())["stop_token_id"]
+    address = f"127.0.0.1:{(engine_port := port())}"
+    part = Part(
+        "engine",
+        engine_command(config, engine_port, 160, tmp_path / "engine"),
+        address,
+        tmp_path / "engine.log",
+    )
+    part.start()
+    try:
+        await until(lambda: engine_ready(address), 60, "engine ready")
+        oracle = Oracle(address, end_token_id)
+        got = [await oracle.generate(case.ids, case.request) for case in chosen]
+        await oracle.close()
+    finally:
+        await part.end()
+    wanted = await asyncio.to_thread(_recompute, model, chosen, end_token_id)
+    assert got == wanted
+
+
+def _recompute(model: Path, chosen: list[Case], end_token_id: int) -> list[list[int]]:
+    from tests.integration.exactness.recompute import recompute
+
+    return [recompute(model, case.ids, case.request, end_token_id) for case in chosen]
+
+
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MeshConfig().mesh.model_path / "tokenizer.json"))
