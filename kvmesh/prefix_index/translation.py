@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 from kvmesh import blocks
 from kvmesh.prefix_index.events import Op
 
+CHANGE_BLOCKS = 1024
+"""Events of one kind are told together up to about this many blocks, so that no reader stalls on one batch."""
+
 
 class EngineEventError(ValueError):
     """The engine's messages contradict themselves, or one is missing: subscribe again, which starts with a snapshot."""
@@ -98,8 +101,9 @@ class Translation:
                 self.seq = event_id
                 continue
             self.seq = event_id
-            if hashes and changes and changes[-1].op is op:
-                changes[-1] = Change(op, changes[-1].hashes + hashes, event_id)
+            if hashes and changes and changes[-1].op is op and len(changes[-1].hashes) < CHANGE_BLOCKS:
+                changes[-1].hashes.extend(hashes)
+                changes[-1] = changes[-1]._replace(seq=event_id)
             elif hashes:
                 changes.append(Change(op, hashes, event_id))
         return changes

@@ -1,0 +1,1 @@
+"""The router: sees every replica's cache, queues, places and relays. Never touches text."""
