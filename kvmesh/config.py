@@ -12,6 +12,7 @@ No environment is read here. Relative paths start at `ROOT`.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -385,7 +386,7 @@ def describe(config: MeshConfig) -> str:
         lines.append(f"[{name}]")
         for key, _, allowed in keys(kind):
             value = getattr(getattr(config, name), key)
-            shown = f'"{value}"' if isinstance(value, str) else repr(value)
+            shown = json.dumps(value, ensure_ascii=False)  # for these types, JSON and TOML agree
             lines += [f"# {allowed.about} Allowed: {allowed.text()}.", f"{key} = {shown}"]
         lines.append("")
     return "\n".join(lines)

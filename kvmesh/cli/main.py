@@ -1,0 +1,159 @@
+"""The console script `kvmesh`: reads the command line, says mistakes in one sentence, exits.
+
+Exit status: 0 done, 1 the mesh or the request failed, 2 the command or the
+configuration is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from kvmesh.cli.mesh_file import MeshBusy, NoMesh, read_mesh
+from kvmesh.cli.processes import PortInUse
+from kvmesh.config import ConfigError, MeshConfig, describe, load
+from kvmesh.redis_binary import RedisMissing
+
+app = typer.Typer(
+    help="Serve large language models behind one gRPC API.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_CONFIG: Final = Path("kvmesh.toml")
+MISTAKES: Final = (ConfigError, MeshBusy, NoMesh, PortInUse, RedisMissing)
+"""What an operator can mend: one sentence, exit status 2."""
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="The mesh's kvmesh.toml; default ./kvmesh.toml, else defaults."),
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder for logs and mesh.json; default mesh.data_dir.")
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except MISTAKES as mistake:
+        sys.stderr.write(f"{mistake}\n")
+        sys.exit(2)
+
+
+@app.command()
+def up(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Start a small mesh and keep it until Ctrl-C."""
+    from kvmesh.cli.up import up as run_up
+
+    settings = _settings(config)
+    raise typer.Exit(asyncio.run(run_up(settings, _data_dir(settings, data_dir), Console())))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What the model continues; - or a pipe reads it.")] = "-",
+    chat: Annotated[bool, typer.Option(help="Send the prompt as a user's message.")] = False,
+    system: Annotated[str, typer.Option(help="Set the scene; implies --chat.")] = "",
+    max_output_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep this probability mass.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep this many tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Make the draws repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End the output here; may be repeated.")] = None,
+    session: Annotated[str, typer.Option(help="Name of the conversation.")] = "",
+    deadline: Annotated[
+        float, typer.Option(help="Seconds until the request is given up.", min=0.001)
+    ] = 120.0,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell how the request was served.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every response as a JSON line.")] = False,
+    address: Annotated[str, typer.Option(help="Frontend host:port; default: the running mesh's.")] = "",
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Send one prompt and stream the answer."""
+    from kvmesh.cli import generate as command
+    from kvmesh.inference.v1 import inference_pb2 as inference
+
+    text = _prompt(prompt)
+    request = inference.GenerateRequest(session_id=session)
+    if chat or system:
+        scene = [(inference.ChatMessage.ROLE_SYSTEM, system)] if system else []
+        request.chat.CopyFrom(command.chat([*scene, (inference.ChatMessage.ROLE_USER, text)]))
+    else:
+        request.text = text
+    try:
+        for name, value in (("temperature", temperature), ("top_p", top_p), ("top_k", top_k), ("seed", seed)):
+            if value is not None:
+                setattr(request.sampling, name, value)
+        request.sampling.stop.extend(stop or ())
+        if max_output_tokens is not None:
+            request.limits.max_output_tokens = max_output_tokens
+    except ValueError as error:  # does not even fit the field; everything else is the frontend's to judge
+        sys.stderr.write(f"A number is out of all range: {error}.\n")
+        raise typer.Exit(2) from error
+    request.options.explain = explain
+    target = address or read_mesh(_data_dir(_settings(config), data_dir)).address_of("frontend")
+    raise typer.Exit(command.run_interruptible(command.generate(target, request, deadline, as_json=as_json)))
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print health and all metrics as JSON.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Ask every process of the running mesh how it is."""
+    from kvmesh.cli.status import status as run_status
+
+    mesh = read_mesh(_data_dir(_settings(config), data_dir))
+    raise typer.Exit(asyncio.run(run_status(mesh, Console(), as_json=as_json)))
+
+
+@app.command("config")
+def show_config(config: ConfigOption = None) -> None:
+    """Print the configuration in force: every key, its meaning and its range."""
+    sys.stdout.write(describe(_settings(config)))
+
+
+@app.command(hidden=True)
+def demo() -> None:
+    """Start a mesh, open a dialogue, continue it, explain both, stop."""
+    from kvmesh.cli.demo import run
+
+    raise typer.Exit(run(Console()))
+
+
+def _settings(path: Path | None) -> MeshConfig:
+    if path is not None:
+        return load(path)
+    return load(DEFAULT_CONFIG) if DEFAULT_CONFIG.exists() else MeshConfig()
+
+
+def _data_dir(settings: MeshConfig, given: Path | None) -> Path:
+    return (given or Path(settings.mesh.data_dir)).resolve()
+
+
+def _prompt(prompt: str) -> str:
+    if prompt != "-":
+        return prompt
+    try:
+        # The last line end is the shell's, not the prompt's.
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        sys.stderr.write(
+            f"The prompt on stdin is not UTF-8: byte {error.start} is {error.object[error.start]:#x}.\n"
+        )
+        raise typer.Exit(2) from error
+
+
+if __name__ == "__main__":
+    main()

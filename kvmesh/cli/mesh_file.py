@@ -1,0 +1,93 @@
+"""`mesh.json` in the data folder: where the running mesh is, for the other commands."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+MESH_FILE: Final = "mesh.json"
+LOCK_FILE: Final = "lock"
+
+
+class NoMesh(RuntimeError):
+    """No mesh runs here; the text is one sentence for the operator."""
+
+
+class MeshBusy(RuntimeError):
+    """Another mesh uses the data folder; the text is one sentence for the operator."""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the running mesh."""
+
+    name: str
+    role: str
+    pid: int
+    address: str
+    metrics_address: str
+    log: str
+
+
+class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The running mesh. `pid` is the supervisor's."""
+
+    pid: int
+    config: str
+    processes: tuple[Member, ...]
+
+    def address_of(self, role: str) -> str:
+        """Return the address of the first process of `role`."""
+        return next(member.address for member in self.processes if member.role == role)
+
+
+def write_mesh(data_dir: Path, mesh: MeshFile) -> None:
+    """Write mesh.json at once or not at all."""
+    draft = data_dir / f"{MESH_FILE}.draft"
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(mesh), indent=2) + b"\n")
+    draft.rename(data_dir / MESH_FILE)
+
+
+def read_mesh(data_dir: Path) -> MeshFile:
+    """Return the mesh that runs with `data_dir`. Raises NoMesh."""
+    path = data_dir / MESH_FILE
+    with suppress(OSError, msgspec.DecodeError):
+        mesh = msgspec.json.decode(path.read_bytes(), type=MeshFile)
+        if _is_alive(mesh.pid):
+            return mesh
+    raise NoMesh(f"No mesh runs with {data_dir}: start one with `kvmesh up`, or name its --data-dir.")
+
+
+@contextmanager
+def held(data_dir: Path) -> Iterator[None]:
+    """Hold `data_dir` for one mesh inside the block; mesh.json is gone afterwards. Raises MeshBusy.
+
+    The lock is the kernel's: a killed mesh holds nothing.
+    """
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MeshBusy(
+                f"A mesh runs with {data_dir} already: stop it, or use another --data-dir."
+            ) from None
+        try:
+            yield
+        finally:
+            (data_dir / MESH_FILE).unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,132 @@
+"""The one list that knows every process of a small mesh: name, command, what it waits for, when it is ready."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
+from kvmesh.config import Engine, MeshConfig
+from kvmesh.redis_binary import redis_binary, redis_command
+
+ENGINE_PORTS: Final = ("grpc", "http", "metrics", "kv")
+
+
+class PortInUse(RuntimeError):
+    """A configured port is taken; the text is one sentence for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process: started when all `deps` are ready, counted as up when `ready` says so."""
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    deps: tuple[str, ...]
+    ready: Ready
+    shared_memory: str = ""
+    """Prefix of its files in /dev/shm, removed when it has ended; empty: none."""
+
+
+def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[Process]:
+    """Return the processes of the mesh in the order of a start.
+
+    Chooses free ports where the configuration leaves them open. `data_dir` is
+    absolute and exists. Raises PortInUse and RedisMissing.
+    """
+    replicas = [
+        *(("prefill", f"prefill-{number}") for number in range(config.prefill.replicas)),
+        *(("decode", f"decode-{number}") for number in range(config.decode.replicas)),
+    ]
+    host = config.mesh.host
+    ports = free_ports(host, 1 + len(ENGINE_PORTS) * len(replicas))
+    redis, redis_url, redis_deps = _redis(config, next(ports), data_dir)
+
+    def service(role: str, name: str, port: int, deps: tuple[str, ...], *more: str) -> Process:
+        command = (
+            *(sys.executable, "-m", f"services.{role}", "--config", str(config_path), "--id", name),
+            *("--listen", f"{host}:{port}", "--redis", redis_url, "--metrics-port", "0", *more),
+        )
+        return Process(name, role, command, (*redis_deps, *deps), ReadyLine())
+
+    engines, services = [], []
+    for role, name in replicas:
+        engine_ports = {kind: next(ports) for kind in ENGINE_PORTS}
+        engine = _engine(config, role, name, engine_ports, data_dir)
+        engines.append(engine)
+        address = f"{host}:{engine_ports['grpc']}"
+        services.append(service(role, name, 0, (engine.name,), "--engine", address))
+    routers = [service("router", f"router-{number}", 0, ()) for number in range(config.router.replicas)]
+    waits_for = tuple(each.name for each in (*routers, *services))
+    frontends = []
+    for number in range(config.frontend.replicas):
+        port = config.frontend.port + number if config.frontend.port else 0
+        _refuse_taken(host, port)
+        frontends.append(service("frontend", f"frontend-{number}", port, waits_for))
+    return [*redis, *engines, *routers, *services, *frontends]
+
+
+def _redis(config: MeshConfig, port: int, data_dir: Path) -> tuple[list[Process], str, tuple[str, ...]]:
+    if config.redis.url:
+        return [], config.redis.url, ()
+    host = config.mesh.host
+    command = tuple(redis_command(redis_binary(), port, data_dir, host))
+    redis = Process("redis", "redis", command, (), RedisReady(f"{host}:{port}"))
+    return [redis], f"redis://{host}:{port}/0", ("redis",)
+
+
+def _engine(config: MeshConfig, role: str, name: str, ports: dict[str, int], data_dir: Path) -> Process:
+    engine, name = config.engine, f"{name}-engine"
+    blocks = engine.blocks_of_prefill if role == "prefill" else engine.kv_blocks
+    # The same folder and replica always have the same prefix, so that a start clears what a kill left behind.
+    place = hashlib.sha256(f"{data_dir}/{name}".encode()).hexdigest()[:12]
+    prefix = f"kvmesh_{place}_"
+    command = (
+        *(sys.executable, "-m", "engines.reference.serve", "--arithmetic", engine.arithmetic),
+        *("--host", config.mesh.host, "--kv-blocks", str(blocks), "--block-tokens", str(engine.block_tokens)),
+        *("--salt", engine.salt, "--handoff-timeout-s", str(engine.handoff_timeout_s)),
+        *("--model-dir", str(config.mesh.model_path)),
+        *("--max-sequence-tokens", str(engine.max_sequence_tokens)),
+        *("--shm-prefix", prefix, "--work-dir", str(data_dir / "engines" / name)),
+        *_costs(engine),
+        *(part for kind, port in ports.items() for part in (f"--{kind}-port", str(port))),
+    )
+    ready = ModelReady(f"{config.mesh.host}:{ports['grpc']}", f"{config.mesh.host}:{ports['metrics']}")
+    return Process(name, "engine", command, (), ready, prefix)
+
+
+def _costs(engine: Engine) -> Iterator[str]:
+    if engine.arithmetic == "hashed":
+        for key in ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s"):
+            yield f"--{key.replace('_', '-')}"
+            yield str(getattr(engine, key))
+
+
+def free_ports(host: str, count: int) -> Iterator[int]:
+    """Return `count` different ports of `host` that nobody listens on now."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return iter([probe.getsockname()[1] for probe in probes])
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUse(
+                f"Port {port} of {host} cannot be used for a frontend ({error.strerror}): "
+                "stop who has it, or set frontend.port to another one or to 0."
+            ) from error

@@ -1,0 +1,112 @@
+"""When a process counts as ready, and whether it still is."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import grpc
+
+from kvmesh.server import channel
+
+POLL_S: Final = 0.05
+"""Between two looks at another process, which cannot wake us."""
+
+CALL_S: Final = 2.0
+TRITON_MODEL: Final = "tensorrt_llm"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a process can be reached, `host:port`; an empty one is not offered."""
+
+    address: str
+    metrics_address: str = ""
+
+
+class Lines(Protocol):
+    """What a starting process prints."""
+
+    def ready_line(self) -> dict[str, Any] | None:
+        """Return the ready line, or None while it is not printed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyLine:
+    """A service: prints one JSON line when it is ready."""
+
+    async def wait(self, lines: Lines) -> Addresses:
+        while (line := lines.ready_line()) is None:
+            await asyncio.sleep(POLL_S)
+        return Addresses(str(line["address"]), str(line["metrics_address"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReady:
+    """A Triton server: its model is loaded."""
+
+    address: str
+    metrics_address: str
+
+    async def wait(self, lines: Lines) -> Addresses:
+        while not await is_model_ready(self.address):
+            await asyncio.sleep(POLL_S)
+        return Addresses(self.address, self.metrics_address)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisReady:
+    """A Redis: answers PING."""
+
+    address: str
+
+    async def wait(self, lines: Lines) -> Addresses:
+        while not await is_redis_ready(self.address):
+            await asyncio.sleep(POLL_S)
+        return Addresses(self.address)
+
+
+Ready = ReadyLine | ModelReady | RedisReady
+
+
+async def is_model_ready(address: str) -> bool:
+    """Ask a Triton server at `host:port` whether the engine's model is loaded."""
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    async with channel(address) as to_engine:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(to_engine)
+        request = service_pb2.ModelReadyRequest(name=TRITON_MODEL)
+        try:
+            return bool((await stub.ModelReady(request, timeout=CALL_S)).ready)
+        except grpc.aio.AioRpcError:
+            return False
+
+
+async def is_serving(address: str) -> bool:
+    """Ask a service at `host:port` for its health."""
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    async with channel(address) as to_service:
+        stub = health_pb2_grpc.HealthStub(to_service)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def is_redis_ready(address: str) -> bool:
+    """Send PING to a Redis at `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CALL_S):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                writer.write(b"PING\r\n")
+                return await reader.readline() == b"+PONG\r\n"
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False

@@ -1,0 +1,118 @@
+"""What the commands show: progress of a start, tables of addresses and explanations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvmesh.cli.mesh_file import Member
+from kvmesh.cli.supervisor import State, Supervised
+from kvmesh.inference.v1 import inference_pb2 as inference
+
+_COLOURS: Final = {
+    State.WAITING: "dim",
+    State.STARTING: "yellow",
+    State.READY: "green",
+    State.STOPPING: "yellow",
+    State.ENDED: "red",
+}
+_REFRESHES_PER_S: Final = 4
+
+
+class StartProgress:
+    """Shows the states of processes while they start: a live table on a terminal, else a line per ready process."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began_s = time.monotonic()
+        self._states: dict[str, tuple[State, float]] = {}
+        self._is_done = False
+        self._live = Live(console=console, refresh_per_second=_REFRESHES_PER_S, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def done(self) -> None:
+        """Stop showing: everything is ready."""
+        self._live.stop()
+        self._is_done = True
+
+    def changed(self, member: Supervised) -> None:
+        """Take note of a process's new state."""
+        after_s = time.monotonic() - self._began_s
+        self._states[member.process.name] = (member.state, after_s)
+        if self._live.is_started:
+            self._live.update(self._table())
+        elif member.state is State.READY and not self._is_done:
+            self._console.print(f"{member.process.name} is ready after {after_s:.1f} s")
+
+    def _table(self) -> Table:
+        table = Table("process", "state", "after")
+        for name, (state, after_s) in self._states.items():
+            table.add_row(name, Text(state.value, style=_COLOURS[state]), f"{after_s:.1f} s")
+        return table
+
+
+def address_table(members: Iterable[Member]) -> Table:
+    """Return the table of a running mesh's addresses."""
+    table = Table("process", "pid", "address", "metrics")
+    for member in members:
+        metrics = f"http://{member.metrics_address}/metrics" if member.metrics_address else "-"
+        table.add_row(member.name, str(member.pid), member.address, metrics)
+    return table
+
+
+def explanation_table(answers: Iterable[tuple[str, inference.Finished]]) -> Table:
+    """Return one column per answer: where it ran, what was cached, where the time went."""
+    table = Table("")
+    rows: dict[str, list[str]] = {}
+    answers = list(answers)
+    for title, finished in answers:
+        table.add_column(title)
+        for name, value in _explained(finished).items():
+            rows.setdefault(name, []).append(value)
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    return table
+
+
+def _explained(finished: inference.Finished) -> dict[str, str]:
+    explanation = finished.explanation
+    last = explanation.attempts[-1] if explanation.attempts else inference.AttemptExplanation()
+    transfer = f"{_ms(last.transfer)} ms" if last.HasField("transfer") else "none"
+    return {
+        "prompt": f"{finished.usage.prompt_token_count} tokens",
+        "output": f"{finished.usage.output_token_count} tokens",
+        "end": inference.FinishReason.Name(finished.finish_reason).removeprefix("FINISH_REASON_").lower(),
+        "router": last.router or "-",
+        "prefill": last.prefill_replica or "on decode",
+        "decode": last.decode_replica or "-",
+        "blocks matched": f"{last.matched_block_count} of {last.prompt_block_count}",
+        "tokens cached": f"{last.cached_token_count} of {finished.usage.prompt_token_count}",
+        "queue at router": f"{_ms(last.router_queue)} ms",
+        "queue at replica": f"{_ms(last.replica_queue)} ms",
+        "prefill time": f"{_ms(last.prefill)} ms",
+        "transfer": transfer,
+        "time to first token": f"{_ms(explanation.time_to_first_token)} ms",
+        "total": f"{_ms(explanation.total)} ms",
+        "attempts, adoptions": f"{len(explanation.attempts)}, {explanation.adoption_count}",
+    }
+
+
+def _ms(duration: object) -> str:
+    nanoseconds: int = duration.ToNanoseconds()  # type: ignore[attr-defined]  # a protobuf Duration
+    return f"{nanoseconds / 1e6:.1f}"

@@ -1,0 +1,253 @@
+"""Keeps a list of processes: starts them as their dependencies allow, stops all when one dies.
+
+Every process has its own session, so that Ctrl-C reaches the supervisor alone,
+and is bound to the supervisor's life by the kernel (`kvmesh.child`): not even
+`kill -9` of the supervisor leaves one behind. The event loop must run in the
+main thread, because the kernel's bond is to the thread that forks.
+
+States of a process: WAITING -> STARTING -> READY -> STOPPING -> ENDED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from kvmesh.child import bound_command
+from kvmesh.cli.processes import Process
+from kvmesh.cli.readiness import Addresses
+
+START_S_MAX: Final = 60.0
+"""Longest start of one process, from its command to ready."""
+
+STOP_S_MAX: Final = 8.0
+"""Time between SIGTERM and SIGKILL of one process."""
+
+TAIL_LINES: Final = 12
+_SHARED_MEMORY: Final = Path("/dev/shm")
+
+T = TypeVar("T")
+
+
+class State(Enum):
+    """Where a process stands."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class ProcessFailed(RuntimeError):
+    """A process died or did not get ready; the text names it and ends with the last lines of its log."""
+
+
+class Stopped(Exception):
+    """Somebody asked the supervisor to stop."""
+
+
+class Supervised:
+    """One process under supervision. Owned by its Supervisor."""
+
+    def __init__(self, process: Process, log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.state = State.WAITING
+        self.addresses: Addresses | None = None
+        self.is_ready = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        self.pid = 0
+        self.status: int | None = None
+
+    def ready_line(self) -> dict[str, Any] | None:
+        """Return the JSON line that says `"ready": true`, or None while it is not printed."""
+        for line in self.log.read_bytes().splitlines(keepends=True):
+            if line.startswith(b'{"ready": true') and line.endswith(b"\n"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        return None
+
+    def tail(self) -> str:
+        """Return the last lines of the log."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:]) or "  (its log is empty)"
+
+
+class Supervisor:
+    """Runs `processes`; build and use it inside `supervised`."""
+
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        logs: Path,
+        changed: Callable[[Supervised], None] = lambda _: None,
+        stop_s: float = STOP_S_MAX,
+    ) -> None:
+        """Take over `processes`; nothing is started yet. `stop_s` lies between SIGTERM and SIGKILL of each."""
+        self._stop_s = stop_s
+        self.members = {
+            process.name: Supervised(process, logs / f"{process.name}.log") for process in processes
+        }
+        self._changed = changed
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._death: asyncio.Future[ProcessFailed] = asyncio.get_running_loop().create_future()
+        self._watching: set[asyncio.Task[None]] = set()
+
+    def ask_to_stop(self) -> None:
+        """Make `attend` raise Stopped; a second call kills instead of waiting. Safe from a signal handler."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def start(self) -> None:
+        """Start everything; return when all are ready. Raises ProcessFailed or Stopped."""
+
+        async def all_of_them() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for member in self.members.values():
+                    tasks.create_task(self._start(member), name=f"start-{member.process.name}")
+
+        try:
+            await self.attend(all_of_them())
+        except* ProcessFailed as failed:
+            raise failed.exceptions[0] from None
+
+    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` while all processes live.
+
+        Cancels it and raises ProcessFailed when one dies, Stopped when asked to stop.
+        """
+        doing = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((doing, stop, self._death), return_when=asyncio.FIRST_COMPLETED)
+            if self._death.done():
+                raise self._death.result()
+            if stop.done():
+                raise Stopped
+            return doing.result()
+        finally:
+            stop.cancel()
+            doing.cancel()
+            await asyncio.gather(doing, stop, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Stop everything, dependents first, each within its time; return when all have ended."""
+        self._stop.set()
+        dependents: dict[str, list[Supervised]] = {name: [] for name in self.members}
+        for member in self.members.values():
+            for name in member.process.deps:
+                dependents[name].append(member)
+        async with asyncio.TaskGroup() as tasks:
+            for name, member in self.members.items():
+                tasks.create_task(self._stop_one(member, dependents[name]), name=f"stop-{name}")
+        await asyncio.gather(*self._watching)
+
+    async def _start(self, member: Supervised) -> None:
+        for name in member.process.deps:
+            await self.members[name].is_ready.wait()
+        self._move(member, State.STARTING)
+        # A file, not a pipe: nobody has to read it, and a grandchild that keeps it open hides no death.
+        with member.log.open("wb") as log:
+            child = await asyncio.create_subprocess_exec(
+                *bound_command(member.process.command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        member.pid = child.pid
+        self._watching.add(
+            asyncio.create_task(self._watch(member, child), name=f"watch-{member.process.name}")
+        )
+        try:
+            async with asyncio.timeout(START_S_MAX):
+                member.addresses = await member.process.ready.wait(member)
+        except TimeoutError:
+            raise ProcessFailed(
+                f"{member.process.name} was not ready after {START_S_MAX:g} s. Its last lines:\n{member.tail()}"
+            ) from None
+        member.is_ready.set()
+        self._move(member, State.READY)
+
+    async def _watch(self, member: Supervised, child: asyncio.subprocess.Process) -> None:
+        """Wait for the child's end; then clear away what it leaves."""
+        member.status = await child.wait()
+        _kill_group(member.pid)
+        if member.process.shared_memory:
+            for left in _SHARED_MEMORY.glob(f"{member.process.shared_memory}*"):
+                left.unlink(missing_ok=True)
+        was_wanted = member.state is State.STOPPING
+        self._move(member, State.ENDED)
+        member.has_ended.set()
+        if not was_wanted and not self._death.done():
+            self._death.set_result(
+                ProcessFailed(
+                    f"{member.process.name} ended {_how(member.status)}. Its last lines:\n{member.tail()}"
+                )
+            )
+
+    async def _stop_one(self, member: Supervised, dependents: Sequence[Supervised]) -> None:
+        for dependent in dependents:
+            if dependent.pid:
+                await dependent.has_ended.wait()
+        if not member.pid or member.has_ended.is_set():
+            return
+        self._move(member, State.STOPPING)
+        with suppress(ProcessLookupError):
+            os.kill(member.pid, signal.SIGKILL if self._hurry.is_set() else signal.SIGTERM)
+        ended = asyncio.ensure_future(member.has_ended.wait())
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait((ended, hurry), timeout=self._stop_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not ended.done():
+            _kill_group(member.pid)
+        await ended
+
+    def _move(self, member: Supervised, state: State) -> None:
+        member.state = state
+        self._changed(member)
+
+
+@asynccontextmanager
+async def supervised(
+    processes: Sequence[Process],
+    logs: Path,
+    changed: Callable[[Supervised], None] = lambda _: None,
+    stop_s: float = STOP_S_MAX,
+) -> AsyncIterator[Supervisor]:
+    """Yield a Supervisor that hears SIGTERM and SIGINT; on the way out everything is stopped.
+
+    Logs go to `logs/<name>.log`, each start anew.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    supervisor = Supervisor(processes, logs, changed, stop_s)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, supervisor.ask_to_stop)
+    try:
+        yield supervisor
+    finally:
+        await supervisor.stop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill whatever is left in the process's session, for example the stub of a Triton server."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _how(status: int) -> str:
+    if status < 0:
+        with suppress(ValueError):
+            return f"by {signal.Signals(-status).name}"
+    return f"with status {status}"

@@ -1,0 +1,211 @@
+"""The supervisor, with tiny processes: order, early death, stubborn processes, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kvmesh.cli.processes import Process
+from kvmesh.cli.readiness import ReadyLine
+from kvmesh.cli.supervisor import ProcessFailed, State, Stopped, supervised
+
+READY = """
+import json, os, signal, sys
+def note(text):
+    with open(sys.argv[1], "a") as events: events.write(text + "\\n")
+def say_ready():
+    print(json.dumps({"ready": True, "role": "x", "id": "x", "address": "127.0.0.1:1", "metrics_address": ""}), flush=True)
+def stop(*_):
+    note("stop " + sys.argv[2]); sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+"""
+OBEDIENT = READY + "note('start ' + sys.argv[2]); say_ready(); signal.pause()"
+STUBBORN = READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN); say_ready()\nwhile True: signal.pause()"
+BROKEN = READY + "sys.stderr.write('no such model\\n'); sys.exit(3)"
+PARENT = READY + (
+    "import subprocess; child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']);"
+    "note(str(child.pid)); say_ready(); signal.pause()"
+)
+
+
+def fake(name: str, code: str, folder: Path, *deps: str) -> Process:
+    """A process of this test; it notes what happens to it in `folder`/events."""
+    command = (sys.executable, "-S", "-c", code, str(folder / "events"), name)
+    return Process(name, "fake", command, deps, ReadyLine())
+
+
+def events(folder: Path) -> list[str]:
+    return (folder / "events").read_text().split("\n")[:-1]
+
+
+def wait_for_end(*pids: int) -> None:
+    """Return when all `pids` are gone, zombies included. Raises TimeoutError after 10 s."""
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if not select.select([handle], [], [], 10)[0]:
+                raise TimeoutError(f"process {pid} lives on")
+        finally:
+            os.close(handle)
+
+
+async def test_start_follows_dependencies_and_stop_reverses_them(tmp_path: Path) -> None:
+    """A process starts when what it needs is ready, and stops before what it needs stops."""
+    processes = [
+        fake("service", OBEDIENT, tmp_path, "engine", "redis"),
+        fake("engine", OBEDIENT, tmp_path, "redis"),
+        fake("redis", OBEDIENT, tmp_path),
+    ]
+    seen: list[tuple[str, State]] = []
+    async with supervised(
+        processes, tmp_path / "logs", lambda member: seen.append((member.process.name, member.state))
+    ) as supervisor:
+        await supervisor.start()
+        pids = [member.pid for member in supervisor.members.values()]
+        assert {member.state for member in supervisor.members.values()} == {State.READY}
+        addresses = supervisor.members["engine"].addresses
+        assert addresses is not None
+        assert addresses.address == "127.0.0.1:1"
+    order = [f"start {name}" for name in ("redis", "engine", "service")]
+    assert events(tmp_path) == order + [f"stop {name}" for name in ("service", "engine", "redis")]
+    assert [state for name, state in seen if name == "redis"] == list(State)[1:]
+    wait_for_end(*pids)
+
+
+async def test_an_early_death_is_named_with_its_last_lines(tmp_path: Path) -> None:
+    """Whoever starts a mesh reads why it did not start; what had started is stopped."""
+    processes = [
+        fake("redis", OBEDIENT, tmp_path),
+        fake("engine", BROKEN, tmp_path, "redis"),
+        fake("service", OBEDIENT, tmp_path, "engine"),
+    ]
+    with pytest.raises(ProcessFailed, match=r"engine ended with status 3\. Its last lines:\n  no such model"):
+        async with supervised(processes, tmp_path / "logs") as supervisor:
+            await supervisor.start()
+    assert events(tmp_path) == ["start redis", "stop redis"]
+
+
+async def test_a_later_death_interrupts_the_work_and_stops_all(tmp_path: Path) -> None:
+    """When one process dies the mesh is no mesh: the rest is stopped and the reason told."""
+    interrupted = asyncio.Event()
+
+    async def work(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            interrupted.set()
+
+    processes = [fake("redis", OBEDIENT, tmp_path), fake("mortal", OBEDIENT, tmp_path, "redis")]
+    with pytest.raises(ProcessFailed, match=r"mortal ended by SIGKILL\."):
+        async with supervised(processes, tmp_path / "logs") as supervisor:
+            await supervisor.start()
+            await supervisor.attend(work(supervisor.members["mortal"].pid))
+    assert interrupted.is_set()
+    assert events(tmp_path)[-1] == "stop redis"
+
+
+async def test_a_missing_binary_is_one_sentence(tmp_path: Path) -> None:
+    """A command that does not exist is named, without a traceback."""
+    missing = Process("engine", "fake", ("no-such-binary-here",), (), ReadyLine())
+    with pytest.raises(ProcessFailed, match=r"Cannot start no-such-binary-here: No such file or directory\."):
+        async with supervised([missing], tmp_path / "logs") as supervisor:
+            await supervisor.start()
+
+
+async def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """A shutdown takes a bounded time, whatever a process does."""
+    async with supervised(
+        [fake("stubborn", STUBBORN, tmp_path)], tmp_path / "logs", stop_s=0.2
+    ) as supervisor:
+        await supervisor.start()
+        member = supervisor.members["stubborn"]
+    assert member.status == -signal.SIGKILL
+    wait_for_end(member.pid)
+
+
+async def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+    """An impatient operator presses Ctrl-C twice and waits for nobody."""
+    async with supervised(
+        [fake("stubborn", STUBBORN, tmp_path)], tmp_path / "logs", stop_s=600
+    ) as supervisor:
+        await supervisor.start()
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0)
+        with pytest.raises(Stopped):
+            await supervisor.attend(asyncio.Event().wait())
+    assert supervisor.members["stubborn"].status == -signal.SIGKILL
+
+
+async def test_grandchildren_end_with_their_process(tmp_path: Path) -> None:
+    """A killed Triton server must not leave its stub behind."""
+    async with supervised([fake("parent", PARENT, tmp_path)], tmp_path / "logs") as supervisor:
+        await supervisor.start()
+        grandchild = int(events(tmp_path)[0])
+    wait_for_end(grandchild)
+
+
+async def test_a_signal_during_the_start_stops_it(tmp_path: Path) -> None:
+    """Ctrl-C works before everything is ready, too."""
+    silent = Process(
+        "silent", "fake", (sys.executable, "-c", "import signal; signal.pause()"), (), ReadyLine()
+    )
+    with pytest.raises(Stopped):
+        async with supervised([silent], tmp_path / "logs") as supervisor:
+            asyncio.get_running_loop().call_soon(supervisor.ask_to_stop)
+            await supervisor.start()
+
+
+SUPERVISOR = textwrap.dedent(
+    """
+    import asyncio, json, sys
+    from pathlib import Path
+    from kvmesh.cli.processes import Process
+    from kvmesh.cli.readiness import ReadyLine
+    from kvmesh.cli.supervisor import supervised
+    folder, codes = Path(sys.argv[1]), json.loads(sys.argv[2])
+    processes = [
+        Process(str(n), "fake", (sys.executable, "-c", code, str(folder / "events"), str(n)), (), ReadyLine())
+        for n, code in enumerate(codes)
+    ]
+    async def main():
+        async with supervised(processes, folder / "logs") as supervisor:
+            await supervisor.start()
+            print(json.dumps([member.pid for member in supervisor.members.values()]), flush=True)
+            await asyncio.Event().wait()
+    asyncio.run(main())
+    """
+)
+
+
+def test_kill_9_of_the_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    """The kernel ends every process with the supervisor, even those that ignore signals."""
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), json.dumps([OBEDIENT, STUBBORN])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        pids = json.loads(supervisor.stdout.readline())
+        supervisor.kill()
+    assert len(pids) == 2
+    wait_for_end(*pids)
+
+
+def test_a_child_whose_parent_died_first_does_not_start(tmp_path: Path) -> None:
+    """Between fork and the bond the parent may die; the child notices and ends."""
+    from kvmesh import child
+
+    command = [sys.executable, "-S", "-E", child.__file__, "1", "touch", str(tmp_path / "started")]
+    assert subprocess.run(command, check=False, timeout=30).returncode == 125
+    assert not (tmp_path / "started").exists()
