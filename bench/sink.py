@@ -89,7 +89,7 @@ class AttachSink:
         for slot in self._readings:
             self.link.outbox.cancel(slot, pb.Cancel.REASON_CLIENT)
         self._readings.clear()
-        while self.link.outbox.waiting_bytes:  # noqa: ASYNC110  # an outbox has one listener, its writer
+        while self.link.outbox.waiting_bytes:  # an outbox has one listener, its writer
             await asyncio.sleep(0.01)
 
     def on_attached(self, link: AttachLink, peer: pb.Hello, now_s: float) -> None:

@@ -102,14 +102,14 @@ def add_stream_figures(results: Results, scenario: str, case: Case, window: Wind
     results.add(scenario, str(case), aims.ROWS, "rows", window.counts["rows"] / frames)
 
 
-def add_rate_figures(results: Results, scenario: str, window: Window, per_s: float) -> None:
+def add_rate_figures(results: Results, scenario: str, case: str, window: Window, per_s: float) -> None:
     """Add what a window of short requests at a rate shows."""
     finished = window.counts["finished"]
     if finished < 0.85 * per_s * window.seconds:
         results.problem(f"{scenario}: {finished / window.seconds:.0f} of {per_s:g} requests/s were finished")
     if finished:
-        results.add(scenario, aims.RATE_200, aims.PER_REQUEST, "ms", window.cpu_s / finished * 1e3)
-        results.add(scenario, aims.RATE_200, "share of the core", "%", window.cpu_s / window.seconds * 100)
+        results.add(scenario, case, aims.PER_REQUEST, "ms", window.cpu_s / finished * 1e3)
+        results.add(scenario, case, "share of the core", "%", window.cpu_s / window.seconds * 100)
 
 
 def check_source(

@@ -48,7 +48,7 @@ def run(results: Results, pace: Pace) -> None:
         client.ask("rate", per_s=PER_S, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
         time.sleep(pace.warm_s)
         window = measure([frontend.pid], client, pace.rate_s)
-        add_rate_figures(results, NAME, window, PER_S)
+        add_rate_figures(results, NAME, aims.RATE_200, window, PER_S)
         check_faults(results, NAME, aims.RATE_200, client)
 
 

@@ -97,6 +97,6 @@ def _run_rate(results: Results, pace: Pace, router: Process, sink: Process) -> N
     sink.ask("rate", per_s=PER_S, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
     time.sleep(pace.warm_s)
     window = measure([router.pid], sink, pace.rate_s)
-    add_rate_figures(results, NAME, window, PER_S)
+    add_rate_figures(results, NAME, aims.RATE_200, window, PER_S)
     check_faults(results, NAME, aims.RATE_200, sink)
     sink.ask("close")
