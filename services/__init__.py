@@ -1,1 +1,1 @@
-"""The services of the mesh; none imports another."""
+"""The processes of the mesh, one package per role. None imports another."""

@@ -70,7 +70,7 @@ class TritonClient:
         """Return when the model is ready. Raises EngineLost after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not await self.is_ready():  # noqa: ASYNC110  # a server elsewhere gives no event to wait for
+                while not await self.is_ready():
                     await asyncio.sleep(PROBE_PERIOD_S)
         except TimeoutError:
             raise EngineLost(

@@ -1,0 +1,77 @@
+"""Whether an engine could ever run a submit, and the words for what it answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.triton.capabilities import ModelFacts
+from kvmesh.triton.errors import (
+    CallError,
+    EngineBusy,
+    EngineError,
+    EngineLost,
+    EngineStalled,
+    HandoffLost,
+    InvalidRequest,
+)
+
+MARGIN_S: Final = 0.005
+"""What a hop takes off a deadline, so that its answer is back in time."""
+
+TRANSPORT_GRACE_S: Final = 5.0
+"""An engine call's own timeout lies this far behind its deadline: it only catches what the core missed."""
+
+FAILURE_CODES: Final[dict[type[CallError], pb.Failure.Code.ValueType]] = {
+    EngineLost: pb.Failure.CODE_ENGINE_LOST,
+    EngineBusy: pb.Failure.CODE_ENGINE_ERROR,
+    EngineError: pb.Failure.CODE_ENGINE_ERROR,
+    EngineStalled: pb.Failure.CODE_STALLED,
+    HandoffLost: pb.Failure.CODE_HANDOFF_LOST,
+    InvalidRequest: pb.Failure.CODE_INVALID,
+}
+
+
+class Refused(NamedTuple):
+    """Why a submit is not taken."""
+
+    reason: pb.Refusal.Reason.ValueType
+    message: str
+    field: str = ""
+    retry_after_ms: int = 0
+
+
+def check_submit(
+    submit: pb.Submit, facts: ModelFacts, phases: Sequence[pb.Phase.ValueType], blocks: int
+) -> Refused | None:
+    """Return why this engine could never run `submit`, or None. `blocks`: the KV blocks it would need."""
+    if submit.model_version != facts.model_version:
+        return Refused(
+            pb.Refusal.REASON_STALE_SNAPSHOT,
+            f"model version {submit.model_version!r} is not served here; {facts.model_version!r} is",
+        )
+    if submit.phase not in phases:
+        allowed = " or ".join(pb.Phase.Name(phase) for phase in phases)
+        return _invalid("phase", pb.Phase.Name(submit.phase), f"{allowed} runs here")
+    if submit.block_tokens != facts.tokens_per_block:
+        return _invalid("block_tokens", submit.block_tokens, f"{facts.tokens_per_block} is served here")
+    output = submit.budget.max_output_tokens
+    prompt = len(submit.token_ids) // 4
+    room = facts.max_sequence_tokens - prompt
+    if not 1 <= output <= room:
+        return _invalid("budget.max_output_tokens", output, f"1 to {room} fits behind {prompt} prompt tokens")
+    if blocks > facts.kv_blocks:
+        return _invalid(
+            "token_ids", f"{prompt} tokens", f"{blocks} KV blocks needed, {facts.kv_blocks} exist"
+        )
+    sampling = submit.sampling
+    if not 0 <= sampling.temperature <= 10:
+        return _invalid("sampling.temperature", sampling.temperature, "0 to 10 is allowed")
+    if not 0 < sampling.top_p <= 1:
+        return _invalid("sampling.top_p", sampling.top_p, "above 0 and at most 1 is allowed")
+    return None
+
+
+def _invalid(field: str, value: object, allowed: str) -> Refused:
+    return Refused(pb.Refusal.REASON_INVALID, f"{field} is {value}: {allowed}", field)

@@ -1,0 +1,39 @@
+"""Paces load reports: on change, not more often than each `CHANGE_S`, and at least each `IDLE_S`. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CHANGE_S: Final = 0.05
+IDLE_S: Final = 1.0
+
+
+class Pulse:
+    """Tells when the next report is due. Quiet while nobody listens."""
+
+    __slots__ = ("_has_changed", "_sent_s", "is_heard")
+
+    def __init__(self) -> None:
+        self.is_heard = False
+        """Somebody listens."""
+        self._has_changed = False
+        self._sent_s = float("-inf")
+
+    def touch(self) -> None:
+        """Something changed that a report would tell."""
+        self._has_changed = True
+
+    def next_s(self) -> float | None:
+        """Return when a report is due, or None."""
+        if not self.is_heard:
+            return None
+        return self._sent_s + (CHANGE_S if self._has_changed else IDLE_S)
+
+    def take(self, now_s: float) -> bool:
+        """Return True if a report is to be sent now, and count it as sent."""
+        due_s = self.next_s()
+        if due_s is None or now_s < due_s:
+            return False
+        self._has_changed = False
+        self._sent_s = now_s
+        return True

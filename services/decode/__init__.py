@@ -1,0 +1,1 @@
+"""The decode service: slots, KV reservations, frames, orphans and adoption."""

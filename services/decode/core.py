@@ -1,0 +1,284 @@
+"""What a decode replica decides about its callers: whom it admits, who reads which slot, when a slot is given up.
+
+Pure: no I/O, no clock. Events come in through sessions (callers), `generation` (the engine's sink) and `on_timer`;
+effects leave through the sessions' outboxes and the EnginePort. After every event ask `next_wake_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvmesh.attach.frames import FrameError
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.token_log import TokenLog
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.blocks import count_for
+from kvmesh.replica.admission import MARGIN_S, Refused, check_submit
+from kvmesh.replica.pulse import Pulse
+from kvmesh.triton.capabilities import ModelFacts
+from kvmesh.triton.errors import EngineStalled, HandoffLost
+from kvmesh.triton.port import EnginePort
+from services.decode.generation import Generation
+from services.decode.holdings import Holdings
+from services.decode.limits import DecodeLimits
+from services.decode.records import Recorder, nobody
+from services.decode.session import DecodeSession
+from services.decode.slot import Slot, State
+
+
+class DecodeCore:
+    """See the module's docstring. Call `connect` before the first event."""
+
+    def __init__(
+        self,
+        replica: str,
+        facts: ModelFacts,
+        limits: DecodeLimits,
+        is_source: Callable[[str], bool],
+        record: Recorder = nobody,
+    ) -> None:
+        """`is_source(address)`: KV blocks may be pulled from there. `record` hears of each engine call that is over."""
+        self.replica = replica
+        self.facts = facts
+        self.limits = limits
+        self.is_draining = False
+        self.adoption_total = 0
+        self._pulse = Pulse()
+        self.holdings = Holdings(facts.kv_blocks, self._pulse)
+        self.generation = Generation(
+            replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record
+        )
+        self._is_source = is_source
+        self._phases: tuple[pb.Phase.ValueType, ...] = (pb.PHASE_CONTEXT_AND_GENERATION,)
+        if facts.capabilities.disaggregated:
+            self._phases += (pb.PHASE_GENERATION_ONLY,)
+
+    def __repr__(self) -> str:
+        return f"DecodeCore({self.replica}, {list(self.holdings.slots.values())})"
+
+    def connect(self, engine: EnginePort) -> None:
+        """Set the engine whose sink `generation` is. Once."""
+        self.generation.engine = engine
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> DecodeSession:
+        """See kvmesh.attach.server.Attachable."""
+        session = DecodeSession(self, peer.process_id, outbox)
+        self.holdings.sessions.append(session)
+        self._pulse.is_heard = True
+        outbox.load(self.load_report())
+        return session
+
+    def close_session(self, session: DecodeSession, now_s: float) -> None:
+        """The stream of `session` is gone: what waits for a handoff ends, the rest waits for an adopter."""
+        self.holdings.sessions.remove(session)
+        self._pulse.is_heard = bool(self.holdings.sessions)
+        for slot in list(session.slots.values()):
+            if slot.state is State.PENDING:
+                self.holdings.forget(slot, now_s)
+            else:
+                self.holdings.detach(slot)
+                self.holdings.expire_at(slot, now_s + self.limits.orphan_s)
+
+    def submit(self, session: DecodeSession, submit: pb.Submit, now_s: float) -> None:
+        """Take or refuse one attempt."""
+        refused = self._supersede(submit, now_s) or self._refusal(submit)
+        if refused is not None:
+            session.outbox.refuse(
+                submit.slot,
+                refused.reason,
+                refused.message,
+                retry_after_ms=refused.retry_after_ms,
+                field=refused.field,
+            )
+            return
+        budget = submit.budget
+        is_local = submit.phase == pb.PHASE_CONTEXT_AND_GENERATION
+        has_ttft = budget.HasField("ttft_remaining_ms")
+        slot = Slot(
+            request_id=submit.request_id,
+            attempt=submit.attempt,
+            is_local=is_local,
+            prompt_tokens=len(submit.token_ids) // 4,
+            max_output_tokens=budget.max_output_tokens,
+            end_token_id=submit.end_token_id,
+            log=TokenLog(submit.start_position, submit.credit_position, with_logprobs=submit.logprobs),
+            deadline_s=now_s + budget.remaining_ms / 1000 - MARGIN_S,
+            ttft_deadline_s=now_s + budget.ttft_remaining_ms / 1000 - MARGIN_S if has_ttft else float("inf"),
+            submitted_s=now_s,
+            traceparent=submit.traceparent,
+            blocks=_blocks_needed(submit),
+            submit=submit,
+            has_first_row=is_local,
+        )
+        self.holdings.add(slot, session, submit.slot)
+        session.outbox.accept(submit.slot)
+        if is_local:
+            self.generation.start(slot, now_s)
+
+    def hand_over(self, slot: Slot, handoff: pb.Handoff, now_s: float) -> None:
+        """Start generating from `handoff`; one for a slot that does not wait for it is ignored. Raises FrameError."""
+        if slot.state is not State.PENDING:
+            return
+        if not 0 <= handoff.first_token_count <= slot.max_output_tokens:
+            raise FrameError(
+                f"handoff.first_token_count is {handoff.first_token_count}; "
+                f"0 to {slot.max_output_tokens} is allowed"
+            )
+        if not self._is_source(handoff.kv_address):
+            error = HandoffLost(
+                f"{handoff.kv_address!r} is not the KV address of a registered prefill replica"
+            )
+            self.generation.fail(slot, error, now_s)
+            return
+        slot.handed_tokens = handoff.first_token_count
+        slot.log.sent = slot.log.start + slot.handed_tokens
+        self.generation.start(slot, now_s, handoff)
+
+    def grant(self, slot: Slot, position: int, now_s: float) -> None:
+        """Raise the credit of `slot`."""
+        if slot.log.grant(position):
+            slot.blocked_s = None
+            self.generation.send(slot, now_s)
+
+    def cancel(self, slot: Slot, now_s: float) -> None:
+        """End `slot` as its caller wishes, without a word."""
+        self.generation.forget(slot, now_s)
+
+    def adopt(self, session: DecodeSession, adopt: pb.Adopt, now_s: float) -> None:
+        """Move a running or finished slot to `session`, or refuse."""
+        slot = self.holdings.slots.get(adopt.request_id)
+        if slot is None or slot.attempt != adopt.attempt or slot.state is State.PENDING:
+            found = "unknown" if slot is None else f"in attempt {slot.attempt}, {slot.state.value}"
+            message = f"request {adopt.request_id} is {found} here; attempt {adopt.attempt} is wanted"
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
+            return
+        log = slot.log
+        if not log.start <= adopt.position <= slot.known_position():
+            message = f"position is {adopt.position}: {log.start} to {slot.known_position()} is allowed"
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_INVALID, message, field="position")
+            return
+        if slot.session is not None:
+            slot.session.outbox.finish(slot.number, log.sent, pb.Finish.REASON_ADOPTED)
+        self.holdings.detach(slot)
+        self.holdings.revive(slot)
+        self.holdings.attach(slot, session, adopt.slot)
+        slot.has_first_row = False
+        log.sent, log.credit = adopt.position, adopt.credit_position
+        self.adoption_total += 1
+        session.outbox.accept(adopt.slot)
+        self._look_at(slot, now_s)
+        self.generation.send(slot, now_s)
+
+    def next_wake_s(self) -> float | None:
+        """Return when `on_timer` is to be called, or None."""
+        times = (self.generation.gather.due_s(), self.holdings.timetable.next_s(), self._pulse.next_s())
+        return min((time for time in times if time is not None), default=None)
+
+    def on_timer(self, now_s: float) -> None:
+        """Do what is due."""
+        due_s = self.generation.gather.due_s()
+        if due_s is not None and due_s <= now_s:
+            self.generation.flush(now_s)
+        for slot in self.holdings.timetable.due(now_s):
+            self._look_at(slot, now_s)
+        if self._pulse.take(now_s):
+            report = self.load_report()
+            for session in self.holdings.sessions:
+                if not session.outbox.is_full():
+                    session.outbox.load(report)
+
+    def drain(self) -> None:
+        """Refuse what is new from now on; adopts are still welcome."""
+        self.is_draining = True
+        self._pulse.touch()
+
+    def is_idle(self) -> bool:
+        """True if nothing is held but finished logs."""
+        return not self.holdings.held_count()
+
+    def load_report(self) -> pb.LoadReport:
+        """Return the load as routers see it."""
+        reservations, generation = self.holdings.reservations, self.generation
+        load = generation.load
+        return pb.LoadReport(
+            engine_boot_id=load.boot_id if load else "",
+            block_total_count=reservations.total,
+            block_free_count=load.blocks_free if load else reservations.free,
+            block_reserved_count=reservations.reserved,
+            queued_request_count=self.holdings.pending_count(),
+            running_request_count=len(generation.calls),
+            step_us=generation.step_us(),
+            draining=self.is_draining,
+            engine_ready=generation.is_ready,
+        )
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a count disagrees with what it counts."""
+        self.holdings.assert_consistent()
+        self.generation.assert_consistent()
+
+    def _supersede(self, submit: pb.Submit, now_s: float) -> Refused | None:
+        """End a lower attempt of the same request; refuse `submit` if it is not the highest."""
+        known = self.holdings.slots.get(submit.request_id)
+        if known is None:
+            return None
+        if known.attempt >= submit.attempt:
+            message = f"attempt {known.attempt} of the request is known here"
+            return Refused(pb.Refusal.REASON_SUPERSEDED, message)
+        self.generation.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
+        return None
+
+    def _refusal(self, submit: pb.Submit) -> Refused | None:
+        if self.is_draining:
+            return Refused(pb.Refusal.REASON_DRAINING, f"{self.replica} is draining")
+        if not self.generation.is_ready:
+            return Refused(pb.Refusal.REASON_DRAINING, f"the engine of {self.replica} does not answer")
+        if not submit.budget.remaining_ms:
+            return Refused(pb.Refusal.REASON_DEADLINE, "the deadline has passed")
+        needed = _blocks_needed(submit)
+        refused = check_submit(submit, self.facts, self._phases, needed)
+        if refused is not None:
+            return refused
+        holdings = self.holdings
+        held, slots_max = holdings.held_count(), self.limits.slots_max
+        if held >= slots_max:
+            message = f"slots full: {held}/{slots_max}"
+            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=holdings.retry_after_ms())
+        if not holdings.reservations.can_reserve(needed):
+            free, total = holdings.reservations.free, holdings.reservations.total
+            message = f"KV full: {needed} blocks needed, {free}/{total} free"
+            return Refused(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=holdings.retry_after_ms())
+        return None
+
+    def _look_at(self, slot: Slot, now_s: float) -> None:
+        """End `slot` if one of its times has come; else look again at the next."""
+        if slot.expire_s <= now_s:
+            self.generation.forget(slot, now_s)
+            return
+        next_s = slot.expire_s
+        if slot.state is not State.FINISHED:
+            deadline_s = slot.deadline_now_s()
+            if deadline_s <= now_s:
+                self.generation.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
+                return
+            next_s = min(next_s, deadline_s)
+        if slot.state is State.RUNNING:
+            stall_s = self.generation.stall_s(slot)
+            if stall_s <= now_s:
+                silent_s = now_s - slot.heard_s
+                self.generation.fail(slot, EngineStalled(f"no token for {silent_s:.1f} s"), now_s)
+                return
+            next_s = min(next_s, stall_s)
+        if slot.blocked_s is not None:
+            slow_s = slot.blocked_s + self.limits.slow_reader_s
+            if slow_s <= now_s:
+                self.generation.cut(slot, pb.Finish.REASON_SLOW_READER, now_s)
+                return
+            next_s = min(next_s, slow_s)
+        self.holdings.look_by(slot, next_s)
+
+
+def _blocks_needed(submit: pb.Submit) -> int:
+    """Return the KV blocks that let `submit` run to its end."""
+    tokens = len(submit.token_ids) // 4 + submit.budget.max_output_tokens
+    return count_for(tokens, submit.block_tokens)

@@ -1,0 +1,85 @@
+"""When to flush a step frame: one engine step reaches us as one message per slot, spread over milliseconds. Pure.
+
+A frame is flushed when every live slot has reported, or half a measured step (at most `max_s`) after the step's first
+report. Waiting longer would delay the first reporter for nothing: half a step later the stragglers are as likely to belong
+to the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+Key = TypeVar("Key")
+
+SMOOTHING: Final = 0.1
+STEP_S_MAX: Final = 5.0
+"""A longer silence is a pause (admissions, transfers), not a step."""
+
+
+class Gather(Generic[Key]):
+    """Collects the reports of one step.
+
+    Invariant: reported is a subset of live. `join` when a slot's first token came, `leave` when its engine call ended.
+    """
+
+    __slots__ = ("_first_s", "_leader", "_leader_s", "_live", "_max_s", "_reported", "step_s")
+
+    def __init__(self, max_s: float) -> None:
+        self._max_s = max_s
+        self._live: set[Key] = set()
+        self._reported: dict[Key, None] = {}
+        self._first_s = 0.0
+        self._leader: Key | None = None
+        """The slot whose reports measure the step: one is enough, all move together."""
+        self._leader_s = 0.0
+        self.step_s = 0.0
+        """Smoothed seconds of a step. 0: not measured yet."""
+
+    @property
+    def live_count(self) -> int:
+        """Slots that report each step."""
+        return len(self._live)
+
+    def join(self, key: Key) -> None:
+        """`key` reports from the next step on."""
+        self._live.add(key)
+
+    def leave(self, key: Key) -> None:
+        """`key` reports no more; what it reported is not waited for and not flushed here. Unknown keys are ignored."""
+        self._live.discard(key)
+        self._reported.pop(key, None)
+        if key == self._leader:
+            self._leader = None
+
+    def starts_step(self, key: Key) -> bool:
+        """True if a report of `key` would belong to a later step than those collected: flush them before."""
+        return key in self._reported
+
+    def report(self, key: Key, now_s: float, tokens: int = 1) -> None:
+        """`key` reported `tokens` tokens."""
+        if not self._reported:
+            self._first_s = now_s
+        self._reported[key] = None
+        if self._leader is None:
+            self._leader, self._leader_s = key, now_s
+        elif key == self._leader:
+            step_s, self._leader_s = (now_s - self._leader_s) / tokens, now_s
+            if step_s < STEP_S_MAX:
+                self.step_s += (step_s - self.step_s) * (SMOOTHING if self.step_s else 1.0)
+
+    def is_complete(self) -> bool:
+        """True if something is collected and nobody is waited for."""
+        return bool(self._reported) and len(self._reported) >= len(self._live)
+
+    def due_s(self) -> float | None:
+        """Return when what is collected must go, or None if nothing is."""
+        if not self._reported:
+            return None
+        wait_s = min(self._max_s, self.step_s / 2) if self.step_s else self._max_s
+        return self._first_s + wait_s
+
+    def take(self) -> list[Key]:
+        """Return the slots that reported, in that order, and start anew."""
+        keys = list(self._reported)
+        self._reported.clear()
+        return keys

@@ -1,0 +1,282 @@
+"""The engine's side of a decode replica: starts calls, collects their tokens into frames, tells how they end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.replica.admission import FAILURE_CODES, TRANSPORT_GRACE_S
+from kvmesh.replica.pulse import Pulse
+from kvmesh.triton.errors import (
+    CallError,
+    EngineError,
+)
+from kvmesh.triton.port import EngineCall, EngineLoad, EnginePort, First, Kind
+from services.decode.gather import Gather
+from services.decode.holdings import Holdings
+from services.decode.limits import DecodeLimits
+from services.decode.records import CallRecord, Recorder
+from services.decode.slot import Slot, State
+
+_CANCELLED: Final = "cancelled"
+
+
+class Generation:
+    """An EngineSink. `connect` it to its engine before the first event."""
+
+    engine: EnginePort
+
+    def __init__(
+        self,
+        replica: str,
+        tokens_per_block: int,
+        limits: DecodeLimits,
+        holdings: Holdings,
+        pulse: Pulse,
+        record: Recorder,
+    ) -> None:
+        self.gather: Gather[Slot] = Gather(limits.gather_max_s)
+        self.load: EngineLoad | None = None
+        """The engine's last own report."""
+        self.is_ready = False
+        self.calls: dict[int, Slot] = {}
+        self.token_total = 0
+        self.flush_total = 0
+        self._replica = replica
+        self._tokens_per_block = tokens_per_block
+        self._limits = limits
+        self._holdings = holdings
+        self._pulse = pulse
+        self._record = record
+        self._last_call_id = 0
+
+    def start(self, slot: Slot, now_s: float, handoff: pb.Handoff | None = None) -> None:
+        """Give a pending slot to the engine and tell its caller."""
+        submit = slot.submit
+        assert submit is not None and slot.state is State.PENDING, slot
+        assert slot.session is not None, slot
+        slot.submit = None  # the engine has the prompt now
+        slot.state = State.RUNNING
+        slot.called_s = slot.heard_s = now_s
+        self._last_call_id += 1
+        slot.call_id = self._last_call_id
+        self.calls[slot.call_id] = slot
+        slot.session.outbox.start(slot.number, _us(now_s - slot.submitted_s))
+        self._holdings.look_by(slot, self.stall_s(slot))
+        self._pulse.touch()
+        sampling = submit.sampling
+        call = EngineCall(
+            kind=Kind.CONTEXT_AND_GENERATION if handoff is None else Kind.GENERATION_ONLY,
+            request_id=f"{slot.request_id}-{slot.attempt}",
+            token_ids=submit.token_ids,
+            max_output_tokens=slot.max_output_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            end_token_id=slot.end_token_id,
+            logprobs=submit.logprobs,
+            context_phase_params=b"" if handoff is None else handoff.context_phase_params,
+            kv_peer="" if handoff is None else handoff.kv_address,
+            timeout_s=slot.deadline_s - now_s + TRANSPORT_GRACE_S,
+        )
+        self.engine.start(slot.call_id, call)
+
+    def stop(self, slot: Slot, now_s: float) -> None:
+        """End the slot's call early, if there is one."""
+        if slot.call_id:
+            self.engine.cancel(slot.call_id)
+            self._over(slot, now_s, _CANCELLED)
+
+    def stall_s(self, slot: Slot) -> float:
+        """Return when silence of the engine about `slot` ends it."""
+        limits = self._limits
+        return slot.heard_s + (
+            limits.first_token_timeout_s if slot.answered_s is None else limits.token_timeout_s
+        )
+
+    def forget(self, slot: Slot, now_s: float) -> None:
+        """End the slot's call and hold nothing of it any more, without a word."""
+        self.stop(slot, now_s)
+        self._holdings.forget(slot, now_s)
+
+    def fail(self, slot: Slot, error: CallError, now_s: float) -> None:
+        """End `slot` because something behind it broke; what was made before is sent."""
+        untouched = slot.is_local and slot.log.end == slot.log.start
+        if slot.call_id:
+            self.engine.cancel(slot.call_id)
+            self._over(slot, now_s, type(error).__name__)
+        self.send(slot, now_s)
+        if slot.session is not None:
+            slot.session.outbox.fail(
+                slot.number,
+                FAILURE_CODES[type(error)],
+                str(error),
+                replica=self._replica,
+                untouched=untouched,
+            )
+        self._holdings.forget(slot, now_s)
+
+    def cut(self, slot: Slot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
+        """End `slot` with what its caller may have so far."""
+        self.send(slot, now_s)
+        if slot.session is not None:
+            slot.session.outbox.finish(slot.number, slot.log.sent, reason)
+        self.forget(slot, now_s)
+
+    def send(self, slot: Slot, now_s: float) -> None:
+        """Put what may be sent into the outbox of whoever reads `slot`; finish it if that was all."""
+        session, log = slot.session, slot.log
+        if session is None:
+            return
+        if slot.first is not None and log.credit > log.start:
+            session.outbox.first_token(slot.first)
+            slot.first = None
+            log.sent = log.start + 1
+        chunk = log.take() if slot.first is None else None
+        if chunk is not None:
+            session.outbox.tokens(slot.number, *chunk)
+        if slot.state is State.ENDED and log.is_drained():
+            session.outbox.finish(slot.number, log.end, slot.ending)
+            self._holdings.finish(slot, now_s + self._limits.orphan_s)
+        elif not log.is_blocked():
+            slot.blocked_s = None
+        elif slot.blocked_s is None:
+            slot.blocked_s = now_s
+            self._holdings.look_by(slot, now_s + self._limits.slow_reader_s)
+
+    def flush(self, now_s: float) -> None:
+        """Send what the step's slots reported."""
+        self.flush_total += 1
+        for slot in self.gather.take():
+            self.send(slot, now_s)
+
+    # EngineSink.
+
+    def on_first(self, call_id: int, first: First, now_s: float) -> None:
+        """The KV blocks arrived, or the prompt is through."""
+        slot = self.calls.get(call_id)
+        if slot is None:
+            return
+        slot.answered_s = slot.heard_s = now_s
+        slot.reused_blocks = first.reused_blocks
+        if not slot.is_local and slot.session is not None:
+            slot.session.outbox.transfer(slot.number, _us(now_s - slot.called_s))
+
+    def on_tokens(
+        self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
+    ) -> None:
+        """Add to the slot's log; send now or with the step's frame."""
+        slot = self.calls.get(call_id)
+        if slot is None:
+            return
+        gather, log = self.gather, slot.log
+        if gather.starts_step(slot):
+            self.flush(now_s)
+        is_first = log.end == log.start
+        log.append(token_ids, logprobs)
+        slot.heard_s = now_s
+        self.token_total += len(token_ids)
+        if log.end - log.start > slot.max_output_tokens:
+            self.fail(slot, EngineError(f"the engine made more than {slot.max_output_tokens} tokens"), now_s)
+        elif is_first:
+            gather.join(slot)
+            if slot.has_first_row and slot.session is not None:
+                slot.first = self._first_row(slot, token_ids[0], logprobs, now_s)
+            self.send(slot, now_s)
+        else:
+            gather.report(slot, now_s, len(token_ids))
+            if gather.is_complete():
+                self.flush(now_s)
+
+    def on_end(self, call_id: int, now_s: float) -> None:
+        """The engine is done: free its KV, and say so once everything is sent."""
+        slot = self.calls.get(call_id)
+        if slot is None:
+            return
+        log = slot.log
+        if log.last_id is not None and log.last_id == slot.end_token_id:
+            slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
+        elif log.end - log.start == slot.max_output_tokens:
+            slot.ending, outcome = pb.Finish.REASON_LENGTH, "length"
+        else:
+            made = f"{log.end - log.start} of {slot.max_output_tokens} tokens and no end token"
+            self.fail(slot, EngineError(f"the engine stopped after {made}"), now_s)
+            return
+        self._over(slot, now_s, outcome)
+        slot.state = State.ENDED
+        self._holdings.release(slot, now_s)
+        self.send(slot, now_s)
+        if self.gather.is_complete():
+            self.flush(now_s)
+
+    def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
+        """The call failed."""
+        slot = self.calls.get(call_id)
+        if slot is not None:
+            self.fail(slot, error, now_s)
+
+    def on_load(self, load: EngineLoad, now_s: float) -> None:
+        """Keep the engine's report for the routers."""
+        if load != self.load:
+            self.load = load
+            self._pulse.touch()
+
+    def on_ready(self, is_ready: bool, now_s: float) -> None:
+        """The engine began or ceased to answer."""
+        if is_ready != self.is_ready:
+            self.is_ready = is_ready
+            self._pulse.touch()
+
+    def step_us(self) -> int:
+        """Return the smoothed microseconds of a step: measured here, else the engine's own. 0: unknown."""
+        return _us(self.gather.step_s or (self.load.step_s if self.load else 0.0))
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if calls and slots disagree."""
+        held = {slot.call_id: slot for slot in self._holdings.slots.values() if slot.call_id}
+        assert held == self.calls, (held, self.calls)
+        assert self.gather.live_count <= len(self.calls), self.calls
+        for slot in self.calls.values():
+            limits = (slot.log.end - slot.log.start, slot.max_output_tokens)
+            assert limits[0] <= limits[1], slot
+
+    def _over(self, slot: Slot, now_s: float, outcome: str) -> None:
+        """The slot's call has ended, one way or the other. Leaves the state to the caller."""
+        del self.calls[slot.call_id]
+        slot.call_id = 0
+        self.gather.leave(slot)
+        self._pulse.touch()
+        self._record(
+            CallRecord(
+                request_id=slot.request_id,
+                attempt=slot.attempt,
+                traceparent=slot.traceparent,
+                is_local=slot.is_local,
+                called_s=slot.called_s,
+                answered_s=slot.answered_s,
+                ended_s=now_s,
+                tokens=slot.log.end - slot.log.start,
+                reused_blocks=slot.reused_blocks,
+                outcome=outcome,
+            )
+        )
+
+    def _first_row(self, slot: Slot, token_id: int, logprobs: Sequence[float], now_s: float) -> pb.FirstToken:
+        cached = min(slot.reused_blocks * self._tokens_per_block, slot.prompt_tokens - 1)
+        row = pb.FirstToken(
+            slot=slot.number,
+            position=slot.log.start,
+            token_id=token_id,
+            cached_token_count=cached,
+            computed_token_count=slot.prompt_tokens - cached,
+            prefill_us=_us(now_s - slot.called_s),
+        )
+        if logprobs:
+            row.logprob = logprobs[0]
+        return row
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))

@@ -1,0 +1,139 @@
+"""Everything a decode replica holds: slots, the streams that read them, KV reservations, times to look. Pure.
+
+The one place where these change together, so that their counts cannot part.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.replica.pulse import Pulse
+from kvmesh.replica.timetable import Timetable
+from services.decode.reservations import Reservations
+from services.decode.session import DecodeSession
+from services.decode.slot import Slot, State
+
+FINISHED_MAX: Final = 4096
+"""Finished logs kept for adopters; beyond it the oldest is forgotten."""
+_SMOOTHING: Final = 0.1
+
+
+class Holdings:
+    """Slots by request id, with what belongs to each."""
+
+    def __init__(self, kv_blocks: int, pulse: Pulse) -> None:
+        self.slots: dict[str, Slot] = {}
+        """By request id: the highest attempt known, FINISHED ones too."""
+        self.sessions: list[DecodeSession] = []
+        self.finished: dict[Slot, None] = {}
+        """Oldest first."""
+        self.reservations = Reservations(kv_blocks)
+        self.timetable: Timetable[Slot] = Timetable()
+        self.hold_s = 0.0
+        """Smoothed seconds a slot holds its reservation. 0: none did yet."""
+        self._pulse = pulse
+
+    def add(self, slot: Slot, session: DecodeSession, number: int) -> None:
+        """Hold a new slot and its reservation."""
+        self.reservations.reserve(slot.blocks)
+        self.slots[slot.request_id] = slot
+        self.attach(slot, session, number)
+        self.look_by(slot, slot.deadline_now_s())
+        self._pulse.touch()
+
+    def attach(self, slot: Slot, session: DecodeSession, number: int) -> None:
+        """Let `session` read `slot`, which nobody reads."""
+        assert slot.session is None, slot
+        slot.session, slot.number = session, number
+        session.slots[number] = slot
+        slot.expire_s = float("inf")
+
+    def detach(self, slot: Slot) -> None:
+        """End the reading of `slot`. What is left to a slot without reader is up to the caller."""
+        if slot.session is not None:
+            del slot.session.slots[slot.number]
+            slot.session, slot.number = None, 0
+        slot.blocked_s, slot.first = None, None
+
+    def expire_at(self, slot: Slot, at_s: float) -> None:
+        """Forget `slot` at `at_s` unless somebody adopts it before."""
+        slot.expire_s = at_s
+        self.look_by(slot, at_s)
+
+    def look_by(self, slot: Slot, at_s: float) -> None:
+        """Look at `slot` no later than `at_s`."""
+        self.timetable.by(slot, at_s)
+
+    def release(self, slot: Slot, now_s: float) -> None:
+        """Take back the reservation of `slot`; once more does nothing."""
+        if slot.blocks:
+            self.reservations.release(slot.blocks)
+            slot.blocks = 0
+            held_s = now_s - slot.submitted_s
+            self.hold_s += (held_s - self.hold_s) * (_SMOOTHING if self.hold_s else 1.0)
+            self._pulse.touch()
+
+    def finish(self, slot: Slot, at_s: float) -> None:
+        """Everything of `slot` was said: keep its log until `at_s`."""
+        slot.state = State.FINISHED
+        self.detach(slot)
+        self.finished[slot] = None
+        self.expire_at(slot, at_s)
+        if len(self.finished) > FINISHED_MAX:
+            oldest = next(iter(self.finished))
+            self.forget(oldest, at_s)
+
+    def revive(self, slot: Slot) -> None:
+        """Somebody adopts a finished log."""
+        if slot.state is State.FINISHED:
+            del self.finished[slot]
+            slot.state = State.ENDED
+
+    def forget(self, slot: Slot, now_s: float) -> None:
+        """Hold `slot` no more. Its engine call must be over."""
+        assert not slot.call_id, slot
+        self.release(slot, now_s)
+        self.detach(slot)
+        if self.slots.get(slot.request_id) is slot:
+            del self.slots[slot.request_id]
+        self.finished.pop(slot, None)
+        self.timetable.forget(slot)
+        self._pulse.touch()
+
+    def held_count(self) -> int:
+        """Return the slots that are not finished."""
+        return len(self.slots) - len(self.finished)
+
+    def pending_count(self) -> int:
+        """Return the slots that wait for a handoff."""
+        return sum(slot.state is State.PENDING for slot in self.slots.values())
+
+    def orphan_count(self) -> int:
+        """Return the slots that nobody reads and that have something left to say."""
+        return sum(slot.is_orphan() for slot in self.slots.values())
+
+    def log_bytes(self) -> int:
+        """Return the bytes of output ids that are kept."""
+        return sum(slot.log.size_bytes for slot in self.slots.values())
+
+    def retry_after_ms(self) -> int:
+        """Return after how long a slot is likely to be free: mean holding time over holders, within 1 ms and 5 s."""
+        wait_s = (self.hold_s or 1.0) / max(1, self.held_count())
+        return min(5000, max(1, round(wait_s * 1000)))
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a count disagrees with what it counts."""
+        slots = list(self.slots.values())
+        assert self.reservations.reserved == sum(slot.blocks for slot in slots), slots
+        read = [slot for session in self.sessions for slot in session.slots.values()]
+        assert {id(slot) for slot in read} == {id(slot) for slot in slots if slot.session}, slots
+        for slot in slots:
+            assert slot.session is None or slot.session.slots[slot.number] is slot, slot
+            assert slot.session is None or slot.session in self.sessions, slot
+            assert bool(slot.call_id) == (slot.state is State.RUNNING), slot
+            assert bool(slot.blocks) == (slot.state in (State.PENDING, State.RUNNING)), slot
+            assert (slot in self.finished) == (slot.state is State.FINISHED), slot
+            assert slot in self.timetable, f"{slot} would never be looked at"
+            assert slot.session is not None or slot.expire_s < float("inf"), slot
+            assert slot.session is not None or slot.state is not State.PENDING, slot
+        assert len(self.timetable) == len(slots), slots

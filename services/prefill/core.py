@@ -1,0 +1,214 @@
+"""What a prefill replica decides about its callers: whom it admits, when work is given up, who owns a handoff.
+
+Pure: no I/O, no clock. Events come in through sessions (callers), `prefilling` (the engine's sink) and `on_timer`;
+effects leave through the sessions' outboxes and the EnginePort. After every event ask `next_wake_s`.
+"""
+
+from __future__ import annotations
+
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.blocks import count_for
+from kvmesh.replica.admission import MARGIN_S, Refused, check_submit
+from kvmesh.replica.pulse import Pulse
+from kvmesh.triton.capabilities import ModelFacts
+from kvmesh.triton.errors import EngineStalled, HandoffLost
+from kvmesh.triton.port import EnginePort
+from services.prefill.holdings import Holdings
+from services.prefill.limits import PrefillLimits
+from services.prefill.prefilling import Prefilling
+from services.prefill.records import Recorder, nobody
+from services.prefill.session import PrefillSession
+from services.prefill.slot import Slot, State
+
+
+class PrefillCore:
+    """See the module's docstring. Call `connect` before the first event."""
+
+    def __init__(
+        self, replica: str, facts: ModelFacts, limits: PrefillLimits, record: Recorder = nobody
+    ) -> None:
+        """`record` hears of each engine call that is over."""
+        self.replica = replica
+        self.facts = facts
+        self.limits = limits
+        self.is_draining = False
+        self._pulse = Pulse()
+        self.holdings = Holdings(facts.kv_blocks, limits.queue_max_requests, self._pulse)
+        self.prefilling = Prefilling(
+            replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record
+        )
+
+    def __repr__(self) -> str:
+        return f"PrefillCore({self.replica}, {list(self.holdings.slots.values())})"
+
+    def connect(self, engine: EnginePort) -> None:
+        """Set the engine whose sink `prefilling` is. Once."""
+        self.prefilling.engine = engine
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> PrefillSession:
+        """See kvmesh.attach.server.Attachable."""
+        session = PrefillSession(self, peer.process_id, outbox)
+        self.holdings.sessions.append(session)
+        self._pulse.is_heard = True
+        outbox.load(self.load_report())
+        return session
+
+    def close_session(self, session: PrefillSession, now_s: float) -> None:
+        """The stream of `session` is gone: what waits or runs ends, handoffs are kept for a decode that may be pulling."""
+        self.holdings.sessions.remove(session)
+        self._pulse.is_heard = bool(self.holdings.sessions)
+        for slot in list(session.slots.values()):
+            if slot.state is State.HELD:
+                self.holdings.detach(slot)
+                self.holdings.expire_at(slot, now_s + self.limits.orphan_s)
+            else:
+                self.prefilling.forget(slot, now_s)
+        self.prefilling.pump(now_s)
+
+    def submit(self, session: PrefillSession, submit: pb.Submit, now_s: float) -> None:
+        """Queue or refuse one attempt."""
+        refused = self._supersede(submit, now_s) or self._refusal(submit)
+        if refused is not None:
+            session.outbox.refuse(
+                submit.slot,
+                refused.reason,
+                refused.message,
+                retry_after_ms=refused.retry_after_ms,
+                field=refused.field,
+            )
+            return
+        budget = submit.budget
+        remaining_ms = budget.remaining_ms
+        if budget.HasField("ttft_remaining_ms"):
+            remaining_ms = min(remaining_ms, budget.ttft_remaining_ms)
+        slot = Slot(
+            request_id=submit.request_id,
+            attempt=submit.attempt,
+            start_position=submit.start_position,
+            prompt_tokens=len(submit.token_ids) // 4,
+            blocks=_blocks_needed(submit),
+            priority=budget.priority,
+            is_shadow=budget.shadow,
+            is_resumed=submit.resumed,
+            estimate_s=submit.prefill_estimate_us / 1e6,
+            deadline_s=now_s + remaining_ms / 1000 - MARGIN_S,
+            submitted_s=now_s,
+            traceparent=submit.traceparent,
+            submit=submit,
+        )
+        self.holdings.enqueue(slot, session, submit.slot)
+        session.outbox.accept(submit.slot)
+        self.prefilling.pump(now_s)
+
+    def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+        """End `slot` as its caller wishes, without a word. TRANSFERRED: the engine has forgotten the handoff already."""
+        if reason == pb.Cancel.REASON_TRANSFERRED and slot.state is State.HELD:
+            self.holdings.forget(slot)
+        else:
+            self.prefilling.forget(slot, now_s)
+        self.prefilling.pump(now_s)
+
+    def next_wake_s(self) -> float | None:
+        """Return when `on_timer` is to be called, or None."""
+        times = (self.holdings.timetable.next_s(), self._pulse.next_s())
+        return min((time for time in times if time is not None), default=None)
+
+    def on_timer(self, now_s: float) -> None:
+        """Do what is due."""
+        due = self.holdings.timetable.due(now_s)
+        for slot in due:
+            self._look_at(slot, now_s)
+        if due:
+            self.prefilling.pump(now_s)
+        if self._pulse.take(now_s):
+            report = self.load_report()
+            for session in self.holdings.sessions:
+                if not session.outbox.is_full():
+                    session.outbox.load(report)
+
+    def drain(self) -> None:
+        """Refuse what is new from now on; what is queued still runs."""
+        self.is_draining = True
+        self._pulse.touch()
+
+    def is_idle(self) -> bool:
+        """True if nothing is held."""
+        return not self.holdings.slots
+
+    def load_report(self) -> pb.LoadReport:
+        """Return the load as routers see it."""
+        holdings, load = self.holdings, self.prefilling.load
+        free = holdings.blocks_total - holdings.blocks_reserved
+        return pb.LoadReport(
+            engine_boot_id=load.boot_id if load else "",
+            block_total_count=holdings.blocks_total,
+            block_free_count=load.blocks_free if load else free,
+            queued_request_count=len(holdings.queue),
+            queued_token_count=holdings.queue.tokens,
+            running_request_count=len(self.prefilling.calls),
+            held_handoff_count=len(holdings.held),
+            step_us=round((load.step_s if load else 0.0) * 1e6),
+            draining=self.is_draining,
+            engine_ready=self.prefilling.is_ready,
+        )
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a count disagrees with what it counts."""
+        self.holdings.assert_consistent()
+        self.prefilling.assert_consistent()
+
+    def _supersede(self, submit: pb.Submit, now_s: float) -> Refused | None:
+        """End a lower attempt of the same request; refuse `submit` if it is not the highest."""
+        known = self.holdings.slots.get(submit.request_id)
+        if known is None:
+            return None
+        if known.attempt >= submit.attempt:
+            message = f"attempt {known.attempt} of the request is known here"
+            return Refused(pb.Refusal.REASON_SUPERSEDED, message)
+        self.prefilling.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
+        return None
+
+    def _refusal(self, submit: pb.Submit) -> Refused | None:
+        if self.is_draining:
+            return Refused(pb.Refusal.REASON_DRAINING, f"{self.replica} is draining")
+        if not self.prefilling.is_ready:
+            return Refused(pb.Refusal.REASON_DRAINING, f"the engine of {self.replica} does not answer")
+        if not submit.budget.remaining_ms:
+            return Refused(pb.Refusal.REASON_DEADLINE, "the deadline has passed")
+        refused = check_submit(submit, self.facts, (pb.PHASE_CONTEXT_ONLY,), _blocks_needed(submit))
+        if refused is not None:
+            return refused
+        queue = self.holdings.queue
+        if queue.is_full():
+            message = f"prefill queue full: {len(queue)}/{queue.requests_max}"
+            return Refused(
+                pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self.prefilling.retry_after_ms()
+            )
+        return None
+
+    def _look_at(self, slot: Slot, now_s: float) -> None:
+        """End `slot` if one of its times has come; else look again at the next."""
+        if slot.state is State.HELD:
+            if slot.expire_s <= now_s:
+                held_s = now_s - slot.called_s
+                self.prefilling.fail(slot, HandoffLost(f"nobody took the handoff for {held_s:.1f} s"), now_s)
+            else:
+                self.holdings.look_by(slot, slot.expire_s)
+        elif slot.deadline_s <= now_s:
+            if slot.state is State.QUEUED:
+                self.prefilling.refuse_late(slot, now_s)
+            else:
+                self.prefilling.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
+        elif slot.state is State.RUNNING and self.prefilling.stall_s(slot) <= now_s:
+            silent_s = now_s - slot.called_s
+            self.prefilling.fail(slot, EngineStalled(f"no first token for {silent_s:.1f} s"), now_s)
+        elif slot.state is State.RUNNING:
+            self.holdings.look_by(slot, min(slot.deadline_s, self.prefilling.stall_s(slot)))
+        else:
+            self.holdings.look_by(slot, slot.deadline_s)
+
+
+def _blocks_needed(submit: pb.Submit) -> int:
+    """Return the KV blocks of the prompt: context_only computes no KV for the token it makes."""
+    return count_for(len(submit.token_ids) // 4, submit.block_tokens)

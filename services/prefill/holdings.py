@@ -1,0 +1,109 @@
+"""Everything a prefill replica holds: slots, their queue, the streams that read them, KV blocks, times to look. Pure.
+
+The one place where these change together, so that their counts cannot part.
+"""
+
+from __future__ import annotations
+
+from kvmesh.replica.pulse import Pulse
+from kvmesh.replica.timetable import Timetable
+from services.prefill.queue import PrefillQueue
+from services.prefill.session import PrefillSession
+from services.prefill.slot import Slot, State
+
+
+class Holdings:
+    """Slots by request id, with what belongs to each.
+
+    Invariant: `blocks_reserved` = blocks of RUNNING and HELD slots <= `blocks_total`.
+    """
+
+    def __init__(self, kv_blocks: int, queue_max_requests: int, pulse: Pulse) -> None:
+        self.slots: dict[str, Slot] = {}
+        """By request id: the highest attempt known."""
+        self.sessions: list[PrefillSession] = []
+        self.queue = PrefillQueue(queue_max_requests)
+        self.held: dict[Slot, None] = {}
+        """Oldest first."""
+        self.timetable: Timetable[Slot] = Timetable()
+        self.blocks_total = kv_blocks
+        self.blocks_reserved = 0
+        self._pulse = pulse
+
+    def enqueue(self, slot: Slot, session: PrefillSession, number: int) -> None:
+        """Hold a new slot in the queue."""
+        self.queue.push(slot)
+        self.slots[slot.request_id] = slot
+        slot.session, slot.number = session, number
+        session.slots[number] = slot
+        self.look_by(slot, slot.deadline_s)
+        self._pulse.touch()
+
+    def can_run(self, slot: Slot) -> bool:
+        """True if the blocks of `slot` are free."""
+        return self.blocks_reserved + slot.blocks <= self.blocks_total
+
+    def run(self, slot: Slot) -> None:
+        """Move a queued slot on and reserve its blocks. Raises ValueError unless it can run."""
+        if not self.can_run(slot):
+            raise ValueError(f"{slot} does not fit: {self.blocks_reserved}/{self.blocks_total} are reserved")
+        self.queue.remove(slot)
+        slot.state = State.RUNNING
+        self.blocks_reserved += slot.blocks
+        self._pulse.touch()
+
+    def hold(self, slot: Slot, until_s: float) -> None:
+        """The engine keeps the blocks of a slot that ran."""
+        slot.state = State.HELD
+        self.held[slot] = None
+        self.expire_at(slot, until_s)
+        self._pulse.touch()
+
+    def expire_at(self, slot: Slot, at_s: float) -> None:
+        """Give the handoff of `slot` up at `at_s`, unless it was to go earlier."""
+        slot.expire_s = min(slot.expire_s, at_s)
+        self.look_by(slot, slot.expire_s)
+
+    def look_by(self, slot: Slot, at_s: float) -> None:
+        """Look at `slot` no later than `at_s`."""
+        self.timetable.by(slot, at_s)
+
+    def detach(self, slot: Slot) -> None:
+        """End the reading of `slot`."""
+        if slot.session is not None:
+            del slot.session.slots[slot.number]
+            slot.session, slot.number = None, 0
+
+    def forget(self, slot: Slot) -> None:
+        """Hold `slot` no more. Its engine call must be over, its handoff gone or being released."""
+        assert not slot.call_id, slot
+        if slot.state is State.QUEUED:
+            self.queue.remove(slot)
+        else:
+            self.blocks_reserved -= slot.blocks
+        self.held.pop(slot, None)
+        self.detach(slot)
+        if self.slots.get(slot.request_id) is slot:
+            del self.slots[slot.request_id]
+        self.timetable.forget(slot)
+        self._pulse.touch()
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a count disagrees with what it counts."""
+        slots = list(self.slots.values())
+        queued = [slot for slot in slots if slot.state is State.QUEUED]
+        assert self.blocks_reserved == sum(slot.blocks for slot in slots if slot not in queued), slots
+        assert 0 <= self.blocks_reserved <= self.blocks_total, self.blocks_reserved
+        assert len(self.queue) == len(queued) and all(slot in self.queue for slot in queued), slots
+        assert self.queue.tokens == sum(slot.prompt_tokens for slot in queued), slots
+        assert {slot for slot in slots if slot.state is State.HELD} == set(self.held), slots
+        read = [slot for session in self.sessions for slot in session.slots.values()]
+        assert {id(slot) for slot in read} == {id(slot) for slot in slots if slot.session}, slots
+        for slot in slots:
+            assert slot.session is None or slot.session.slots[slot.number] is slot, slot
+            assert slot.session is None or slot.session in self.sessions, slot
+            assert slot.session is not None or slot.state is State.HELD, slot
+            assert bool(slot.call_id) == (slot.state is State.RUNNING), slot
+            assert bool(slot.context_phase_params) or slot.state is not State.HELD, slot
+            assert slot in self.timetable, f"{slot} would never be looked at"
+        assert len(self.timetable) == len(slots), slots

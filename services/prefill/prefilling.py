@@ -1,0 +1,258 @@
+"""The engine's side of a prefill replica: what runs, what it answered, and the handoffs the engine holds for us. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.replica.admission import FAILURE_CODES, TRANSPORT_GRACE_S
+from kvmesh.replica.pulse import Pulse
+from kvmesh.triton.errors import (
+    CallError,
+    EngineBusy,
+    EngineError,
+    EngineLost,
+    HandoffLost,
+)
+from kvmesh.triton.port import EngineCall, EngineLoad, EnginePort, First, Kind
+from services.prefill.holdings import Holdings
+from services.prefill.limits import PrefillLimits
+from services.prefill.records import CallRecord, Recorder
+from services.prefill.slot import Slot, State
+
+RETRY_AFTER_MS_MAX: Final = 5000
+_SMOOTHING: Final = 0.1
+
+
+class Prefilling:
+    """An EngineSink. `connect` it to its engine before the first event."""
+
+    engine: EnginePort
+
+    def __init__(
+        self,
+        replica: str,
+        tokens_per_block: int,
+        limits: PrefillLimits,
+        holdings: Holdings,
+        pulse: Pulse,
+        record: Recorder,
+    ) -> None:
+        self.load: EngineLoad | None = None
+        """The engine's last own report."""
+        self.is_ready = False
+        self.calls: dict[int, Slot] = {}
+        self.computed_token_total = 0
+        self.cached_token_total = 0
+        self.run_s = 0.0
+        """Smoothed seconds of a call. 0: none ended yet."""
+        self._replica = replica
+        self._tokens_per_block = tokens_per_block
+        self._limits = limits
+        self._holdings = holdings
+        self._pulse = pulse
+        self._record = record
+        self._last_call_id = 0
+
+    def pump(self, now_s: float) -> None:
+        """Give the engine what it may have: the queue's head, while it fits. Nobody overtakes it."""
+        queue = self._holdings.queue
+        while len(self.calls) < self._limits.engine_concurrency:
+            slot = queue.head()
+            if slot is None or not self._holdings.can_run(slot):
+                return
+            if slot.deadline_s <= now_s:
+                self.refuse_late(slot, now_s)
+            else:
+                self._start(slot, now_s)
+
+    def stall_s(self, slot: Slot) -> float:
+        """Return when silence of the engine about `slot` ends it."""
+        return slot.called_s + self._limits.first_token_timeout_s + 2 * slot.estimate_s
+
+    def forget(self, slot: Slot, now_s: float) -> None:
+        """End whatever the engine does or holds for `slot`, and hold it no more, without a word."""
+        if slot.call_id:
+            self.engine.cancel(slot.call_id)
+            self._over(slot, now_s, "cancelled")
+        if slot.context_phase_params:
+            self.engine.release(slot.context_phase_params)
+        self._holdings.forget(slot)
+
+    def fail(self, slot: Slot, error: CallError, now_s: float) -> None:
+        """End `slot` because something behind it broke."""
+        untouched = slot.state is State.QUEUED or isinstance(error, EngineBusy)
+        if slot.session is not None:
+            slot.session.outbox.fail(
+                slot.number,
+                FAILURE_CODES[type(error)],
+                str(error),
+                replica=self._replica,
+                untouched=untouched,
+            )
+        self.forget(slot, now_s)
+
+    def cut(self, slot: Slot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
+        """End `slot` without its first token, or with it if it was sent."""
+        if slot.session is not None:
+            end = slot.start_position + (slot.state is State.HELD)
+            slot.session.outbox.finish(slot.number, end, reason)
+        self.forget(slot, now_s)
+
+    def refuse_late(self, slot: Slot, now_s: float) -> None:
+        """The deadline of a queued slot has passed: nothing has started."""
+        if slot.session is not None:
+            waited_s = now_s - slot.submitted_s
+            slot.session.outbox.refuse(
+                slot.number,
+                pb.Refusal.REASON_DEADLINE,
+                f"the deadline passed after {waited_s:.3f} s in the prefill queue",
+            )
+        self.forget(slot, now_s)
+
+    def retry_after_ms(self) -> int:
+        """Return after how long the queue is likely to have drained, within 1 ms and 5 s."""
+        waiting = len(self._holdings.queue) / self._limits.engine_concurrency
+        return min(RETRY_AFTER_MS_MAX, max(1, round((self.run_s or 0.1) * waiting * 1000)))
+
+    # EngineSink.
+
+    def on_first(self, call_id: int, first: First, now_s: float) -> None:
+        """The prompt is through: the engine holds its blocks."""
+        slot = self.calls.get(call_id)
+        if slot is not None:
+            slot.context_phase_params = first.context_phase_params
+            slot.reused_blocks = first.reused_blocks
+
+    def on_tokens(
+        self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
+    ) -> None:
+        """The first token; it is sent with the handoff when the call ends, which is in the same answer."""
+        slot = self.calls.get(call_id)
+        if slot is not None and slot.token_id is None:
+            slot.token_id = token_ids[0]
+            slot.logprob = logprobs[0] if logprobs else None
+
+    def on_end(self, call_id: int, now_s: float) -> None:
+        """Send the first token and hold the handoff."""
+        slot = self.calls.get(call_id)
+        if slot is None:
+            return
+        if slot.token_id is None or not slot.context_phase_params:
+            self.fail(slot, EngineError("the engine answered without a token or a handoff"), now_s)
+        else:
+            self._hold(slot, now_s)
+        self.pump(now_s)
+
+    def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
+        """The call failed."""
+        slot = self.calls.get(call_id)
+        if slot is not None:
+            self.fail(slot, error, now_s)
+            self.pump(now_s)
+
+    def on_load(self, load: EngineLoad, now_s: float) -> None:
+        """Keep the engine's report; another boot means that every handoff is gone."""
+        known, self.load = self.load, load
+        if load == known:
+            return
+        self._pulse.touch()
+        if known is not None and known.boot_id != load.boot_id:
+            for slot in list(self._holdings.held):
+                self.fail(slot, HandoffLost("the engine was started anew"), now_s)
+            self.pump(now_s)
+
+    def on_ready(self, is_ready: bool, now_s: float) -> None:
+        """The engine began or ceased to answer: what waits for a dead one fails at once."""
+        if is_ready == self.is_ready:
+            return
+        self.is_ready = is_ready
+        self._pulse.touch()
+        if not is_ready:
+            while (slot := self._holdings.queue.head()) is not None:
+                self.fail(slot, EngineLost("the engine does not answer"), now_s)
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if calls and slots disagree, or if something waits that could run."""
+        held = {slot.call_id: slot for slot in self._holdings.slots.values() if slot.call_id}
+        assert held == self.calls, (held, self.calls)
+        assert len(self.calls) <= self._limits.engine_concurrency, self.calls
+        head = self._holdings.queue.head()
+        if head is not None and len(self.calls) < self._limits.engine_concurrency:
+            assert not self._holdings.can_run(head), f"{head} waits for nothing"
+
+    def _start(self, slot: Slot, now_s: float) -> None:
+        submit, session = slot.submit, slot.session
+        assert submit is not None and session is not None, slot
+        slot.submit = None  # the engine has the prompt now
+        self._holdings.run(slot)
+        slot.called_s = now_s
+        self._last_call_id += 1
+        slot.call_id = self._last_call_id
+        self.calls[slot.call_id] = slot
+        session.outbox.start(slot.number, _us(now_s - slot.submitted_s))
+        self._holdings.look_by(slot, self.stall_s(slot))
+        sampling = submit.sampling
+        call = EngineCall(
+            kind=Kind.CONTEXT_ONLY,
+            request_id=f"{slot.request_id}-{slot.attempt}",
+            token_ids=submit.token_ids,
+            max_output_tokens=submit.budget.max_output_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            end_token_id=submit.end_token_id,
+            logprobs=submit.logprobs,
+            timeout_s=slot.deadline_s - now_s + TRANSPORT_GRACE_S,
+        )
+        self.engine.start(slot.call_id, call)
+
+    def _hold(self, slot: Slot, now_s: float) -> None:
+        assert slot.session is not None and slot.token_id is not None, slot
+        cached = self._cached_tokens(slot)
+        self.cached_token_total += cached
+        self.computed_token_total += slot.prompt_tokens - cached
+        run_s = now_s - slot.called_s
+        self.run_s += (run_s - self.run_s) * (_SMOOTHING if self.run_s else 1.0)
+        self._over(slot, now_s, "first_token")
+        self._holdings.hold(slot, now_s + self._limits.handoff_timeout_s)
+        row = pb.FirstToken(
+            slot=slot.number,
+            position=slot.start_position,
+            token_id=slot.token_id,
+            context_phase_params=slot.context_phase_params,
+            cached_token_count=cached,
+            computed_token_count=slot.prompt_tokens - cached,
+            prefill_us=_us(run_s),
+        )
+        if slot.logprob is not None:
+            row.logprob = slot.logprob
+        slot.session.outbox.first_token(row)
+
+    def _cached_tokens(self, slot: Slot) -> int:
+        return min(slot.reused_blocks * self._tokens_per_block, slot.prompt_tokens - 1)
+
+    def _over(self, slot: Slot, now_s: float, outcome: str) -> None:
+        """The slot's call has ended, one way or the other. Leaves the state to the caller."""
+        del self.calls[slot.call_id]
+        slot.call_id = 0
+        self._pulse.touch()
+        self._record(
+            CallRecord(
+                request_id=slot.request_id,
+                attempt=slot.attempt,
+                traceparent=slot.traceparent,
+                submitted_s=slot.submitted_s,
+                called_s=slot.called_s,
+                ended_s=now_s,
+                prompt_tokens=slot.prompt_tokens,
+                cached_tokens=self._cached_tokens(slot),
+                outcome=outcome,
+            )
+        )
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))

@@ -1,0 +1,29 @@
+"""What is told about an engine call when it is over: for spans and metrics, never for decisions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One context_only call. Times in seconds on the replica's clock."""
+
+    request_id: str
+    attempt: int
+    traceparent: str
+    submitted_s: float
+    called_s: float
+    ended_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    outcome: str
+    """How it ended: "first_token", "cancelled" or the name of an error."""
+
+
+Recorder = Callable[[CallRecord], None]
+
+
+def nobody(record: CallRecord) -> None:
+    """Record nothing."""

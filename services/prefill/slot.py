@@ -1,0 +1,69 @@
+"""One attempt on this replica, from its submit until its handoff is gone. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+
+if TYPE_CHECKING:
+    from services.prefill.session import PrefillSession
+
+
+class State(Enum):
+    """QUEUED -> RUNNING -> HELD; from each of them a slot may be forgotten.
+
+    QUEUED: waits for the engine; holds nothing. RUNNING: a context_only call is live; blocks are reserved. HELD: the engine
+    keeps the blocks until decode has them, somebody gives the handoff up, or its time is over.
+    """
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    HELD = "held"
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """An attempt. Times are on the replica's clock, in seconds."""
+
+    request_id: str
+    attempt: int
+    start_position: int
+    prompt_tokens: int
+    blocks: int
+    """KV blocks of the prompt; reserved in RUNNING and HELD."""
+    priority: int
+    is_shadow: bool
+    is_resumed: bool
+    estimate_s: float
+    """Prefill seconds the router expects. 0: unknown."""
+    deadline_s: float
+    """The earlier of the request's deadline and that of its first token; holds until the first token."""
+    submitted_s: float
+    traceparent: str
+    submit: pb.Submit | None
+    """What the engine call is made of; dropped when it was made."""
+
+    state: State = State.QUEUED
+    session: PrefillSession | None = None
+    """The stream that reads this slot. None: the handoff outlives its stream for a moment."""
+    number: int = 0
+    """The slot's number within `session`."""
+    call_id: int = 0
+    """The engine call. 0: none is live."""
+    called_s: float = 0.0
+    context_phase_params: bytes = b""
+    """The handoff, once the engine gave it."""
+    token_id: int | None = None
+    logprob: float | None = None
+    reused_blocks: int = 0
+    expire_s: float = float("inf")
+    """When a held handoff is given up."""
+
+    def __repr__(self) -> str:
+        where = f"{self.session.peer}/{self.number}" if self.session else "nobody"
+        return (
+            f"Slot({self.request_id[:8]}/{self.attempt} {self.state.value} at {where}, {self.blocks} blocks)"
+        )
