@@ -99,11 +99,12 @@ class Part:
 class Mesh:
     """Parts by name: redis, <replica>-engine, prefill-N, decode-N, router-N, frontend-N."""
 
-    def __init__(self, config: MeshConfig, folder: Path) -> None:
+    def __init__(self, config: MeshConfig, folder: Path, engine_options: Sequence[str] = ()) -> None:
         self.config = config
         self.folder = folder
         self.parts: dict[str, Part] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._engine_options = engine_options
         self._config_file = folder / "kvmesh.toml"
         self._config_file.write_text(describe(config))
         self._plan()
@@ -121,7 +122,7 @@ class Mesh:
                 engine_port = port()
                 name = f"{role}-{index}"
                 self._add(
-                    f"{name}-engine", engine_command(config, engine_port, blocks, self.folder / f"{name}-engine"),
+                    f"{name}-engine", engine_command(config, engine_port, blocks, self.folder / f"{name}-engine", *self._engine_options),
                     f"127.0.0.1:{engine_port}",
                 )  # fmt: skip
                 self._add_service(role, name, "--engine", f"127.0.0.1:{engine_port}")
@@ -320,9 +321,11 @@ def engine_command(config: MeshConfig, grpc_port: int, blocks: int, work_dir: Pa
 
 
 @asynccontextmanager
-async def running_mesh(config: MeshConfig, folder: Path) -> AsyncIterator[Mesh]:
+async def running_mesh(
+    config: MeshConfig, folder: Path, engine_options: Sequence[str] = ()
+) -> AsyncIterator[Mesh]:
     """Start a mesh and end it, however the caller leaves."""
-    mesh = Mesh(config, folder)
+    mesh = Mesh(config, folder, engine_options)
     try:
         await mesh.start()
         yield mesh
