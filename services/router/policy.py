@@ -1,0 +1,195 @@
+"""The border between the router and a placement policy: what a policy is asked, told, and answers.
+
+Pure. Traces can be replayed through it without a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """One attempt that wants a place."""
+
+    request_id: str
+    hashes: Sequence[int]
+    """Chained hashes of the full blocks, root first."""
+    token_count: int
+    """Prompt tokens, with those known from earlier attempts."""
+    output_tokens_max: int
+    explain: bool = False
+    """True if the candidates are wanted."""
+    excluded: frozenset[str] = frozenset()
+    """Decode replicas that refused this attempt just now."""
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    """What the router knows about one replica that may take new requests. Owned and changed by the router."""
+
+    name: str
+    block_total: int = 0
+    """KV blocks of its engine. 0: not reported yet."""
+    block_free: int = 0
+    """Blocks that are free or can be evicted, as last reported."""
+    block_reserved: int = 0
+    """Blocks reserved: as last reported, and what this router sent and ended since."""
+    queued_requests: int = 0
+    """Requests that wait at the replica, as last reported."""
+    reported_at_s: float = float("-inf")
+
+    def room(self) -> float:
+        """Blocks a new request may take; infinite before the first report."""
+        return self.block_total - self.block_reserved if self.block_total else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The replicas that may be chosen now, and what waits at the router."""
+
+    prefill: Sequence[ReplicaState]
+    decode: Sequence[ReplicaState]
+    waiting_requests: int = 0
+    """Requests that wait at the router, this one not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One replica that could run the prompt, and how it compared. The smallest score wins."""
+
+    replica: str
+    matched_blocks: int
+    queue_s: float
+    prefill_s: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an attempt goes."""
+
+    prefill: str | None
+    """None: decode runs the prompt itself."""
+    decode: str
+    matched_blocks: int
+    """Blocks expected in the cache of the replica that runs the prompt."""
+    prefill_s: float
+    """Seconds the prompt is expected to take there."""
+    estimate_s: float
+    """Seconds until the first token, queue included."""
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """No place now. Ask again at the next change, and at the latest at `until_s`."""
+
+    reason: str
+    until_s: float
+    replica: str | None = None
+    """Replica that is worth waiting for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A request was sent to the replica that runs its prompt."""
+
+    router: str
+    request_id: str
+    replica: str
+    hashes: Sequence[int]
+    prefill_s: float
+    cold_prefill_s: float
+    """The same without any cache."""
+    at_s: float
+    expires_s: float
+    """Forget it then, whatever is heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The replica handed it to its engine."""
+
+    router: str
+    request_id: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Its prompt was computed, or it ended before."""
+
+    router: str
+    request_id: str
+    at_s: float
+    hit: Hit | None = None
+    """What was seen; None if the prompt was not computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a finished prompt showed."""
+
+    cached_tokens: int
+    computed_tokens: int
+    cached_blocks: int
+    prefill_s: float
+    """0: not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks came into a cache."""
+
+    replica: str
+    hashes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Blocks left a cache."""
+
+    replica: str
+    hashes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSeen:
+    """A replica reported its load."""
+
+    replica: str
+    queued_requests: int
+    running_requests: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGone:
+    """A replica's process is gone, and its queue with it."""
+
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouterGone:
+    """Another router is gone: its dispatches tell nothing any more."""
+
+    router: str
+
+
+Event = Dispatched | Started | Finished | Stored | Removed | LoadSeen | ReplicaGone | RouterGone
+
+
+class PlacementPolicy(Protocol):
+    """Chooses replicas."""
+
+    def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
+        """Choose for `request`. Changes nothing: what really happens is told by `observe`."""
+        ...
+
+    def observe(self, event: Event) -> None:
+        """Learn what happened."""
+        ...
