@@ -20,6 +20,9 @@ from bench.results import Results
 from bench.scenarios import decode, floor, frontend, index, path, router
 from bench.windows import Pace
 
+PLAIN_WIDTH = 140
+"""Columns of a table that no terminal bounds."""
+
 SCENARIOS: dict[str, Callable[[Results, Pace], None]] = {
     scenario.NAME: scenario.run for scenario in (floor, router, frontend, decode, path, index)
 }
@@ -54,7 +57,7 @@ def bench(
     if json:
         sys.stdout.write(report.to_json(results, described, command, seconds) + "\n")
     else:
-        out = Console()
+        out = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
         for table in report.tables(results):
             out.print(table)
         for line in report.sentences(results):
