@@ -91,7 +91,14 @@ def _engine(config: MeshConfig, role: str, name: str, ports: dict[str, int], dat
     command = (
         *(sys.executable, "-m", "engines.reference.serve", "--arithmetic", engine.arithmetic),
         *("--host", config.mesh.host, "--kv-blocks", str(blocks), "--block-tokens", str(engine.block_tokens)),
-        *("--salt", engine.salt, "--handoff-timeout-s", str(engine.handoff_timeout_s)),
+        *(
+            "--salt",
+            engine.salt,
+            "--model-version",
+            engine.salt,
+            "--handoff-timeout-s",
+            str(engine.handoff_timeout_s),
+        ),
         *("--model-dir", str(config.mesh.model_path)),
         *("--max-sequence-tokens", str(engine.max_sequence_tokens)),
         *("--shm-prefix", prefix, "--work-dir", str(data_dir / "engines" / name)),

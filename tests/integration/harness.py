@@ -10,7 +10,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,11 +21,11 @@ import msgspec
 
 from kvmesh import server
 from kvmesh.child import bound_command
+from kvmesh.cli.processes import processes_of
 from kvmesh.config import MeshConfig, describe
 from kvmesh.decode.v1 import decode_pb2, decode_pb2_grpc
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
-from kvmesh.redis_binary import redis_binary, redis_command
 from kvmesh.router.v1 import router_pb2, router_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,37 +109,20 @@ class Mesh:
         self._plan()
 
     def _plan(self) -> None:
-        config = self.config
-        redis_port = port()
-        self.redis_url = f"redis://127.0.0.1:{redis_port}/0"
-        self._add("redis", redis_command(redis_binary(), redis_port, self.folder), f"127.0.0.1:{redis_port}")
-        for role, count, blocks in (
-            ("prefill", config.prefill.replicas, config.engine.blocks_of_prefill),
-            ("decode", config.decode.replicas, config.engine.kv_blocks),
-        ):
-            for index in range(count):
-                engine_port = port()
-                name = f"{role}-{index}"
-                self._add(
-                    f"{name}-engine", engine_command(config, engine_port, blocks, self.folder / f"{name}-engine", *self._engine_options),
-                    f"127.0.0.1:{engine_port}",
-                )  # fmt: skip
-                self._add_service(role, name, "--engine", f"127.0.0.1:{engine_port}")
-        for index in range(config.router.replicas):
-            self._add_service("router", f"router-{index}")
-        for index in range(config.frontend.replicas):
-            self._add_service("frontend", f"frontend-{index}")
-
-    def _add_service(self, role: str, name: str, *more: str) -> None:
-        address = f"127.0.0.1:{port()}"
-        command = (
-            *(sys.executable, "-m", f"services.{role}", "--config", str(self._config_file), "--id", name),
-            *("--listen", address, "--redis", self.redis_url, "--metrics-port", str(port()), *more),
-        )
-        self._add(name, command, address)
-
-    def _add(self, name: str, command: Sequence[str], address: str) -> None:
-        self.parts[name] = Part(name, command, address, self.folder / f"{name}.log")
+        for process in processes_of(self.config, self._config_file, self.folder):
+            command = list(process.command)
+            if process.role == "engine":
+                command += self._engine_options
+                address = f"127.0.0.1:{command[command.index('--grpc-port') + 1]}"
+            elif process.role == "redis":
+                address = f"127.0.0.1:{command[command.index('--port') + 1]}"
+            else:
+                # A part that is started again keeps its address.
+                address = f"127.0.0.1:{port()}"
+                command[command.index("--listen") + 1] = address
+            self.parts[process.name] = Part(
+                process.name, command, address, self.folder / f"{process.name}.log"
+            )
 
     async def start(self, *names: str) -> None:
         """Start the named parts, or all, and wait until each is ready and the routers see every replica."""
@@ -202,7 +184,7 @@ class Mesh:
     async def stop(self) -> None:
         """End everything."""
         for open_channel in self._channels.values():
-            await open_channel.close()
+            await open_channel.close(None)
         running = [part for part in reversed(self.parts.values()) if part.process is not None]
         for part in running:
             assert part.process is not None
@@ -222,7 +204,7 @@ class Mesh:
             self._channels[name] = server.channel(self.parts[name].address)
         return self._channels[name]
 
-    def client(self, frontend: str = "frontend-0") -> inference_pb2_grpc.InferenceServiceStub:
+    def client(self, frontend: str = "frontend-0") -> Any:  # the stub's types are those of the sync API
         """Return a stub of a frontend."""
         return inference_pb2_grpc.InferenceServiceStub(self.channel(frontend))
 
@@ -299,25 +281,30 @@ async def _engine_ready(address: str) -> bool:
     return False
 
 
-def engine_command(config: MeshConfig, grpc_port: int, blocks: int, work_dir: Path, *more: str) -> list[str]:
-    """Return the command of a reference engine with `blocks` KV blocks."""
-    engine = config.engine
-    command = [
-        *(sys.executable, "-m", "engines.reference.serve", "--arithmetic", engine.arithmetic),
-        *("--grpc-port", str(grpc_port), "--http-port", str(port()), "--metrics-port", str(port())),
-        *("--kv-port", str(port()), "--host", "127.0.0.1", "--kv-blocks", str(blocks)),
-        *("--block-tokens", str(engine.block_tokens), "--salt", engine.salt, "--model-version", engine.salt),
-        *("--max-sequence-tokens", str(engine.max_sequence_tokens), "--work-dir", str(work_dir)),
-        *("--handoff-timeout-s", str(engine.handoff_timeout_s), "--shm-prefix", f"kvt{grpc_port}_"),
-        *more,
-    ]
-    if engine.arithmetic == "hashed":
-        command += [
-            *("--step-s", str(engine.cost_step_s), "--prefill-token-s", str(engine.cost_token_s)),
-            *("--prefill-token2-s", str(engine.cost_token_squared_s)),
-            *("--block-transfer-s", str(engine.cost_transfer_block_s)),
-        ]
-    return command
+def engine_part(config: MeshConfig, folder: Path, *options: str) -> Part:
+    """Return one decode-sized engine of `config`, on its own; not started."""
+    alone = msgspec.structs.replace(config, prefill=msgspec.structs.replace(config.prefill, replicas=0))
+    (folder / "engine").mkdir(parents=True, exist_ok=True)
+    engine = next(
+        part
+        for part in processes_of(alone, folder / "unused.toml", folder / "engine")
+        if part.role == "engine"
+    )
+    command = [*engine.command, *options]
+    address = f"127.0.0.1:{command[command.index('--grpc-port') + 1]}"
+    return Part("engine", command, address, folder / "engine.log")
+
+
+@asynccontextmanager
+async def running_engine(config: MeshConfig, folder: Path, *options: str) -> AsyncIterator[str]:
+    """Start one engine on its own, yield its address, and end it."""
+    part = engine_part(config, folder, *options)
+    part.start()
+    try:
+        await until(lambda: _engine_ready(part.address), START_S_MAX, "engine ready")
+        yield part.address
+    finally:
+        await part.end(signal.SIGINT)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as triton
@@ -50,7 +51,7 @@ class Oracle:
         await self._client.close()
 
 
-def _input(name: str, value: np.ndarray) -> triton.InferInput:
+def _input(name: str, value: np.ndarray[Any, Any]) -> triton.InferInput:
     types = {"i4": "INT32", "f4": "FP32", "u8": "UINT64", "b1": "BOOL"}
     tensor = triton.InferInput(name, list(value.shape), types[value.dtype.str[1:]])
     tensor.set_data_from_numpy(value)

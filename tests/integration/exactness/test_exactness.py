@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 from kvmesh.config import MeshConfig
 from tests.integration.exactness.prompts import Case, cases
 from tests.integration.generation import Answer, generate_all
-from tests.integration.harness import Mesh, Part, configure, engine_command, port, running_mesh, until
-from tests.integration.harness import _engine_ready as engine_ready
+from tests.integration.harness import Mesh, configure, running_engine, running_mesh
 from tests.integration.oracle import Oracle
 
 pytestmark = pytest.mark.mesh
@@ -47,21 +46,10 @@ async def run(
     """Return the oracle's tokens, the mesh's answers, and counts of what the mesh did."""
     config = mesh_config(arithmetic)
     end_token_id = json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"]
-    address = f"127.0.0.1:{(engine_port := port())}"
-    alone = Part(
-        "oracle",
-        engine_command(config, engine_port, 160, folder / "oracle", "--no-prefix-reuse"),
-        address,
-        folder / "oracle.log",
-    )
-    alone.start()
-    try:
-        await until(lambda: engine_ready(address), 60, "oracle ready")
+    async with running_engine(config, folder, "--no-prefix-reuse") as address:
         oracle = Oracle(address, end_token_id)
         expected = [await oracle.generate(case.ids, case.request) for case in chosen]
         await oracle.close()
-    finally:
-        await alone.end()
     async with running_mesh(config, folder) as mesh:
         answers = await generate_all(
             mesh.client(), [case.request for case in chosen], concurrency=CONCURRENCY, timeout_s=600
@@ -124,21 +112,10 @@ async def test_engine_alone_equals_recompute_without_cache(tmp_path: Path) -> No
     config = mesh_config("transformer")
     model = config.mesh.model_path
     end_token_id = json.loads((model / "model.json").read_text())["stop_token_id"]
-    address = f"127.0.0.1:{(engine_port := port())}"
-    part = Part(
-        "engine",
-        engine_command(config, engine_port, 160, tmp_path / "engine"),
-        address,
-        tmp_path / "engine.log",
-    )
-    part.start()
-    try:
-        await until(lambda: engine_ready(address), 60, "engine ready")
+    async with running_engine(config, tmp_path) as address:
         oracle = Oracle(address, end_token_id)
         got = [await oracle.generate(case.ids, case.request) for case in chosen]
         await oracle.close()
-    finally:
-        await part.end()
     wanted = await asyncio.to_thread(_recompute, model, chosen, end_token_id)
     assert got == wanted
 

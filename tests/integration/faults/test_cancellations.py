@@ -28,9 +28,9 @@ async def slow_mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
             "kv_blocks": 1024,
             "prefill_kv_blocks": 1024,
             "max_sequence_tokens": 4096,
-            "cost_step_s": 0.02,
-            "cost_token_s": 0.002,
-            "cost_transfer_block_s": 0.05,
+            "step_s": 0.02,
+            "prefill_token_s": 0.002,
+            "block_transfer_s": 0.05,
         },
         prefill={"replicas": 1, "engine_concurrency": 1},
         decode={"replicas": 1, "orphan_s": 1.0},
@@ -42,28 +42,28 @@ async def slow_mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
 
 
 async def queued_at_router(mesh: Mesh) -> bool:
-    return (await mesh.status("router-0")).queued_request_count > 0
+    return bool((await mesh.status("router-0")).queued_request_count > 0)
 
 
 async def reserved_at_decode(mesh: Mesh) -> bool:
-    return (await mesh.status("decode-0")).pending_slot_count > 0
+    return bool((await mesh.status("decode-0")).pending_slot_count > 0)
 
 
 async def queued_at_prefill(mesh: Mesh) -> bool:
-    return (await mesh.status("prefill-0")).load_report.queued_request_count > 0
+    return bool((await mesh.status("prefill-0")).load_report.queued_request_count > 0)
 
 
 async def in_prefill(mesh: Mesh) -> bool:
-    return (await mesh.status("prefill-0")).load_report.running_request_count > 0
+    return bool((await mesh.status("prefill-0")).load_report.running_request_count > 0)
 
 
 async def handoff_pending(mesh: Mesh) -> bool:
-    return (await mesh.status("prefill-0")).load_report.held_handoff_count > 0
+    return bool((await mesh.status("prefill-0")).load_report.held_handoff_count > 0)
 
 
 async def in_decode(mesh: Mesh) -> bool:
     status = await mesh.status("decode-0")
-    return status.engine_call_count > 0 and status.log_bytes > 0
+    return bool(status.engine_call_count > 0 and status.log_bytes > 0)
 
 
 PHASES: dict[str, tuple[int, float, Callable[[Mesh], Awaitable[bool]]]] = {
@@ -119,13 +119,13 @@ async def test_an_orphan_nobody_adopts_is_gone_after_the_orphan_time(slow_mesh: 
 
     async def all_run() -> bool:
         status = await mesh.status("decode-0")
-        return status.engine_call_count == 4 and status.pending_slot_count == 0
+        return bool(status.engine_call_count == 4 and status.pending_slot_count == 0)
 
     await until(all_run, 20, "all four decode")
     await mesh.parts["router-0"].end()
 
     async def orphaned() -> bool:
-        return (await mesh.status("decode-0")).orphan_count == 4
+        return bool((await mesh.status("decode-0")).orphan_count == 4)
 
     await until(orphaned, 5, "four orphans")
     for call in calls:
