@@ -24,8 +24,8 @@ from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import MonotonicClock
 
-CREDIT_TOKENS = 256
-"""How far ahead of the reader tokens may be sent; granted again when half of it is used."""
+CREDIT_TOKENS = 64
+"""How far ahead of the reader tokens may be sent; granted again when half of it is used, as the frontend does."""
 DEADLINE_S = 600.0
 
 
