@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SOURCES := $(wildcard kvmesh services engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness bench proto lock
+.PHONY: help setup demo test check exactness bench proto docs lock
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ bench: setup  ## Measure and write docs/measurements (minutes)
 
 proto: setup  ## Write the stubs again from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/stubs.py
+
+docs: setup  ## Write docs/configuration.md again from kvmesh/config.py
+	$(BIN)/python tools/configuration_page.py
 
 lock: setup  ## Write requirements.lock from what is installed
 	$(BIN)/python tools/lock.py

@@ -389,7 +389,7 @@ def describe(config: MeshConfig) -> str:
             shown = json.dumps(value, ensure_ascii=False)  # for these types, JSON and TOML agree
             lines += [f"# {allowed.about} Allowed: {allowed.text()}.", f"{key} = {shown}"]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines[:-1]) + "\n"
 
 
 def _number(value: float) -> str:

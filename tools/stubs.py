@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 
 
-def write_stubs(into: Path) -> list[Path]:
-    """Write the stubs of every proto below `into`; return their paths relative to it.
+def write_stubs(into: Path) -> None:
+    """Write the stubs of every proto below `into`.
 
     Raises RuntimeError when protoc refuses; its reason is on stderr by then.
     """
@@ -29,10 +29,7 @@ def write_stubs(into: Path) -> list[Path]:
     well_known = str(files("grpc_tools") / "_proto")
     if protoc.main(["protoc", f"-I{PROTOS}", f"-I{well_known}", *flags, *sources]) != 0:
         raise RuntimeError("protoc refused the protos")
-    stems = [source.removesuffix(".proto") for source in sources]
-    ends = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
-    return [Path(stem + end) for stem in stems for end in ends]
 
 
 if __name__ == "__main__":
-    write_stubs(ROOT)
+    write_stubs(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)

@@ -1,0 +1,26 @@
+"""Write docs/configuration.md from the annotations of kvmesh/config.py."""
+
+from __future__ import annotations
+
+from kvmesh.config import ROOT, MeshConfig, describe
+
+PAGE = """\
+# Configuration
+
+One strict file, `kvmesh.toml`. A key that is left out takes the default shown here; an unknown key, a value out of range
+or an impossible combination refuses to start with one sentence that names the key, the value and what is allowed.
+`kvmesh config` prints the configuration in force. Written by `make docs`.
+
+```toml
+{text}```
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    page = PAGE.format(text=describe(MeshConfig()).rstrip("\n") + "\n")
+    (ROOT / "docs" / "configuration.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
