@@ -1,0 +1,97 @@
+"""What is known of each attempt of a request, and the explanation made of it.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from google.protobuf.duration_pb2 import Duration
+
+from kvmesh.attach.v1 import attach_pb2 as attach
+from kvmesh.inference.v1 import inference_pb2 as pb
+
+Cause: TypeAlias = pb.AttemptExplanation.Cause.ValueType
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One execution of a request behind the frontend, as its rows told."""
+
+    number: int
+    """Number on the wire; unique in the request, ascending."""
+    cause: Cause
+    start_position: int
+    context_tokens: int
+    """Prompt and the output known at the start."""
+    router: str
+    submitted_s: float
+    is_accepted: bool = False
+    is_started: bool = False
+    """An engine has it."""
+    has_tokens: bool = False
+    placement: attach.Placement | None = None
+    replica_queue_us: int = 0
+    first_token: attach.FirstToken | None = None
+    transfer_us: int | None = None
+    fault: str = ""
+
+    @property
+    def is_untouched(self) -> bool:
+        """True while no sign of an engine was seen: trying again is a retry, not a resume."""
+        return not (self.is_started or self.has_tokens)
+
+    @property
+    def decode_replica(self) -> str:
+        """Where it generates; empty before its placement."""
+        return self.placement.decode_replica if self.placement is not None else ""
+
+    def explanation(self, number: int) -> pb.AttemptExplanation:
+        """Return the attempt as the client sees it, as its `number`th."""
+        row = pb.AttemptExplanation(
+            number=number,
+            cause=self.cause,
+            router=self.router,
+            fault=self.fault,
+            start_position=self.start_position,
+        )
+        if self.is_started:
+            row.replica_queue.CopyFrom(of_us(self.replica_queue_us))
+        if self.placement is not None:
+            self._add_placement(row, self.placement)
+        if self.first_token is not None:
+            row.cached_token_count = self.first_token.cached_token_count
+            row.prefill.CopyFrom(of_us(self.first_token.prefill_us))
+        if self.transfer_us is not None:
+            row.transfer.CopyFrom(of_us(self.transfer_us))
+        return row
+
+    def _add_placement(self, row: pb.AttemptExplanation, placement: attach.Placement) -> None:
+        row.prefill_replica = placement.prefill_replica
+        row.decode_replica = placement.decode_replica
+        row.matched_block_count = placement.matched_block_count
+        row.prompt_block_count = placement.prompt_block_count
+        row.router_queue.CopyFrom(of_us(placement.queue_us))
+        row.estimate.CopyFrom(of_us(placement.estimate_us))
+        for candidate in placement.candidates:
+            row.candidates.add(
+                replica=candidate.replica,
+                matched_block_count=candidate.matched_block_count,
+                queue=of_us(candidate.queue_us),
+                prefill=of_us(candidate.prefill_us),
+                score=candidate.score,
+            )
+
+
+def of_us(microseconds: int) -> Duration:
+    """Return `microseconds` as a Duration."""
+    duration = Duration()
+    duration.FromMicroseconds(microseconds)
+    return duration
+
+
+def of_s(seconds: float) -> Duration:
+    """Return `seconds` as a Duration, whole microseconds."""
+    return of_us(round(seconds * 1e6))

@@ -1,0 +1,225 @@
+"""The frontend's core: all live requests, all routers, and what passes between them.
+
+Pure and synchronous: it is the sink of every router's link, it has one timer, and it never awaits. A simulation wires it
+to routers without sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from kvmesh.attach import frames
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.errors import MeshError
+from services.frontend.live import Live
+from services.frontend.order import Order
+from services.frontend.output import Output
+from services.frontend.peers import Link, Peer, Peers
+from services.frontend.request import LiveRequest
+from services.frontend.retry_budget import RetryBudget
+from services.frontend.tries import Limits
+
+log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Who counts. Called once per request, when its client's side ends."""
+
+    def on_end(self, request: LiveRequest) -> None:
+        """`request.end` is set."""
+        ...
+
+
+class FrontendCore:
+    """Implements `Hub` for its requests, `Sink` for its links and `Timed` for its alarm.
+
+    `jitter` returns a random number in [0, 1). `on_event` is called after everything that may have changed the next wake
+    time; a shell sets it to update its alarm.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        places: int,
+        retries: RetryBudget,
+        jitter: Callable[[], float],
+        observer: Observer | None = None,
+    ) -> None:
+        self.live = Live(places)
+        self.peers = Peers()
+        self.retries = retries
+        self.is_draining = False
+        self.on_event: Callable[[], None] = lambda: None
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when the last request ended everywhere."""
+        self._limits = limits
+        self._jitter = jitter
+        self._observer = observer
+        self._unrouted: dict[LiveRequest, None] = {}
+
+    # Clients.
+
+    def check_room(self) -> None:
+        """Raise MeshError (DRAINING, LIVE_REQUESTS_FULL) if no request may come in now."""
+        if self.is_draining:
+            raise MeshError(
+                "DRAINING", "the frontend is shutting down; another one is there", retry_after_s=0.1
+            )
+        self.live.check_room()
+
+    def submit(self, order: Order, output: Output, on_ready: Callable[[], None], now_s: float) -> LiveRequest:
+        """Start a request. `on_ready` is called from now on, also before this returns. Raises MeshError."""
+        self.check_room()
+        request = LiveRequest(order, output, self, self._limits)
+        request.on_ready = on_ready
+        self.live.admit(request)
+        self.retries.on_request(now_s)
+        request.start(now_s)
+        self.on_event()
+        return request
+
+    def deliver(self, request: LiveRequest, position: int) -> None:
+        """The client's transport took everything of `request` below `position`."""
+        request.on_delivered(position)
+
+    def leave(self, request: LiveRequest, now_s: float, *, was_deadline: bool = False) -> None:
+        """The client of `request` is gone. Idempotent."""
+        request.on_client_gone(now_s, was_deadline=was_deadline)
+        self.on_event()
+
+    # Routers.
+
+    def add_router(self, link: Link) -> Peer:
+        """Take a link to a router; its events must come to the sink methods below."""
+        return self.peers.add(link)
+
+    def remove_router(self, name: str) -> None:
+        """Forget a router whose link was lost and closed."""
+        self.peers.remove(name)
+
+    def on_attached(self, link: Link, peer: pb.Hello, now_s: float) -> None:
+        """A router is up: whoever waits for one may go."""
+        waiting, self._unrouted = self._unrouted, {}
+        for request in waiting:
+            self._guard(request, lambda each: each.on_router_up(now_s), now_s)
+        self.on_event()
+
+    def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
+        """Take the rows of one message, in the order the protocol gives. Raises FrameError."""
+        peer = self.peers.get(link.name)
+        if peer is None:
+            return
+        slots = peer.slots
+        for accepted in message.acceptances:
+            if (request := slots.get(accepted.slot)) is not None:
+                request.on_acceptance(now_s)
+        for placed in message.placements:
+            if (request := slots.get(placed.slot)) is not None:
+                request.on_placement(placed)
+        for started in message.starts:
+            if (request := slots.get(started.slot)) is not None:
+                request.on_start(started)
+        for first in message.first_tokens:
+            if (request := slots.get(first.slot)) is not None:
+                request.on_first_token(first, now_s)
+        for transfer in message.transfers:
+            if (request := slots.get(transfer.slot)) is not None:
+                request.on_transfer(transfer)
+        if message.HasField("frame"):
+            for row in frames.rows(message.frame):
+                if (request := slots.get(row.slot)) is not None:
+                    request.on_tokens(row, now_s)
+        for finish in message.finishes:
+            if (request := slots.get(finish.slot)) is not None:
+                request.on_finish(finish, now_s)
+        for failure in message.failures:
+            if (request := slots.get(failure.slot)) is not None:
+                request.on_failure(failure, now_s)
+        for refusal in message.refusals:
+            if (request := slots.get(refusal.slot)) is not None:
+                request.on_refusal(refusal, now_s)
+        self.on_event()
+
+    def on_lost(self, link: Link, reason: str, now_s: float) -> None:
+        """The stream to a router broke: its slots are void, their requests go on elsewhere."""
+        peer = self.peers.get(link.name)
+        if peer is None or not peer.slots:
+            return
+        log.warning("router lost", extra={"router": link.name, "slots": len(peer.slots), "why": reason})
+        requests = list(peer.slots.values())
+        peer.slots.clear()
+        for request in requests:
+            self._guard(request, lambda each: each.on_link_lost(now_s), now_s)
+        self.on_event()
+
+    # Time.
+
+    def next_wake_s(self) -> float | None:
+        """Return when `on_timer` should be called next."""
+        return self.live.next_wake_s
+
+    def on_timer(self, now_s: float) -> None:
+        """Call the requests whose time has come."""
+        for request in self.live.due(now_s):
+            self._guard(request, lambda each: each.on_timer(now_s), now_s)
+            self.live.schedule(request)
+
+    # What the requests ask for (Hub).
+
+    def choose(self, affinity: str, avoid: str = "") -> Peer | None:
+        return self.peers.choose(affinity, avoid)
+
+    def has_other(self, name: str) -> bool:
+        return self.peers.has_other(name)
+
+    def await_router(self, request: LiveRequest) -> None:
+        self._unrouted[request] = None
+
+    def schedule(self, request: LiveRequest) -> None:
+        self.live.schedule(request)
+
+    def take_retry(self, now_s: float) -> bool:
+        return self.retries.take(now_s)
+
+    def jitter(self) -> float:
+        return self._jitter()
+
+    def on_end(self, request: LiveRequest, now_s: float) -> None:
+        self.live.end(request, now_s)
+        if self._observer is not None:
+            self._observer.on_end(request)
+
+    def forget(self, request: LiveRequest) -> None:
+        self._unrouted.pop(request, None)
+        self.live.forget(request)
+        if not self.live.serving and not self.live.leaving:
+            self.on_idle()
+
+    # Checks.
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if the tables disagree. For tests, after every event."""
+        known = self.live.serving | self.live.leaving
+        assert len(self.live) <= self.live.places
+        assert self._unrouted.keys() <= known, "somebody waits for a router who is gone"
+        slots: dict[LiveRequest, int] = {}
+        for peer in self.peers:
+            assert peer.link.is_up or not peer.slots, f"{peer} is down"
+            for request in peer.slots.values():
+                slots[request] = slots.get(request, 0) + 1
+        assert slots.keys() <= known, "a slot of a request that is gone"
+        assert max(slots.values(), default=0) <= 1, "a request with two slots"
+        for request in known:
+            assert request.wake_s is not None and request.scheduled_s <= request.wake_s, f"{request} sleeps"
+            assert (request.end is not None) == (request in self.live.leaving)
+
+    def _guard(self, request: LiveRequest, action: Callable[[LiveRequest], None], now_s: float) -> None:
+        """Run `action`; a bug in it ends that request and no other."""
+        try:
+            action(request)
+        except Exception:
+            log.exception("bug in a request", extra={"request_id": request.order.request_id})
+            request.on_bug(now_s)

@@ -1,0 +1,110 @@
+"""What a refusal or a failure from behind means for a request, and what a client is told when nothing is left to try.
+
+Pure. Faults carry the names of the protocol: "REPLICA_LOST", "QUEUE_FULL"; "ROUTER_LOST" is the frontend's own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.errors import TABLE, MeshError
+
+ROUTER_LOST: Final = "ROUTER_LOST"
+NO_ROUTER: Final = "NO_ROUTER"
+GAP: Final = "GAP"
+
+FULL: Final = frozenset(
+    {pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_TIMEOUT}
+)
+"""Refusals of a mesh that has no room: trying again at once would only add to it."""
+
+RETRY_AFTER_S: Final = 1.0
+"""What a client is told when nobody knows better: longer than a lease takes to be renewed."""
+
+_BUGS: Final = frozenset({"ENGINE_ERROR", "INTERNAL", "GAP"})
+
+
+def of_refusal(reason: pb.Refusal.Reason.ValueType) -> str:
+    """Return the fault's name for a refusal; an unknown number is INTERNAL."""
+    name = pb.Refusal.Reason.Name(reason) if reason in pb.Refusal.Reason.values() else ""
+    return name.removeprefix("REASON_") if reason else "INTERNAL"
+
+
+def of_failure(code: pb.Failure.Code.ValueType) -> str:
+    """Return the fault's name for a failure; an unknown number is INTERNAL."""
+    name = pb.Failure.Code.Name(code) if code in pb.Failure.Code.values() else ""
+    return name.removeprefix("CODE_") if code else "INTERNAL"
+
+
+def given_up(fault: str, attempts: int, tokens_sent: int, retry_after_s: float | None = None) -> MeshError:
+    """Return the error of a request that ends with `fault`, because nothing is left to try."""
+    metadata = {"fault": fault, "attempts": str(attempts), "tokens_sent": str(tokens_sent)}
+    if fault in _BUGS:
+        reason = fault if fault in TABLE else "INTERNAL"
+        return MeshError(reason, f"the engine or the mesh failed {attempts} times", metadata)
+    if fault in TABLE:
+        text = _TEXTS.get(fault, "the request cannot be served now")
+        return MeshError(
+            fault, f"{text}; {tokens_sent} tokens were sent", metadata, retry_after_s or RETRY_AFTER_S
+        )
+    return MeshError(
+        "ATTEMPTS_EXHAUSTED",
+        f"{attempts} attempts were lost on the way, the last one by {fault}; {tokens_sent} tokens were sent",
+        metadata,
+        retry_after_s or RETRY_AFTER_S,
+    )
+
+
+def retries_refused(fault: str, attempts: int, tokens_sent: int) -> MeshError:
+    """Return the error of a request that would be retried if the retry budget were not empty."""
+    if fault in TABLE:
+        return given_up(fault, attempts, tokens_sent)
+    return MeshError(
+        "RETRY_BUDGET_EXHAUSTED",
+        f"the request was lost before it started ({fault}), and too many others were, too",
+        {"fault": fault, "attempts": str(attempts), "tokens_sent": str(tokens_sent)},
+        RETRY_AFTER_S,
+    )
+
+
+def deadline(reason: str, limit_s: float, tokens_sent: int) -> MeshError:
+    """Return the error of a request whose time is over. `reason`: DEADLINE or TTFT_TIMEOUT."""
+    what = "the first token did not come" if reason == "TTFT_TIMEOUT" else "the request did not end"
+    return MeshError(
+        reason,
+        f"{what} within {limit_s:.3f} s; {tokens_sent} tokens were sent",
+        {"tokens_sent": str(tokens_sent), "limit_s": f"{limit_s:.3f}"},
+    )
+
+
+def engine_refused(field: str) -> MeshError:
+    """Return the error of a request that no engine of the mesh takes, however often it is sent."""
+    metadata = {"field": field} if field else {}
+    return MeshError("ENGINE_REFUSED", "the engine refuses this request whenever it is sent", metadata)
+
+
+def slow_reader(tokens_sent: int) -> MeshError:
+    """Return the error of a client that did not read."""
+    return MeshError(
+        "SLOW_READER",
+        f"the stream was not read for too long; {tokens_sent} tokens were sent",
+        {"tokens_sent": str(tokens_sent)},
+        RETRY_AFTER_S,
+    )
+
+
+def superseded() -> MeshError:
+    """Return the error of a stream whose request was resumed on another one."""
+    return MeshError("SUPERSEDED", "the request goes on elsewhere: it was resumed on another stream")
+
+
+_TEXTS: Final = {
+    "QUEUE_FULL": "the mesh's queue is full",
+    "QUEUE_TIMEOUT": "the request waited too long in the queue",
+    "KV_FULL": "no KV cache is free",
+    "DRAINING": "the mesh is shutting down",
+    "NO_ROUTER": "no router is reachable",
+    "NO_REPLICA": "no replica serves the model now",
+    "STALE_SNAPSHOT": "the model version is not served any more",
+}

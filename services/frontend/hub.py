@@ -1,0 +1,49 @@
+"""What a live request needs of the frontend around it.
+
+Pure: an interface; the core implements it, and a test may.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from services.frontend.peers import Peer
+
+if TYPE_CHECKING:
+    from services.frontend.request import LiveRequest
+
+
+class Hub(Protocol):
+    """What a request needs of the frontend around it."""
+
+    def choose(self, affinity: str, avoid: str = "") -> Peer | None:
+        """Return a router that is up."""
+        ...
+
+    def has_other(self, name: str) -> bool:
+        """True if a router other than `name` is up."""
+        ...
+
+    def await_router(self, request: LiveRequest) -> None:
+        """Call `on_router_up` of `request` when a router comes up. Once; may be asked again."""
+        ...
+
+    def schedule(self, request: LiveRequest) -> None:
+        """Look at `request.wake_s` again."""
+        ...
+
+    def take_retry(self, now_s: float) -> bool:
+        """Spend one retry of the budget."""
+        ...
+
+    def jitter(self) -> float:
+        """Return a random number in [0, 1)."""
+        ...
+
+    def on_end(self, request: LiveRequest, now_s: float) -> None:
+        """The client's side ended; `request.end` is set."""
+        ...
+
+    def forget(self, request: LiveRequest) -> None:
+        """Nothing is left of the request anywhere. The last call."""
+        ...

@@ -1,0 +1,111 @@
+"""The requests that are live at a frontend: a bounded set, and the timers of them all.
+
+Pure. Overflow behaviour: refused at once, with a time after which a place is likely to be free.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Final
+
+from kvmesh.errors import MeshError
+from services.frontend.request import LiveRequest
+
+RETRY_AFTER_MAX_S: Final = 10.0
+"""Longest wait a refused client is told."""
+
+_SMOOTHING: Final = 0.1
+
+
+class Live:
+    """Requests whose client waits (at most `places`), and those that only still clean up behind them (leaving).
+
+    Invariant: every request has at most one current entry in the heap; older ones are skipped when they come up.
+    """
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.serving: set[LiveRequest] = set()
+        self.leaving: set[LiveRequest] = set()
+        self._heap: list[tuple[float, int, LiveRequest]] = []
+        self._entries = 0
+        self._ended_at_s: float | None = None
+        self._between_ends_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self.serving)
+
+    def __repr__(self) -> str:
+        return f"Live({len(self.serving)}/{self.places}, {len(self.leaving)} leaving)"
+
+    def check_room(self) -> None:
+        """Raise MeshError if every place is taken."""
+        if len(self.serving) >= self.places:
+            raise MeshError(
+                "LIVE_REQUESTS_FULL",
+                f"the frontend is full: {len(self.serving)}/{self.places} requests are live",
+                {"live": str(len(self.serving)), "places": str(self.places)},
+                retry_after_s=self.retry_after_s,
+            )
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until the next place is likely to be free, from the rate at which requests end."""
+        return min(RETRY_AFTER_MAX_S, max(0.05, self._between_ends_s or 1.0))
+
+    def admit(self, request: LiveRequest) -> None:
+        """Take a place. Ask `check_room` first."""
+        assert len(self.serving) < self.places
+        self.serving.add(request)
+
+    def end(self, request: LiveRequest, now_s: float) -> None:
+        """Give the place back; the request is kept as leaving until `forget`."""
+        self.serving.remove(request)
+        self.leaving.add(request)
+        if self._ended_at_s is not None:
+            gap_s = now_s - self._ended_at_s
+            self._between_ends_s += _SMOOTHING * (gap_s - self._between_ends_s)
+        self._ended_at_s = now_s
+
+    def forget(self, request: LiveRequest) -> None:
+        """Drop a request that ended everywhere."""
+        self.leaving.remove(request)
+        request.scheduled_s = float("inf")
+        self._shrink()
+
+    def all(self) -> Iterator[LiveRequest]:
+        """Return every request, as a copy that may be walked while they end."""
+        return iter((*self.serving, *self.leaving))
+
+    def schedule(self, request: LiveRequest) -> None:
+        """Look at the request's wake time; it may be earlier or later than before."""
+        at_s = request.wake_s
+        if at_s is not None and at_s < request.scheduled_s:
+            request.scheduled_s = at_s
+            self._entries += 1
+            heapq.heappush(self._heap, (at_s, self._entries, request))
+
+    @property
+    def next_wake_s(self) -> float | None:
+        """When the first request wants to be called; perhaps too early, never too late."""
+        heap = self._heap
+        while heap and heap[0][2].scheduled_s != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def due(self, now_s: float) -> list[LiveRequest]:
+        """Return the requests whose time has come; each must be scheduled again after it was called."""
+        ready = []
+        while self._heap and self._heap[0][0] <= now_s:
+            at_s, _, request = heapq.heappop(self._heap)
+            if request.scheduled_s == at_s:
+                request.scheduled_s = float("inf")
+                ready.append(request)
+        return ready
+
+    def _shrink(self) -> None:
+        """Rebuild the heap when most of it is about requests that are gone: deadlines are long, requests short."""
+        if len(self._heap) > 64 and len(self._heap) > 4 * (len(self.serving) + len(self.leaving)):
+            self._heap = [entry for entry in self._heap if entry[2].scheduled_s == entry[0]]
+            heapq.heapify(self._heap)

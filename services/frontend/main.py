@@ -1,0 +1,196 @@
+"""Starts a frontend: config -> build -> serve -> drain."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import random
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from kvmesh import config as configuration
+from kvmesh import server as shell
+from kvmesh import telemetry
+from kvmesh.alarm import Alarm
+from kvmesh.attach.server import PROTOCOL_VERSION
+from kvmesh.attach.v1 import attach_pb2
+from kvmesh.clock import MonotonicClock
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.membership import Member, Membership, Registration
+from kvmesh.metrics import Metrics, exposed
+from kvmesh.redis_link import RedisLink
+from services.frontend.core import FrontendCore
+from services.frontend.metrics import RequestMetrics, watch_core
+from services.frontend.retry_budget import RetryBudget
+from services.frontend.routers import RouterLinks
+from services.frontend.service import SERVICE_NAME, InferenceService, Terms
+from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
+from services.frontend.tries import Limits
+from services.frontend.validation import Bounds
+
+log = logging.getLogger(__name__)
+
+REGION = "local"
+"""Until the control plane names regions there is one."""
+
+CLIENT_KEEPALIVE_S = 20.0
+"""Clients may be far away and asleep; the hops inside the mesh are watched every second."""
+
+SEEDED = "seeded_resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and as whom this process runs."""
+
+    name: str
+    listen: str
+    redis_url: str
+    metrics_port: int
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a frontend until it is asked to stop; exits with a sentence where it cannot start."""
+    parser = argparse.ArgumentParser(prog="python -m services.frontend")
+    parser.add_argument("--config", default="", help="kvmesh.toml; empty: the defaults")
+    parser.add_argument("--id", default="frontend-0", help="name of this process in the mesh")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one")
+    parser.add_argument("--redis", required=True, help="URL of the mesh's Redis")
+    parser.add_argument("--metrics-port", type=int, default=0, help="0 takes a free one")
+    options = parser.parse_args(arguments)
+    place = Place(options.id, options.listen, options.redis, options.metrics_port)
+    try:
+        config = configuration.load(options.config) if options.config else MeshConfig()
+        telemetry.start_logging(config.telemetry.log_level, "frontend", place.name)
+        tokenizer = ModelTokenizer.load(config.mesh.model_path)
+        sys.exit(shell.run(serve(config, place, tokenizer)))
+    except (ConfigError, ModelFolderError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+
+
+async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> int:
+    """Serve until a signal; return the exit status."""
+    frontend = Frontend(config, place, tokenizer)
+    async with AsyncExitStack() as stack:
+        address = await frontend.server.listen(place.listen)
+        host = address.rpartition(":")[0]
+        metrics_address = await stack.enter_async_context(exposed(frontend.metrics, host, place.metrics_port))
+        frontend.metrics.process_gauges()
+        redis = RedisLink(place.redis_url)
+        stack.push_async_callback(redis.close)
+        member = frontend.member(address)
+        registration = Registration(redis, config.mesh.name, member)
+        membership = Membership(redis, config.mesh.name, frontend.on_members)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        running = [
+            tasks.create_task(frontend.links.run(), name="router-links"),
+            tasks.create_task(membership.run(), name="membership"),
+            tasks.create_task(registration.run(), name="registration"),
+        ]
+        await frontend.server.set_serving(True)
+        frontend.server.announce(metrics_address)
+        log.info("serving", extra={"address": address, "model_version": member.model_version})
+        gc.collect()
+        gc.freeze()  # what is built lives as long as the process; the collector need not walk it again
+
+        async def drain() -> None:
+            registration.update(draining=True)
+            await frontend.drain()
+
+        try:
+            await frontend.server.run(drain)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await registration.deregister()
+            frontend.close()
+    return 0
+
+
+class Frontend:
+    """One frontend, built but not started: everything but its sockets, Redis and tasks."""
+
+    def __init__(self, config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> None:
+        clock = MonotonicClock()
+        section, version = config.frontend, config.engine.salt
+        self._version = version
+        self._block_tokens = config.engine.block_tokens
+        self._name = place.name
+        self._boot_id = f"{random.getrandbits(64):016x}"
+        self._is_seeded = True
+        self._idle = asyncio.Event()
+        self.metrics = Metrics("frontend")
+        self.tracing = telemetry.tracing_of(config.telemetry, "frontend", place.name)
+        self.core = FrontendCore(
+            Limits(section.attempts_max, config.decode.orphan_s, self._block_tokens),
+            places=section.max_live_requests,
+            retries=RetryBudget(section.retry_budget_ratio, section.retry_budget_per_s, clock.now_s()),
+            jitter=random.random,
+            observer=RequestMetrics(self.metrics),
+        )
+        watch_core(self.metrics, self.core)
+        self._alarm = Alarm(self.core, clock, lambda error: log.error("bug in a timer", exc_info=error))
+        self.core.on_event = self._alarm.update
+        hello = attach_pb2.Hello(
+            process_id=place.name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION
+        )
+        self.links = RouterLinks(self.core, hello, version, clock, shell.channel)
+        bounds = Bounds(
+            model=config.mesh.model,
+            model_version=version,
+            vocab_size=tokenizer.vocab_size,
+            token_bytes_max=tokenizer.token_bytes_max,
+            max_sequence_tokens=config.engine.max_sequence_tokens,
+            max_output_tokens_default=section.max_output_tokens_default,
+            max_output_tokens_max=section.max_output_tokens_max,
+        )
+        terms = Terms(
+            place.name, REGION, section.message_bytes_max, section.default_deadline_s, section.runtime_max_s
+        )
+        self.service = InferenceService(
+            self.core,
+            tokenizer,
+            bounds,
+            terms,
+            clock,
+            self.tracing,
+            random.getrandbits,
+            lambda: self._is_seeded,
+        )
+        self.server = shell.MeshServer("frontend", place.name, [SERVICE_NAME], keepalive_s=CLIENT_KEEPALIVE_S)
+        self.service.register(self.server.grpc)
+
+    def member(self, address: str) -> Member:
+        """Return what this process registers as."""
+        return Member(
+            process_id=self._name,
+            role="frontend",
+            address=address,
+            boot_id=self._boot_id,
+            model_version=self._version,
+            block_tokens=self._block_tokens,
+        )
+
+    def on_members(self, members: Sequence[Member]) -> None:
+        """Take a new view of the mesh."""
+        self.links.update(members)
+        replicas = [member for member in members if member.role in ("prefill", "decode")]
+        self._is_seeded = all(SEEDED in member.capabilities for member in replicas)
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait until the last one ended."""
+        self.core.is_draining = True
+        self.core.on_idle = self._idle.set
+        if self.core.live.serving or self.core.live.leaving:
+            await self._idle.wait()
+
+    def close(self) -> None:
+        """Stop the timer and export the last spans."""
+        self._alarm.close()
+        self.tracing.close()

@@ -1,0 +1,75 @@
+"""The first and the last message of an answer, and the explanation, made from a live request.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.attempts import of_s
+from services.frontend.order import Order
+from services.frontend.request import LiveRequest
+
+EXPLAINED_ATTEMPTS_MAX: Final = 32
+"""Attempts in an explanation: the first and the last of them when there were more."""
+
+
+def started(order: Order) -> pb.GenerateResponse:
+    """Return the first message."""
+    return pb.GenerateResponse(
+        started=pb.Started(
+            request_id=order.request_id,
+            resume_token=order.resume_token().pack(),
+            prompt_token_count=order.prompt_tokens,
+            model_version=order.model_version,
+            seed=order.seed,
+            max_output_tokens=order.max_output_tokens,
+        )
+    )
+
+
+def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: bool) -> pb.GenerateResponse:
+    """Return the last message of a request that ended well.
+
+    `is_seeded`: tokens do not depend on where they are made, so that a resume cannot be seen.
+    """
+    end = request.end
+    assert end is not None and end.error is None, f"{request} did not end well"
+    message = pb.Finished(
+        finish_reason=end.finish_reason,
+        usage=usage(request),
+        stop_string=request.output.stop_string or "",
+        resumed=not is_seeded and request.tries.resumes > 0,
+    )
+    if request.order.explain:
+        message.explanation.CopyFrom(explanation(request, frontend, region))
+    return pb.GenerateResponse(finished=message)
+
+
+def usage(request: LiveRequest) -> pb.Usage:
+    """Return what the request used."""
+    return pb.Usage(
+        prompt_token_count=request.order.prompt_tokens,
+        cached_token_count=request.progress.cached_tokens or 0,
+        output_token_count=len(request.progress.ids),
+        recomputed_token_count=request.progress.recomputed_tokens,
+    )
+
+
+def explanation(request: LiveRequest, frontend: str, region: str) -> pb.Explanation:
+    """Return how the request was served."""
+    order, numbered = request.order, list(enumerate(request.attempts, start=1))
+    if len(numbered) > EXPLAINED_ATTEMPTS_MAX:
+        numbered = [numbered[0], *numbered[1 - EXPLAINED_ATTEMPTS_MAX :]]
+    message = pb.Explanation(
+        region=region,
+        frontend=frontend,
+        attempts=[attempt.explanation(number) for number, attempt in numbered],
+        adoption_count=request.adoptions,
+        total=of_s(request.ended_s - order.arrived_s),
+    )
+    if request.progress.first_token_s is not None:
+        message.time_to_first_token.CopyFrom(of_s(request.progress.first_token_s - order.arrived_s))
+    return message

@@ -1,0 +1,59 @@
+"""What a frontend counts.
+
+Named by the words of the architecture; one series per outcome, fixed at start, so that a scrape shows zeros.
+"""
+
+from __future__ import annotations
+
+from kvmesh.errors import TABLE
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.metrics import Counter, Metrics
+from services.frontend.core import FrontendCore
+from services.frontend.request import LiveRequest
+
+
+class RequestMetrics:
+    """Counts requests as they end. Implements core.Observer."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        reasons = [name.removeprefix("FINISH_REASON_") for name in pb.FinishReason.keys()[1:]]
+        self._outcomes: dict[str, Counter] = {
+            outcome: metrics.counter("requests", "Requests that ended, by outcome.", outcome=outcome)
+            for outcome in dict.fromkeys([*reasons, *TABLE])
+        }
+        self._ttft = metrics.histogram("ttft_seconds", "From arrival to the first token.")
+        self._duration = metrics.histogram("request_seconds", "From arrival to the end.")
+        self._prompt = metrics.counter("prompt_tokens", "Tokens of prompts.")
+        self._cached = metrics.counter("cached_tokens", "Tokens of prompts found in cache by first attempts.")
+        self._output = metrics.counter("output_tokens", "Tokens generated.")
+        self._recomputed = metrics.counter("recomputed_tokens", "Tokens computed again after a loss.")
+        self._adoptions = metrics.counter("adoptions", "Running attempts taken over.")
+        self._resumes = metrics.counter("resumes", "Attempts that continued a lost one.")
+        self._retries = metrics.counter("retries", "Attempts after one that no engine took.")
+
+    def on_end(self, request: LiveRequest) -> None:
+        """Count a request whose client's side ended."""
+        assert request.end is not None
+        progress, order = request.progress, request.order
+        self._outcomes[request.end.outcome].value += 1
+        self._duration.observe(request.ended_s - order.arrived_s)
+        if progress.first_token_s is not None and not order.received_ids:
+            self._ttft.observe(progress.first_token_s - order.arrived_s)
+        self._prompt.value += order.prompt_tokens
+        self._cached.value += progress.cached_tokens or 0
+        self._output.value += len(progress.ids) - len(order.received_ids)
+        self._recomputed.value += progress.recomputed_tokens
+        self._adoptions.value += request.adoptions
+        self._resumes.value += request.tries.resumes
+        self._retries.value += request.tries.retries
+
+
+def watch_core(metrics: Metrics, core: FrontendCore) -> None:
+    """Export what the core holds now."""
+    metrics.gauge("live_requests", "Requests whose client waits.", lambda: len(core.live))
+    metrics.gauge(
+        "leaving_requests", "Requests only cleaned up behind a client.", lambda: len(core.live.leaving)
+    )
+    metrics.gauge("routers_up", "Routers attached.", lambda: sum(peer.link.is_up for peer in core.peers))
+    metrics.gauge("open_slots", "Slots open at routers.", lambda: sum(len(peer.slots) for peer in core.peers))
+    metrics.gauge("retry_budget_retries", "Retries that may be spent now.", lambda: core.retries.level)

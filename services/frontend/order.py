@@ -1,0 +1,110 @@
+"""What a live request shall produce: fixed when it is admitted, the same for every attempt.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvmesh import blocks
+from kvmesh.attach import frames
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.frontend.resume_token import ResumeToken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One request of a client, validated, tokenized, with its seed and its deadlines."""
+
+    request_id: str
+    """32 lower-case hexadecimal digits."""
+    prompt_ids: bytes
+    """32-bit little-endian; at least one token."""
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop: tuple[str, ...] = ()
+    max_output_tokens: int
+    """Positions of the whole output: [0, max_output_tokens)."""
+    model_version: str
+    end_token_id: int
+    priority: int = 0
+    session_id: str = ""
+    arrived_s: float
+    deadline_s: float
+    """When this frontend ends the request."""
+    is_clients_deadline: bool = True
+    """False: the mesh's own limit; what was generated until then is a good answer."""
+    ttft_deadline_s: float | None = None
+    attempt_base: int = 0
+    """Attempts are numbered from attempt_base + 1."""
+    is_resumed: bool = False
+    """True if the client brought it from a broken stream."""
+    received_ids: tuple[int, ...] = ()
+    """Output the client has already."""
+    logprobs: bool = False
+    explain: bool = False
+    traceparent: str = ""
+    digest: int = 0
+    """For the resume token; see validation.digest."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_ids) // 4
+
+    @property
+    def affinity(self) -> str:
+        """What keeps related requests at one router."""
+        return self.session_id or self.request_id
+
+    def submission(
+        self,
+        slot: int,
+        attempt: int,
+        attempts_max: int,
+        received: Sequence[int],
+        *,
+        block_tokens: int,
+        credit_position: int,
+        resumed: bool,
+    ) -> pb.Submit:
+        """Return the submit of `attempt`, which goes on behind the `received` tokens.
+
+        The remaining times of its budget are filled in when it is written.
+        """
+        token_ids = self.prompt_ids + frames.pack_ids(received)
+        submit = pb.Submit(
+            slot=slot,
+            request_id=self.request_id,
+            attempt=attempt,
+            start_position=len(received),
+            token_ids=token_ids,
+            block_hashes=blocks.pack(blocks.chain(token_ids, block_tokens, self.model_version)),
+            block_tokens=block_tokens,
+            sampling=pb.Sampling(
+                temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed
+            ),
+            phase=pb.PHASE_UNSPECIFIED,
+            credit_position=credit_position,
+            model_version=self.model_version,
+            session_id=self.session_id,
+            traceparent=self.traceparent,
+            logprobs=self.logprobs,
+            explain=self.explain,
+            end_token_id=self.end_token_id,
+            resumed=resumed,
+        )
+        budget = submit.budget
+        budget.max_output_tokens = self.max_output_tokens - len(received)
+        budget.priority = self.priority
+        budget.attempt = attempt
+        budget.attempts_max = attempts_max
+        return submit
+
+    def resume_token(self) -> ResumeToken:
+        """Return what another frontend needs to go on."""
+        return ResumeToken(self.request_id, self.seed, self.attempt_base, self.digest, self.model_version)

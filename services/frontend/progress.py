@@ -1,0 +1,126 @@
+"""What a request has so far: its ids, what of them the client took, and what its prompt cost.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+from kvmesh.attach import frames, token_log
+from kvmesh.attach.v1 import attach_pb2 as attach
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.attempts import Attempt
+from services.frontend.order import Order
+from services.frontend.output import Output
+
+CREDIT_WINDOW: Final = 64
+"""Positions that may be sent ahead of what the client's transport took; credit grows by half of it at a time."""
+
+
+class TokenError(ValueError):
+    """A token id outside the vocabulary: the engine serves another model."""
+
+
+class Progress:
+    """See the module.
+
+    Invariant: `ids` only grows, is exactly what `output` was fed, and its length is the next position.
+    """
+
+    __slots__ = (
+        "_computed_tokens",
+        "_order",
+        "cached_tokens",
+        "credit",
+        "delivered",
+        "first_token_s",
+        "ids",
+        "output",
+        "recomputed_tokens",
+    )
+
+    def __init__(self, order: Order, output: Output) -> None:
+        self._order = order
+        self.output = output
+        self.ids = array("i")
+        self.delivered = 0
+        """Positions [0, delivered) left for the client."""
+        self.credit = 0
+        """Positions [0, credit) may be sent by the attempt that runs."""
+        self.first_token_s: float | None = None
+        self.cached_tokens: int | None = None
+        """Of the first attempt that told."""
+        self.recomputed_tokens = 0
+        self._computed_tokens = 0
+        """Tokens [0, this) of prompt and output are known to have been computed by some engine."""
+
+    def take_received(self, now_s: float) -> None:
+        """Start behind what the client has from another frontend."""
+        received = self._order.received_ids
+        if not received:
+            return
+        used = self.output.feed(received)
+        self.output.forget_waiting()
+        self.ids.extend(received[:used])
+        self.delivered = used
+        self._computed_tokens = self._order.prompt_tokens + used - 1
+        self.first_token_s = now_s
+
+    def add(self, row: frames.Row, now_s: float) -> bool:
+        """Take tokens; return True if some were new. Raises token_log.Gap or TokenError."""
+        new = token_log.admit(row, len(self.ids))
+        if new is None:
+            return False
+        ids = frames.unpack_ids(new.token_ids)[: self._order.max_output_tokens - len(self.ids)]
+        if not ids:
+            return False
+        try:
+            if min(ids) < 0:
+                raise TokenError(f"token id is {min(ids)}")
+            used = self.output.feed(ids, frames.unpack_logprobs(new.logprobs)[: len(ids)])
+        except IndexError:
+            raise TokenError(f"token id is {max(ids)}") from None
+        self.ids.extend(ids[:used])
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        return True
+
+    def count_prompt(self, attempt: Attempt, row: attach.FirstToken) -> None:
+        """Count what the attempt's prompt cost."""
+        if self.cached_tokens is None:
+            self.cached_tokens = row.cached_token_count
+        again = min(attempt.context_tokens, self._computed_tokens) - row.cached_token_count
+        self.recomputed_tokens += max(0, again)
+        self._computed_tokens = max(self._computed_tokens, attempt.context_tokens)
+
+    def count_lost(self, attempt: Attempt) -> None:
+        """Remember what the lost attempt had computed; all of its context if nobody told how far it came."""
+        known = self._order.prompt_tokens + len(self.ids) - 1 if self.ids else attempt.context_tokens
+        self._computed_tokens = max(self._computed_tokens, known)
+
+    def completion(self) -> pb.FinishReason.ValueType:
+        """Return how the output ended, if every token it can have is here; else UNSPECIFIED."""
+        if self.output.stop_string is not None:
+            return pb.FINISH_REASON_STOP_STRING
+        if self.ids and self.ids[-1] == self._order.end_token_id:
+            return pb.FINISH_REASON_END_TOKEN
+        if len(self.ids) >= self._order.max_output_tokens:
+            return pb.FINISH_REASON_LENGTH
+        return pb.FINISH_REASON_UNSPECIFIED
+
+    def open_credit(self) -> int:
+        """Return the credit of a new slot."""
+        self.credit = min(self.delivered + CREDIT_WINDOW, self._order.max_output_tokens)
+        return self.credit
+
+    def grow_credit(self, delivered: int) -> int | None:
+        """Note that the client's transport took [0, delivered); return the new credit if it is worth a row."""
+        self.delivered = delivered
+        credit = min(delivered + CREDIT_WINDOW, self._order.max_output_tokens)
+        is_last = credit == self._order.max_output_tokens and credit > self.credit
+        if credit - self.credit < CREDIT_WINDOW // 2 and not is_last:
+            return None
+        self.credit = credit
+        return credit

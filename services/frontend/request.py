@@ -1,0 +1,495 @@
+"""One live request: the frontend owns it from admission to its last token, whatever breaks behind.
+
+Pure and synchronous: rows, lost links, the client and time go in; submits, adopts, cancels and credit go to the outbox of
+the router that serves it; ids and text go to its Output.
+
+States, and what leaves them:
+
+    WAITING ── submit ──► ATTACHED ── finish, stop string ──► ENDED
+       ▲                   │    ▲
+       ├── retry, resume ──┤    │ accepted
+       │                   ▼    │
+       └── refused ────── ADOPTING   (a running attempt whose link was lost; nothing is recomputed)
+                           │
+                           └── client gone, deadline ──► LEAVING (adopts only to cancel) ──► ENDED
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TypeAlias
+
+from kvmesh.attach import frames, token_log
+from kvmesh.attach.v1 import attach_pb2 as attach
+from kvmesh.deadlines import earliest
+from kvmesh.errors import MeshError, internal
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import faults
+from services.frontend.attempts import Attempt, Cause
+from services.frontend.end import End
+from services.frontend.hub import Hub
+from services.frontend.order import Order
+from services.frontend.output import Output
+from services.frontend.peers import Peer
+from services.frontend.progress import Progress, TokenError
+from services.frontend.resume_token import ATTEMPT_STRIDE
+from services.frontend.tries import Limits, Tries
+
+CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
+
+
+class State(enum.Enum):
+    """See the module."""
+
+    WAITING = "waiting"
+    ATTACHED = "attached"
+    ADOPTING = "adopting"
+    LEAVING = "leaving"
+    ENDED = "ended"
+
+
+def _nothing() -> None:
+    return None
+
+
+class LiveRequest:
+    """See the module. `on_ready` is called when the output has something to take, or the end came.
+
+    Invariants: at most one slot is open, and its rows alone get here; attempt numbers ascend; `end` is set once.
+    """
+
+    def __init__(self, order: Order, output: Output, hub: Hub, limits: Limits) -> None:
+        self.order = order
+        self.progress = Progress(order, output)
+        self.tries = Tries(limits.attempts_max, was_taken=order.is_resumed)
+        self.on_ready: Callable[[], None] = _nothing
+        self.state = State.WAITING
+        self.end: End | None = None
+        self.ended_s = 0.0
+        self.attempts: list[Attempt] = []
+        self.adoptions = 0
+        self.scheduled_s = float("inf")
+        """Owned by the hub: when it will call `on_timer`."""
+        self._hub = hub
+        self._limits = limits
+        # What changes from attempt to attempt.
+        self._number = order.attempt_base
+        self._peer: Peer | None = None
+        self._slot = 0
+        self._cause: Cause = pb.AttemptExplanation.CAUSE_FIRST
+        self._avoid = ""
+        """A router that just failed the request; another one is preferred."""
+        self._lost_fault = ""
+        self._leave_reason: CancelReason = attach.Cancel.REASON_CLIENT
+        self._retry_at_s: float | None = None
+        self._give_up_s: float | None = None
+        self._adopt_until_s: float | None = None
+
+    def __repr__(self) -> str:
+        where = f"{self._peer.name}/{self._slot}" if self._peer is not None else "nowhere"
+        return (
+            f"LiveRequest({self.order.request_id[:8]}, {self.state.value}, attempt {self._number}, "
+            f"{len(self.progress.ids)} tokens, {where})"
+        )
+
+    @property
+    def output(self) -> Output:
+        """What waits for the client."""
+        return self.progress.output
+
+    # The client's side.
+
+    def start(self, now_s: float) -> None:
+        """Submit the first attempt, behind what the client has already. Called once, by the hub."""
+        self.progress.take_received(now_s)
+        if self.order.is_resumed:
+            self._cause = pb.AttemptExplanation.CAUSE_RESUME
+            self.tries.resumes += 1
+        if not self._end_if_complete(now_s):
+            self._submit(now_s)
+
+    def on_delivered(self, position: int) -> None:
+        """The client's transport took everything below `position`: grant as much again."""
+        credit = self.progress.grow_credit(position) if self._peer is not None else None
+        if credit is not None and self._peer is not None:
+            self._peer.link.outbox.credit(self._slot, credit)
+        self.progress.delivered = position
+
+    def on_client_gone(self, now_s: float, *, was_deadline: bool = False) -> None:
+        """The client left, cancelled, or its deadline passed: nobody reads any more."""
+        reason = attach.Cancel.REASON_DEADLINE if was_deadline else attach.Cancel.REASON_CLIENT
+        error = MeshError("DEADLINE" if was_deadline else "CLIENT_GONE", "the client left")
+        self._end(End(error=error), now_s, reason)
+
+    def on_bug(self, now_s: float) -> None:
+        """Handling this request raised: end it loudly and give back what it holds."""
+        self._end(End(error=internal()), now_s, attach.Cancel.REASON_ABANDONED)
+        if self.state is not State.ENDED:  # its end failed half-way, or it leaves: not worth a second bug
+            self._close(attach.Cancel.REASON_ABANDONED)
+            self._gone()
+
+    # The router's side.
+
+    def on_router_up(self, now_s: float) -> None:
+        """A router came up, as asked for by `Hub.await_router`."""
+        if self.state is State.WAITING and self._retry_at_s is None:
+            self._submit(now_s)
+        elif self.state in (State.ADOPTING, State.LEAVING) and self._peer is None:
+            self._adopt()
+
+    def on_link_lost(self, now_s: float) -> None:
+        """The stream of the open slot broke: the slot is void."""
+        self._peer = None
+        if self.state in (State.ADOPTING, State.LEAVING):
+            self._adopt()
+        elif not self._end_if_complete(now_s):
+            attempt = self.attempts[-1]
+            if attempt.decode_replica and attempt.has_tokens:
+                self._seek(faults.ROUTER_LOST, now_s)
+            else:
+                self._again(faults.ROUTER_LOST, now_s, untouched=attempt.is_untouched)
+
+    def on_acceptance(self, now_s: float) -> None:
+        """The submit or the adopt was taken."""
+        if self.state is State.LEAVING:
+            self._close(self._leave_reason)
+            self._gone()
+        elif self.state is State.ADOPTING:
+            self.adoptions += 1
+            self._found()
+        else:
+            self.attempts[-1].is_accepted = True
+
+    def on_placement(self, row: attach.Placement) -> None:
+        """The router chose replicas; the last choice counts."""
+        self.attempts[-1].placement = row
+
+    def on_start(self, row: attach.Start) -> None:
+        """An engine has the attempt."""
+        self.attempts[-1].is_started = True
+        self.attempts[-1].replica_queue_us = row.queue_us
+
+    def on_transfer(self, row: attach.Transfer) -> None:
+        """The KV blocks moved."""
+        self.attempts[-1].transfer_us = row.transfer_us
+
+    def on_first_token(self, row: attach.FirstToken, now_s: float) -> None:
+        """The attempt's first token, with what its prompt cost."""
+        attempt = self.attempts[-1]
+        if attempt.first_token is None:
+            attempt.first_token = row
+            self.progress.count_prompt(attempt, row)
+        logprobs = frames.pack_logprobs((row.logprob,)) if row.HasField("logprob") else b""
+        token = frames.pack_ids((row.token_id,))
+        self.on_tokens(frames.Row(row.slot, row.position, 1, token, logprobs), now_s)
+
+    def on_tokens(self, row: frames.Row, now_s: float) -> None:
+        """Tokens of the open slot: what is known is dropped, a gap ends the attempt."""
+        if self.state is State.LEAVING:
+            return
+        if self.state is State.ADOPTING:
+            self.on_acceptance(now_s)
+        progress, is_first = self.progress, self.progress.first_token_s is None
+        attempt = self.attempts[-1]
+        attempt.is_started = attempt.has_tokens = True
+        try:
+            if not progress.add(row, now_s):
+                return
+        except token_log.Gap:
+            self._close(attach.Cancel.REASON_SUPERSEDED)
+            self._again(faults.GAP, now_s, untouched=False)
+            return
+        except TokenError:
+            error = faults.given_up("ENGINE_ERROR", len(self.attempts), len(progress.ids))
+            self._end(End(error=error), now_s, attach.Cancel.REASON_ABANDONED)
+            return
+        self.tries.on_progress()
+        if is_first:
+            self._hub.schedule(self)
+        if progress.output.stop_string is not None:
+            self._finish(pb.FINISH_REASON_STOP_STRING, now_s, attach.Cancel.REASON_COMPLETE)
+        else:
+            self.on_ready()
+
+    def on_finish(self, row: attach.Finish, now_s: float) -> None:
+        """The slot ended well; nothing behind holds anything for it any more."""
+        self._detach()
+        if self._left():
+            return
+        match row.reason:
+            case attach.Finish.REASON_END_TOKEN | attach.Finish.REASON_LENGTH:
+                if row.end_position != len(self.progress.ids):
+                    self._again(faults.GAP, now_s, untouched=False)
+                elif row.reason == attach.Finish.REASON_END_TOKEN:
+                    self._finish(pb.FINISH_REASON_END_TOKEN, now_s)
+                else:
+                    self._finish(pb.FINISH_REASON_LENGTH, now_s)
+            case attach.Finish.REASON_DEADLINE:
+                self._deadline(now_s)
+            case attach.Finish.REASON_SLOW_READER:
+                self._end(End(error=faults.slow_reader(len(self.progress.ids))), now_s)
+            case attach.Finish.REASON_ADOPTED | attach.Finish.REASON_SUPERSEDED:
+                self._end(End(error=faults.superseded()), now_s)
+            case _:
+                self._again("INTERNAL", now_s, untouched=False)
+
+    def on_failure(self, row: attach.Failure, now_s: float) -> None:
+        """Something behind the router broke; the slot ended."""
+        router = self._detach()
+        attempt = self.attempts[-1]
+        fault = faults.of_failure(row.code)
+        if self._left() or self._end_if_complete(now_s):
+            return
+        if row.code == attach.Failure.CODE_INVALID:
+            self._end(End(error=faults.engine_refused("")), now_s)
+        elif (
+            row.code == attach.Failure.CODE_REPLICA_LOST
+            and attempt.has_tokens
+            and row.replica == attempt.decode_replica != ""
+            and self._hub.has_other(router)
+        ):
+            self._avoid = router  # perhaps only this router lost the replica
+            self._seek(fault, now_s)
+        else:
+            self._again(fault, now_s, untouched=row.untouched and attempt.is_untouched)
+
+    def on_refusal(self, row: attach.Refusal, now_s: float) -> None:
+        """The submit or the adopt was not taken; nothing is held for it."""
+        was_adopting = self.state is State.ADOPTING
+        router = self._detach()
+        if self._left():
+            return
+        if was_adopting:
+            self._again(self._lost_fault, now_s, untouched=False)
+            return
+        fault, after_s = faults.of_refusal(row.reason), row.retry_after_ms / 1000
+        if row.reason == attach.Refusal.REASON_DEADLINE:
+            self._deadline(now_s)
+        elif row.reason == attach.Refusal.REASON_INVALID:
+            self._end(End(error=faults.engine_refused(row.field)), now_s)
+        elif row.reason == attach.Refusal.REASON_SUPERSEDED and not self._may_outbid():
+            self._end(End(error=faults.superseded()), now_s)
+        elif row.reason in faults.FULL and not self.tries.was_taken:
+            self.attempts[-1].fault = fault
+            error = faults.given_up(fault, len(self.attempts), len(self.progress.ids), after_s)
+            self._end(End(error=error), now_s)
+        else:
+            self._avoid = router
+            self._again(fault, now_s, untouched=True, after_s=after_s)
+
+    # Time.
+
+    @property
+    def wake_s(self) -> float | None:
+        """When `on_timer` has something to do."""
+        if self.state is State.ENDED:
+            return None
+        if self.state is State.LEAVING:
+            return self._adopt_until_s
+        is_waiting = self.progress.first_token_s is None
+        ttft_s = self.order.ttft_deadline_s if is_waiting else None
+        return earliest(self.order.deadline_s, ttft_s, self._retry_at_s, self._give_up_s, self._adopt_until_s)
+
+    def on_timer(self, now_s: float) -> None:
+        """Do what is due."""
+        order = self.order
+        if self.state is State.ENDED:
+            return
+        if self.state is State.LEAVING:
+            if _is_due(self._adopt_until_s, now_s):
+                self._close(self._leave_reason)
+                self._gone()
+        elif now_s >= order.deadline_s or (
+            self.progress.first_token_s is None and _is_due(order.ttft_deadline_s, now_s)
+        ):
+            self._deadline(now_s)
+        elif _is_due(self._adopt_until_s, now_s):
+            self._close(attach.Cancel.REASON_SUPERSEDED)
+            self._again(self._lost_fault, now_s, untouched=False)
+        elif _is_due(self._retry_at_s, now_s):
+            self._retry_at_s = None
+            self._submit(now_s)
+        elif _is_due(self._give_up_s, now_s):
+            error = faults.given_up(faults.NO_ROUTER, len(self.attempts), len(self.progress.ids))
+            self._end(End(error=error), now_s)
+
+    # Transitions.
+
+    def _submit(self, now_s: float) -> None:
+        """WAITING -> ATTACHED, or stay and wait for a router."""
+        peer = self._hub.choose(self.order.affinity, self._avoid)
+        if peer is None:
+            if self._give_up_s is None:
+                self._give_up_s = now_s + self.tries.router_wait_s
+            self._hub.await_router(self)
+            self._hub.schedule(self)
+            return
+        received = self.progress.ids
+        self._number += 1
+        if self._number >= self.order.attempt_base + ATTEMPT_STRIDE:
+            error = faults.given_up("ATTEMPTS_EXHAUSTED", len(self.attempts), len(received))
+            self._end(End(error=error), now_s)
+            return
+        self.state, self._avoid = State.ATTACHED, ""
+        self._retry_at_s = self._give_up_s = None
+        self._peer, self._slot = peer, peer.open(self)
+        context_tokens = self.order.prompt_tokens + len(received)
+        self.attempts.append(
+            Attempt(self._number, self._cause, len(received), context_tokens, peer.name, now_s)
+        )
+        submit = self.order.submission(
+            self._slot,
+            self._number,
+            self._number + self.tries.executions_left,
+            received,
+            block_tokens=self._limits.block_tokens,
+            credit_position=self.progress.open_credit(),
+            resumed=self.tries.was_taken,
+        )
+        ttft_s = self.order.ttft_deadline_s if self.progress.first_token_s is None else None
+        peer.link.outbox.submit(submit, self.order.deadline_s, ttft_s)
+        self._hub.schedule(self)
+
+    def _seek(self, fault: str, now_s: float) -> None:
+        """ATTACHED -> ADOPTING: the attempt still runs at its decode replica; ask for it through any router."""
+        self.state, self._lost_fault = State.ADOPTING, fault
+        self._adopt_until_s = now_s + self._limits.orphan_s
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Ask for the running attempt, or wait for a router to ask."""
+        peer = self._hub.choose(self.order.affinity, self._avoid)
+        if peer is None:
+            self._hub.await_router(self)
+        else:
+            self._avoid = ""
+            self._peer, self._slot = peer, peer.open(self)
+            peer.link.outbox.adopt(
+                attach.Adopt(
+                    slot=self._slot,
+                    request_id=self.order.request_id,
+                    attempt=self._number,
+                    position=len(self.progress.ids),
+                    credit_position=self.progress.open_credit(),
+                    decode_replica=self.attempts[-1].decode_replica,
+                )
+            )
+        self._hub.schedule(self)
+
+    def _found(self) -> None:
+        """ADOPTING -> ATTACHED."""
+        self.state, self._adopt_until_s = State.ATTACHED, None
+        self._hub.schedule(self)
+
+    def _again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
+        """-> WAITING, the slot being closed: retry if no engine took the attempt, resume if one did, or give up."""
+        attempt = self.attempts[-1]
+        attempt.fault = fault
+        self.state, self._adopt_until_s = State.WAITING, None
+        if not untouched:
+            self.progress.count_lost(attempt)
+        error = self.tries.spend(
+            fault,
+            now_s,
+            untouched=untouched,
+            attempts=len(self.attempts),
+            tokens_sent=len(self.progress.ids),
+            take_retry=self._hub.take_retry,
+        )
+        if error is not None:
+            self._end(End(error=error), now_s)
+            return
+        causes = pb.AttemptExplanation
+        self._cause = causes.CAUSE_RETRY if untouched else causes.CAUSE_RESUME
+        delay_s = self.tries.delay_s(self._hub.jitter(), untouched=untouched, after_s=after_s)
+        if delay_s > 0:
+            self._retry_at_s = now_s + delay_s
+            self._hub.schedule(self)
+        else:
+            self._submit(now_s)
+
+    def _may_outbid(self) -> bool:
+        """True if a higher attempt may be another frontend's that resumed from the same token and died."""
+        return self.order.is_resumed and len(self.attempts) < self._limits.attempts_max
+
+    def _end_if_complete(self, now_s: float) -> bool:
+        """End the request if every token it can have is here and only the finish was lost."""
+        reason = self.progress.completion()
+        if reason == pb.FINISH_REASON_UNSPECIFIED:
+            return False
+        self._finish(reason, now_s)
+        return True
+
+    def _deadline(self, now_s: float) -> None:
+        """Time is over, here or at a hop behind, whose margin makes it a little earlier."""
+        order, sent = self.order, len(self.progress.ids)
+        if sent and not order.is_clients_deadline:
+            self._finish(pb.FINISH_REASON_DEADLINE, now_s, attach.Cancel.REASON_DEADLINE)
+            return
+        reason, until_s = "DEADLINE", order.deadline_s
+        is_waiting = self.progress.first_token_s is None
+        if is_waiting and order.ttft_deadline_s is not None and order.ttft_deadline_s < until_s:
+            reason, until_s = "TTFT_TIMEOUT", order.ttft_deadline_s
+        error = faults.deadline(reason, until_s - order.arrived_s, sent)
+        self._end(End(error=error), now_s, attach.Cancel.REASON_DEADLINE)
+
+    def _finish(
+        self,
+        reason: pb.FinishReason.ValueType,
+        now_s: float,
+        cancel: CancelReason = attach.Cancel.REASON_COMPLETE,
+    ) -> None:
+        """End well; text that was undecided becomes certain."""
+        output = self.progress.output
+        if output.stop_string is None:
+            output.flush()
+        if output.stop_string is not None:
+            reason = pb.FINISH_REASON_STOP_STRING
+        self._end(End(finish_reason=reason), now_s, cancel)
+
+    def _end(self, end: End, now_s: float, cancel: CancelReason = attach.Cancel.REASON_COMPLETE) -> None:
+        """End the client's side, once; `cancel` is the reason for what may still run behind."""
+        if self.end is not None:
+            return
+        self.end, self.ended_s = end, now_s
+        if self.state is State.ADOPTING:
+            self.state, self._leave_reason = State.LEAVING, cancel
+            self._hub.schedule(self)
+        else:
+            self._close(cancel)
+        self._hub.on_end(self, now_s)
+        if self.state is not State.LEAVING:
+            self._gone()
+        self.on_ready()
+
+    def _left(self) -> bool:
+        """The slot just ended by the server's word: nothing is left of a request whose client is gone."""
+        if self.state is State.LEAVING:
+            self._gone()
+            return True
+        if self.state is State.ADOPTING:
+            self._found()
+        return False
+
+    def _gone(self) -> None:
+        self.state = State.ENDED
+        self._hub.forget(self)
+
+    def _close(self, reason: CancelReason) -> None:
+        """Cancel the open slot, if there is one, and stop listening to it."""
+        if self._peer is not None:
+            self._peer.link.outbox.cancel(self._slot, reason)
+            self._detach()
+
+    def _detach(self) -> str:
+        """Stop listening to the open slot; return its router's name."""
+        peer, self._peer = self._peer, None
+        if peer is None:
+            return ""
+        peer.close(self._slot)
+        return peer.name
+
+
+def _is_due(at_s: float | None, now_s: float) -> bool:
+    return at_s is not None and now_s >= at_s

@@ -1,0 +1,245 @@
+"""The client's side of the frontend: Generate over a Call. Translates, submits to the core, streams.
+
+A shell: no decision is taken here but how long a call may live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from kvmesh.call import Call, GrpcCall
+from kvmesh.clock import Clock, wall_ns
+from kvmesh.deadlines import from_remaining_s
+from kvmesh.errors import MeshError
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
+from services.frontend import faults, messages, validation, wire
+from services.frontend.core import FrontendCore
+from services.frontend.detokenizer import Detokenizer
+from services.frontend.order import Order
+from services.frontend.output import Output
+from services.frontend.request import LiveRequest
+from services.frontend.resume_token import ATTEMPT_STRIDE
+from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.validation import Asked, Bounds
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME: Final = "kvmesh.inference.v1.InferenceService"
+
+THREAD_BYTES_MIN: Final = 8192
+"""A prompt of this size takes some milliseconds to tokenize: a thread does it, so that no other stream waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the service promises its clients."""
+
+    frontend: str
+    """Name of this process."""
+    region: str
+    message_bytes_max: int
+    default_deadline_s: float
+    runtime_max_s: float
+
+
+class InferenceService:
+    """Serves kvmesh.inference.v1. `random_bits(n)` returns n random bits: request ids and seeds.
+
+    `is_seeded()` tells whether all engines of the mesh make the same tokens wherever they run.
+    """
+
+    def __init__(
+        self,
+        core: FrontendCore,
+        tokenizer: ModelTokenizer,
+        bounds: Bounds,
+        terms: Terms,
+        clock: Clock,
+        tracing: Tracing,
+        random_bits: Callable[[int], int],
+        is_seeded: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._core = core
+        self._tokenizer = tokenizer
+        self._bounds = bounds
+        self._terms = terms
+        self._clock = clock
+        self._tracing = tracing
+        self._random_bits = random_bits
+        self._is_seeded = is_seeded
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the service to `server`. Requests arrive as bytes: a bad one must get a better answer than gRPC's."""
+        handler = grpc.unary_stream_rpc_method_handler(
+            self.Generate,
+            request_deserializer=None,
+            response_serializer=pb.GenerateResponse.SerializeToString,
+        )
+        generic = grpc.method_handlers_generic_handler(SERVICE_NAME, {"Generate": handler})
+        server.add_generic_rpc_handlers((generic,))
+
+    async def Generate(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:  # named by the protocol
+        """See inference.proto."""
+        await self.serve(data, GrpcCall(context))
+
+    async def serve(self, data: bytes, call: Call[bytes, pb.GenerateResponse]) -> None:
+        """Serve one call. Raises MeshError with the call's status."""
+        arrived_s, arrived_ns = self._clock.now_s(), wall_ns()
+        remaining_s = call.remaining_s()
+        self._core.check_room()
+        asked = validation.check(wire.parse(data, self._terms.message_bytes_max), self._bounds)
+        del data
+        prompt_ids = array("i", await self._tokenize(asked)).tobytes()
+        caller = self._tracing.begin(call.metadata.get("traceparent"))
+        context = self._tracing.child(caller)
+        order = self._order(asked, prompt_ids, arrived_s, remaining_s, context)
+        ready = asyncio.Event()
+        output = Output(Detokenizer(self._tokenizer.token_bytes), order.stop, with_logprobs=order.logprobs)
+        request = self._core.submit(order, output, ready.set, self._clock.now_s())
+        try:
+            await self._stream(call, request, ready)
+        finally:
+            now_s = self._clock.now_s()
+            self._core.leave(request, now_s, was_deadline=now_s >= order.deadline_s)
+            self._record(request, context, caller.span_id, arrived_ns)
+
+    async def _stream(
+        self, call: Call[bytes, pb.GenerateResponse], request: LiveRequest, ready: asyncio.Event
+    ) -> None:
+        """Write what is there as one message, then what piled up meanwhile, until the end. Raises MeshError."""
+        output = request.output
+        try:
+            await call.write(messages.started(request.order))
+            while True:
+                tokens = output.take()
+                if tokens is not None:
+                    position = output.taken
+                    await call.write(pb.GenerateResponse(tokens=tokens))
+                    self._core.deliver(request, position)
+                elif request.end is None:
+                    ready.clear()
+                    await ready.wait()
+                elif request.end.error is not None:
+                    raise request.end.error
+                else:
+                    break
+            terms = self._terms
+            await call.write(
+                messages.finished(request, terms.frontend, terms.region, is_seeded=self._is_seeded())
+            )
+        except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
+            # The call ended under the write: the client is gone, and nobody reads a status.
+            log.debug("write failed", extra={"request_id": request.order.request_id, "why": str(error)})
+
+    async def _tokenize(self, asked: Asked) -> list[int] | tuple[int, ...]:
+        if asked.token_ids is not None:
+            return asked.token_ids
+        if asked.prompt_bytes < THREAD_BYTES_MIN:
+            return self._encode(asked)
+        return await asyncio.to_thread(self._encode, asked)
+
+    def _encode(self, asked: Asked) -> list[int]:
+        if asked.text is not None:
+            return self._tokenizer.encode(asked.text)
+        return self._tokenizer.encode_chat(asked.chat or ())
+
+    def _order(
+        self,
+        asked: Asked,
+        prompt_ids: bytes,
+        arrived_s: float,
+        remaining_s: float | None,
+        context: TraceContext,
+    ) -> Order:
+        """Return the complete order. Raises MeshError."""
+        max_output_tokens = validation.fit(asked, len(prompt_ids) // 4, self._bounds)
+        digest = validation.digest(asked, prompt_ids, max_output_tokens)
+        validation.check_resumed(asked, digest)
+        resume = asked.resume
+        seed = resume.seed if resume is not None else asked.seed
+        if seed is None:
+            seed = self._random_bits(64)
+        deadline_s, is_clients = self._deadline(arrived_s, remaining_s)
+        if deadline_s <= self._clock.now_s():
+            raise faults.deadline("DEADLINE", max(0.0, deadline_s - arrived_s), 0)
+        timeout_s = asked.ttft_timeout_s
+        return Order(
+            request_id=resume.request_id if resume is not None else f"{self._random_bits(128):032x}",
+            prompt_ids=prompt_ids,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            seed=seed,
+            stop=asked.stop,
+            max_output_tokens=max_output_tokens,
+            model_version=self._bounds.model_version,
+            end_token_id=self._tokenizer.end_token_id,
+            priority=asked.priority,
+            session_id=asked.session_id,
+            arrived_s=arrived_s,
+            deadline_s=deadline_s,
+            is_clients_deadline=is_clients,
+            ttft_deadline_s=arrived_s + timeout_s if timeout_s is not None else None,
+            attempt_base=resume.attempt_base + ATTEMPT_STRIDE if resume is not None else 0,
+            is_resumed=resume is not None,
+            received_ids=asked.received_ids,
+            logprobs=asked.logprobs,
+            explain=asked.explain,
+            traceparent=format_traceparent(context),
+            digest=digest,
+        )
+
+    def _deadline(self, arrived_s: float, remaining_s: float | None) -> tuple[float, bool]:
+        """Return when the request must end, and whether that is the client's own deadline."""
+        if remaining_s is None:
+            return arrived_s + self._terms.default_deadline_s, False
+        if remaining_s <= self._terms.runtime_max_s:
+            return from_remaining_s(remaining_s, arrived_s), True
+        return arrived_s + self._terms.runtime_max_s, False
+
+    def _record(
+        self, request: LiveRequest, context: TraceContext, caller_span_id: int, arrived_ns: int
+    ) -> None:
+        """Record the request's span, if it is traced, and log what did not end well."""
+        end = request.end
+        assert end is not None
+        if end.error is not None and end.error.reason != "CLIENT_GONE":
+            log.info(
+                "request failed",
+                extra={
+                    "request_id": request.order.request_id,
+                    "outcome": end.outcome,
+                    "faults": [attempt.fault for attempt in request.attempts],
+                    "tokens": len(request.progress.ids),
+                },
+            )
+        if not context.sampled:
+            return
+        self._tracing.record_span(
+            "frontend.generate",
+            context,
+            arrived_ns,
+            wall_ns(),
+            {
+                "request_id": request.order.request_id,
+                "outcome": end.outcome,
+                "prompt_tokens": request.order.prompt_tokens,
+                "output_tokens": len(request.progress.ids),
+                "cached_tokens": request.progress.cached_tokens or 0,
+                "recomputed_tokens": request.progress.recomputed_tokens,
+                "attempts": len(request.attempts),
+                "adoptions": request.adoptions,
+            },
+            parent_span_id=caller_span_id,
+            error=end.outcome if isinstance(end.error, MeshError) else "",
+        )
