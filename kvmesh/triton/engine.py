@@ -203,8 +203,9 @@ class TritonEngine:
                 reason = str(error)
             except TimeoutError:
                 reason = f"no {what} for {silence_s:g} s"
-            except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-                reason = f"{what} cannot be read: {error!r}"
+            except Exception as error:
+                log.exception("engine stream %s cannot be read", what)
+                reason = f"{type(error).__name__}"
             log.info("engine stream %s broke: %s", what, reason)
             if silence_s is not None:
                 self._sink.on_ready(False, self._clock.now_s())

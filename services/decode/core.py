@@ -56,8 +56,13 @@ class DecodeCore:
     def __repr__(self) -> str:
         return f"DecodeCore({self.replica}, {list(self.holdings.slots.values())})"
 
+    @property
+    def sink(self) -> Generation:
+        """Who hears the engine."""
+        return self.generation
+
     def connect(self, engine: EnginePort) -> None:
-        """Set the engine whose sink `generation` is. Once."""
+        """Set the engine that `sink` hears. Once."""
         self.generation.engine = engine
 
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> DecodeSession:

@@ -42,8 +42,13 @@ class PrefillCore:
     def __repr__(self) -> str:
         return f"PrefillCore({self.replica}, {list(self.holdings.slots.values())})"
 
+    @property
+    def sink(self) -> Prefilling:
+        """Who hears the engine."""
+        return self.prefilling
+
     def connect(self, engine: EnginePort) -> None:
-        """Set the engine whose sink `prefilling` is. Once."""
+        """Set the engine that `sink` hears. Once."""
         self.prefilling.engine = engine
 
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> PrefillSession:

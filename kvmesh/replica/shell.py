@@ -1,0 +1,94 @@
+"""The shell around a replica's core: its timer, its health, its drain. Joins Attach and the engine to the core."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from kvmesh.alarm import Alarm
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.server import Session
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.clock import Clock
+from kvmesh.triton.port import EngineLoad, EnginePort, EngineSink
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaSink(EngineSink, Protocol):
+    """The sink of a core, and what it knows of its engine."""
+
+    is_ready: bool
+    load: EngineLoad | None
+
+
+class ReplicaCore(Protocol):
+    """The core of a prefill or decode replica. Synchronous."""
+
+    @property
+    def sink(self) -> ReplicaSink: ...
+
+    def connect(self, engine: EnginePort) -> None: ...
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> Session: ...
+
+    def next_wake_s(self) -> float | None: ...
+
+    def on_timer(self, now_s: float) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def is_idle(self) -> bool: ...
+
+
+class ReplicaShell:
+    """An Attachable. `close` it before the loop ends."""
+
+    def __init__(self, core: ReplicaCore, clock: Clock) -> None:
+        self._core = core
+        self._alarm = Alarm(core, clock, _log_bug)
+        self._told: tuple[bool, str] = (False, "")
+        self._news = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._is_draining = False
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> Session:
+        """See Attachable."""
+        return self._core.open_session(peer, outbox, now_s)
+
+    def after_event(self) -> None:
+        """See Attachable. Also called after each event of the engine."""
+        self._alarm.update()
+        if self._engine_state() != self._told:
+            self._news.set()
+        if self._is_draining and self._core.is_idle():
+            self._idle.set()
+
+    async def tell_engine_state(self, tell: Callable[[bool, str], Awaitable[None]]) -> None:
+        """Call `tell(is ready, boot id)` whenever one of them changed, until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self._told = self._engine_state()
+            await tell(*self._told)
+
+    async def drain(self) -> None:
+        """Refuse what is new and return when nothing is held; cancelled when the grace is over."""
+        self._core.drain()
+        self._is_draining = True
+        self.after_event()
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """Stop the timer."""
+        self._alarm.close()
+
+    def _engine_state(self) -> tuple[bool, str]:
+        sink = self._core.sink
+        return sink.is_ready, sink.load.boot_id if sink.load else ""
+
+
+def _log_bug(error: Exception) -> None:
+    log.error("timer of the replica failed", exc_info=error)

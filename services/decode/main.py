@@ -1,0 +1,46 @@
+"""The decode process: config -> engine -> core -> serve -> drain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvmesh.decode.v1 import decode_pb2_grpc
+from kvmesh.metrics import Metrics
+from kvmesh.replica import process
+from kvmesh.replica.options import Options
+from kvmesh.replica.process import Role
+from kvmesh.telemetry import Tracing
+from kvmesh.triton.capabilities import ModelFacts
+from services.decode import telemetry
+from services.decode.core import DecodeCore
+from services.decode.limits import DecodeLimits
+from services.decode.sources import KvSources
+from services.decode.status import SERVICE_NAME, DecodeStatus
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until a signal; return the exit status."""
+    return process.main("decode", _build, arguments)
+
+
+def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> Role:
+    config = options.config.decode
+    limits = DecodeLimits(
+        slots_max=config.slots_max,
+        orphan_s=config.orphan_s,
+        slow_reader_s=config.slow_reader_s,
+        gather_max_s=config.gather_max_ms / 1000,
+    )
+    sources = KvSources()
+    core = DecodeCore(
+        options.process_id, facts, limits, sources.allows, telemetry.CallTelemetry(metrics, tracing)
+    )
+    telemetry.export(core, metrics)
+    return Role(
+        core=core,
+        service_name=SERVICE_NAME,
+        add_service=lambda server, parts: decode_pb2_grpc.add_DecodeServiceServicer_to_server(
+            DecodeStatus(core, parts), server
+        ),
+        on_members=sources.take,
+    )

@@ -1,0 +1,74 @@
+"""Spans and metrics of engine calls, made from the records of the core."""
+
+from __future__ import annotations
+
+from kvmesh.clock import wall_ns
+from kvmesh.metrics import Counter, Metrics
+from kvmesh.telemetry import Tracing, parse_traceparent
+from services.decode.core import DecodeCore
+from services.decode.records import CallRecord
+
+
+class CallTelemetry:
+    """A Recorder."""
+
+    def __init__(self, metrics: Metrics, tracing: Tracing) -> None:
+        self._metrics = metrics
+        self._tracing = tracing
+        self._transfer = metrics.histogram(
+            "transfer_seconds", "From the hand-over of a handoff to the engine's first answer."
+        )
+        self._local = metrics.histogram(
+            "local_prefill_seconds", "From the engine call to its first answer, prompts run here."
+        )
+        self._tokens = metrics.counter("generated_tokens", "Tokens made by ended engine calls.")
+        self._ended: dict[str, Counter] = {}
+
+    def __call__(self, record: CallRecord) -> None:
+        """Count the call, and record its span if its trace is sampled."""
+        outcome = self._ended.get(record.outcome)
+        if outcome is None:
+            outcome = self._ended[record.outcome] = self._metrics.counter(
+                "engine_calls", "Engine calls that ended.", outcome=record.outcome
+            )
+        outcome.value += 1
+        self._tokens.value += record.tokens
+        if record.answered_s is not None:
+            (self._local if record.is_local else self._transfer).observe(record.answered_s - record.called_s)
+        parent = parse_traceparent(record.traceparent) if record.traceparent else None
+        if parent is None or not parent.sampled:
+            return
+        end_ns = wall_ns()
+        answered_s = record.ended_s if record.answered_s is None else record.answered_s
+        self._tracing.record_span(
+            "engine generate",
+            self._tracing.child(parent),
+            end_ns - round((record.ended_s - record.called_s) * 1e9),
+            end_ns,
+            {
+                "request_id": record.request_id,
+                "attempt": record.attempt,
+                "local": record.is_local,
+                "first_answer_s": answered_s - record.called_s,
+                "tokens": record.tokens,
+                "reused_blocks": record.reused_blocks,
+                "outcome": record.outcome,
+            },
+            parent_span_id=parent.span_id,
+            error="" if record.outcome in ("length", "end_token", "cancelled") else record.outcome,
+        )
+
+
+def export(core: DecodeCore, metrics: Metrics) -> None:
+    """Export what the core holds, read at each scrape."""
+    holdings, generation = core.holdings, core.generation
+    metrics.gauge("slots", "Slots held; finished logs do not count.", holdings.held_count)
+    metrics.gauge("pending_slots", "Slots that wait for a handoff.", holdings.pending_count)
+    metrics.gauge("orphan_slots", "Slots whose stream broke.", holdings.orphan_count)
+    metrics.gauge("finished_slots", "Finished logs kept for an adopter.", lambda: len(holdings.finished))
+    metrics.gauge("reserved_blocks", "KV blocks reserved.", lambda: holdings.reservations.reserved)
+    metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: holdings.reservations.total)
+    metrics.gauge("running_requests", "Calls in the engine.", lambda: len(generation.calls))
+    metrics.gauge("log_bytes", "Output ids kept for slots.", holdings.log_bytes)
+    metrics.gauge("step_seconds", "Smoothed duration of an engine step.", lambda: generation.step_us() / 1e6)
+    metrics.gauge("engine_ready", "1 while the engine answers.", lambda: float(generation.is_ready))

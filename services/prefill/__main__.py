@@ -1,0 +1,5 @@
+"""`python -m services.prefill`."""
+
+from services.prefill.main import main
+
+raise SystemExit(main())

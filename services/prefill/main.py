@@ -1,0 +1,42 @@
+"""The prefill process: config -> engine -> core -> serve -> drain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvmesh.metrics import Metrics
+from kvmesh.prefill.v1 import prefill_pb2_grpc
+from kvmesh.replica import process
+from kvmesh.replica.options import Options
+from kvmesh.replica.process import Role
+from kvmesh.telemetry import Tracing
+from kvmesh.triton.capabilities import ModelFacts
+from services.prefill import telemetry
+from services.prefill.core import PrefillCore
+from services.prefill.limits import PrefillLimits
+from services.prefill.status import SERVICE_NAME, PrefillStatus
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until a signal; return the exit status."""
+    return process.main("prefill", _build, arguments)
+
+
+def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Tracing) -> Role:
+    config = options.config
+    limits = PrefillLimits(
+        queue_max_requests=config.prefill.queue_max_requests,
+        engine_concurrency=config.prefill.engine_concurrency,
+        handoff_timeout_s=config.engine.handoff_timeout_s,
+        orphan_s=config.decode.orphan_s,
+    )
+    core = PrefillCore(options.process_id, facts, limits, telemetry.CallTelemetry(metrics, tracing))
+    telemetry.export(core, metrics)
+    return Role(
+        core=core,
+        service_name=SERVICE_NAME,
+        add_service=lambda server, parts: prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
+            PrefillStatus(core, parts), server
+        ),
+        on_members=lambda _: None,
+    )

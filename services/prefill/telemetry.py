@@ -1,0 +1,70 @@
+"""Spans and metrics of engine calls, made from the records of the core."""
+
+from __future__ import annotations
+
+from kvmesh.clock import wall_ns
+from kvmesh.metrics import Counter, Metrics
+from kvmesh.telemetry import Tracing, parse_traceparent
+from services.prefill.core import PrefillCore
+from services.prefill.records import CallRecord
+
+
+class CallTelemetry:
+    """A Recorder."""
+
+    def __init__(self, metrics: Metrics, tracing: Tracing) -> None:
+        self._metrics = metrics
+        self._tracing = tracing
+        self._queue = metrics.histogram("queue_seconds", "From the submit to the engine call.")
+        self._prefill = metrics.histogram("prefill_seconds", "From the engine call to the first token.")
+        self._cached = metrics.counter("cached_tokens", "Prompt tokens found in the engine's cache.")
+        self._computed = metrics.counter("computed_tokens", "Prompt tokens computed.")
+        self._ended: dict[str, Counter] = {}
+
+    def __call__(self, record: CallRecord) -> None:
+        """Count the call, and record its span if its trace is sampled."""
+        outcome = self._ended.get(record.outcome)
+        if outcome is None:
+            outcome = self._ended[record.outcome] = self._metrics.counter(
+                "engine_calls", "Engine calls that ended.", outcome=record.outcome
+            )
+        outcome.value += 1
+        self._queue.observe(record.called_s - record.submitted_s)
+        if record.outcome == "first_token":
+            self._prefill.observe(record.ended_s - record.called_s)
+            self._cached.value += record.cached_tokens
+            self._computed.value += record.prompt_tokens - record.cached_tokens
+        parent = parse_traceparent(record.traceparent) if record.traceparent else None
+        if parent is None or not parent.sampled:
+            return
+        end_ns = wall_ns()
+        self._tracing.record_span(
+            "engine prefill",
+            self._tracing.child(parent),
+            end_ns - round((record.ended_s - record.called_s) * 1e9),
+            end_ns,
+            {
+                "request_id": record.request_id,
+                "attempt": record.attempt,
+                "queue_s": record.called_s - record.submitted_s,
+                "prompt_tokens": record.prompt_tokens,
+                "cached_tokens": record.cached_tokens,
+                "outcome": record.outcome,
+            },
+            parent_span_id=parent.span_id,
+            error="" if record.outcome in ("first_token", "cancelled") else record.outcome,
+        )
+
+
+def export(core: PrefillCore, metrics: Metrics) -> None:
+    """Export what the core holds, read at each scrape."""
+    holdings, prefilling = core.holdings, core.prefilling
+    metrics.gauge("queued_requests", "Requests that wait.", lambda: len(holdings.queue))
+    metrics.gauge("queued_tokens", "Prompt tokens that wait.", lambda: holdings.queue.tokens)
+    metrics.gauge("running_requests", "Calls in the engine.", lambda: len(prefilling.calls))
+    metrics.gauge("held_handoffs", "Handoffs held.", lambda: len(holdings.held))
+    metrics.gauge(
+        "reserved_blocks", "KV blocks of running calls and handoffs.", lambda: holdings.blocks_reserved
+    )
+    metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: holdings.blocks_total)
+    metrics.gauge("engine_ready", "1 while the engine answers.", lambda: float(prefilling.is_ready))
