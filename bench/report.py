@@ -141,7 +141,13 @@ def _share(results: Results, figure: Figure) -> str:
             f" Of {number(own.median)} us per frame, reading one costs {number(reading.median)} and writing one "
             f"{number(writing.median)} with nothing between."
         )
-    return f" Reading one frame with nothing behind it costs {number(reading.median)} us."
+    edge = results.figures.get(Key("floor", case, aims.EDGE_WRITER))
+    if figure.key.scenario != "frontend" or edge is None:
+        return ""
+    return (
+        f" A server with nothing behind it spends {number(edge.median)} us per token on the stream to the client, and "
+        f"reading a frame costs {number(reading.median)} us."
+    )
 
 
 def _cells(figure: Figure) -> list[str]:

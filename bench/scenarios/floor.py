@@ -1,17 +1,22 @@
-"""The floor: a source and a sink with nothing between. What the Attach library and grpc.aio cost by themselves."""
+"""The floor: what the Attach library and grpc.aio cost by themselves.
+
+A source and a sink with nothing between bound every relay; a server of the client API with nothing behind bounds the
+frontend.
+"""
 
 from __future__ import annotations
 
 import time
 
 from bench import accounting, aims
-from bench.processes import TEST_CORE, Fleet
+from bench.processes import TEST_CORE, Fleet, Process
 from bench.results import Results
-from bench.windows import Pace, add_stream_figures, check_faults, measure
+from bench.windows import Case, Pace, add_stream_figures, check_faults, measure
 
 NAME = "floor"
 PROMPT_TOKENS = 256
 ENDLESS = 500_000
+ANSWER_TOKENS = 4
 
 
 def run(results: Results, pace: Pace) -> None:
@@ -20,28 +25,43 @@ def run(results: Results, pace: Pace) -> None:
         source = fleet.neighbour("source", "bench.source", "--role", "router", "--id", "source-0")
         sink = fleet.neighbour("sink", "bench.sink", "--target", source.address, core=TEST_CORE)
         for case in pace.cases:
-            source.ask("pace", step_ms=case.step_ms)
-            sink.ask("open", streams=case.streams, prompt=PROMPT_TOKENS, tokens=ENDLESS)
-            time.sleep(pace.warm_s)
-            writing = accounting.usage(source.pid)
-            window = measure([sink.pid], sink, pace.window_s)
-            written = accounting.usage(source.pid)
-            add_stream_figures(results, NAME, case, window)
-            frames = window.counts["frames"]
-            if frames:
-                results.add(
-                    NAME, str(case), aims.FRAME_WRITER, "us", (written.cpu_ns - writing.cpu_ns) / 1e3 / frames
-                )
-            check_faults(results, NAME, case, sink)
-            sink.ask("close")
-        sink.ask("rate", per_s=200, prompt=PROMPT_TOKENS, tokens=4)
+            _run_frames(results, pace, case, source, sink)
+        sink.ask("rate", per_s=200, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
         time.sleep(pace.warm_s)
         window = measure([source.pid], sink, pace.rate_s)
         sink.ask("close")
-        results.add(
-            NAME,
-            aims.RATE_200,
-            "CPU per request of the writer",
-            "ms",
-            window.cpu_s * 1e3 / window.counts["finished"],
-        )
+        spent_ms = window.cpu_s * 1e3 / window.counts["finished"]
+        results.add(NAME, aims.RATE_200, "CPU per request of the writer", "ms", spent_ms)
+    with Fleet() as fleet:
+        edge = fleet.neighbour("edge", "bench.edge", core=TEST_CORE)
+        client = fleet.neighbour("client", "bench.client", "--target", edge.address)
+        for case in pace.cases:
+            _run_edge(results, pace, case, edge, client)
+
+
+def _run_frames(results: Results, pace: Pace, case: Case, source: Process, sink: Process) -> None:
+    source.ask("pace", step_ms=case.step_ms)
+    sink.ask("open", streams=case.streams, prompt=PROMPT_TOKENS, tokens=ENDLESS)
+    time.sleep(pace.warm_s)
+    before = accounting.cpu_ns(source.pid)
+    window = measure([sink.pid], sink, pace.window_s)
+    written_ns = accounting.cpu_ns(source.pid) - before
+    add_stream_figures(results, NAME, case, window)
+    frames = window.counts["frames"]
+    if frames:
+        results.add(NAME, str(case), aims.FRAME_WRITER, "us", written_ns / 1e3 / frames)
+    check_faults(results, NAME, case, sink)
+    sink.ask("close")
+
+
+def _run_edge(results: Results, pace: Pace, case: Case, edge: Process, client: Process) -> None:
+    edge.ask("pace", step_ms=case.step_ms)
+    client.ask("open", streams=case.streams, prompt=PROMPT_TOKENS, tokens=ENDLESS)
+    time.sleep(pace.warm_s)
+    window = measure([edge.pid], client, pace.window_s)
+    if window.counts["tokens"]:
+        spent_us = window.cpu_s * 1e6 / window.counts["tokens"]
+        results.add(NAME, str(case), aims.EDGE_WRITER, "us", spent_us)
+    check_faults(results, NAME, case, client)
+    client.ask("close")
+    time.sleep(0.2)
