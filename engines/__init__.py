@@ -1,0 +1,1 @@
+"""Engines that speak the TensorRT-LLM tensor contract; no service imports them."""

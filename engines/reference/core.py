@@ -1,0 +1,301 @@
+"""The engine without threads, sockets or clock: commands and step results in, parts and pulls out.
+
+Owns the scheduler, the block pool, the handoff table and the counters. Everything here runs on the engine thread; time comes as
+an argument. The caller (engine.py) runs the arithmetic between `plan` and `commit`, delivers `parts`, and carries out `pulls`.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from engines.reference import errors
+from engines.reference.arithmetic import Slice
+from engines.reference.cache import BlockPool, chain_hashes
+from engines.reference.config import EngineConfig
+from engines.reference.costs import Costs
+from engines.reference.errors import EngineError
+from engines.reference.handoff import Handoff, HandoffTable
+from engines.reference.sampling import choose
+from engines.reference.scheduler import Scheduler, Work
+from engines.reference.sequence import Kind, Part, Perf, Sequence, Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Fetch blocks [first_block, first_block + len(block_ids)) of a handoff into `block_ids`."""
+
+    key: int
+    handoff: Handoff
+    first_block: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The engine's load, as it goes to whoever asks; JSON object with these keys."""
+
+    boot_id: str
+    blocks_total: int
+    blocks_free: int  # free or evictable, not promised to anyone
+    blocks_cached: int  # in the prefix table, held or evictable
+    sequences_running: int
+    sequences_waiting: int
+    handoffs_held: int
+    handoff_blocks: int
+    prefill_tokens_computed_total: int
+    prefill_tokens_cached_total: int  # found in this engine's cache or pulled from another engine's
+    steps_total: int
+    step_s_ewma: float
+    tokens_generated_total: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the engine did since it started."""
+
+    prefill_tokens_computed: int = 0
+    prefill_tokens_cached: int = 0
+    steps: int = 0
+    step_s_ewma: float = 0.0
+    tokens_generated: int = 0
+
+
+@dataclass(slots=True)
+class EngineCore:
+    """See the module's docstring. `address` is where this engine's KV listener can be reached, "host:port"."""
+
+    config: EngineConfig
+    boot_id: str
+    digest: str
+    address: str
+    block_bytes: int
+    handoffs: HandoffTable = field(default_factory=HandoffTable)
+    counters: Counters = field(default_factory=Counters)
+    parts: list[tuple[int, Part]] = field(default_factory=list)  # (key, part), oldest first; the caller takes them
+    pulls: list[Pull] = field(default_factory=list)  # to start; the caller takes them
+    ended_pulls: list[int] = field(default_factory=list)  # keys whose pull is of no use any more; the caller takes them
+    scheduler: Scheduler = field(init=False)
+    _handoff_ids: int = 0
+
+    def __post_init__(self) -> None:
+        config = self.config
+        pool = BlockPool(config.kv_blocks, config.block_tokens, config.salt.encode(), config.prefix_reuse)
+        self.scheduler = Scheduler(pool, config.running_max, config.step_tokens_max, config.queue_max)
+
+    @property
+    def pool(self) -> BlockPool:
+        """The block pool."""
+        return self.scheduler.pool
+
+    def submit(self, submission: Submission) -> Sequence | None:
+        """Queue a request; a refusal becomes its final part and None is returned."""
+        hashes = chain_hashes(submission.prompt, self.config.block_tokens, self.pool.root)
+        sequence = Sequence(submission, hashes)
+        try:
+            self._check_handoff(submission, hashes)
+            self.scheduler.enqueue(sequence)
+        except EngineError as error:
+            self._fail(submission.key, str(error))
+            return None
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Stop a request whose client is gone and free its blocks; its last part is empty and final."""
+        if self._drop(sequence):
+            self.parts.append((sequence.submission.key, Part(is_final=True)))
+
+    def fail(self, sequence: Sequence, text: str) -> None:
+        """End a request with an error and free its blocks."""
+        if self._drop(sequence):
+            self._fail(sequence.submission.key, text)
+
+    def release_handoff(self, handoff: Handoff) -> None:
+        """Give up a handoff of this boot of this engine; any other is already gone."""
+        if handoff.boot_id == self.boot_id:
+            self._free(self.handoffs.release(handoff.handoff_id))
+
+    def handoff_sent(self, handoff_id: int, *, is_acknowledged: bool) -> None:
+        """The KV listener is done with a handoff."""
+        self._free(self.handoffs.end_send(handoff_id, is_acknowledged=is_acknowledged))
+
+    def expire(self, now_s: float) -> None:
+        """Free handoffs nobody came for."""
+        for block_ids in self.handoffs.expire(now_s):
+            self._free(block_ids)
+
+    def pulled(self, sequence: Sequence, now_ns: int) -> None:
+        """The missing blocks of `sequence` are in the store: it goes on with the handed-over first token."""
+        if sequence.submission.key not in self.scheduler.running:
+            return
+        handoff = sequence.submission.handoff
+        assert handoff is not None
+        self.counters.prefill_tokens_cached += len(sequence.submission.prompt)
+        self.scheduler.pulled(sequence)
+        for token, log_probability in zip(handoff.first_tokens, handoff.first_log_probs, strict=True):
+            is_last = sequence.append(token)
+            self._speak(sequence, token, log_probability, is_last, now_ns)
+            if is_last:
+                self.scheduler.remove(sequence)
+                return
+
+    def pull_failed(self, sequence: Sequence, reason: str) -> None:
+        """The blocks cannot be had."""
+        self.fail(sequence, errors.EXECUTOR_FAILED.format(request=sequence.submission.request_id, reason=reason))
+
+    def plan(self, now_ns: int) -> list[Work]:
+        """Admit whoever fits and say what the next step computes; may be empty."""
+        for sequence in self.scheduler.admit(now_ns):
+            if sequence.submission.kind is Kind.GENERATION:
+                self._start_pull(sequence)
+            else:
+                self.counters.prefill_tokens_cached += sequence.computed
+        return self.scheduler.plan()
+
+    def slices(self, plan: list[Work]) -> list[Slice]:
+        """The arithmetic's view of a plan. Block ids are copies: registration may swap blocks later."""
+        width = self.config.block_tokens
+        return [
+            Slice(
+                tokens=work.sequence.tokens[work.start : work.start + work.count],
+                start=work.start,
+                block_ids=work.sequence.block_ids[: -(-(work.start + work.count) // width)].copy(),
+                wants_logits=work.wants_logits,
+            )
+            for work in plan
+        ]
+
+    def cost_s(self, plan: list[Work], costs: Costs) -> float:
+        """What this step should take."""
+        return costs.whole_step_s(
+            costs.chunk_s(work.start, work.count, is_first=not work.sequence.has_chunk)
+            for work in plan
+            if work.is_prefill
+        )
+
+    def commit(
+        self, plan: list[Work], logits: list[npt.NDArray[np.float64] | None], now_ns: int, step_s: float
+    ) -> None:
+        """The step is computed: register blocks, sample, finish."""
+        counters = self.counters
+        counters.steps += 1
+        counters.step_s_ewma += (step_s - counters.step_s_ewma) * (1.0 if counters.steps == 1 else 0.1)
+        for work, row in zip(plan, logits, strict=True):
+            if work.is_prefill:
+                counters.prefill_tokens_computed += work.count
+            self.scheduler.commit(work)
+            if row is not None:
+                self._advance(work.sequence, row, now_ns)
+
+    def load(self) -> LoadReport:
+        """The load right now."""
+        handoffs, handoff_blocks = self.handoffs.held()
+        counters = self.counters
+        return LoadReport(
+            boot_id=self.boot_id,
+            blocks_total=self.pool.block_count,
+            blocks_free=self.pool.available,
+            blocks_cached=self.pool.cached,
+            sequences_running=len(self.scheduler.running),
+            sequences_waiting=len(self.scheduler.waiting),
+            handoffs_held=handoffs,
+            handoff_blocks=handoff_blocks,
+            prefill_tokens_computed_total=counters.prefill_tokens_computed,
+            prefill_tokens_cached_total=counters.prefill_tokens_cached,
+            steps_total=counters.steps,
+            step_s_ewma=counters.step_s_ewma,
+            tokens_generated_total=counters.tokens_generated,
+        )
+
+    def _advance(self, sequence: Sequence, row: npt.NDArray[np.float64], now_ns: int) -> None:
+        sampling = sequence.submission.sampling
+        token, log_probability = choose(row, sequence.length, sampling)
+        self.counters.tokens_generated += 1
+        is_context = sequence.submission.kind is Kind.CONTEXT
+        is_last = sequence.append(token) or is_context
+        part = self._speak(sequence, token, log_probability, is_last, now_ns)
+        if is_context:
+            part.handoff = self._hand_off(sequence, token, log_probability, now_ns).encode()
+            self.scheduler.remove(sequence, keep_blocks=True)
+        elif is_last:
+            self.scheduler.remove(sequence)
+
+    def _speak(self, sequence: Sequence, token: int, log_probability: float, is_last: bool, now_ns: int) -> Part:
+        part = Part([token], [log_probability], is_final=is_last)
+        if not sequence.has_spoken:
+            sequence.has_spoken = True
+            arrival_ns = sequence.submission.arrival_ns
+            blocks = len(sequence.block_ids)
+            part.perf = Perf(blocks, sequence.reused_blocks, arrival_ns, sequence.first_scheduled_ns, now_ns, now_ns)
+        self.parts.append((sequence.submission.key, part))
+        return part
+
+    def _hand_off(self, sequence: Sequence, token: int, log_probability: float, now_ns: int) -> Handoff:
+        self._handoff_ids += 1
+        expires_s = now_ns * 1e-9 + self.config.handoff_timeout_s
+        self.handoffs.hold(self._handoff_ids, sequence.block_ids.tolist(), expires_s)
+        prompt = sequence.submission.prompt
+        return Handoff(
+            boot_id=self.boot_id,
+            handoff_id=self._handoff_ids,
+            address=self.address,
+            first_tokens=[token],
+            first_log_probs=[log_probability],
+            token_count=len(prompt),
+            block_tokens=self.config.block_tokens,
+            block_hashes=sequence.prompt_hashes,
+            tail_hash=self._tail_hash(prompt, sequence.prompt_hashes),
+            block_bytes=self.block_bytes,
+            digest=self.digest,
+        )
+
+    def _tail_hash(self, prompt: npt.NDArray[np.int32], hashes: list[int]) -> int:
+        tail = prompt[len(hashes) * self.config.block_tokens :].astype("<i4", copy=False).tobytes()
+        return xxhash.xxh3_64_intdigest(tail, seed=hashes[-1] if hashes else self.pool.root)
+
+    def _check_handoff(self, submission: Submission, hashes: list[int]) -> None:
+        """Refuse a handoff that cannot continue this prompt on this engine, or that is not where it may come from."""
+        handoff = submission.handoff
+        if submission.kind is not Kind.GENERATION:
+            return
+        if handoff is None:
+            raise EngineError(errors.CONTEXT_PARAMS_MISSING)
+        if submission.kv_peer is not None and submission.kv_peer != handoff.address:
+            text = errors.SOURCE_NOT_REGISTERED.format(named=handoff.address, registered=submission.kv_peer)
+            raise EngineError(text)
+        reason = None
+        if handoff.digest != self.digest:
+            reason = f"arithmetic is {handoff.digest}, this engine has {self.digest}"
+        elif (handoff.block_tokens, handoff.block_bytes) != (self.config.block_tokens, self.block_bytes):
+            reason = f"blocks of {handoff.block_tokens} tokens, {handoff.block_bytes} bytes"
+            reason += f"; here {self.config.block_tokens} tokens, {self.block_bytes} bytes"
+        elif handoff.token_count != len(submission.prompt):
+            reason = f"made for {handoff.token_count} prompt tokens, got {len(submission.prompt)}"
+        elif handoff.block_hashes != hashes or handoff.tail_hash != self._tail_hash(submission.prompt, hashes):
+            reason = "made for another prompt"
+        if reason is not None:
+            raise EngineError(errors.HANDOFF_MISMATCH.format(reason=reason))
+
+    def _start_pull(self, sequence: Sequence) -> None:
+        handoff = sequence.submission.handoff
+        assert handoff is not None
+        prompt_blocks = -(-len(sequence.submission.prompt) // self.config.block_tokens)
+        first = sequence.reused_blocks
+        ids = tuple(sequence.block_ids[first:prompt_blocks].tolist())
+        self.pulls.append(Pull(sequence.submission.key, handoff, first, ids))
+
+    def _drop(self, sequence: Sequence) -> bool:
+        key = sequence.submission.key
+        is_known = key in self.scheduler.running or sequence in self.scheduler.waiting
+        if sequence.is_pulling and is_known:
+            self.ended_pulls.append(key)
+        self.scheduler.remove(sequence)
+        return is_known
+
+    def _fail(self, key: int, text: str) -> None:
+        self.parts.append((key, Part(error=text, is_final=True)))
+
+    def _free(self, block_ids: list[int] | None) -> None:
+        if block_ids is not None:
+            self.pool.release(block_ids)

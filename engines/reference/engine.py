@@ -1,0 +1,248 @@
+"""The engine's threads: one steps, one per running pull fetches blocks, the KV listener serves them.
+
+Any thread may call the public methods: they leave a command in the inbox, which the engine thread works off between steps. The inbox
+is bounded by refusing submissions beyond the queue's length; other commands are as few as live requests.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from engines.reference import errors
+from engines.reference.arithmetic import Arithmetic
+from engines.reference.config import EngineConfig
+from engines.reference.core import EngineCore, Pull
+from engines.reference.costs import Schedule
+from engines.reference.delivery import Outbox
+from engines.reference.errors import TransferError
+from engines.reference.handoff import Handoff
+from engines.reference.publisher import Publisher, Reader
+from engines.reference.scheduler import Work
+from engines.reference.sequence import Part, Sequence, Submission
+from engines.reference.transfer import KvListener, Puller, Source
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Engine:
+    """Runs submissions on `arithmetic`; answers go to `outbox`, events and load to `publisher`.
+
+    `digest` names the arithmetic so that KV of another one is refused. `start` once, `close` once.
+    """
+
+    config: EngineConfig
+    arithmetic: Arithmetic
+    digest: str
+    outbox: Outbox
+    boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    core: EngineCore = field(init=False)
+    publisher: Publisher = field(init=False)
+    listener: KvListener = field(init=False)
+    _store: np.ndarray = field(init=False)
+    _live: dict[int, Sequence] = field(default_factory=dict)  # engine thread only
+    _pullers: dict[int, Puller] = field(default_factory=dict)  # engine thread only
+    _inbox: deque[Callable[[], None]] = field(default_factory=deque)
+    _submitted: int = 0  # submissions in the inbox
+    _is_closed: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _steps: Schedule = field(default_factory=Schedule)
+    _link: Schedule = field(default_factory=Schedule)
+    _was_idle: bool = True
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Allocate the store, open the KV listener, start stepping. OSError if the KV port is taken."""
+        config = self.config
+        self._store = self.arithmetic.new_store(config.kv_blocks, config.block_tokens)
+        block_bytes = int(self._store[0].nbytes)
+        core = EngineCore(config, self.boot_id, self.digest, "", block_bytes)
+        source = Source(
+            self.boot_id, self.digest, block_bytes, self._store, core.handoffs.begin_send, self._handoff_sent
+        )
+        self.listener = KvListener(source, config.host, config.kv_port)
+        self.listener.start()
+        core.address = f"{config.host}:{self.listener.port}"
+        self.core = core
+        self.publisher = Publisher(self.boot_id)
+        self.publisher.start()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop stepping; live requests end with an error, held handoffs are gone."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        self.listener.close()
+        self.publisher.close()
+
+    def submit(self, submission: Submission) -> None:
+        """Run a request; its reply must be open in the outbox. Refusals come as its final part."""
+        with self._changed:
+            is_welcome = self._submitted < self.config.queue_max and not self._is_closed
+            if is_welcome:
+                self._submitted += 1
+                self._inbox.append(partial(self._on_submit, submission))
+                self._changed.notify()
+        if not is_welcome:
+            text = errors.QUEUE_FULL.format(limit=self.config.queue_max)
+            self.outbox.post([(submission.key, Part(error=text, is_final=True))])
+
+    def cancel(self, key: int) -> None:
+        """End the request or subscription with this key: its client is gone. Unknown keys are fine."""
+        self._command(partial(self._on_cancel, key))
+
+    def stop(self, request_id: str) -> None:
+        """Cancel every live request with this Triton id; unknown ids are fine."""
+        self._command(partial(self._on_stop, request_id))
+
+    def release_handoff(self, handoff: Handoff, then: Callable[[], None]) -> None:
+        """Give up a held handoff, then call `then` (on the engine thread). Unknown ones are fine."""
+        self._command(partial(self._on_release, handoff, then))
+
+    def subscribe_events(self, key: int, reader: Reader) -> None:
+        """Send `reader` a snapshot of the prefix table and all later KV events."""
+        self._command(partial(self._on_subscribe_events, key, reader))
+
+    def subscribe_load(self, key: int, reader: Reader) -> None:
+        """Send `reader` load reports."""
+        self._command(partial(self.publisher.subscribe_load, key, reader))
+
+    # Everything below runs on the engine thread, except _command, _pull and _handoff_sent.
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._changed:
+            self._inbox.append(command)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._drain_inbox()
+            self.core.expire(time.monotonic())
+            plan = self.core.plan(time.monotonic_ns())
+            self._start_pulls()
+            if plan:
+                self._step(plan)
+            self._was_idle = not plan
+            self._flush()
+            if not plan:
+                self._wait()
+        for sequence in list(self._live.values()):
+            self.core.fail(sequence, errors.SHUTTING_DOWN)
+        self._flush()
+
+    def _wait(self) -> None:
+        expiry_s = self.core.handoffs.next_expiry_s()
+        timeout_s = None if expiry_s is None else max(0.0, expiry_s - time.monotonic())
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._inbox) or self._is_closed, timeout=timeout_s)
+
+    def _drain_inbox(self) -> None:
+        with self._changed:
+            commands, self._inbox = self._inbox, deque()
+            self._submitted = 0
+        for command in commands:
+            try:
+                command()
+            except Exception:  # a bug in one command must not end the engine
+                _log.exception("command failed")
+
+    def _step(self, plan: list[Work]) -> None:
+        core, began_s = self.core, time.monotonic()
+        end_s = self._steps.book(began_s, core.cost_s(plan, self.config.costs), was_idle=self._was_idle)
+        try:
+            logits = self.arithmetic.forward(core.slices(plan), self._store)
+            pause_s = end_s - time.monotonic()
+            if pause_s > 0.0:
+                time.sleep(pause_s)
+            core.commit(plan, logits, time.monotonic_ns(), time.monotonic() - began_s)
+        except Exception as error:  # a bug: fail these requests loudly, keep the others
+            _log.exception("step failed")
+            for work in plan:
+                core.fail(work.sequence, errors.ENGINE_FAULT.format(reason=type(error).__name__))
+
+    def _flush(self) -> None:
+        core = self.core
+        parts, core.parts = core.parts, []
+        for key, part in parts:
+            if part.is_final:
+                self._live.pop(key, None)
+        for key in core.ended_pulls:
+            self._pullers.pop(key).abort()  # started in the turn that admitted it
+        core.ended_pulls.clear()
+        if parts:
+            self.outbox.post(parts)
+        self.publisher.offer(core.pool.drain_events(), core.load())
+
+    def _on_submit(self, submission: Submission) -> None:
+        sequence = self.core.submit(submission)
+        if sequence is not None:
+            self._live[submission.key] = sequence
+
+    def _on_cancel(self, key: int) -> None:
+        sequence = self._live.get(key)
+        if sequence is not None:
+            self.core.cancel(sequence)
+        self.publisher.unsubscribe(key)
+
+    def _on_stop(self, request_id: str) -> None:
+        for sequence in list(self._live.values()):
+            if sequence.submission.request_id == request_id:
+                self.core.cancel(sequence)
+
+    def _on_release(self, handoff: Handoff, then: Callable[[], None]) -> None:
+        self.core.release_handoff(handoff)
+        then()
+
+    def _on_subscribe_events(self, key: int, reader: Reader) -> None:
+        # Events not offered yet are in the snapshot already: offer them first, so that numbers and content agree.
+        self.publisher.offer(self.core.pool.drain_events(), self.core.load())
+        self.publisher.subscribe_events(key, reader, self.core.pool.snapshot())
+
+    def _start_pulls(self) -> None:
+        core = self.core
+        for pull in core.pulls:
+            puller = Puller(pull.handoff, pull.first_block, len(pull.block_ids), self.config.pull_timeout_s)
+            self._pullers[pull.key] = puller
+            now_s = time.monotonic()
+            cost_s = len(pull.block_ids) * self.config.costs.block_transfer_s
+            ready_s = self._link.book(now_s, cost_s, was_idle=self._link.is_over(now_s))
+            threading.Thread(target=self._pull, args=(pull, puller, ready_s), name="kv-pull", daemon=True).start()
+        core.pulls.clear()
+
+    def _pull(self, pull: Pull, puller: Puller, ready_s: float) -> None:
+        fetched: list[bytearray] = []
+        try:
+            puller.pull(fetched.append)
+        except TransferError as error:
+            return self._command(partial(self._on_pull_failed, pull, str(error)))
+        time.sleep(max(0.0, ready_s - time.monotonic()))
+        self._command(partial(self._on_pulled, pull, fetched[0]))
+
+    def _on_pulled(self, pull: Pull, data: bytearray) -> None:
+        sequence = self._live.get(pull.key)
+        if self._pullers.pop(pull.key, None) is None or sequence is None:
+            return  # cancelled meanwhile: its blocks may be somebody else's by now
+        if pull.block_ids:
+            shape = (len(pull.block_ids), *self._store.shape[1:])
+            self._store[list(pull.block_ids)] = np.frombuffer(data, dtype=self._store.dtype).reshape(shape)
+        self.core.pulled(sequence, time.monotonic_ns())
+
+    def _on_pull_failed(self, pull: Pull, reason: str) -> None:
+        sequence = self._live.get(pull.key)
+        if self._pullers.pop(pull.key, None) is not None and sequence is not None:
+            sequence.is_pulling = False
+            self.core.pull_failed(sequence, reason)
+
+    def _handoff_sent(self, handoff_id: int, is_acknowledged: bool) -> None:
+        self._command(partial(self.core.handoff_sent, handoff_id, is_acknowledged=is_acknowledged))

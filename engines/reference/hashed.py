@@ -1,0 +1,107 @@
+"""The hashed arithmetic: logits are a pure function of the hash of the whole history.
+
+The "KV" of a token is the 64-bit running hash of the history up to it, kept in the paged store like any KV: so a lost, stale or
+misplaced block changes every token after it. Nearly free to compute; what it should cost is the engine's business (costs.py).
+"""
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from engines.reference.arithmetic import Slice
+
+_CANDIDATES = 48  # tokens that get a hash-made logit; the rest share _UNLIKELY
+_UNLIKELY = -30.0
+_SPREAD = 8.0  # candidates' logits are uniform in [0, _SPREAD)
+_CERTAIN = 100.0
+_RESERVED_TOKENS = 16  # ids below are special tokens: never candidates
+
+_COUNTER = np.arange(1, 2 * _CANDIDATES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+class HashedArithmetic:
+    """Implements Arithmetic. A different `salt` is a different model version: every logit differs.
+
+    `end_probability`: chance, per position and as a function of the history, that `end_token` is (nearly) certain to come next;
+    otherwise it is as unlikely as any token outside the candidates.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 4096,
+        max_sequence_tokens: int = 4096,
+        salt: str = "",
+        end_token: int = 2,
+        end_probability: float = 0.0,
+    ) -> None:
+        if vocab_size <= 2 * _RESERVED_TOKENS:
+            raise ValueError(f"vocab_size must be above {2 * _RESERVED_TOKENS}, got {vocab_size}")
+        if not 0 <= end_token < vocab_size:
+            raise ValueError(f"end_token must be in [0, {vocab_size}), got {end_token}")
+        self.vocab_size = vocab_size
+        self.max_sequence_tokens = max_sequence_tokens
+        self._root = xxhash.xxh3_64_intdigest(salt.encode())
+        self._end_token = end_token
+        self._end_below = int(end_probability * 2**32)
+        self._base = np.full(vocab_size, _UNLIKELY, dtype=np.float64)
+
+    def new_store(self, block_count: int, block_tokens: int) -> np.ndarray:
+        """A zeroed paged store, uint64 [block_count, block_tokens]: one running hash per token."""
+        return np.zeros((block_count, block_tokens), dtype=np.uint64)
+
+    def forward(self, slices: list[Slice], store: np.ndarray) -> list[np.ndarray | None]:
+        """Write the running hashes of the new tokens; float64 [vocab_size] logits of the last row where wanted."""
+        return [self._forward_one(one, store) for one in slices]
+
+    def _forward_one(self, one: Slice, store: npt.NDArray[np.uint64]) -> np.ndarray | None:
+        block_tokens = store.shape[1]
+        end = one.start + len(one.tokens)
+        previous = self._root
+        if one.start:
+            before = one.start - 1
+            previous = int(store[one.block_ids[before // block_tokens], before % block_tokens])
+        hashes = running_hashes(one.tokens, previous)
+        positions = np.arange(one.start, end)
+        store[one.block_ids[positions // block_tokens], positions % block_tokens] = hashes
+        if not one.wants_logits:
+            return None
+        history = store[one.block_ids].reshape(-1)[:end]
+        return self._logits(xxhash.xxh3_64_intdigest(history.tobytes(), seed=self._root), end)
+
+    def _logits(self, digest: int, position: int) -> npt.NDArray[np.float64]:
+        state = xxhash.xxh3_64_intdigest(struct.pack("<QQ", digest, position), seed=self._root)
+        mixed = _mix(_COUNTER + np.uint64(state))
+        logits = self._base.copy()
+        if state >> 32 < self._end_below:
+            logits[self._end_token] = _CERTAIN
+        span = np.uint64(self.vocab_size - _RESERVED_TOKENS)
+        tokens = (mixed[:_CANDIDATES] % span).astype(np.intp) + _RESERVED_TOKENS
+        values = (mixed[_CANDIDATES:] >> np.uint64(11)).astype(np.float64) * (_SPREAD * 2.0**-53)
+        if self._end_token >= _RESERVED_TOKENS:
+            values[tokens == self._end_token] = _UNLIKELY
+            if state >> 32 < self._end_below:
+                values[tokens == self._end_token] = _CERTAIN
+        logits[tokens] = values
+        return logits
+
+
+def running_hashes(tokens: Sequence[int] | npt.NDArray[np.int32], previous: int) -> npt.NDArray[np.uint64]:
+    """Hash of the history up to each token, given the hash before the first one: h = xxh3_64(token, seed=h)."""
+    raw = memoryview(np.asarray(tokens, dtype="<i4").tobytes())
+    hashes = np.empty(len(raw) // 4, dtype=np.uint64)
+    digest = xxhash.xxh3_64_intdigest
+    for index in range(len(hashes)):
+        previous = digest(raw[4 * index : 4 * index + 4], seed=previous)
+        hashes[index] = previous
+    return hashes
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64's finalizer (Steele, Lea, Flood 2014), wrapping."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

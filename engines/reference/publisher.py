@@ -1,0 +1,178 @@
+"""Long-lived subscriptions: KV events and load reports, sent by one thread of their own.
+
+The engine thread offers; this thread encodes and sends, so that a step never waits for a subscriber. Each events subscription has a
+bounded buffer: on overflow it ends with an error, and its reader subscribes again and gets a new snapshot.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from engines.reference import errors
+from engines.reference.cache import CacheEvent, Stored
+from engines.reference.core import LoadReport
+from engines.reference.events import NumberedEvent, batch_message, snapshot_message
+
+COALESCE_S = 0.002  # events gather this long before they are sent
+BUFFERED_EVENTS_MAX = 4096
+LOAD_PERIOD_MIN_S = 0.05
+LOAD_PERIOD_MAX_S = 1.0
+
+
+class Reader(Protocol):
+    """The far end of a subscription; used by the publisher's thread only."""
+
+    def send(self, payload: bytes) -> None:
+        """Send one JSON message."""
+
+    def finish(self, error: str | None) -> None:
+        """End the subscription; nothing is sent afterwards."""
+
+
+@dataclass(slots=True)
+class _EventsSubscription:
+    reader: Reader
+    event_id: int
+    snapshot: Sequence[Stored] | None
+    pending: list[NumberedEvent] = field(default_factory=list)
+    has_overflowed: bool = False
+
+
+@dataclass(slots=True)
+class Publisher:
+    """See the module's docstring. Everything public may be called from any thread."""
+
+    boot_id: str
+    buffered_events_max: int = BUFFERED_EVENTS_MAX
+    _event_id: int = 0
+    _events: dict[int, _EventsSubscription] = field(default_factory=dict)
+    _loads: dict[int, Reader] = field(default_factory=dict)
+    _load: LoadReport | None = None
+    _is_load_new: bool = False
+    _ended: list[tuple[Reader, str | None]] = field(default_factory=list)
+    _is_closed: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the sending thread."""
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End every subscription and the thread."""
+        with self._changed:
+            self._is_closed = True
+            for key in [*self._events, *self._loads]:
+                self._end(key, errors.SHUTTING_DOWN)
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def subscribe_events(self, key: int, reader: Reader, snapshot: Sequence[Stored]) -> None:
+        """Add a reader of KV events; `snapshot` is the cache after all events offered so far."""
+        with self._changed:
+            self._events[key] = _EventsSubscription(reader, self._event_id, snapshot)
+            self._changed.notify()
+
+    def subscribe_load(self, key: int, reader: Reader) -> None:
+        """Add a reader of load reports; the current one is sent at once."""
+        with self._changed:
+            self._loads[key] = reader
+            self._is_load_new = True
+            self._changed.notify()
+
+    def unsubscribe(self, key: int) -> None:
+        """Drop a reader that is gone; unknown keys are fine."""
+        with self._changed:
+            self._end(key, None)
+            self._changed.notify()
+
+    def offer(self, events: Sequence[CacheEvent], load: LoadReport) -> None:
+        """Number `events` and pass them and the load on. Never blocks on a reader."""
+        with self._changed:
+            numbered = [NumberedEvent(self._event_id + 1 + index, event) for index, event in enumerate(events)]
+            self._event_id += len(numbered)
+            for subscription in self._events.values():
+                if len(subscription.pending) + len(numbered) > self.buffered_events_max:
+                    subscription.has_overflowed = True
+                else:
+                    subscription.pending.extend(numbered)
+            has_news = bool(numbered) and bool(self._events)
+            if load != self._load:
+                has_news = has_news or (bool(self._loads) and not self._is_load_new)
+                self._load, self._is_load_new = load, True
+            if has_news:
+                self._changed.notify()
+
+    def _end(self, key: int, error: str | None) -> None:
+        subscription, reader = self._events.pop(key, None), self._loads.pop(key, None)
+        if subscription is not None:
+            self._ended.append((subscription.reader, error))
+        if reader is not None:
+            self._ended.append((reader, error))
+
+    def _run(self) -> None:
+        load_sent_s = float("-inf")
+        while True:
+            with self._changed:
+                if not self._has_work():
+                    self._changed.wait(self._patience_s(load_sent_s))
+                is_closed = self._is_closed
+            if not is_closed:
+                time.sleep(COALESCE_S)
+            self._send_ended()
+            self._send_events()
+            load_sent_s = self._send_load(load_sent_s)
+            if is_closed:
+                return
+
+    def _patience_s(self, load_sent_s: float) -> float | None:
+        if not self._loads:
+            return None
+        period_s = LOAD_PERIOD_MIN_S if self._is_load_new else LOAD_PERIOD_MAX_S
+        return max(0.0, load_sent_s + period_s - time.monotonic())
+
+    def _has_work(self) -> bool:
+        waits = any(one.snapshot is not None or one.pending or one.has_overflowed for one in self._events.values())
+        return waits or bool(self._ended) or self._is_closed
+
+    def _send_ended(self) -> None:
+        with self._changed:
+            ended, self._ended = self._ended, []
+        for reader, error in ended:
+            reader.finish(error)
+
+    def _send_events(self) -> None:
+        with self._changed:
+            waiting = [(key, one) for key, one in self._events.items()]
+        for key, one in waiting:
+            with self._changed:
+                snapshot, one.snapshot = one.snapshot, None
+                pending, one.pending = one.pending, []
+                has_overflowed = one.has_overflowed
+                if has_overflowed:
+                    self._events.pop(key, None)
+            if has_overflowed:
+                one.reader.finish(errors.SUBSCRIPTION_OVERFLOW.format(events=self.buffered_events_max))
+                continue
+            if snapshot is not None:
+                one.reader.send(snapshot_message(self.boot_id, one.event_id, snapshot))
+            if pending:
+                one.reader.send(batch_message(self.boot_id, pending))
+
+    def _send_load(self, sent_s: float) -> float:
+        now_s = time.monotonic()
+        with self._changed:
+            period_s = LOAD_PERIOD_MIN_S if self._is_load_new else LOAD_PERIOD_MAX_S
+            if self._load is None or not self._loads or now_s - sent_s < period_s:
+                return sent_s
+            readers, load, self._is_load_new = list(self._loads.values()), self._load, False
+        payload = msgspec.json.encode(asdict(load))
+        for reader in readers:
+            reader.send(payload)
+        return now_s

@@ -1,0 +1,87 @@
+"""What tritonserver needs on disk: a model repository with one model, and a backend directory with the Python stub."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.reference.config import EngineConfig
+from engines.reference.tensors import INPUTS, MODEL_NAME, OUTPUTS
+
+_MODEL = '"""Generated; the model lives in engines.reference."""\n\nfrom engines.reference.triton_model import TritonPythonModel\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A tritonserver as the nvidia-pytriton wheel lays it out. `root`: .../pytriton/tritonserver."""
+
+    root: Path
+    python_version: str  # "3.11"
+
+    @property
+    def server(self) -> Path:
+        """The tritonserver binary."""
+        return self.root / "bin" / "tritonserver"
+
+    def backend_files(self) -> list[Path]:
+        """What `<backend directory>/python` must hold: the stub is searched only beside the backend's library."""
+        backend = [path for path in sorted((self.root / "backends" / "python").iterdir()) if path.is_file()]
+        stub = self.root / "python_backend_stubs" / self.python_version / "triton_python_backend_stub"
+        return [*backend, stub]
+
+
+def write(
+    directory: Path, installation: Installation, config: EngineConfig, vocab_size: int, max_sequence_tokens: int
+) -> tuple[Path, Path]:
+    """Create (model repository, backend directory) under the empty `directory`."""
+    repository, backends = directory / "repository", directory / "backends"
+    version = repository / MODEL_NAME / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(_MODEL)
+    text = config_pbtxt(config, vocab_size, max_sequence_tokens)
+    (repository / MODEL_NAME / "config.pbtxt").write_text(text)
+    python = backends / "python"
+    python.mkdir(parents=True)
+    for path in installation.backend_files():
+        (python / path.name).symlink_to(path)
+    return repository, backends
+
+
+def config_pbtxt(config: EngineConfig, vocab_size: int, max_sequence_tokens: int) -> str:
+    """The model's config.pbtxt. `parameters` is what clients derive capabilities and limits from."""
+    parameters = {
+        "tokens_per_block": config.block_tokens,
+        "kv_blocks": config.kv_blocks,
+        "max_sequence_tokens": max_sequence_tokens,
+        "vocab_size": vocab_size,
+        "max_batch_tokens": config.step_tokens_max,
+        "max_batch_sequences": config.running_max,
+        "max_queue_size": config.queue_max,
+        "kv_address": f"{config.host}:{config.kv_port}",
+        "arithmetic": config.arithmetic,
+        "model_version": config.model_version,
+        "block_hash_salt": config.salt,
+        "seeded_resume": "true",
+        "release_handoff": "true",
+        "engine": config.to_json(),
+    }
+    lines = [
+        f'name: "{MODEL_NAME}"',
+        'backend: "python"',
+        "max_batch_size: 1",
+        "model_transaction_policy { decoupled: true }",
+        "instance_group [ { count: 1 kind: KIND_CPU } ]",
+    ]
+    for one in INPUTS:
+        optional = " optional: true" if one.is_optional else ""
+        lines.append(f'input {{ name: "{one.name}" data_type: {one.data_type} dims: {list(one.dims)}{optional} }}')
+    for output in OUTPUTS:
+        lines.append(f'output {{ name: "{output.name}" data_type: {output.data_type} dims: {list(output.dims)} }}')
+    for key, value in parameters.items():
+        lines.append(f'parameters {{ key: "{key}" value {{ string_value: {_quoted(str(value))} }} }}')
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = "".join(
+        f"\\{byte:03o}" if byte in b'"\\' or not 32 <= byte < 127 else chr(byte) for byte in text.encode()
+    )
+    return f'"{escaped}"'

@@ -1,0 +1,148 @@
+"""From the tensors and parameters of one Triton request to what it asks the engine for. Pure: arrays in, values out."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.reference import errors
+from engines.reference.errors import EngineError
+from engines.reference.handoff import Handoff, decode
+from engines.reference.sampling import Sampling
+from engines.reference.sequence import Kind, Submission
+
+TensorLookup = Callable[[str], npt.NDArray[Any] | None]
+"""Gives an input tensor by name, shape [1, ...], or None when the request has none of that name."""
+
+
+class Service(Enum):
+    """Requests that generate nothing; values are the request parameter `request_type`."""
+
+    KV_EVENTS = "kv_events"
+    LOAD_REPORT = "load_report"
+    RELEASE_HANDOFF = "release_handoff"
+    STOP = "stop"  # by the tensor of that name
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this engine accepts."""
+
+    vocab_size: int
+    max_sequence_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How the client wants its answer."""
+
+    is_streaming: bool = False
+    has_perf: bool = False
+    has_log_probs: bool = False
+
+
+def requested(parameters: str, tensor: TensorLookup) -> Kind | Service:
+    """What a request is. An unknown request_type is an error (TensorRT-LLM would fall back to generating)."""
+    if _flag(tensor, "stop"):
+        return Service.STOP
+    name = json.loads(parameters or "{}").get("request_type", Kind.WHOLE.value)
+    for values in (Kind, Service):
+        for one in values:
+            if one.value == name and one is not Service.STOP:
+                return one  # type: ignore[return-value]
+    allowed = ", ".join(one.value for one in [*Kind, *Service] if one is not Service.STOP)
+    raise EngineError(errors.BAD_VALUE.format(field="request_type", value=name, allowed=allowed))
+
+
+def wishes(tensor: TensorLookup) -> Wishes:
+    """Read how the answer should look."""
+    return Wishes(_flag(tensor, "streaming"), _flag(tensor, "return_perf_metrics"), _flag(tensor, "return_log_probs"))
+
+
+def submission(
+    kind: Kind, key: int, request_id: str, parameters: str, tensor: TensorLookup, limits: Limits, arrival_ns: int
+) -> Submission:
+    """Validate a generating request; EngineError names the field, its value and what is allowed."""
+    prompt = _prompt(tensor, limits)
+    output_tokens_max = int(_scalar(tensor, "request_output_len", is_required=True))
+    if output_tokens_max < 1:
+        raise _bad("request_output_len", output_tokens_max, ">= 1")
+    if len(prompt) + output_tokens_max > limits.max_sequence_tokens:
+        raise EngineError(
+            errors.PROMPT_TOO_LONG.format(
+                prompt=len(prompt), output=output_tokens_max, limit=limits.max_sequence_tokens
+            )
+        )
+    kv_peer = json.loads(parameters or "{}").get("kv_peer")
+    return Submission(
+        key=key,
+        request_id=request_id,
+        kind=kind,
+        prompt=prompt,
+        output_tokens_max=output_tokens_max,
+        end_id=int(_scalar(tensor, "end_id", default=-1)),
+        sampling=_sampling(tensor),
+        handoff=handoff(tensor) if kind is Kind.GENERATION else None,
+        kv_peer=None if kv_peer is None else str(kv_peer),
+        arrival_ns=arrival_ns,
+    )
+
+
+def handoff(tensor: TensorLookup) -> Handoff:
+    """The handoff in context_phase_params; EngineError if there is none or it cannot be read."""
+    blob = tensor("context_phase_params")
+    if blob is None or blob.size == 0:
+        raise EngineError(errors.CONTEXT_PARAMS_MISSING)
+    return decode(blob.tobytes())
+
+
+def _prompt(tensor: TensorLookup, limits: Limits) -> npt.NDArray[np.int32]:
+    ids = tensor("input_ids")
+    if ids is None:
+        raise EngineError(errors.MISSING_INPUT.format(field="input_ids"))
+    count = int(_scalar(tensor, "input_lengths", is_required=True))
+    if not 1 <= count <= ids.size:
+        raise _bad("input_lengths", count, f"1..{ids.size} (tokens in input_ids)" if ids.size else "a prompt of >= 1 token")
+    prompt = np.array(ids.reshape(-1)[:count], dtype=np.int32)
+    low, high = int(prompt.min()), int(prompt.max())
+    if low < 0 or high >= limits.vocab_size:
+        raise _bad("input_ids", low if low < 0 else high, f"0..{limits.vocab_size - 1}")
+    return prompt
+
+
+def _sampling(tensor: TensorLookup) -> Sampling:
+    temperature = float(_scalar(tensor, "temperature", default=0.0))
+    if not (math.isfinite(temperature) and temperature >= 0.0):
+        raise _bad("temperature", temperature, "a finite number >= 0")
+    top_p = float(_scalar(tensor, "runtime_top_p", default=0.0))
+    if not top_p <= 1.0:  # NaN too; <= 0 means unset
+        raise _bad("runtime_top_p", top_p, "<= 1, and <= 0 for unset")
+    top_k = int(_scalar(tensor, "runtime_top_k", default=0))
+    if top_k < 0:
+        raise _bad("runtime_top_k", top_k, ">= 0, and 0 for unset")
+    seed = int(_scalar(tensor, "seed", default=0))
+    return Sampling(temperature, top_k, top_p, seed, _flag(tensor, "return_log_probs"))
+
+
+def _scalar(tensor: TensorLookup, field: str, *, default: float = 0, is_required: bool = False) -> Any:
+    value = tensor(field)
+    if value is None:
+        if is_required:
+            raise EngineError(errors.MISSING_INPUT.format(field=field))
+        return default
+    if value.size != 1:
+        raise _bad(field, f"{value.size} values", "exactly one value")
+    return value.reshape(-1)[0]
+
+
+def _flag(tensor: TensorLookup, field: str) -> bool:
+    return bool(_scalar(tensor, field, default=False))
+
+
+def _bad(field: str, value: object, allowed: str) -> EngineError:
+    return EngineError(errors.BAD_VALUE.format(field=field, value=value, allowed=allowed))

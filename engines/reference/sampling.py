@@ -1,0 +1,101 @@
+"""Choosing the next token. Pure: the only randomness is a function of (seed, absolute position).
+
+Because of that a request resumed elsewhere with prompt + emitted tokens and the same seed draws what it would have drawn.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+Logits = npt.NDArray[np.floating]
+
+# Candidates looked at first when top-p cuts the vocabulary; grown eightfold until they hold the wanted mass.
+_NUCLEUS_START = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose. temperature 0 or top_k 1: greedy. top_k 0 and top_p 0 or >= 1: no cut."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 0.0
+    seed: int = 0
+    log_probs: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken without a draw."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits, keyed by the request's seed and the token's absolute position."""
+    return (xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, position)) >> 11) * 2.0**-53
+
+
+def choose(logits: Logits, position: int, sampling: Sampling) -> tuple[int, float]:
+    """Return (token, its log-probability) for the token at absolute `position`.
+
+    `logits`: [vocabulary], not modified. Ties go to the lowest token id. The log-probability is that of the raw logits
+    (no temperature, no cut), natural log; 0.0 unless asked for.
+    """
+    token = int(np.argmax(logits)) if sampling.is_greedy else _draw(logits, position, sampling)
+    return token, _log_probability(logits, token) if sampling.log_probs else 0.0
+
+
+def _draw(logits: Logits, position: int, sampling: Sampling) -> int:
+    scaled = logits.astype(np.float64) / sampling.temperature
+    weights = np.exp(scaled - scaled.max())
+    target = uniform(sampling.seed, position)
+    cuts_p = 0.0 < sampling.top_p < 1.0
+    if not cuts_p and not 0 < sampling.top_k < len(weights):
+        cumulative = np.cumsum(weights)
+        return _pick(cumulative, target)
+    order = _most_likely(weights, sampling.top_k, sampling.top_p if cuts_p else 1.0)
+    return int(order[_pick(np.cumsum(weights[order]), target)])
+
+
+def _most_likely(weights: npt.NDArray[np.float64], top_k: int, top_p: float) -> npt.NDArray[np.intp]:
+    """Token ids surviving top-k, then top-p over what is left, most likely first, ties by lowest id."""
+    size = len(weights)
+    limit = top_k if 0 < top_k < size else size
+    count = min(limit, _NUCLEUS_START) if top_p < 1.0 else limit
+    mass = float(weights.sum()) if limit == size else float(_leading(weights, limit).sum())
+    while True:
+        order = _leading_ids(weights, count)
+        cumulative = np.cumsum(weights[order])
+        if top_p >= 1.0:
+            return order
+        if cumulative[-1] >= top_p * mass or count == limit:
+            kept = int(np.searchsorted(cumulative, top_p * mass, side="left")) + 1
+            return order[: min(kept, count)]
+        count = min(limit, count * 8)
+
+
+def _leading(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
+    return weights[_leading_ids(weights, count)]
+
+
+def _leading_ids(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
+    """The `count` most likely ids in (descending weight, ascending id) order, without sorting the whole vocabulary."""
+    if count >= len(weights):
+        return np.argsort(-weights, kind="stable")
+    border = np.partition(weights, len(weights) - count)[len(weights) - count]
+    candidates = np.flatnonzero(weights >= border)  # all ties of the border, ascending id
+    return candidates[np.argsort(-weights[candidates], kind="stable")][:count]
+
+
+def _pick(cumulative: npt.NDArray[np.float64], target: float) -> int:
+    index = int(np.searchsorted(cumulative, target * cumulative[-1], side="right"))
+    return min(index, len(cumulative) - 1)
+
+
+def _log_probability(logits: Logits, token: int) -> float:
+    raw = logits.astype(np.float64)
+    top = float(raw.max())
+    return float(raw[token]) - top - math.log(float(np.exp(raw - top).sum()))

@@ -1,0 +1,179 @@
+"""Start the reference engine in a real tritonserver: `python -m engines.reference.serve --help`.
+
+Writes a model repository into a private directory and becomes tritonserver (same process id). The directory lives until the next
+start with the same --work-dir.
+"""
+
+import argparse
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from engines.reference import repository
+from engines.reference.config import EngineConfig
+from engines.reference.costs import Costs
+from engines.reference.loading import load_arithmetic
+from engines.reference.repository import Installation
+from engines.reference.tensors import MODEL_NAME
+
+_PROJECT_ROOT = Path(__file__).resolve().parents[2]
+_SHARED_MEMORY = Path("/dev/shm")
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_EXIT_TIMEOUT_S = 3
+
+
+def main() -> None:
+    """Parse, prepare, become tritonserver."""
+    options = _parser().parse_args()
+    try:
+        config = _config(options)
+        arithmetic, _ = load_arithmetic(config)
+    except (OSError, ValueError) as error:
+        sys.exit(f"cannot start the reference engine: {error}")
+    if options.die_with_parent:
+        _die_with_parent()
+    work_dir = _fresh_directory(options.work_dir, options.grpc_port)
+    prefix = options.shm_prefix or f"kvmesh_{options.grpc_port}_"
+    _remove_stale_shared_memory(prefix)
+    installation = find_installation()
+    models, backends = repository.write(
+        work_dir, installation, config, arithmetic.vocab_size, arithmetic.max_sequence_tokens
+    )
+    command = [
+        str(installation.server),
+        f"--model-repository={models}",
+        f"--backend-directory={backends}",
+        f"--http-address={options.host}",
+        f"--grpc-address={options.host}",
+        f"--metrics-address={options.host}",
+        f"--http-port={options.http_port}",
+        f"--grpc-port={options.grpc_port}",
+        f"--metrics-port={options.metrics_port}",
+        "--allow-gpu-metrics=false",
+        "--model-control-mode=explicit",
+        f"--load-model={MODEL_NAME}",
+        f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+        f"--backend-config=python,shm-region-prefix-name={prefix}",
+    ]
+    os.execve(command[0], command, _environment())
+
+
+def find_installation() -> Installation:
+    """The tritonserver of the installed nvidia-pytriton wheel; exits with one sentence if there is none."""
+    found = importlib.util.find_spec("pytriton")
+    if found is None or not found.submodule_search_locations:
+        sys.exit("cannot start the reference engine: the package nvidia-pytriton is not installed")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Installation(Path(found.submodule_search_locations[0]) / "tritonserver", version)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, plus what makes the stub find this Python: libpython, its packages by `python3` on PATH, this project."""
+    environment = dict(os.environ)
+    before = {
+        "LD_LIBRARY_PATH": sysconfig.get_config_var("LIBDIR") or "",
+        "PATH": str(Path(sys.executable).parent),
+        "PYTHONPATH": str(_PROJECT_ROOT),
+    }
+    for name, first in before.items():
+        environment[name] = os.pathsep.join(part for part in (first, environment.get(name, "")) if part)
+    environment["OPENBLAS_NUM_THREADS"] = "1"
+    return environment
+
+
+def _fresh_directory(work_dir: str | None, grpc_port: int) -> Path:
+    if work_dir is None:
+        return Path(tempfile.mkdtemp(prefix=f"kvmesh-engine-{grpc_port}-"))
+    directory = Path(work_dir).resolve()
+    for name in ("repository", "backends"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _remove_stale_shared_memory(prefix: str) -> None:
+    """Remove what a killed server with the same prefix left behind."""
+    for path in _SHARED_MEMORY.glob(f"{prefix}*"):
+        path.unlink(missing_ok=True)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process, tritonserver by then, when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _config(options: argparse.Namespace) -> EngineConfig:
+    costs = Costs(
+        step_s=options.step_s,
+        prefill_s=options.prefill_s,
+        prefill_token_s=options.prefill_token_s,
+        prefill_token2_s=options.prefill_token2_s,
+        block_transfer_s=options.block_transfer_s,
+    )
+    return EngineConfig(
+        arithmetic=options.arithmetic,
+        host=options.host,
+        kv_port=options.kv_port,
+        kv_blocks=options.kv_blocks,
+        block_tokens=options.block_tokens,
+        step_tokens_max=options.max_step_tokens,
+        running_max=options.max_running,
+        queue_max=options.queue_max,
+        prefix_reuse=not options.no_prefix_reuse,
+        salt=options.salt,
+        model_dir=options.model_dir,
+        vocab_size=options.vocab_size,
+        max_sequence_tokens=options.max_sequence_tokens,
+        end_token=options.end_token,
+        end_probability=options.end_probability,
+        model_version=options.model_version,
+        handoff_timeout_s=options.handoff_timeout_s,
+        pull_timeout_s=options.pull_timeout_s,
+        cancellation_check_s=options.cancellation_check_s,
+        costs=costs,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    default, costs = EngineConfig("hashed"), Costs()
+    parser = argparse.ArgumentParser(prog="python -m engines.reference.serve", description=__doc__)
+    add = parser.add_argument
+    add("--arithmetic", choices=("transformer", "hashed"), required=True)
+    add("--host", default=default.host)
+    for port in ("grpc", "http", "metrics", "kv"):
+        add(f"--{port}-port", type=int, required=True)
+    add("--kv-blocks", type=int, default=default.kv_blocks, help="capacity of the KV cache in blocks")
+    add("--block-tokens", type=int, default=default.block_tokens)
+    add("--max-step-tokens", type=int, default=default.step_tokens_max, help="rows one step computes")
+    add("--max-running", type=int, default=default.running_max)
+    add("--queue-max", type=int, default=default.queue_max)
+    add("--no-prefix-reuse", action="store_true", help="compute every prompt whole, publish no KV events")
+    add("--salt", default=default.salt, help="of block hashes; another model version for the hashed arithmetic")
+    add("--model-dir", default=str(Path(__file__).parent / "model"), help="the transformer's weights")
+    add("--model-version", default=default.model_version)
+    add("--vocab-size", type=int, default=default.vocab_size, help="hashed only")
+    add("--max-sequence-tokens", type=int, default=default.max_sequence_tokens, help="hashed only")
+    add("--end-token", type=int, default=default.end_token, help="hashed only")
+    add("--end-probability", type=float, default=default.end_probability, help="hashed only, per position")
+    add("--handoff-timeout-s", type=float, default=default.handoff_timeout_s)
+    add("--pull-timeout-s", type=float, default=default.pull_timeout_s)
+    add("--cancellation-check-s", type=float, default=default.cancellation_check_s)
+    add("--step-s", type=float, default=costs.step_s, help="cost of a step")
+    add("--prefill-s", type=float, default=costs.prefill_s, help="cost of a prefill, once")
+    add("--prefill-token-s", type=float, default=costs.prefill_token_s, help="cost per uncached prompt token")
+    add("--prefill-token2-s", type=float, default=costs.prefill_token2_s, help="cost per squared position")
+    add("--block-transfer-s", type=float, default=costs.block_transfer_s, help="cost per pulled block")
+    add("--shm-prefix", help="of this server's files in /dev/shm; default kvmesh_<grpc port>_")
+    add("--work-dir", help="where the model repository is written; default a new directory in /tmp")
+    add("--die-with-parent", action="store_true", help="be killed when the starting thread's process ends (Linux)")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The tensor contract: names, types and dims of the model's inputs and outputs, as TensorRT-LLM's `tensorrt_llm` model has them.
+
+Dims are without the leading batch dimension, which is always 1 on the wire. The last two outputs are extensions of this engine.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+MODEL_NAME: Final = "tensorrt_llm"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input tensor."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...] = (1,)
+    is_optional: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output tensor."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+
+
+INPUTS: Final = (
+    Input("input_ids", "TYPE_INT32", (-1,)),
+    Input("input_lengths", "TYPE_INT32", is_optional=False),
+    Input("request_output_len", "TYPE_INT32", is_optional=False),
+    Input("streaming", "TYPE_BOOL"),
+    Input("stop", "TYPE_BOOL"),
+    Input("end_id", "TYPE_INT32"),
+    Input("pad_id", "TYPE_INT32"),
+    Input("temperature", "TYPE_FP32"),
+    Input("runtime_top_p", "TYPE_FP32"),
+    Input("runtime_top_k", "TYPE_INT32"),
+    Input("seed", "TYPE_UINT64"),
+    Input("return_log_probs", "TYPE_BOOL"),
+    Input("return_perf_metrics", "TYPE_BOOL"),
+    Input("context_phase_params", "TYPE_UINT8", (-1,)),
+)
+
+OUTPUTS: Final = (
+    Output("output_ids", "TYPE_INT32", (-1, -1)),
+    Output("sequence_length", "TYPE_INT32", (-1,)),
+    Output("context_phase_params", "TYPE_UINT8", (-1,)),
+    Output("output_log_probs", "TYPE_FP32", (-1, -1)),
+    Output("cum_log_probs", "TYPE_FP32", (-1,)),
+    Output("kv_cache_alloc_new_blocks", "TYPE_INT32", (1,)),
+    Output("kv_cache_reused_blocks", "TYPE_INT32", (1,)),
+    Output("kv_cache_alloc_total_blocks", "TYPE_INT32", (1,)),
+    Output("arrival_time_ns", "TYPE_INT64", (1,)),
+    Output("first_scheduled_time_ns", "TYPE_INT64", (1,)),
+    Output("first_token_time_ns", "TYPE_INT64", (1,)),
+    Output("last_token_time_ns", "TYPE_INT64", (1,)),
+    Output("kv_events", "TYPE_UINT8", (-1,)),
+    Output("load_report", "TYPE_UINT8", (-1,)),
+)

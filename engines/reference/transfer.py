@@ -1,0 +1,219 @@
+"""KV blocks from engine to engine over TCP: the listener of a prefill engine, and the pull of a decode engine.
+
+One connection per pull, little-endian lengths:
+
+    puller    u32 length, JSON {boot_id, handoff_id, first_block, block_bytes, digest}
+    listener  u32 length, JSON {blocks, error}; error is null or the reason
+    listener  the raw bytes of that many blocks, in order
+    puller    b"ACK!"          the listener may free the blocks; without it they stay held until they expire
+
+Both ends give up at their deadline; nothing here frees blocks or touches the engine's state but through callbacks.
+"""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from engines.reference import errors
+from engines.reference.errors import TransferError
+from engines.reference.handoff import Handoff
+
+_ACK = b"ACK!"
+_HEADER_BYTES_MAX = 4096
+_CONNECTIONS_MAX = 256  # pulls served at once; further ones are closed at once and fail at the puller
+_SEND_TIMEOUT_S = 10.0
+
+
+class _Ask(msgspec.Struct):
+    boot_id: str
+    handoff_id: int
+    first_block: int
+    block_bytes: int
+    digest: str
+
+
+class _Answer(msgspec.Struct):
+    blocks: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a listener serves from. `store[b]` must be C-contiguous; blocks being sent do not change."""
+
+    boot_id: str
+    digest: str
+    block_bytes: int
+    store: np.ndarray
+    begin_send: Callable[[int], list[int] | None]  # handoff id -> its blocks, None if unknown
+    end_send: Callable[[int, bool], None]  # (handoff id, is_acknowledged), once per begun send
+
+
+@dataclass(slots=True)
+class KvListener:
+    """Serves pulls from `source`; one thread per connection. `close` ends all of them."""
+
+    source: Source
+    host: str
+    port: int
+    _socket: socket.socket = field(init=False)
+    _connections: set[socket.socket] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_closed: bool = False
+
+    def start(self) -> None:
+        """Bind and listen; OSError if the port is taken. `port` is the real one afterwards."""
+        self._socket = socket.create_server((self.host, self.port), backlog=128)
+        self.port = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, name="kv-listener", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening and break every connection."""
+        with self._lock:
+            self._is_closed = True
+            connections = list(self._connections)
+        for one in (self._socket, *connections):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                time.sleep(0.01)  # out of descriptors, or the peer is gone already: not a reason to stop listening
+                continue
+            with self._lock:
+                is_welcome = not self._is_closed and len(self._connections) < _CONNECTIONS_MAX
+                if is_welcome:
+                    self._connections.add(connection)
+            if is_welcome:
+                threading.Thread(target=self._serve, args=(connection,), name="kv-send", daemon=True).start()
+            else:
+                connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError, TransferError, msgspec.MsgspecError):
+                self._answer(connection, time.monotonic() + _SEND_TIMEOUT_S)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _answer(self, connection: socket.socket, deadline_s: float) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ask = msgspec.json.decode(_read_message(connection, deadline_s), type=_Ask)
+        if ask.digest != self.source.digest or ask.block_bytes != self.source.block_bytes:
+            return _write_message(connection, _Answer(error=f"arithmetic is {self.source.digest}"), deadline_s)
+        block_ids = self.source.begin_send(ask.handoff_id) if ask.boot_id == self.source.boot_id else None
+        if block_ids is None:
+            return _write_message(connection, _Answer(error="unknown"), deadline_s)
+        is_acknowledged = False
+        try:
+            wanted = block_ids[ask.first_block :]
+            _write_message(connection, _Answer(blocks=len(wanted)), deadline_s)
+            for block_id in wanted:
+                _send(connection, memoryview(self.source.store[block_id]).cast("B"), deadline_s)
+            is_acknowledged = _read(connection, len(_ACK), deadline_s) == _ACK
+        finally:
+            self.source.end_send(ask.handoff_id, is_acknowledged)
+
+
+@dataclass(slots=True)
+class Puller:
+    """One pull, run by a thread of its owner. `abort` from any thread makes `pull` fail soon."""
+
+    handoff: Handoff
+    first_block: int
+    block_count: int
+    timeout_s: float
+    _socket: socket.socket | None = None
+    _is_aborted: bool = False
+
+    def abort(self) -> None:
+        """Break the connection; harmless before and after."""
+        self._is_aborted = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def pull(self, take: Callable[[bytearray], None]) -> None:
+        """Fetch the blocks, give their bytes (block_count * block_bytes) to `take`, acknowledge.
+
+        TransferError says why not; then nothing was taken and the blocks stay held at the source until it lets them go.
+        """
+        handoff, deadline_s = self.handoff, time.monotonic() + self.timeout_s
+        host, _, port = handoff.address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), timeout=self.timeout_s) as connection:
+                self._socket = connection
+                if self._is_aborted:
+                    raise TransferError(errors.TRANSFER_FAILED.format(reason="aborted"))
+                take(self._exchange(connection, deadline_s))
+                _send(connection, memoryview(_ACK), deadline_s)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            reason = f"{handoff.address}: {error or type(error).__name__}"
+            raise TransferError(errors.TRANSFER_FAILED.format(reason=reason)) from error
+
+    def _exchange(self, connection: socket.socket, deadline_s: float) -> bytearray:
+        handoff = self.handoff
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ask = _Ask(handoff.boot_id, handoff.handoff_id, self.first_block, handoff.block_bytes, handoff.digest)
+        _write_message(connection, ask, deadline_s)
+        answer = msgspec.json.decode(_read_message(connection, deadline_s), type=_Answer)
+        if answer.error == "unknown":
+            text = errors.HANDOFF_UNKNOWN.format(handoff=handoff.handoff_id, peer=handoff.address)
+            raise TransferError(text)
+        if answer.error is not None:
+            raise TransferError(errors.TRANSFER_FAILED.format(reason=f"{handoff.address}: {answer.error}"))
+        if answer.blocks != self.block_count:
+            reason = f"{handoff.address} has {answer.blocks} blocks, {self.block_count} wanted"
+            raise TransferError(errors.TRANSFER_FAILED.format(reason=reason))
+        return _read(connection, answer.blocks * handoff.block_bytes, deadline_s)
+
+
+def _write_message(connection: socket.socket, message: msgspec.Struct, deadline_s: float) -> None:
+    body = msgspec.json.encode(message)
+    _send(connection, memoryview(struct.pack("<I", len(body)) + body), deadline_s)
+
+
+def _read_message(connection: socket.socket, deadline_s: float) -> bytearray:
+    (size,) = struct.unpack("<I", _read(connection, 4, deadline_s))
+    if size > _HEADER_BYTES_MAX:
+        raise TransferError(errors.TRANSFER_FAILED.format(reason=f"header of {size} bytes"))
+    return _read(connection, size, deadline_s)
+
+
+def _send(connection: socket.socket, data: memoryview, deadline_s: float) -> None:
+    connection.settimeout(_left_s(deadline_s))
+    connection.sendall(data)
+
+
+def _read(connection: socket.socket, size: int, deadline_s: float) -> bytearray:
+    data = bytearray(size)
+    view, filled = memoryview(data), 0
+    while filled < size:
+        connection.settimeout(_left_s(deadline_s))
+        count = connection.recv_into(view[filled:])
+        if count == 0:
+            raise TransferError(errors.TRANSFER_FAILED.format(reason=f"connection ended after {filled} of {size} bytes"))
+        filled += count
+    return data
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0.0:
+        raise TimeoutError("deadline exceeded")
+    return left_s

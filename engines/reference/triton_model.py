@@ -1,0 +1,218 @@
+"""The Triton shell: a Python-backend model that hands requests to the engine and answers from it.
+
+`execute` never waits: it reads tensors, opens a reply and leaves. Loaded by Triton through the generated repository's model.py.
+"""
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # given by Triton's stub
+
+from engines.reference import config, requests
+from engines.reference.delivery import CancelWatch, Outbox, Reply
+from engines.reference.engine import Engine
+from engines.reference.errors import EngineError
+from engines.reference.loading import load_arithmetic
+from engines.reference.requests import Limits, Service, Wishes
+from engines.reference.sequence import Kind, Part
+
+_ORPHAN_CHECK_S = 0.25
+_SWITCH_INTERVAL_S = 0.0005  # a step in pure Python must not keep the sender from the interpreter for 5 ms
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class _StreamReply:
+    """A generating request's way back."""
+
+    def __init__(self, sender: Any, wishes: Wishes) -> None:
+        self.is_streaming = wishes.is_streaming
+        self._sender = sender
+        self._wishes = wishes
+        self._cumulative = 0.0
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+    def send(self, part: Part) -> None:
+        flags = _FINAL if part.is_final else 0
+        if part.error is not None:
+            self._sender.send(_error_response(part.error), flags=flags)
+        elif part.tokens:
+            self._sender.send(pb_utils.InferenceResponse(self._tensors(part)), flags=flags)
+        else:
+            self._sender.send(flags=flags)
+
+    def _tensors(self, part: Part) -> list[Any]:
+        tensors = [
+            _tensor("output_ids", np.array([[part.tokens]], dtype=np.int32)),
+            _tensor("sequence_length", np.array([[len(part.tokens)]], dtype=np.int32)),
+        ]
+        if part.handoff is not None:
+            tensors.append(_bytes_tensor("context_phase_params", part.handoff))
+        if self._wishes.has_log_probs:
+            self._cumulative += sum(part.log_probs)
+            tensors.append(_tensor("output_log_probs", np.array([[part.log_probs]], dtype=np.float32)))
+            tensors.append(_tensor("cum_log_probs", np.array([[self._cumulative]], dtype=np.float32)))
+        if self._wishes.has_perf and part.perf is not None:
+            perf = part.perf
+            tensors += [
+                _count("kv_cache_alloc_new_blocks", perf.alloc_new_blocks),
+                _count("kv_cache_reused_blocks", perf.reused_blocks),
+                _count("kv_cache_alloc_total_blocks", perf.alloc_total_blocks),
+                _time("arrival_time_ns", perf.arrival_ns),
+                _time("first_scheduled_time_ns", perf.first_scheduled_ns),
+                _time("first_token_time_ns", perf.first_token_ns),
+                _time("last_token_time_ns", perf.last_token_ns),
+            ]
+        return tensors
+
+
+class _SubscriptionReply:
+    """A subscription's way back: JSON messages in the tensor `output`."""
+
+    is_streaming = True
+
+    def __init__(self, sender: Any, output: str, on_finish: Callable[[], None]) -> None:
+        self._sender = sender
+        self._output = output
+        self._on_finish = on_finish
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+    def send(self, payload: bytes) -> None:
+        self._sender.send(pb_utils.InferenceResponse([_bytes_tensor(self._output, payload)]))
+
+    def finish(self, error: str | None) -> None:
+        self._on_finish()
+        if error is None:
+            self._sender.send(flags=_FINAL)
+        else:
+            self._sender.send(_error_response(error), flags=_FINAL)
+
+
+class TritonPythonModel:
+    """What Triton's stub calls: initialize once, execute per batch of requests, finalize once."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start the engine described by the model's `engine` parameter (JSON of EngineConfig)."""
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        _exit_with_parent()
+        parameters = json.loads(args["model_config"])["parameters"]
+        settings = config.from_json(parameters["engine"]["string_value"])
+        arithmetic, digest = load_arithmetic(settings)
+        self._limits = Limits(arithmetic.vocab_size, arithmetic.max_sequence_tokens)
+        self._keys = itertools.count(1)
+        self._subscriptions: dict[int, _SubscriptionReply] = {}
+        self._outbox = Outbox()
+        self._outbox.start()
+        self._engine = Engine(settings, arithmetic, digest, self._outbox)
+        self._engine.start()
+        self._watch = CancelWatch(self._live, self._engine.cancel, settings.cancellation_check_s)
+        self._watch.start()
+
+    def execute(self, requests_: list[Any]) -> None:
+        """Take requests over; answers come through their response senders."""
+        arrival_ns = time.monotonic_ns()
+        for request in requests_:
+            sender = request.get_response_sender()
+            try:
+                self._take(request, sender, arrival_ns)
+            except EngineError as error:
+                sender.send(_error_response(str(error)), flags=_FINAL)
+
+    def finalize(self) -> None:
+        """End everything; live requests get an error."""
+        self._watch.close()
+        self._engine.close()
+        self._outbox.close()
+
+    def _take(self, request: Any, sender: Any, arrival_ns: int) -> None:
+        def tensor(name: str) -> npt.NDArray[Any] | None:
+            found = pb_utils.get_input_tensor_by_name(request, name)
+            return None if found is None else found.as_numpy()
+
+        parameters = request.parameters()
+        what = requests.requested(parameters, tensor)
+        if isinstance(what, Service):
+            return self._serve(what, request.request_id(), sender, tensor)
+        key = next(self._keys)
+        submission = requests.submission(
+            what, key, request.request_id(), parameters, tensor, self._limits, arrival_ns
+        )
+        wishes = requests.wishes(tensor)
+        if what is Kind.CONTEXT and not wishes.is_streaming:
+            wishes = Wishes(True, wishes.has_perf, wishes.has_log_probs)  # one response either way
+        self._outbox.open(key, _StreamReply(sender, wishes))
+        self._engine.submit(submission)
+
+    def _serve(self, what: Service, request_id: str, sender: Any, tensor: requests.TensorLookup) -> None:
+        if what is Service.STOP:
+            if not request_id:
+                raise EngineError(requests.errors.STOP_WITHOUT_ID)
+            self._engine.stop(request_id)
+            sender.send(flags=_FINAL)
+        elif what is Service.RELEASE_HANDOFF:
+            self._engine.release_handoff(requests.handoff(tensor), lambda: _answer_empty(sender))
+        else:
+            key = next(self._keys)
+            reply = _SubscriptionReply(sender, what.value, lambda: self._forget(key))
+            self._subscriptions[key] = reply
+            subscribe = (
+                self._engine.subscribe_events if what is Service.KV_EVENTS else self._engine.subscribe_load
+            )
+            subscribe(key, reply)
+
+    def _forget(self, key: int) -> None:
+        self._subscriptions.pop(key, None)
+
+    def _live(self) -> list[tuple[int, Reply]]:
+        return [*self._outbox.live(), *list(self._subscriptions.items())]  # type: ignore[list-item]  # only is_cancelled is used
+
+
+def _answer_empty(sender: Any) -> None:
+    empty = [
+        _tensor("output_ids", np.zeros((1, 1, 0), dtype=np.int32)),
+        _tensor("sequence_length", np.zeros((1, 1), dtype=np.int32)),
+    ]
+    sender.send(pb_utils.InferenceResponse(empty), flags=_FINAL)
+
+
+def _exit_with_parent() -> None:
+    """End this process soon after tritonserver dies, however it dies."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_ORPHAN_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="orphan-watch", daemon=True).start()
+
+
+def _error_response(text: str) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INTERNAL))
+
+
+def _tensor(name: str, values: npt.NDArray[Any]) -> Any:
+    return pb_utils.Tensor(name, values)
+
+
+def _bytes_tensor(name: str, payload: bytes) -> Any:
+    return pb_utils.Tensor(name, np.frombuffer(payload, dtype=np.uint8).reshape(1, -1))
+
+
+def _count(name: str, value: int) -> Any:
+    return pb_utils.Tensor(name, np.array([[value]], dtype=np.int32))
+
+
+def _time(name: str, value: int) -> Any:
+    return pb_utils.Tensor(name, np.array([[value]], dtype=np.int64))
