@@ -58,7 +58,7 @@ def read_mesh(data_dir: Path) -> MeshFile:
     path = data_dir / MESH_FILE
     with suppress(OSError, msgspec.DecodeError):
         mesh = msgspec.json.decode(path.read_bytes(), type=MeshFile)
-        if _is_alive(mesh.pid):
+        if is_alive(mesh.pid):
             return mesh
     raise NoMesh(f"No mesh runs with {data_dir}: start one with `kvmesh up`, or name its --data-dir.")
 
@@ -83,7 +83,8 @@ def held(data_dir: Path) -> Iterator[None]:
             (data_dir / MESH_FILE).unlink(missing_ok=True)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Return whether a process `pid` exists, whoever owns it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
+from kvmesh.cli.shared_memory import prefix_of
 from kvmesh.config import Engine, MeshConfig
 from kvmesh.redis_binary import redis_binary, redis_command
 
@@ -85,9 +85,7 @@ def _redis(config: MeshConfig, port: int, data_dir: Path) -> tuple[list[Process]
 def _engine(config: MeshConfig, role: str, name: str, ports: dict[str, int], data_dir: Path) -> Process:
     engine, name = config.engine, f"{name}-engine"
     blocks = engine.blocks_of_prefill if role == "prefill" else engine.kv_blocks
-    # The same folder and replica always have the same prefix, so that a start clears what a kill left behind.
-    place = hashlib.sha256(f"{data_dir}/{name}".encode()).hexdigest()[:12]
-    prefix = f"kvmesh_{place}_"
+    prefix = prefix_of(name)
     command = (
         *(sys.executable, "-m", "engines.reference.serve", "--arithmetic", engine.arithmetic),
         *("--host", config.mesh.host, "--kv-blocks", str(blocks), "--block-tokens", str(engine.block_tokens)),

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 from kvmesh.child import bound_command
 from kvmesh.cli.processes import Process
 from kvmesh.cli.readiness import Addresses
+from kvmesh.cli.shared_memory import clear
 
 START_S_MAX: Final = 60.0
 """Longest start of one process, from its command to ready."""
@@ -31,7 +32,6 @@ STOP_S_MAX: Final = 8.0
 """Time between SIGTERM and SIGKILL of one process."""
 
 TAIL_LINES: Final = 12
-_SHARED_MEMORY: Final = Path("/dev/shm")
 
 T = TypeVar("T")
 
@@ -182,8 +182,7 @@ class Supervisor:
         member.status = await child.wait()
         _kill_group(member.pid)
         if member.process.shared_memory:
-            for left in _SHARED_MEMORY.glob(f"{member.process.shared_memory}*"):
-                left.unlink(missing_ok=True)
+            clear(member.process.shared_memory)
         was_wanted = member.state is State.STOPPING
         self._move(member, State.ENDED)
         member.has_ended.set()

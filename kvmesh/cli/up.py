@@ -13,6 +13,7 @@ from rich.console import Console
 from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
 from kvmesh.cli.processes import processes_of
 from kvmesh.cli.screen import StartProgress, address_table
+from kvmesh.cli.shared_memory import clear_orphans
 from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
 from kvmesh.config import MeshConfig, describe
 
@@ -29,6 +30,7 @@ async def running_mesh(
     """
     data_dir = data_dir.resolve()
     with held(data_dir):
+        clear_orphans()
         # What runs is what was checked, also when somebody edits the file meanwhile.
         config_path = data_dir / "kvmesh.toml"
         config_path.write_text(describe(config), encoding="utf-8")

@@ -1,0 +1,36 @@
+"""What a killed Triton server leaves in /dev/shm, and how it is cleared away.
+
+The names carry the supervisor's pid, so that every start can remove what belongs
+to a supervisor that is gone, even one that ran in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from kvmesh.cli.mesh_file import is_alive
+
+FOLDER: Final = Path("/dev/shm")
+_OWNED: Final = re.compile(r"kvmesh-up_(\d+)_.+")
+
+
+def prefix_of(name: str) -> str:
+    """Return the prefix for the files of the process `name` of this supervisor."""
+    return f"kvmesh-up_{os.getpid()}_{name}_"
+
+
+def clear(prefix: str, folder: Path = FOLDER) -> None:
+    """Remove the files of one process that has ended."""
+    for path in folder.glob(f"{prefix}*"):
+        path.unlink(missing_ok=True)
+
+
+def clear_orphans(folder: Path = FOLDER) -> None:
+    """Remove the files of supervisors that are gone."""
+    for path in folder.glob("kvmesh-up_*"):
+        match = _OWNED.fullmatch(path.name)
+        if match and not is_alive(int(match[1])):
+            path.unlink(missing_ok=True)

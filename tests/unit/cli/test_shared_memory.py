@@ -1,0 +1,28 @@
+"""Files of killed engines do not pile up in /dev/shm."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from kvmesh.cli.shared_memory import clear, clear_orphans, prefix_of
+
+
+def test_only_files_of_gone_supervisors_are_cleared(tmp_path: Path) -> None:
+    """What lives is left alone, and so is what is not ours."""
+    gone = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
+    os.waitpid(gone, 0)
+    kept = {f"{prefix_of('decode-0-engine')}1", "kvmesh_17301_2", "other"}
+    for name in (*kept, f"kvmesh-up_{gone}_decode-0-engine_3"):
+        (tmp_path / name).touch()
+    clear_orphans(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_files_of_one_process_are_cleared(tmp_path: Path) -> None:
+    """A replica's end does not touch its neighbour's files."""
+    for name in ("decode-0-engine", "decode-1-engine"):
+        (tmp_path / f"{prefix_of(name)}x").touch()
+    clear(prefix_of("decode-0-engine"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{prefix_of('decode-1-engine')}x"]
