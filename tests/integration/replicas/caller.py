@@ -1,0 +1,174 @@
+"""A caller of one replica: an Attach stream that collects what comes back, by slot. What a router is, without deciding anything."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import grpc
+
+from kvmesh import blocks
+from kvmesh.attach import frames
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.attach.v1 import attach_pb2_grpc
+from kvmesh.budget.v1 import budget_pb2
+
+
+class Answers:
+    """Everything one slot was told."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, int] = {}
+        """By position; a position told twice is an error."""
+        self.first: pb.FirstToken | None = None
+        self.rows: list[str] = []
+        """Kinds of rows, in order; frames are left out."""
+        self.finish: pb.Finish | None = None
+        self.failure: pb.Failure | None = None
+        self.refusal: pb.Refusal | None = None
+
+    def is_over(self) -> bool:
+        """True if the slot ended."""
+        return (self.finish or self.failure or self.refusal) is not None
+
+    def ids(self) -> list[int]:
+        """Return the tokens in order of position, which must have no gap."""
+        positions = sorted(self.tokens)
+        assert not positions or positions == list(range(positions[0], positions[-1] + 1)), positions
+        return [self.tokens[position] for position in positions]
+
+
+class Caller:
+    """One Attach stream to `address`. Use as an async context manager."""
+
+    def __init__(self, address: str, name: str = "router-test") -> None:
+        self.loads: list[pb.LoadReport] = []
+        self.answers: dict[int, Answers] = defaultdict(Answers)
+        self.frame_total = 0
+        self._address = address
+        self._name = name
+        self._changed = asyncio.Event()
+        self._last_slot = 0
+
+    async def __aenter__(self) -> Caller:
+        self._channel = grpc.aio.insecure_channel(self._address)
+        self._call = attach_pb2_grpc.AttachServiceStub(self._channel).Attach()  # type: ignore[call-arg]  # stubs lack the writing form
+        hello = pb.Hello(process_id=self._name, boot_id=secrets.token_hex(8), protocol_version=1)
+        await self._call.write(pb.AttachRequest(hello=hello))
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call.cancel()
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._channel.close(None)
+
+    async def send(self, **parts: object) -> None:
+        """Write one message made of `parts`."""
+        await self._call.write(pb.AttachRequest(**parts))  # type: ignore[arg-type]  # fields by name
+
+    async def submit(self, tokens: Sequence[int], phase: pb.Phase.ValueType, **changes: object) -> int:
+        """Submit one attempt and return its slot."""
+        message = submit(self.new_slot(), tokens, phase, **changes)
+        await self.send(submits=[message])
+        return message.slot
+
+    def new_slot(self) -> int:
+        """Return a number this stream has not used."""
+        self._last_slot += 1
+        return self._last_slot
+
+    async def until(self, is_true: Callable[[], object], timeout_s: float = 20.0) -> None:
+        """Wait until `is_true`. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while not is_true():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def over(self, slot: int) -> Answers:
+        """Wait until `slot` ended and return what it was told."""
+        await self.until(lambda: self.answers[slot].is_over())
+        return self.answers[slot]
+
+    async def _read(self) -> None:
+        while isinstance(message := await self._call.read(), pb.AttachResponse):
+            self._take(message)
+            self._changed.set()
+
+    def _take(self, message: pb.AttachResponse) -> None:
+        if message.HasField("load_report"):
+            self.loads.append(message.load_report)
+        for kind in ("acceptances", "starts", "transfers"):
+            for row in getattr(message, kind):
+                self.answers[row.slot].rows.append(kind)
+        for first in message.first_tokens:
+            answers = self.answers[first.slot]
+            answers.first = first
+            answers.rows.append("first_tokens")
+            self._add(answers, first.position, [first.token_id])
+        self.frame_total += bool(message.frame.slots)
+        for row in frames.rows(message.frame):
+            self._add(self.answers[row.slot], row.position, frames.unpack_ids(row.token_ids))
+        for finish in message.finishes:
+            self.answers[finish.slot].finish = finish
+        for failure in message.failures:
+            self.answers[failure.slot].failure = failure
+        for refusal in message.refusals:
+            self.answers[refusal.slot].refusal = refusal
+
+    @staticmethod
+    def _add(answers: Answers, position: int, ids: Sequence[int]) -> None:
+        for at, token in enumerate(ids, position):
+            assert at not in answers.tokens, f"position {at} came twice"
+            answers.tokens[at] = token
+
+
+def submit(slot: int, tokens: Sequence[int], phase: pb.Phase.ValueType, **changes: object) -> pb.Submit:
+    """Return a submit that is right in every field; `changes` replace `output`, `attempt` and others by name."""
+    token_ids = frames.pack_ids(tokens)
+    settings: dict[str, object] = {
+        "output": 20,
+        "attempt": 1,
+        "request_id": secrets.token_hex(16),
+        "remaining_ms": 60_000,
+        "credit": 1 << 30,
+        "seed": 7,
+        "temperature": 0.8,
+        "block_tokens": 32,
+        "model_version": "kvmesh-1",
+        "start": 0,
+        "end_token_id": -1,
+        "logprobs": False,
+    }
+    assert set(changes) <= set(settings), changes
+    settings.update(changes)
+    block_tokens = int(str(settings["block_tokens"]))
+    return pb.Submit(
+        slot=slot,
+        request_id=str(settings["request_id"]),
+        attempt=int(str(settings["attempt"])),
+        start_position=int(str(settings["start"])),
+        token_ids=token_ids,
+        block_hashes=blocks.pack(blocks.chain(token_ids, block_tokens, str(settings["model_version"]))),
+        block_tokens=block_tokens,
+        sampling=pb.Sampling(
+            temperature=float(str(settings["temperature"])), top_p=1.0, seed=int(str(settings["seed"]))
+        ),
+        budget=budget_pb2.Budget(
+            remaining_ms=int(str(settings["remaining_ms"])),
+            max_output_tokens=int(str(settings["output"])),
+            attempt=int(str(settings["attempt"])),
+            attempts_max=4,
+        ),
+        phase=phase,
+        credit_position=int(str(settings["credit"])),
+        model_version=str(settings["model_version"]),
+        end_token_id=int(str(settings["end_token_id"])),
+        logprobs=bool(settings["logprobs"]),
+    )
