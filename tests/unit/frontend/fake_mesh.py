@@ -1,0 +1,365 @@
+"""Routers and a decode pool that keep the protocol's promises and break everything else, under a seed.
+
+The tokens are a pure function of the whole history, so that a token lost, repeated or resumed from the wrong place changes
+everything after it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import xxhash
+
+from kvmesh.attach import frames
+from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
+from kvmesh.attach.token_log import TokenLog
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.frontend.core import FrontendCore
+from services.frontend.detokenizer import Detokenizer
+from services.frontend.order import Order
+from services.frontend.output import Output
+from services.frontend.request import LiveRequest
+
+END_ID = 1
+VOCABULARY = 300
+TOKEN_BYTES = [b""] * 4 + [bytes([each % 256]) for each in range(4, VOCABULARY)]
+ORPHAN_S = 3.0
+
+
+def next_token(history: bytes) -> int:
+    """Return the token behind `history` (packed ids)."""
+    digest = xxhash.xxh3_64_intdigest(history)
+    return END_ID if digest % 41 == 0 else 4 + digest % (VOCABULARY - 4)
+
+
+def oracle(prompt: bytes, max_output_tokens: int) -> list[int]:
+    """Return the whole output of `prompt`."""
+    history, ids = prompt, []
+    while len(ids) < max_output_tokens:
+        ids.append(next_token(history))
+        history += frames.pack_ids(ids[-1:])
+        if ids[-1] == END_ID:
+            break
+    return ids
+
+
+@dataclass
+class Router:
+    """One router's link: what the core sees, and the messages on their way in both directions."""
+
+    name: str
+    is_up: bool = False
+    outbox: UpwardOutbox = field(default_factory=UpwardOutbox)
+    down: DownwardOutbox = field(default_factory=DownwardOutbox)
+    upward: deque[pb.AttachRequest] = field(default_factory=deque)
+    downward: deque[pb.AttachResponse] = field(default_factory=deque)
+    runs: dict[int, Run] = field(default_factory=dict)
+    last_slot: int = 0
+    is_frozen: bool = False
+
+
+@dataclass
+class Run:
+    """One attempt behind the routers."""
+
+    submit: pb.Submit
+    router: Router | None
+    slot: int
+    log: TokenLog
+    history: bytes
+    stage: str = "queued"  # then accepted, placed, started, running, finished
+    orphan_until_s: float | None = None
+    reason: int = 0
+
+    @property
+    def end(self) -> int:
+        """One past the last position it may make."""
+        return self.submit.start_position + self.submit.budget.max_output_tokens
+
+
+class FakeMesh:
+    """Everything behind one frontend core, stepped by hand."""
+
+    def __init__(self, core: FrontendCore, draw: random.Random, router_count: int = 2) -> None:
+        self.core = core
+        self.draw = draw
+        self.now_s = 1000.0
+        self.routers = [Router(f"router-{each}") for each in range(router_count)]
+        self.runs: list[Run] = []
+        self.highest: dict[str, int] = {}
+        self.submits: list[pb.Submit] = []
+        self.adopts = 0
+        self.cancels: list[int] = []
+        for router in self.routers:
+            core.add_router(router)
+
+    # Links.
+
+    def open(self, router: Router) -> None:
+        """The router says hello."""
+        if not router.is_up:
+            router.is_up = True
+            self.core.on_attached(router, pb.Hello(process_id=router.name), self.now_s)
+
+    def cut(self, router: Router) -> None:
+        """The stream breaks: what is on its way is lost, running attempts are orphaned, the others end."""
+        if not router.is_up:
+            return
+        for run in list(router.runs.values()):
+            run.router = None
+            if run.stage in ("running", "finished"):
+                run.orphan_until_s = self.now_s + ORPHAN_S
+            else:
+                self.runs.remove(run)
+        router.runs.clear()
+        router.upward.clear()
+        router.downward.clear()
+        router.is_up, router.is_frozen, router.last_slot = False, False, 0
+        router.outbox, router.down = UpwardOutbox(), DownwardOutbox()
+        self.core.on_lost(router, "cut", self.now_s)
+
+    # Messages.
+
+    def send_up(self, router: Router) -> None:
+        """Put what waits in the core's outbox on its way."""
+        message = router.outbox.take(self.now_s) if router.is_up else None
+        if message is not None:
+            router.upward.append(message)
+
+    def arrive_up(self, router: Router) -> None:
+        """Let the oldest message reach the router."""
+        if router.is_frozen or not router.upward:
+            return
+        message = router.upward.popleft()
+        for cancel in message.cancels:
+            self.cancels.append(cancel.reason)
+            run = router.runs.pop(cancel.slot, None)
+            if run is not None:
+                self.runs.remove(run)
+        last = router.last_slot  # within one message, adopts ascend and submits ascend
+        for adopt in message.adopts:
+            self.adopts += 1
+            frames.check_adopt(adopt, last_slot=last)
+            last = adopt.slot
+            self._adopt(router, adopt)
+        highest, last = last, router.last_slot
+        for submit in message.submits:
+            frames.check_submit(submit, last_slot=last)
+            last = submit.slot
+            self._submit(router, submit)
+        router.last_slot = max(highest, last)
+        for slot, position in zip(message.credit_slots, message.credit_positions, strict=True):
+            run = router.runs.get(slot)
+            if run is not None:
+                run.log.grant(position)
+
+    def send_down(self, router: Router) -> None:
+        """Put what the router has to say on its way; tokens only up to their credit."""
+        for slot, run in list(router.runs.items()):
+            while run.stage in ("running", "finished") and (chunk := run.log.take()) is not None:
+                router.down.tokens(slot, chunk.position, chunk.token_ids, chunk.logprobs)
+            if run.stage == "finished" and run.log.is_drained():
+                router.down.finish(slot, run.log.end, run.reason)  # type: ignore[arg-type]
+                router.runs.pop(slot)
+                run.router, run.orphan_until_s = None, self.now_s + ORPHAN_S
+        message = router.down.take(self.now_s)
+        if message is not None:
+            router.downward.append(message)
+
+    def arrive_down(self, router: Router) -> None:
+        """Let the oldest message reach the core."""
+        if router.is_up and not router.is_frozen and router.downward:
+            self.core.on_response(router, router.downward.popleft(), self.now_s)
+
+    # Work.
+
+    def work(self, run: Run) -> None:
+        """Let one attempt come one stage, or some tokens, further."""
+        router, slot = run.router, run.slot
+        if run.stage == "running":
+            self._generate(run, self.draw.randint(1, 6))
+        if router is None:
+            return
+        if run.stage == "queued":
+            run.stage = "accepted"
+            router.down.accept(slot)
+        elif run.stage == "accepted":
+            run.stage = "placed"
+            router.down.placement(
+                pb.Placement(slot=slot, prefill_replica="prefill-0", decode_replica="decode-0")
+            )
+        elif run.stage == "placed":
+            run.stage = "started"
+            router.down.start(slot, 10)
+        elif run.stage == "started":
+            run.stage = "running"
+            self._generate(run, 1)
+            run.log.sent = run.log.start + 1
+            context = len(run.submit.token_ids) // 4
+            router.down.first_token(
+                pb.FirstToken(
+                    slot=slot,
+                    position=run.log.start,
+                    token_id=run.log.ids()[0],
+                    cached_token_count=0,
+                    computed_token_count=context,
+                )
+            )
+
+    def refuse(self, run: Run, reason: pb.Refusal.Reason.ValueType, retry_after_ms: int = 0) -> None:
+        """End a queued attempt by a refusal."""
+        assert run.router is not None
+        run.router.down.refuse(run.slot, reason, "no", retry_after_ms=retry_after_ms)
+        self.drop(run)
+
+    def fail(self, run: Run, code: pb.Failure.Code.ValueType) -> None:
+        """End an attempt by a failure."""
+        if run.router is not None:
+            untouched = run.stage in ("queued", "accepted", "placed")
+            run.router.down.fail(run.slot, code, "broke", replica="decode-0", untouched=untouched)
+        self.drop(run)
+
+    def repeat(self, run: Run) -> None:
+        """Send some tokens a second time."""
+        if run.router is None or run.log.sent == run.log.start:
+            return
+        position = self.draw.randint(run.log.start, run.log.sent - 1)
+        until = self.draw.randint(position + 1, run.log.sent)
+        ids = run.log.ids()[position - run.log.start : until - run.log.start]
+        run.router.down.tokens(run.slot, position, frames.pack_ids(list(ids)))
+
+    def skip(self, run: Run) -> None:
+        """Lose some tokens: a gap follows."""
+        if run.router is not None and run.log.is_sendable():
+            run.log.take()
+
+    def drop(self, run: Run) -> None:
+        """Forget an attempt."""
+        if run.router is not None:
+            run.router.runs.pop(run.slot, None)
+        self.runs.remove(run)
+
+    # Time.
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; timers fire when they are due, orphans end."""
+        until_s = self.now_s + seconds
+        while (wake_s := self.core.next_wake_s()) is not None and wake_s <= until_s:
+            self.now_s = max(self.now_s, wake_s)
+            self.core.on_timer(self.now_s)
+        self.now_s = until_s
+        for run in list(self.runs):
+            if run.router is None and run.orphan_until_s is not None and run.orphan_until_s <= until_s:
+                self.runs.remove(run)
+
+    def settle(self, rounds: int = 1) -> None:
+        """Move everything that is on its way, let every attempt work, `rounds` times. No time passes."""
+        for _ in range(rounds):
+            for router in self.routers:
+                self.send_up(router)
+                while router.upward and not router.is_frozen:
+                    self.arrive_up(router)
+            for run in list(self.runs):
+                self.work(run)
+            for router in self.routers:
+                self.send_down(router)
+                while router.downward and not router.is_frozen:
+                    self.arrive_down(router)
+
+    def _submit(self, router: Router, submit: pb.Submit) -> None:
+        self.submits.append(submit)
+        known = self.highest.get(submit.request_id, 0)
+        if submit.attempt <= known:
+            router.down.refuse(submit.slot, pb.Refusal.REASON_SUPERSEDED, "old")
+            return
+        self.highest[submit.request_id] = submit.attempt
+        for run in [each for each in self.runs if each.submit.request_id == submit.request_id]:
+            if run.router is not None:
+                run.router.down.finish(run.slot, run.log.end, pb.Finish.REASON_SUPERSEDED)
+            self.drop(run)
+        log = TokenLog(submit.start_position, submit.credit_position)
+        run = Run(submit, router, submit.slot, log, submit.token_ids)
+        router.runs[submit.slot] = run
+        self.runs.append(run)
+
+    def _adopt(self, router: Router, adopt: pb.Adopt) -> None:
+        for run in self.runs:
+            if (run.submit.request_id, run.submit.attempt) != (adopt.request_id, adopt.attempt):
+                continue
+            if run.stage not in ("running", "finished") or not run.log.start <= adopt.position <= run.log.end:
+                break
+            if run.router is not None:
+                run.router.down.finish(run.slot, run.log.end, pb.Finish.REASON_ADOPTED)
+                run.router.runs.pop(run.slot)
+            run.log.rewind(adopt.position, adopt.credit_position)
+            run.router, run.slot, run.orphan_until_s = router, adopt.slot, None
+            router.runs[adopt.slot] = run
+            router.down.accept(adopt.slot)
+            return
+        router.down.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, "who?")
+
+    def _generate(self, run: Run, count: int) -> None:
+        for _ in range(count):
+            token = next_token(run.history)
+            run.history += frames.pack_ids((token,))
+            run.log.append((token,))
+            if token == run.submit.end_token_id:
+                run.stage, run.reason = "finished", pb.Finish.REASON_END_TOKEN
+                return
+            if run.log.end == run.end:
+                run.stage, run.reason = "finished", pb.Finish.REASON_LENGTH
+                return
+
+
+class Client:
+    """Reads one request as a handler would, and checks what every client may rely on."""
+
+    def __init__(self, core: FrontendCore, order: Order, now_s: float) -> None:
+        self.core = core
+        self.order = order
+        self.ids: list[int] = []
+        self.text = ""
+        self.ready = False
+        self.ends = 0
+        output = Output(Detokenizer(TOKEN_BYTES), order.stop, with_logprobs=order.logprobs)
+        self.request: LiveRequest = core.submit(order, output, self._on_ready, now_s)
+
+    def _on_ready(self) -> None:
+        self.ready = True
+
+    @property
+    def is_done(self) -> bool:
+        """True if there is nothing more to read."""
+        return self.request.end is not None and not self.request.output.has_waiting()
+
+    def read(self) -> None:
+        """Take what waits, and tell the core that it left."""
+        tokens = self.request.output.take()
+        if tokens is None:
+            return
+        assert tokens.position == len(self.order.received_ids) + len(self.ids), "a gap or a repeat"
+        self.ids += tokens.ids
+        self.text += tokens.text
+        self.core.deliver(self.request, self.request.output.taken)
+
+
+def order(request_id: int, **changes: object) -> Order:
+    """Return an order with a prompt of its own."""
+    draw = random.Random(request_id)
+    prompt = [draw.randrange(4, VOCABULARY) for _ in range(draw.randint(1, 80))]
+    values: dict[str, object] = {
+        "request_id": f"{request_id:032x}",
+        "prompt_ids": frames.pack_ids(prompt),
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "seed": 7,
+        "max_output_tokens": draw.randint(1, 200),
+        "model_version": "v1",
+        "end_token_id": END_ID,
+        "arrived_s": 1000.0,
+        "deadline_s": 1600.0,
+    }
+    return Order(**{**values, **changes})  # type: ignore[arg-type]
