@@ -89,7 +89,9 @@ class BlockPool:
 
     def __post_init__(self) -> None:
         if self.block_count < 1 or self.block_tokens < 1:
-            raise ValueError(f"need block_count >= 1 and block_tokens >= 1, got {self.block_count}, {self.block_tokens}")
+            raise ValueError(
+                f"need block_count >= 1 and block_tokens >= 1, got {self.block_count}, {self.block_tokens}"
+            )
         self._free = list(range(self.block_count - 1, -1, -1))
         self._references = [0] * self.block_count
         self.root = root_hash(self.salt)
@@ -122,7 +124,9 @@ class BlockPool:
     def allocate(self, matched: Sequence[int], total: int) -> list[int]:
         """Hold `matched` and new blocks up to `total`, evicting as needed; the caller releases exactly once."""
         if not self.can_allocate(matched, total):
-            raise ValueError(f"cannot allocate {total} blocks, {len(matched)} matched, {self.available} available")
+            raise ValueError(
+                f"cannot allocate {total} blocks, {len(matched)} matched, {self.available} available"
+            )
         for block_id in matched:
             if self._references[block_id] == 0:
                 del self._evictable[block_id]
@@ -186,7 +190,9 @@ class BlockPool:
         assert not (free & held or free & evictable or held & evictable), "a block is in two places"
         assert len(free) + len(held) + len(evictable) == self.block_count, "a block is lost"
         assert min(self._references) >= 0, "negative reference count"
-        assert {cached.block_id for cached in self._cached.values()} == set(self._hash_of), "prefix table out of step"
+        assert {cached.block_id for cached in self._cached.values()} == set(self._hash_of), (
+            "prefix table out of step"
+        )
         assert evictable <= set(self._hash_of), "an evictable block is not reusable"
         assert not free & set(self._hash_of), "a free block is reusable"
         order = {block_id: place for place, block_id in enumerate(self._evictable)}

@@ -38,7 +38,10 @@ class EngineConfig:
             "kv_port": (0 <= self.kv_port <= 65535, "0..65535"),
             "kv_blocks": (self.kv_blocks >= 1, ">= 1"),
             "block_tokens": (1 <= self.block_tokens <= 1024, "1..1024"),
-            "running_max": (1 <= self.running_max <= self.step_tokens_max, f"1..step_tokens_max ({self.step_tokens_max})"),
+            "running_max": (
+                1 <= self.running_max <= self.step_tokens_max,
+                f"1..step_tokens_max ({self.step_tokens_max})",
+            ),
             "queue_max": (self.queue_max >= 1, ">= 1"),
             "end_probability": (0.0 <= self.end_probability <= 1.0, "0..1"),
             "handoff_timeout_s": (self.handoff_timeout_s > 0.0, "> 0"),

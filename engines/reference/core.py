@@ -73,9 +73,13 @@ class EngineCore:
     block_bytes: int
     handoffs: HandoffTable = field(default_factory=HandoffTable)
     counters: Counters = field(default_factory=Counters)
-    parts: list[tuple[int, Part]] = field(default_factory=list)  # (key, part), oldest first; the caller takes them
+    parts: list[tuple[int, Part]] = field(
+        default_factory=list
+    )  # (key, part), oldest first; the caller takes them
     pulls: list[Pull] = field(default_factory=list)  # to start; the caller takes them
-    ended_pulls: list[int] = field(default_factory=list)  # keys whose pull is of no use any more; the caller takes them
+    ended_pulls: list[int] = field(
+        default_factory=list
+    )  # keys whose pull is of no use any more; the caller takes them
     scheduler: Scheduler = field(init=False)
     _handoff_ids: int = 0
 
@@ -142,7 +146,9 @@ class EngineCore:
 
     def pull_failed(self, sequence: Sequence, reason: str) -> None:
         """The blocks cannot be had."""
-        self.fail(sequence, errors.EXECUTOR_FAILED.format(request=sequence.submission.request_id, reason=reason))
+        self.fail(
+            sequence, errors.EXECUTOR_FAILED.format(request=sequence.submission.request_id, reason=reason)
+        )
 
     def plan(self, now_ns: int) -> list[Work]:
         """Admit whoever fits and say what the next step computes; may be empty."""
@@ -221,13 +227,17 @@ class EngineCore:
         elif is_last:
             self.scheduler.remove(sequence)
 
-    def _speak(self, sequence: Sequence, token: int, log_probability: float, is_last: bool, now_ns: int) -> Part:
+    def _speak(
+        self, sequence: Sequence, token: int, log_probability: float, is_last: bool, now_ns: int
+    ) -> Part:
         part = Part([token], [log_probability], is_final=is_last)
         if not sequence.has_spoken:
             sequence.has_spoken = True
             arrival_ns = sequence.submission.arrival_ns
             blocks = len(sequence.block_ids)
-            part.perf = Perf(blocks, sequence.reused_blocks, arrival_ns, sequence.first_scheduled_ns, now_ns, now_ns)
+            part.perf = Perf(
+                blocks, sequence.reused_blocks, arrival_ns, sequence.first_scheduled_ns, now_ns, now_ns
+            )
         self.parts.append((sequence.submission.key, part))
         return part
 
@@ -272,7 +282,9 @@ class EngineCore:
             reason += f"; here {self.config.block_tokens} tokens, {self.block_bytes} bytes"
         elif handoff.token_count != len(submission.prompt):
             reason = f"made for {handoff.token_count} prompt tokens, got {len(submission.prompt)}"
-        elif handoff.block_hashes != hashes or handoff.tail_hash != self._tail_hash(submission.prompt, hashes):
+        elif handoff.block_hashes != hashes or handoff.tail_hash != self._tail_hash(
+            submission.prompt, hashes
+        ):
             reason = "made for another prompt"
         if reason is not None:
             raise EngineError(errors.HANDOFF_MISMATCH.format(reason=reason))

@@ -217,7 +217,9 @@ class Engine:
             now_s = time.monotonic()
             cost_s = len(pull.block_ids) * self.config.costs.block_transfer_s
             ready_s = self._link.book(now_s, cost_s, was_idle=self._link.is_over(now_s))
-            threading.Thread(target=self._pull, args=(pull, puller, ready_s), name="kv-pull", daemon=True).start()
+            threading.Thread(
+                target=self._pull, args=(pull, puller, ready_s), name="kv-pull", daemon=True
+            ).start()
         core.pulls.clear()
 
     def _pull(self, pull: Pull, puller: Puller, ready_s: float) -> None:

@@ -23,7 +23,9 @@ SOURCE_NOT_REGISTERED: Final = (
     "handoff names a KV source that is not registered: handoff names {named}, registered is {registered}"
 )
 STOP_WITHOUT_ID: Final = "Trying to stop a request but request ID is not provided"
-SUBSCRIPTION_OVERFLOW: Final = "subscription overflow: reader is {events} events behind; subscribe again for a new snapshot"
+SUBSCRIPTION_OVERFLOW: Final = (
+    "subscription overflow: reader is {events} events behind; subscribe again for a new snapshot"
+)
 SHUTTING_DOWN: Final = "engine is shutting down"
 ENGINE_FAULT: Final = "engine fault: {reason}"
 

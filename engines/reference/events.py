@@ -1,9 +1,9 @@
 """KV events as JSON, in the shape of TensorRT-LLM's KVCacheEventSerializer, numbered per boot. Pure.
 
-    {"event_id": 7, "data": {"type": "stored", "parent_hash": null | u64, "blocks": [
-        {"type": "stored_block", "block_hash": u64, "cache_level": 0, "priority": 35,
-         "tokens": [{"type": "unique_token", "token_id": 5, "token_extra_id": 0}, ...]}, ...]}}
-    {"event_id": 8, "data": {"type": "removed", "block_hashes": [u64, ...]}}
+{"event_id": 7, "data": {"type": "stored", "parent_hash": null | u64, "blocks": [
+    {"type": "stored_block", "block_hash": u64, "cache_level": 0, "priority": 35,
+     "tokens": [{"type": "unique_token", "token_id": 5, "token_extra_id": 0}, ...]}, ...]}}
+{"event_id": 8, "data": {"type": "removed", "block_hashes": [u64, ...]}}
 """
 
 from collections.abc import Iterable

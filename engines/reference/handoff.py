@@ -109,7 +109,11 @@ class HandoffTable:
     def expire(self, now_s: float) -> list[list[int]]:
         """Give up all handoffs past their time."""
         with self._lock:
-            late = [held.handoff_id for held in self._held.values() if held.expires_s <= now_s and not held.is_doomed]
+            late = [
+                held.handoff_id
+                for held in self._held.values()
+                if held.expires_s <= now_s and not held.is_doomed
+            ]
             ended = [self._end(handoff_id) for handoff_id in late]
             return [block_ids for block_ids in ended if block_ids is not None]
 

@@ -19,7 +19,10 @@ def load_arithmetic(config: EngineConfig) -> tuple[Arithmetic, str]:
             end_token=config.end_token,
             end_probability=config.end_probability,
         )
-        return hashed, f"hashed-{config.vocab_size}-{config.end_token}-{xxhash.xxh3_64_hexdigest(config.salt.encode())}"
+        return (
+            hashed,
+            f"hashed-{config.vocab_size}-{config.end_token}-{xxhash.xxh3_64_hexdigest(config.salt.encode())}",
+        )
     from engines.reference.transformer import Transformer  # the hashed engine needs no weights and no BLAS
 
     model_dir = Path(config.model_dir)

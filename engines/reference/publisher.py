@@ -95,7 +95,9 @@ class Publisher:
     def offer(self, events: Sequence[CacheEvent], load: LoadReport) -> None:
         """Number `events` and pass them and the load on. Never blocks on a reader."""
         with self._changed:
-            numbered = [NumberedEvent(self._event_id + 1 + index, event) for index, event in enumerate(events)]
+            numbered = [
+                NumberedEvent(self._event_id + 1 + index, event) for index, event in enumerate(events)
+            ]
             self._event_id += len(numbered)
             for subscription in self._events.values():
                 if len(subscription.pending) + len(numbered) > self.buffered_events_max:
@@ -138,7 +140,9 @@ class Publisher:
         return max(0.0, load_sent_s + period_s - time.monotonic())
 
     def _has_work(self) -> bool:
-        waits = any(one.snapshot is not None or one.pending or one.has_overflowed for one in self._events.values())
+        waits = any(
+            one.snapshot is not None or one.pending or one.has_overflowed for one in self._events.values()
+        )
         return waits or bool(self._ended) or self._is_closed
 
     def _send_ended(self) -> None:

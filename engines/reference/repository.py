@@ -28,15 +28,24 @@ class Installation:
         return [*backend, stub]
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the model's configuration tells besides EngineConfig."""
+
+    vocab_size: int
+    max_sequence_tokens: int
+    http_address: str  # of the server around it, "host:port"
+
+
 def write(
-    directory: Path, installation: Installation, config: EngineConfig, vocab_size: int, max_sequence_tokens: int
+    directory: Path, installation: Installation, config: EngineConfig, facts: Facts
 ) -> tuple[Path, Path]:
     """Create (model repository, backend directory) under the empty `directory`."""
     repository, backends = directory / "repository", directory / "backends"
     version = repository / MODEL_NAME / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(_MODEL)
-    text = config_pbtxt(config, vocab_size, max_sequence_tokens)
+    text = config_pbtxt(config, facts)
     (repository / MODEL_NAME / "config.pbtxt").write_text(text)
     python = backends / "python"
     python.mkdir(parents=True)
@@ -45,13 +54,13 @@ def write(
     return repository, backends
 
 
-def config_pbtxt(config: EngineConfig, vocab_size: int, max_sequence_tokens: int) -> str:
+def config_pbtxt(config: EngineConfig, facts: Facts) -> str:
     """The model's config.pbtxt. `parameters` is what clients derive capabilities and limits from."""
     parameters = {
         "tokens_per_block": config.block_tokens,
         "kv_blocks": config.kv_blocks,
-        "max_sequence_tokens": max_sequence_tokens,
-        "vocab_size": vocab_size,
+        "max_sequence_tokens": facts.max_sequence_tokens,
+        "vocab_size": facts.vocab_size,
         "max_batch_tokens": config.step_tokens_max,
         "max_batch_sequences": config.running_max,
         "max_queue_size": config.queue_max,
@@ -61,6 +70,7 @@ def config_pbtxt(config: EngineConfig, vocab_size: int, max_sequence_tokens: int
         "block_hash_salt": config.salt,
         "seeded_resume": "true",
         "release_handoff": "true",
+        "http_address": facts.http_address,
         "engine": config.to_json(),
     }
     lines = [
@@ -72,9 +82,13 @@ def config_pbtxt(config: EngineConfig, vocab_size: int, max_sequence_tokens: int
     ]
     for one in INPUTS:
         optional = " optional: true" if one.is_optional else ""
-        lines.append(f'input {{ name: "{one.name}" data_type: {one.data_type} dims: {list(one.dims)}{optional} }}')
+        lines.append(
+            f'input {{ name: "{one.name}" data_type: {one.data_type} dims: {list(one.dims)}{optional} }}'
+        )
     for output in OUTPUTS:
-        lines.append(f'output {{ name: "{output.name}" data_type: {output.data_type} dims: {list(output.dims)} }}')
+        lines.append(
+            f'output {{ name: "{output.name}" data_type: {output.data_type} dims: {list(output.dims)} }}'
+        )
     for key, value in parameters.items():
         lines.append(f'parameters {{ key: "{key}" value {{ string_value: {_quoted(str(value))} }} }}')
     return "\n".join(lines) + "\n"

@@ -61,11 +61,19 @@ def requested(parameters: str, tensor: TensorLookup) -> Kind | Service:
 
 def wishes(tensor: TensorLookup) -> Wishes:
     """Read how the answer should look."""
-    return Wishes(_flag(tensor, "streaming"), _flag(tensor, "return_perf_metrics"), _flag(tensor, "return_log_probs"))
+    return Wishes(
+        _flag(tensor, "streaming"), _flag(tensor, "return_perf_metrics"), _flag(tensor, "return_log_probs")
+    )
 
 
 def submission(
-    kind: Kind, key: int, request_id: str, parameters: str, tensor: TensorLookup, limits: Limits, arrival_ns: int
+    kind: Kind,
+    key: int,
+    request_id: str,
+    parameters: str,
+    tensor: TensorLookup,
+    limits: Limits,
+    arrival_ns: int,
 ) -> Submission:
     """Validate a generating request; EngineError names the field, its value and what is allowed."""
     prompt = _prompt(tensor, limits)
@@ -107,7 +115,11 @@ def _prompt(tensor: TensorLookup, limits: Limits) -> npt.NDArray[np.int32]:
         raise EngineError(errors.MISSING_INPUT.format(field="input_ids"))
     count = int(_scalar(tensor, "input_lengths", is_required=True))
     if not 1 <= count <= ids.size:
-        raise _bad("input_lengths", count, f"1..{ids.size} (tokens in input_ids)" if ids.size else "a prompt of >= 1 token")
+        raise _bad(
+            "input_lengths",
+            count,
+            f"1..{ids.size} (tokens in input_ids)" if ids.size else "a prompt of >= 1 token",
+        )
     prompt = np.array(ids.reshape(-1)[:count], dtype=np.int32)
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or high >= limits.vocab_size:

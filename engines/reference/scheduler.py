@@ -48,7 +48,9 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         if not 1 <= self.running_max <= self.step_tokens_max:
-            raise ValueError(f"need 1 <= running_max <= step_tokens_max, got {self.running_max}, {self.step_tokens_max}")
+            raise ValueError(
+                f"need 1 <= running_max <= step_tokens_max, got {self.running_max}, {self.step_tokens_max}"
+            )
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a sequence; EngineError if the queue is full or it could never fit."""
@@ -112,7 +114,9 @@ class Scheduler:
             if index < len(sequence.prompt_hashes):
                 value = sequence.prompt_hashes[index]
             else:
-                value = block_hash(tokens, self.pool.root if sequence.last_hash is None else sequence.last_hash)
+                value = block_hash(
+                    tokens, self.pool.root if sequence.last_hash is None else sequence.last_hash
+                )
             block_id = int(sequence.block_ids[index])
             sequence.block_ids[index] = self.pool.register(block_id, value, sequence.last_hash, tokens)
             sequence.last_hash = value
@@ -147,11 +151,15 @@ class Scheduler:
         return self.pool.match(sequence.prompt_hashes[: last // self.pool.block_tokens])
 
     def _can_start(self, sequence: Sequence) -> bool:
-        return self.pool.can_allocate(self._reusable(sequence), sequence.blocks_needed(self.pool.block_tokens))
+        return self.pool.can_allocate(
+            self._reusable(sequence), sequence.blocks_needed(self.pool.block_tokens)
+        )
 
     def _start(self, sequence: Sequence, now_ns: int) -> None:
         matched = self._reusable(sequence)
-        sequence.block_ids = as_block_ids(self.pool.allocate(matched, sequence.blocks_needed(self.pool.block_tokens)))
+        sequence.block_ids = as_block_ids(
+            self.pool.allocate(matched, sequence.blocks_needed(self.pool.block_tokens))
+        )
         sequence.reused_blocks = sequence.registered = len(matched)
         sequence.last_hash = sequence.prompt_hashes[len(matched) - 1] if matched else None
         sequence.computed = len(matched) * self.pool.block_tokens

@@ -19,7 +19,7 @@ from engines.reference import repository
 from engines.reference.config import EngineConfig
 from engines.reference.costs import Costs
 from engines.reference.loading import load_arithmetic
-from engines.reference.repository import Installation
+from engines.reference.repository import Facts, Installation
 from engines.reference.tensors import MODEL_NAME
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -42,9 +42,9 @@ def main() -> None:
     prefix = options.shm_prefix or f"kvmesh_{options.grpc_port}_"
     _remove_stale_shared_memory(prefix)
     installation = find_installation()
-    models, backends = repository.write(
-        work_dir, installation, config, arithmetic.vocab_size, arithmetic.max_sequence_tokens
-    )
+    http_address = f"{options.host}:{options.http_port}"
+    facts = Facts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, http_address)
+    models, backends = repository.write(work_dir, installation, config, facts)
     command = [
         str(installation.server),
         f"--model-repository={models}",
@@ -154,7 +154,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-running", type=int, default=default.running_max)
     add("--queue-max", type=int, default=default.queue_max)
     add("--no-prefix-reuse", action="store_true", help="compute every prompt whole, publish no KV events")
-    add("--salt", default=default.salt, help="of block hashes; another model version for the hashed arithmetic")
+    add(
+        "--salt",
+        default=default.salt,
+        help="of block hashes; another model version for the hashed arithmetic",
+    )
     add("--model-dir", default=str(Path(__file__).parent / "model"), help="the transformer's weights")
     add("--model-version", default=default.model_version)
     add("--vocab-size", type=int, default=default.vocab_size, help="hashed only")
@@ -171,7 +175,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-transfer-s", type=float, default=costs.block_transfer_s, help="cost per pulled block")
     add("--shm-prefix", help="of this server's files in /dev/shm; default kvmesh_<grpc port>_")
     add("--work-dir", help="where the model repository is written; default a new directory in /tmp")
-    add("--die-with-parent", action="store_true", help="be killed when the starting thread's process ends (Linux)")
+    add(
+        "--die-with-parent",
+        action="store_true",
+        help="be killed when the starting thread's process ends (Linux)",
+    )
     return parser
 
 

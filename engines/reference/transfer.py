@@ -91,7 +91,9 @@ class KvListener:
             except OSError:
                 if self._is_closed:
                     return
-                time.sleep(0.01)  # out of descriptors, or the peer is gone already: not a reason to stop listening
+                time.sleep(
+                    0.01
+                )  # out of descriptors, or the peer is gone already: not a reason to stop listening
                 continue
             with self._lock:
                 is_welcome = not self._is_closed and len(self._connections) < _CONNECTIONS_MAX
@@ -115,7 +117,9 @@ class KvListener:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ask = msgspec.json.decode(_read_message(connection, deadline_s), type=_Ask)
         if ask.digest != self.source.digest or ask.block_bytes != self.source.block_bytes:
-            return _write_message(connection, _Answer(error=f"arithmetic is {self.source.digest}"), deadline_s)
+            return _write_message(
+                connection, _Answer(error=f"arithmetic is {self.source.digest}"), deadline_s
+            )
         block_ids = self.source.begin_send(ask.handoff_id) if ask.boot_id == self.source.boot_id else None
         if block_ids is None:
             return _write_message(connection, _Answer(error="unknown"), deadline_s)
@@ -207,7 +211,9 @@ def _read(connection: socket.socket, size: int, deadline_s: float) -> bytearray:
         connection.settimeout(_left_s(deadline_s))
         count = connection.recv_into(view[filled:])
         if count == 0:
-            raise TransferError(errors.TRANSFER_FAILED.format(reason=f"connection ended after {filled} of {size} bytes"))
+            raise TransferError(
+                errors.TRANSFER_FAILED.format(reason=f"connection ended after {filled} of {size} bytes")
+            )
         filled += count
     return data
 

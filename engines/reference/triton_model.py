@@ -5,7 +5,6 @@
 
 import itertools
 import json
-import os
 import sys
 import threading
 import time
@@ -20,11 +19,11 @@ from engines.reference import config, requests
 from engines.reference.delivery import CancelWatch, Outbox, Reply
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
+from engines.reference.lifeline import Lifeline
 from engines.reference.loading import load_arithmetic
 from engines.reference.requests import Limits, Service, Wishes
 from engines.reference.sequence import Kind, Part
 
-_ORPHAN_CHECK_S = 0.25
 _SWITCH_INTERVAL_S = 0.0005  # a step in pure Python must not keep the sender from the interpreter for 5 ms
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -105,7 +104,6 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Start the engine described by the model's `engine` parameter (JSON of EngineConfig)."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        _exit_with_parent()
         parameters = json.loads(args["model_config"])["parameters"]
         settings = config.from_json(parameters["engine"]["string_value"])
         arithmetic, digest = load_arithmetic(settings)
@@ -118,6 +116,9 @@ class TritonPythonModel:
         self._engine.start()
         self._watch = CancelWatch(self._live, self._engine.cancel, settings.cancellation_check_s)
         self._watch.start()
+        self._closing = threading.Lock()
+        self._is_closed = False
+        Lifeline(parameters["http_address"]["string_value"], self.finalize).start()
 
     def execute(self, requests_: list[Any]) -> None:
         """Take requests over; answers come through their response senders."""
@@ -130,7 +131,11 @@ class TritonPythonModel:
                 sender.send(_error_response(str(error)), flags=_FINAL)
 
     def finalize(self) -> None:
-        """End everything; live requests get an error."""
+        """End everything; live requests get an error. Idempotent."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
         self._watch.close()
         self._engine.close()
         self._outbox.close()
@@ -184,18 +189,6 @@ def _answer_empty(sender: Any) -> None:
         _tensor("sequence_length", np.zeros((1, 1), dtype=np.int32)),
     ]
     sender.send(pb_utils.InferenceResponse(empty), flags=_FINAL)
-
-
-def _exit_with_parent() -> None:
-    """End this process soon after tritonserver dies, however it dies."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_ORPHAN_CHECK_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="orphan-watch", daemon=True).start()
 
 
 def _error_response(text: str) -> Any:

@@ -1,0 +1,66 @@
+"""Notices that the server around the model is stopping or gone, which Triton does not tell a Python model.
+
+A stopping tritonserver closes its HTTP service first, then waits for open responses before it finalizes the model. A long-lived
+subscription would keep it waiting until its exit timeout, after which it can hang for ever (seen with 2.51). So the model watches that
+service and ends everything by itself; and it ends its own process when the server dies without a word.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_CHECK_S = 0.25
+_CONNECT_TIMEOUT_S = 1.0
+# tritonserver's own exit timeout is 3 s; one that is still there after this hangs.
+_STOP_GRACE_S = 6.0
+
+
+@dataclass(slots=True)
+class Lifeline:
+    """Calls `on_stopping` once when the service at `http_address` ("host:port") was there and is no more."""
+
+    http_address: str
+    on_stopping: Callable[[], None]
+    _parent: int = field(default_factory=os.getppid)
+
+    def start(self) -> None:
+        """Start the watching thread; it ends with the process."""
+        threading.Thread(target=self._run, name="lifeline", daemon=True).start()
+
+    def _run(self) -> None:
+        was_there = False
+        while True:
+            if os.getppid() != self._parent:
+                os._exit(1)
+            is_there = self._is_there()
+            if was_there and not is_there:
+                break
+            was_there = is_there
+            time.sleep(_CHECK_S)
+        threading.Thread(target=self.on_stopping, name="stopping", daemon=True).start()
+        self._see_it_end()
+
+    def _is_there(self) -> bool:
+        """Connect and leave at once: a connection that stays would itself keep the server waiting."""
+        host, _, port = self.http_address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True  # busy, out of descriptors: not a sign of stopping
+        return True
+
+    def _see_it_end(self) -> None:
+        deadline_s = time.monotonic() + _STOP_GRACE_S
+        while os.getppid() == self._parent:
+            if time.monotonic() > deadline_s:
+                with contextlib.suppress(OSError):
+                    os.kill(self._parent, signal.SIGKILL)
+            time.sleep(_CHECK_S)
+        os._exit(1)
