@@ -127,12 +127,13 @@ class Frontend:
         self._idle = asyncio.Event()
         self.metrics = Metrics("frontend")
         self.tracing = telemetry.tracing_of(config.telemetry, "frontend", place.name)
+        counts = RequestMetrics(self.metrics)
         self.core = FrontendCore(
             Limits(section.attempts_max, config.decode.orphan_s, self._block_tokens),
             places=section.max_live_requests,
             retries=RetryBudget(section.retry_budget_ratio, section.retry_budget_per_s, clock.now_s()),
             jitter=random.random,
-            observer=RequestMetrics(self.metrics),
+            observer=counts,
         )
         watch_core(self.metrics, self.core)
         self._alarm = Alarm(self.core, clock, lambda error: log.error("bug in a timer", exc_info=error))
@@ -161,7 +162,8 @@ class Frontend:
             clock,
             self.tracing,
             random.getrandbits,
-            lambda: self._is_seeded,
+            is_seeded=lambda: self._is_seeded,
+            on_refused=counts.on_refused,
         )
         self.server = shell.MeshServer("frontend", place.name, [SERVICE_NAME], keepalive_s=CLIENT_KEEPALIVE_S)
         self.service.register(self.server.grpc)

@@ -5,7 +5,7 @@ Named by the words of the architecture; one series per outcome, fixed at start, 
 
 from __future__ import annotations
 
-from kvmesh.errors import TABLE
+from kvmesh.errors import TABLE, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.metrics import Counter, Metrics
 from services.frontend.core import FrontendCore
@@ -46,6 +46,10 @@ class RequestMetrics:
         self._adoptions.value += request.adoptions
         self._resumes.value += request.tries.resumes
         self._retries.value += request.tries.retries
+
+    def on_refused(self, error: MeshError) -> None:
+        """Count a request that was refused before it became live."""
+        self._outcomes[error.reason].value += 1
 
 
 def watch_core(metrics: Metrics, core: FrontendCore) -> None:

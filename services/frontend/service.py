@@ -53,7 +53,8 @@ class Terms:
 class InferenceService:
     """Serves kvmesh.inference.v1. `random_bits(n)` returns n random bits: request ids and seeds.
 
-    `is_seeded()` tells whether all engines of the mesh make the same tokens wherever they run.
+    `is_seeded()` tells whether all engines of the mesh make the same tokens wherever they run. `on_refused` counts what never
+    became a live request.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class InferenceService:
         tracing: Tracing,
         random_bits: Callable[[int], int],
         is_seeded: Callable[[], bool] = lambda: True,
+        on_refused: Callable[[MeshError], None] = lambda error: None,
     ) -> None:
         self._core = core
         self._tokenizer = tokenizer
@@ -75,6 +77,7 @@ class InferenceService:
         self._tracing = tracing
         self._random_bits = random_bits
         self._is_seeded = is_seeded
+        self._on_refused = on_refused
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to `server`. Requests arrive as bytes: a bad one must get a better answer than gRPC's."""
@@ -95,17 +98,19 @@ class InferenceService:
     async def serve(self, data: bytes, call: Call[bytes, pb.GenerateResponse]) -> None:
         """Serve one call. Raises MeshError with the call's status."""
         arrived_s, arrived_ns = self._clock.now_s(), wall_ns()
-        remaining_s = call.remaining_s()
-        self._core.check_room()
-        asked = validation.check(wire.parse(data, self._terms.message_bytes_max), self._bounds)
-        del data
-        prompt_ids = array("i", await self._tokenize(asked)).tobytes()
         caller = self._tracing.begin(call.metadata.get("traceparent"))
         context = self._tracing.child(caller)
-        order = self._order(asked, prompt_ids, arrived_s, remaining_s, context)
         ready = asyncio.Event()
-        output = Output(Detokenizer(self._tokenizer.token_bytes), order.stop, with_logprobs=order.logprobs)
-        request = self._core.submit(order, output, ready.set, self._clock.now_s())
+        try:
+            order = await self._read(data, arrived_s, call.remaining_s(), context)
+            output = Output(
+                Detokenizer(self._tokenizer.token_bytes), order.stop, with_logprobs=order.logprobs
+            )
+            request = self._core.submit(order, output, ready.set, self._clock.now_s())
+        except MeshError as error:
+            self._on_refused(error)
+            raise
+        del data
         try:
             await self._stream(call, request, ready)
         finally:
@@ -140,6 +145,15 @@ class InferenceService:
         except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
             # The call ended under the write: the client is gone, and nobody reads a status.
             log.debug("write failed", extra={"request_id": request.order.request_id, "why": str(error)})
+
+    async def _read(
+        self, data: bytes, arrived_s: float, remaining_s: float | None, context: TraceContext
+    ) -> Order:
+        """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
+        self._core.check_room()
+        asked = validation.check(wire.parse(data, self._terms.message_bytes_max), self._bounds)
+        prompt_ids = array("i", await self._tokenize(asked)).tobytes()
+        return self._order(asked, prompt_ids, arrived_s, remaining_s, context)
 
     async def _tokenize(self, asked: Asked) -> list[int] | tuple[int, ...]:
         if asked.token_ids is not None:
