@@ -22,7 +22,7 @@ class DecodeStatus(decode_pb2_grpc.DecodeServiceServicer):
         self._core = core
         self._parts = parts
 
-    async def GetStatus(  # noqa: N802  # named by the protocol
+    async def GetStatus(  # named by the protocol
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetStatusResponse:
         """See decode.proto."""

@@ -82,6 +82,7 @@ class PrefillCore:
                 retry_after_ms=refused.retry_after_ms,
                 field=refused.field,
             )
+            self.prefilling.pump(now_s)  # a lower attempt may have made room before its heir was refused
             return
         budget = submit.budget
         remaining_ms = budget.remaining_ms

@@ -1,0 +1,291 @@
+"""The decode core under random schedules: streams cut anywhere, adopts, cancels, deadlines, crossing attempts, engine faults."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.triton.errors import EngineError
+from services.decode.core import DecodeCore
+from services.decode.limits import DecodeLimits
+from services.decode.session import DecodeSession
+from services.decode.slot import State
+from tests.unit.triton.fake_engine import END_TOKEN, FakeEngine, expected, facts, next_token
+from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
+
+SEEDS = 60
+STEPS = 300
+GENERATION, LOCAL = pb.PHASE_GENERATION_ONLY, pb.PHASE_CONTEXT_AND_GENERATION
+
+
+@dataclass
+class Request:
+    """A request as its frontend knows it."""
+
+    request_id: str
+    prompt: list[int]
+    output: list[int]
+    """Everything it will ever generate."""
+    attempt: int
+
+
+@dataclass
+class Stream:
+    """One router's stream."""
+
+    session: DecodeSession
+    reader: Reader
+    owner: dict[int, Request] = field(default_factory=dict)
+    """By slot."""
+    handoffs: dict[int, bytes] = field(default_factory=dict)
+    """What prefill made for a slot."""
+    last: int = 0
+
+    def number(self) -> int:
+        self.last += 1
+        return self.last
+
+
+class World:
+    """A decode core, its engine, routers that come and go, and the checks."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_s = 100.0
+        limits = DecodeLimits(
+            slots_max=12, orphan_s=0.5, slow_reader_s=2.0, first_token_timeout_s=3.0, token_timeout_s=2.0
+        )
+        self.core = DecodeCore("decode-0", facts(), limits, lambda address: address == "kv:1")
+        self.engine = FakeEngine(self.core.sink)
+        self.core.connect(self.engine)
+        self.engine.report(self.now_s)
+        self.streams: list[Stream] = []
+        self.requests: list[Request] = []
+        self.finished = 0
+
+    def act(self) -> None:
+        """Do one random thing, then check."""
+        actions = (
+            (self.open, 2),
+            (self.cut, 1),
+            (self.submit, 14),
+            (self.hand_over, 14),
+            (self.step, 40),
+            (self.read, 25),
+            (self.cancel, 3),
+            (self.credit, 12),
+            (self.adopt, 8),
+            (self.engine_fault, 1),
+            (self.wait, 10),
+        )
+        action = self.rng.choices([one for one, _ in actions], [weight for _, weight in actions])[0]
+        action()
+        self.core.assert_consistent()
+        assert set(self.core.generation.calls) == set(self.engine.live)
+
+    def open(self) -> None:
+        """Attach a router."""
+        if len(self.streams) < 3:
+            outbox = DownwardOutbox()
+            session = self.core.open_session(HELLO, outbox, self.now_s)
+            self.streams.append(Stream(session, Reader(outbox)))
+
+    def cut(self) -> None:
+        """Break a stream; what waited in its outbox is lost."""
+        if self.streams:
+            stream = self.streams.pop(self.rng.randrange(len(self.streams)))
+            stream.session.on_closed(self.now_s)
+
+    def submit(self) -> None:
+        """Submit a new request, or a higher or an old attempt of a known one."""
+        if not self.streams:
+            return
+        rng, stream = self.rng, self.rng.choice(self.streams)
+        if self.requests and rng.random() < 0.25:
+            request = rng.choice(self.requests)
+            request.attempt = max(1, request.attempt + rng.choice((1, 1, 1, 0, -1)))
+        else:
+            prompt = [rng.randrange(64) for _ in range(rng.randrange(1, 24))]
+            output = expected(prompt, rng.randrange(1, 30), END_TOKEN)
+            request = Request(f"{rng.getrandbits(128):032x}", prompt, output, 1)
+            self.requests.append(request)
+        start = rng.randrange(len(request.output))
+        known = request.prompt + request.output[:start]
+        is_local = rng.random() < 0.4
+        credit = rng.choice((0, start + 3, 1 << 30))
+        number = stream.number()
+        message = submit(
+            number,
+            known,
+            LOCAL if is_local else GENERATION,
+            request_id=request.request_id,
+            attempt=request.attempt,
+            start=start,
+            output=len(request.output) - start,
+            end_token_id=END_TOKEN,
+            credit=credit,
+            remaining_ms=rng.choice((300, 5_000, 60_000)),
+            ttft_ms=rng.choice((None, 200, 5_000)),
+            logprobs=rng.random() < 0.3,
+        )
+        # Behind a handoff the caller has the first token already: it came from prefill.
+        stream.reader.open(number, start if is_local else start + 1, max(credit, start + 1))
+        stream.owner[number] = request
+        if not is_local:
+            handoff = stream.handoffs[number] = f"h{rng.getrandbits(64)}".encode()
+            self.engine.held[handoff] = next_token(known)
+        stream.session.on_request(pb.AttachRequest(submits=[message]), self.now_s)
+
+    def hand_over(self) -> None:
+        """Deliver a handoff, sometimes twice, sometimes from nowhere."""
+        for stream in self.streams:
+            waiting = [number for number, slot in stream.session.slots.items() if slot.state is State.PENDING]
+            if not waiting:
+                continue
+            number = self.rng.choice(waiting)
+            address = "kv:1" if self.rng.random() < 0.9 else "kv:evil"
+            row = pb.Handoff(
+                slot=number,
+                context_phase_params=stream.handoffs[number],
+                first_token_count=1,
+                kv_address=address,
+            )
+            stream.session.on_request(pb.AttachRequest(handoffs=[row, row]), self.now_s)
+
+    def step(self) -> None:
+        """Let the engine make a step, or a part of one."""
+        chance = self.rng.choice((1.0, 1.0, 0.5))
+        tokens = self.rng.choice((1, 1, 1, 3))
+        self.engine.step(self.now_s, tokens, lambda _: self.rng.random() < chance)
+        self.now_s += 0.002
+
+    def read(self) -> None:
+        """Let a router read."""
+        if self.streams:
+            self.deliver(self.rng.choice(self.streams))
+
+    def deliver(self, stream: Stream) -> None:
+        """Read one stream and compare the tokens of every slot with what they must be."""
+        stream.reader.read(self.now_s)
+        for number, request in list(stream.owner.items()):
+            view = stream.reader.slots[number]
+            begin = view.next_position - len(view.ids)
+            assert view.ids == request.output[begin : view.next_position], (number, request, view)
+            if view.finish is not None and view.finish.reason in (
+                pb.Finish.REASON_LENGTH,
+                pb.Finish.REASON_END_TOKEN,
+            ):
+                self.finished += 1
+                assert view.finish.end_position == len(request.output), view
+            if view.is_over():
+                del stream.owner[number]
+
+    def cancel(self) -> None:
+        """Cancel a slot, an unknown one too."""
+        if self.streams:
+            stream = self.rng.choice(self.streams)
+            number = self.rng.randrange(1, stream.last + 3)
+            row = pb.Cancel(slot=number, reason=pb.Cancel.REASON_CLIENT)
+            stream.session.on_request(pb.AttachRequest(cancels=[row]), self.now_s)
+
+    def credit(self) -> None:
+        """Grant credit, sometimes less than before."""
+        for stream in self.streams:
+            for number, view in stream.reader.slots.items():
+                if self.rng.random() < 0.5 and number in stream.session.slots:
+                    position = view.next_position + self.rng.randrange(-2, 10)
+                    view.credit = max(view.credit, position)
+                    message = pb.AttachRequest(credit_slots=[number], credit_positions=[max(0, position)])
+                    stream.session.on_request(message, self.now_s)
+
+    def adopt(self) -> None:
+        """Take a request over, from a position its frontend may have or from a wrong one."""
+        if not self.streams or not self.requests:
+            return
+        rng, stream, request = self.rng, self.rng.choice(self.streams), self.rng.choice(self.requests)
+        slot = self.core.holdings.slots.get(request.request_id)
+        position = rng.randrange(40)
+        if slot is not None and rng.random() < 0.9:
+            position = rng.randrange(slot.log.start, slot.known_position() + 1)
+        credit = rng.choice((0, position + 2, 1 << 30))
+        number = stream.number()
+        stream.reader.open(number, position, max(credit, position))
+        stream.owner[number] = request
+        row = pb.Adopt(
+            slot=number,
+            request_id=request.request_id,
+            attempt=request.attempt,
+            position=position,
+            credit_position=credit,
+        )
+        stream.session.on_request(pb.AttachRequest(adopts=[row]), self.now_s)
+
+    def engine_fault(self) -> None:
+        """Fail one call, or lose the whole engine."""
+        if self.rng.random() < 0.2:
+            self.engine.crash(f"boot-{self.rng.random()}", self.now_s)
+        elif self.engine.live:
+            self.engine.fail(self.rng.choice(list(self.engine.live)), EngineError("fault"), self.now_s)
+
+    def wait(self) -> None:
+        """Let time pass, with all its timers."""
+        self.until(self.now_s + self.rng.choice((0.001, 0.005, 0.05, 0.4)))
+
+    def until(self, end_s: float) -> None:
+        """Move the clock to `end_s`, calling the core whenever it asked for it."""
+        rounds = 0
+        while (at_s := self.core.next_wake_s()) is not None and at_s <= end_s:
+            self.now_s = max(self.now_s, at_s)
+            self.core.on_timer(self.now_s)
+            self.core.assert_consistent()
+            rounds += 1
+            assert rounds < 10_000, "the core asks to be called without end"
+        self.now_s = max(self.now_s, end_s)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_schedules_neither_repeat_nor_lose_nor_leak(seed: int) -> None:
+    """Whatever happens, every slot's tokens are right, without gap or repeat, and in the end nothing is held."""
+    print(f"seed={seed}")
+    world = World(seed)
+    for _ in range(STEPS):
+        world.act()
+    for stream in world.streams:
+        world.deliver(stream)
+        stream.session.on_closed(world.now_s)
+    world.core.assert_consistent()
+    world.until(world.now_s + 2.0)
+    core = world.core
+    assert not core.holdings.slots and not core.generation.calls and not world.engine.live
+    assert core.holdings.reservations.reserved == 0
+    assert core.generation.gather.live_count == 0
+    assert len(core.holdings.timetable) == 0
+    assert core.next_wake_s() is None
+
+
+def test_random_schedules_get_somewhere() -> None:
+    """The schedules do what they are for: requests finish, slots are adopted, orphans and refusals happen."""
+    finished = adopted = 0
+    for seed in range(10):
+        world = World(seed)
+        for _ in range(STEPS):
+            world.act()
+        finished += world.finished
+        adopted += world.core.adoption_total
+    assert finished > 50 and adopted > 20, (finished, adopted)
+
+
+def test_view_of_a_slot() -> None:
+    """The reader refuses a repeat: the checks of this file can fail."""
+    reader = Reader(DownwardOutbox())
+    reader.open(1, 0)
+    reader.outbox.tokens(1, 0, b"\x01\x00\x00\x00")
+    reader.read(0.0)
+    reader.outbox.tokens(1, 0, b"\x01\x00\x00\x00")
+    with pytest.raises(AssertionError, match="was next"):
+        reader.read(0.0)
+    assert isinstance(reader.slots[1], SlotView)

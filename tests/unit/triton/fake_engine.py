@@ -1,0 +1,169 @@
+"""An engine without a server: the EnginePort of tests. Moves only when `step` is called; time comes as an argument.
+
+Tokens are a pure function of the whole history, so that a lost or repeated one changes everything after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import xxhash
+
+from kvmesh.attach import frames
+from kvmesh.triton.capabilities import Capabilities, ModelFacts
+from kvmesh.triton.errors import CallError, EngineLost, HandoffLost
+from kvmesh.triton.port import EngineCall, EngineLoad, EngineSink, First, Kind
+
+VOCABULARY = 64
+END_TOKEN = 0
+"""Comes once in 64 tokens."""
+
+
+def next_token(history: Sequence[int]) -> int:
+    """Return the token behind `history`."""
+    return xxhash.xxh3_64_intdigest(frames.pack_ids(history)) % VOCABULARY
+
+
+def expected(prompt: Sequence[int], output: int, end_token_id: int) -> list[int]:
+    """Return what an engine generates behind `prompt`."""
+    history = list(prompt)
+    while len(history) < len(prompt) + output:
+        history.append(next_token(history))
+        if history[-1] == end_token_id:
+            break
+    return history[len(prompt) :]
+
+
+def facts(**changes: object) -> ModelFacts:
+    """Return a model that can do everything: blocks of 4 tokens, 64 of them, 128 tokens in a sequence."""
+    settings: dict[str, object] = {
+        "capabilities": Capabilities(True, True, True, True, True),
+        "tokens_per_block": 4,
+        "kv_blocks": 64,
+        "max_sequence_tokens": 128,
+        "vocab_size": VOCABULARY,
+        "kv_address": "127.0.0.1:9",
+        "model_version": "v1",
+        "load_report": True,
+        "stop": True,
+        "inputs": frozenset(),
+        "outputs": frozenset(),
+    }
+    return ModelFacts(**{**settings, **changes})  # type: ignore[arg-type]  # fields by name
+
+
+@dataclass(slots=True)
+class Run:
+    """A call the fake works on."""
+
+    call: EngineCall
+    prompt: tuple[int, ...]
+    made: list[int] = field(default_factory=list)
+
+    def is_over(self) -> bool:
+        """True if the last token is made."""
+        return len(self.made) >= self.call.max_output_tokens or (
+            bool(self.made) and self.made[-1] == self.call.end_token_id
+        )
+
+
+class FakeEngine:
+    """An EnginePort. Handoffs are its own, or those of `peer` for a decode engine.
+
+    `live`: calls by id. `held`: handoffs nobody has pulled or released.
+    """
+
+    def __init__(self, sink: EngineSink, *, boot_id: str = "boot-1", peer: FakeEngine | None = None) -> None:
+        self.sink = sink
+        self.boot_id = boot_id
+        self.live: dict[int, Run] = {}
+        self.held: dict[bytes, int] = {}
+        """Handoff -> first token."""
+        self.released: list[bytes] = []
+        self.started_total = 0
+        self._peer = peer
+        self._numbers = itertools.count(1)
+
+    def start(self, call_id: int, call: EngineCall) -> None:
+        """See EnginePort."""
+        assert call_id not in self.live, f"call {call_id} started twice"
+        self.started_total += 1
+        self.live[call_id] = Run(call, frames.unpack_ids(call.token_ids))
+
+    def cancel(self, call_id: int) -> None:
+        """See EnginePort."""
+        self.live.pop(call_id, None)
+
+    def release(self, context_phase_params: bytes) -> None:
+        """See EnginePort."""
+        self.released.append(context_phase_params)
+        self.held.pop(context_phase_params, None)
+
+    def open_calls(self) -> int:
+        """See EnginePort."""
+        return len(self.live)
+
+    def step(self, now_s: float, tokens: int = 1, chosen: Callable[[int], bool] = lambda _: True) -> None:
+        """Let each call with a `chosen` id make `tokens` tokens."""
+        for call_id in list(self.live):
+            run = self.live.get(call_id)
+            if run is None or not chosen(call_id):
+                continue
+            if run.call.kind is Kind.CONTEXT_ONLY:
+                self._prefill(call_id, run, now_s)
+            else:
+                self._generate(call_id, run, tokens, now_s)
+
+    def fail(self, call_id: int, error: CallError, now_s: float) -> None:
+        """End a call with `error`."""
+        del self.live[call_id]
+        self.sink.on_error(call_id, error, now_s)
+
+    def crash(self, boot_id: str, now_s: float) -> None:
+        """Lose everything and come back as another boot."""
+        for call_id in list(self.live):
+            if call_id in self.live:
+                self.fail(call_id, EngineLost("Socket closed"), now_s)
+        self.sink.on_ready(False, now_s)
+        self.held.clear()
+        self.boot_id = boot_id
+        self.report(now_s)
+
+    def report(self, now_s: float) -> None:
+        """Report readiness and load, as a real engine does when its load stream opens."""
+        self.sink.on_ready(True, now_s)
+        self.sink.on_load(EngineLoad(self.boot_id, 64, 64, handoffs_held=len(self.held)), now_s)
+
+    def _prefill(self, call_id: int, run: Run, now_s: float) -> None:
+        token = next_token(run.prompt)
+        handoff = f"{self.boot_id}/{next(self._numbers)}".encode()
+        self.held[handoff] = token
+        del self.live[call_id]
+        self.sink.on_first(call_id, First(handoff, reused_blocks=1), now_s)
+        self.sink.on_tokens(call_id, (token,), (-0.5,) if run.call.logprobs else (), now_s)
+        self.sink.on_end(call_id, now_s)
+
+    def _generate(self, call_id: int, run: Run, tokens: int, now_s: float) -> None:
+        fresh: list[int] = []
+        is_first = not run.made
+        if is_first and run.call.kind is Kind.GENERATION_ONLY:
+            source = self._peer.held if self._peer else self.held
+            token = source.pop(run.call.context_phase_params, None)
+            if token is None:
+                self.fail(call_id, HandoffLost("KV handoff 1 is unknown or expired at x"), now_s)
+                return
+            fresh.append(token)
+            run.made.append(token)
+        while not run.is_over() and len(fresh) < tokens:
+            run.made.append(next_token((*run.prompt, *run.made)))
+            fresh.append(run.made[-1])
+        if run.is_over():
+            del self.live[call_id]
+        if is_first:
+            self.sink.on_first(call_id, First(), now_s)
+        if fresh:
+            self.sink.on_tokens(call_id, fresh, [-0.5] * len(fresh) if run.call.logprobs else (), now_s)
+        if run.is_over():
+            self.sink.on_end(call_id, now_s)
