@@ -88,9 +88,13 @@ def measure(pids: list[int], load: Process, seconds: float) -> Window:
     )
 
 
-def add_stream_figures(results: Results, scenario: str, case: Case, window: Window) -> None:
-    """Add what a window of open streams shows."""
-    tokens, frames = window.counts["tokens"], window.counts["frames"]
+def add_stream_figures(
+    results: Results, scenario: str, case: Case, window: Window, frames_in: float | None = None
+) -> None:
+    """Add what a window of open streams shows. `frames_in`: frames, where the load sees no frames but messages."""
+    tokens = window.counts["tokens"]
+    frames = window.counts["frames"] if frames_in is None else frames_in
+    rows = window.counts["rows"]
     if not tokens or not frames:
         results.problem(f"{scenario}, {case}: no token arrived in the window")
         return
@@ -99,7 +103,7 @@ def add_stream_figures(results: Results, scenario: str, case: Case, window: Wind
         results.problem(f"{scenario}, {case}: {tokens / expected:.0%} of the paced tokens arrived")
     results.add(scenario, str(case), aims.PER_TOKEN, "us", window.cpu_s / tokens * 1e6)
     results.add(scenario, str(case), aims.PER_FRAME, "us", window.cpu_s / frames * 1e6)
-    results.add(scenario, str(case), aims.ROWS, "rows", window.counts["rows"] / frames)
+    results.add(scenario, str(case), aims.ROWS, "rows", rows / frames)
 
 
 def add_rate_figures(results: Results, scenario: str, case: str, window: Window, per_s: float) -> None:
@@ -110,6 +114,11 @@ def add_rate_figures(results: Results, scenario: str, case: str, window: Window,
     if finished:
         results.add(scenario, case, aims.PER_REQUEST, "ms", window.cpu_s / finished * 1e3)
         results.add(scenario, case, "share of the core", "%", window.cpu_s / window.seconds * 100)
+
+
+def frames_since(source: Process, earlier: dict[str, Any]) -> float:
+    """Return the frames `source` sent since `earlier`."""
+    return _growth(earlier, source.ask("counters"))["frames"]
 
 
 def check_source(

@@ -71,6 +71,8 @@ def _run_engine(
         window = measure([decode.pid], sink, pace.rate_s)
         add_rate_figures(results, NAME, RATE_CASE, window, PER_S)
         check_faults(results, NAME, RATE_CASE, sink)
+    if not engine.process.is_running():
+        results.problem(f"{NAME}: {engine.process.name} died: {engine.process.log_tail()}")
     fleet.stop(sink, decode)
 
 

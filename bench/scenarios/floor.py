@@ -37,6 +37,13 @@ def run(results: Results, pace: Pace) -> None:
         client = fleet.neighbour("client", "bench.client", "--target", edge.address)
         for case in pace.cases:
             _run_edge(results, pace, case, edge, client)
+        edge.ask("pace", step_ms=20)
+        client.ask("rate", per_s=200, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
+        time.sleep(pace.warm_s)
+        window = measure([edge.pid], client, pace.rate_s)
+        client.ask("close")
+        spent_ms = window.cpu_s * 1e3 / (window.counts["started"] or 1)
+        results.add(NAME, aims.RATE_200, "CPU per request of a server of the client API", "ms", spent_ms)
 
 
 def _run_frames(results: Results, pace: Pace, case: Case, source: Process, sink: Process) -> None:

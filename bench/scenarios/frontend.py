@@ -15,6 +15,7 @@ from bench.windows import (
     add_stream_figures,
     check_faults,
     check_source,
+    frames_since,
     measure,
 )
 
@@ -65,7 +66,7 @@ def _run_case(
     time.sleep(pace.warm_s)
     earlier = source.ask("counters")
     window = measure([frontend.pid], client, pace.window_s)
-    add_stream_figures(results, NAME, case, window)
+    add_stream_figures(results, NAME, case, window, frames_since(source, earlier))
     if case == pace.cases[0]:
         growth = accounting.rss_bytes(frontend.pid) - before
         results.add(NAME, str(case), aims.STREAM_BYTES, "KB", growth / (case.streams - 1) / 1e3)
