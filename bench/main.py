@@ -35,7 +35,8 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Repeats; 0 takes 3, or 1 with --quick.", min=0, max=20)] = 0,
     json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")] = False,
     write: Annotated[
-        Path | None, typer.Option(help="Page to write, for example docs/measurements/cost.md.")
+        Path | None,
+        typer.Option(help="Page to write, and the JSON beside it, for example docs/measurements/cost.md."),
     ] = None,
 ) -> None:
     """Measure what the mesh costs: CPU, memory, added latency, each beside its aim."""
@@ -68,6 +69,8 @@ def bench(
         notes = write.read_text(encoding="utf-8").partition(report.NOTES)[2] if write.exists() else ""
         write.parent.mkdir(parents=True, exist_ok=True)
         write.write_text(report.page(results, described, command, seconds, notes), encoding="utf-8")
+        as_json = report.to_json(results, described, command, seconds)
+        write.with_suffix(".json").write_text(as_json + "\n", encoding="utf-8")
     if not results.figures:
         raise typer.Exit(1)
 
@@ -88,6 +91,13 @@ def _measure(names: list[str], pace: Pace, results: Results, console: Console) -
                 progress.advance(task)
 
 
+def app() -> typer.Typer:
+    """Return the command."""
+    made = typer.Typer(add_completion=False)
+    made.command()(bench)
+    return made
+
+
 def main() -> None:
     """Run the command."""
-    typer.run(bench)
+    app()()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+from typer.testing import CliRunner
+
 from bench import aims, report
+from bench.main import app
 from bench.results import Aim, Key, Results
 
 
@@ -46,3 +49,10 @@ def test_json_holds_every_value() -> None:
 def test_every_aim_names_a_known_scenario() -> None:
     """An aim for a scenario that does not exist would never be judged."""
     assert {key.scenario for key in aims.AIMS} <= set(report.TITLES)
+
+
+def test_an_unknown_scenario_is_named() -> None:
+    """A typing error starts nothing and says what there is."""
+    told = CliRunner().invoke(app(), ["--only", "routr"], env={"COLUMNS": "200"})
+    assert told.exit_code == 2
+    assert "'routr' is no scenario; allowed are floor, router" in told.output
