@@ -53,7 +53,7 @@ async def demo(console: Console) -> int:
         with tempfile.TemporaryDirectory(prefix="kvmesh-demo-") as folder:
             async with running_mesh(MeshConfig(), Path(folder), console) as (supervisor, mesh):
                 console.print(f"{len(mesh.processes)} processes are ready.")
-                turns = await supervisor.attend(_dialogue(console, mesh.address_of("frontend")))
+                turns = await supervisor.attend(dialogue(console, mesh.address_of("frontend")))
                 console.print(explanation_table(turns))
     except Stopped:
         return 130
@@ -64,7 +64,8 @@ async def demo(console: Console) -> int:
     return 0
 
 
-async def _dialogue(console: Console, address: str) -> list[tuple[str, inference.Finished]]:
+async def dialogue(console: Console, address: str) -> list[tuple[str, inference.Finished]]:
+    """Have both turns with the frontend at `address`; return their titles and ends. Raises RequestFailed."""
     said: list[Message] = [
         (inference.ChatMessage.ROLE_SYSTEM, SCENE),
         (inference.ChatMessage.ROLE_USER, OPENING),

@@ -1,0 +1,27 @@
+"""What the list of processes passes on the command line is what the programs take."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kvmesh.cli.processes import processes_of
+from kvmesh.config import Engine, MeshConfig
+
+CONFIG = MeshConfig(engine=Engine(arithmetic="hashed", step_s=0.01))
+
+
+@pytest.mark.parametrize("name", ["prefill-0-engine", "prefill-0", "decode-0", "router-0", "frontend-0"])
+def test_every_option_is_known_to_its_program(name: str, tmp_path: Path) -> None:
+    """A renamed option is found here and not at the next start."""
+    processes = {each.name: each for each in processes_of(CONFIG, tmp_path / "kvmesh.toml", tmp_path)}
+    command = processes[name].command
+    program = command[: command.index("-m") + 2]
+    shown = subprocess.run(
+        [*program, "--help"], capture_output=True, text=True, check=True, timeout=30
+    ).stdout
+    known = set(re.findall(r"--[a-z0-9-]+", shown))
+    assert {part for part in command if part.startswith("--")} <= known

@@ -1,0 +1,64 @@
+"""The demo's dialogue: long enough to have blocks, continued in the same session with everything said before."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from kvmesh.cli.demo import CONTINUATION, OPENING, SCENE, SESSION, dialogue
+from kvmesh.cli.screen import explanation_table
+from kvmesh.config import MeshConfig
+from kvmesh.inference.v1 import inference_pb2 as inference
+from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
+from kvmesh.server import MeshServer
+
+
+class Echo(inference_grpc.InferenceServiceServicer):
+    """Answers every turn with two words."""
+
+    def __init__(self) -> None:
+        self.seen: list[inference.GenerateRequest] = []
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[inference.GenerateResponse]:
+        self.seen.append(request)
+        yield inference.GenerateResponse(tokens=inference.Tokens(text="Dear "))
+        yield inference.GenerateResponse(tokens=inference.Tokens(text="sister"))
+        finished = inference.Finished(finish_reason=inference.FINISH_REASON_END_TOKEN)
+        finished.explanation.attempts.add(matched_block_count=len(self.seen), prompt_block_count=12)
+        yield inference.GenerateResponse(finished=finished)
+
+
+async def test_the_second_turn_repeats_everything_said() -> None:
+    """The mesh keeps no history: the continued conversation carries the answer it got."""
+    server, servicer = MeshServer("frontend", "frontend-0", []), Echo()
+    inference_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
+    screen = Console(file=io.StringIO(), width=120)
+    turns = await dialogue(screen, await server.listen("127.0.0.1:0"))
+    await server.grpc.stop(0)
+    opened, continued = servicer.seen
+    assert [message.content for message in opened.chat.messages] == [SCENE, OPENING]
+    assert [message.content for message in continued.chat.messages] == [
+        SCENE,
+        OPENING,
+        "Dear sister",
+        CONTINUATION,
+    ]
+    assert {request.session_id for request in servicer.seen} == {SESSION}
+    screen.print(explanation_table(turns))
+    assert isinstance(screen.file, io.StringIO)
+    shown = screen.file.getvalue()
+    assert "1 of 12" in shown
+    assert "2 of 12" in shown
+
+
+def test_the_opening_fills_several_blocks() -> None:
+    """Blocks are what is cached: an opening of a few words would show nothing."""
+    config = MeshConfig()
+    tokenizer = Tokenizer.from_file(str(config.mesh.model_path / "tokenizer.json"))
+    tokens = len(tokenizer.encode(SCENE).ids) + len(tokenizer.encode(OPENING).ids)
+    assert 300 <= tokens <= 450
+    assert tokens // config.engine.block_tokens >= 9
