@@ -59,7 +59,7 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
         self._streams: set[asyncio.Task[None]] = set()
         self.stream_count = 0
 
-    async def Attach(self, request_iterator: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # type: ignore[override]  # noqa: N802  # named by the protocol; writes instead of yielding
+    async def Attach(self, request_iterator: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # type: ignore[override]  # named by the protocol; writes instead of yielding
         """See attach.proto."""
         problem = await self.serve(GrpcCall(context))
         if problem is not None:
