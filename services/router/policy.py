@@ -102,8 +102,6 @@ class Dispatched:
     replica: str
     hashes: Sequence[int]
     prefill_s: float
-    cold_prefill_s: float
-    """The same without any cache."""
     at_s: float
     expires_s: float
     """Forget it then, whatever is heard."""

@@ -1,0 +1,225 @@
+"""What frontends ask of the router: new attempts, adoptions, cancels, and what their loss means. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kvmesh import blocks
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.frontends import FrontendSession
+from services.router.holdings import Holdings
+from services.router.relayed import Relayed, Stage
+from services.router.releases import Releases
+from services.router.replicas import Replica
+
+MARGIN_S: Final = 0.005
+"""Taken off each deadline by this hop."""
+
+MAX_OUTPUT_TOKENS: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """Bounds of a router; times in seconds."""
+
+    queue_max_requests: int = 1024
+    queue_max_wait_s: float = 60.0
+    orphan_s: float = 3.0
+
+
+class Refused(NamedTuple):
+    """Why an attempt is not taken."""
+
+    reason: pb.Refusal.Reason.ValueType
+    message: str
+    retry_after_ms: int = 0
+    field: str = ""
+
+
+class Admission:
+    """Takes the rows of frontends."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        releases: Releases,
+        replicas: Mapping[str, Replica],
+        limits: RelayLimits,
+        model_version: str,
+        block_tokens: int,
+    ) -> None:
+        self.is_draining = False
+        self._holdings = holdings
+        self._releases = releases
+        self._replicas = replicas
+        self._limits = limits
+        self._model_version = model_version
+        self._block_tokens = block_tokens
+
+    def submit(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> None:
+        """Queue or refuse one attempt."""
+        known = self._holdings.live.get(submit.request_id)
+        if known is not None and known.attempt >= submit.attempt:
+            message = f"attempt {known.attempt} of the request is known here"
+            session.outbox.refuse(submit.slot, pb.Refusal.REASON_SUPERSEDED, message)
+            return
+        if known is not None:
+            self._supersede(known, now_s)
+        refusal = self._refusal(submit)
+        if refusal is not None:
+            session.outbox.refuse(
+                submit.slot,
+                refusal.reason,
+                refusal.message,
+                retry_after_ms=refusal.retry_after_ms,
+                field=refusal.field,
+            )
+            return
+        item = self._take(session, submit, now_s)
+        self._holdings.add(item)
+        self._holdings.live[item.request_id] = item
+        self._holdings.queue.add(item, at_head=submit.resumed)
+        self._holdings.timetable.by(item, item.queue_until_s)
+        self._holdings.is_news = True
+        session.outbox.accept(submit.slot)
+
+    def adopt(self, session: FrontendSession, adopt: pb.Adopt, now_s: float) -> None:
+        """Ask the decode replica for a running attempt."""
+        decode = self._replicas.get(adopt.decode_replica)
+        if decode is None or decode.role != "decode":
+            message = f"decode replica {adopt.decode_replica!r} is not known here"
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
+            return
+        item = Relayed(
+            request_id=adopt.request_id,
+            attempt=adopt.attempt,
+            slot=adopt.slot,
+            session=session,
+            outbox=session.outbox,
+            next_position=adopt.position,
+            credit=adopt.credit_position,
+            stage=Stage.ADOPTING,
+            arrived_s=now_s,
+            is_adopted=True,
+            was_taken=True,
+        )
+        item.decode = decode
+        item.decode_slot = decode.outbox.new_slot()
+        decode.slots[item.decode_slot] = item
+        decode.outbox.adopt(
+            pb.Adopt(
+                slot=item.decode_slot,
+                request_id=adopt.request_id,
+                attempt=adopt.attempt,
+                position=adopt.position,
+                credit_position=adopt.credit_position,
+                decode_replica=adopt.decode_replica,
+            )
+        )
+        self._holdings.add(item)
+
+    def cancel(self, item: Relayed, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+        """End `item` everywhere, without a word to its frontend."""
+        self._holdings.cancel_decode(item, reason)
+        self._holdings.cancel_prefill(item, reason)
+        self._holdings.end(item, now_s, "cancelled")
+
+    def close_session(self, session: FrontendSession, now_s: float) -> None:
+        """The stream of `session` is gone."""
+        for item in list(session.slots.values()):
+            is_running = item.stage in (Stage.TRANSFERRING, Stage.GENERATING, Stage.ADOPTING)
+            if is_running:
+                self._holdings.orphan(item, now_s + self._limits.orphan_s)
+            else:
+                self.cancel(item, pb.Cancel.REASON_ABANDONED, now_s)
+
+    def give_up_waiting(self, item: Relayed, now_s: float) -> None:
+        """It waited in the queue as long as it may."""
+        if now_s < item.queue_until_s:
+            self._holdings.timetable.by(item, item.queue_until_s)
+            return
+        waited_s = now_s - item.arrived_s
+        last_s = min(item.deadline_s, item.ttft_deadline_s or item.deadline_s)
+        reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "it was not placed"
+        if now_s >= last_s:
+            reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
+        if item.outbox is not None:
+            retry_ms = self._releases.retry_after_ms()
+            message = f"{why} after {waited_s:.3f} s in the router's queue of {len(self._holdings.queue)}"
+            item.outbox.refuse(item.slot, reason, message, retry_after_ms=retry_ms)
+        self._holdings.end(item, now_s, pb.Refusal.Reason.Name(reason))
+
+    def expire(self, item: Relayed, now_s: float) -> None:
+        """Nobody adopted it, or nobody needs its handoff any more."""
+        self._holdings.cancel_decode(item, pb.Cancel.REASON_ABANDONED)
+        self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
+        self._holdings.end(item, now_s, "abandoned")
+
+    def _take(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> Relayed:
+        budget = submit.budget
+        tokens = len(submit.token_ids) // 4
+        deadline_s = now_s + budget.remaining_ms / 1000 - MARGIN_S
+        ttft_deadline_s = None
+        if budget.HasField("ttft_remaining_ms"):
+            ttft_deadline_s = now_s + budget.ttft_remaining_ms / 1000 - MARGIN_S
+        return Relayed(
+            request_id=submit.request_id,
+            attempt=submit.attempt,
+            slot=submit.slot,
+            session=session,
+            outbox=session.outbox,
+            next_position=submit.start_position,
+            credit=submit.credit_position,
+            stage=Stage.QUEUED,
+            arrived_s=now_s,
+            submit=submit,
+            hashes=blocks.unpack(submit.block_hashes),
+            token_count=tokens,
+            start_position=submit.start_position,
+            output_tokens_max=budget.max_output_tokens,
+            end_token_id=submit.end_token_id,
+            blocks=blocks.count_for(tokens + budget.max_output_tokens, submit.block_tokens),
+            priority=budget.priority,
+            deadline_s=deadline_s,
+            ttft_deadline_s=ttft_deadline_s,
+            queue_until_s=min(
+                deadline_s,
+                ttft_deadline_s if ttft_deadline_s is not None else deadline_s,
+                now_s + self._limits.queue_max_wait_s,
+            ),
+            traceparent=submit.traceparent,
+        )
+
+    def _supersede(self, item: Relayed, now_s: float) -> None:
+        """A higher attempt took its place."""
+        self._holdings.cancel_decode(item, pb.Cancel.REASON_SUPERSEDED)
+        self._holdings.cancel_prefill(item, pb.Cancel.REASON_SUPERSEDED)
+        if item.outbox is not None:
+            item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_SUPERSEDED)
+        self._holdings.end(item, now_s, "REASON_SUPERSEDED")
+
+    def _refusal(self, submit: pb.Submit) -> Refused | None:
+        if self.is_draining:
+            return Refused(pb.Refusal.REASON_DRAINING, "the router is draining")
+        budget = submit.budget
+        if not budget.remaining_ms or (budget.HasField("ttft_remaining_ms") and not budget.ttft_remaining_ms):
+            return Refused(pb.Refusal.REASON_DEADLINE, "the deadline has passed")
+        if submit.model_version != self._model_version:
+            message = f"model version {submit.model_version!r} is not served; {self._model_version!r} is"
+            return Refused(pb.Refusal.REASON_STALE_SNAPSHOT, message)
+        if submit.block_tokens != self._block_tokens:
+            message = f"block_tokens is {submit.block_tokens}; {self._block_tokens} is allowed"
+            return Refused(pb.Refusal.REASON_INVALID, message, field="block_tokens")
+        if not 1 <= budget.max_output_tokens <= MAX_OUTPUT_TOKENS:
+            message = f"max_output_tokens is {budget.max_output_tokens}; 1 to {MAX_OUTPUT_TOKENS} is allowed"
+            return Refused(pb.Refusal.REASON_INVALID, message, field="budget.max_output_tokens")
+        if not any(one.role == "decode" and one.is_here() for one in self._replicas.values()):
+            return Refused(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
+        queue = self._holdings.queue
+        if queue.is_full() and not submit.resumed:
+            message = f"router queue full: {len(queue)}/{queue.requests_max}"
+            retry_ms = self._releases.retry_after_ms()
+            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_ms)
+        return None

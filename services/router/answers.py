@@ -1,0 +1,275 @@
+"""What follows from each answer of a replica, and from its silence. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.blocks import count_for
+from services.router.holdings import Holdings
+from services.router.policy import Hit, LoadSeen, ReplicaGone
+from services.router.relayed import Relayed, Stage
+from services.router.releases import Releases
+from services.router.replicas import Replica
+
+PLACE_AGAIN: Final = (
+    pb.Refusal.REASON_KV_FULL,
+    pb.Refusal.REASON_QUEUE_FULL,
+    pb.Refusal.REASON_DRAINING,
+)
+"""Refusals of decode after which another decode replica is tried."""
+
+SUPERSEDED: Final = pb.Cancel.REASON_SUPERSEDED
+
+
+class Answers:
+    """Takes the rows of replicas. `replica` is always the one whose slot it is: the decode or the prefill of `item`."""
+
+    def __init__(self, holdings: Holdings, releases: Releases, block_tokens: int, orphan_s: float) -> None:
+        self._holdings = holdings
+        self._releases = releases
+        self._block_tokens = block_tokens
+        self._orphan_s = orphan_s
+
+    def on_accepted(self, item: Relayed, replica: Replica, now_s: float) -> None:
+        """Decode holds KV blocks: prefill may start. Prefill's own acceptance tells nothing new."""
+        if replica is not item.decode:
+            return
+        replica.answered(item.decode_slot)
+        if item.stage is Stage.ADOPTING:
+            item.stage = Stage.GENERATING
+            self._holdings.live[item.request_id] = item
+            if item.outbox is not None:
+                item.outbox.accept(item.slot)
+        elif item.stage is Stage.RESERVING and item.prefill is None:
+            item.stage, item.submit = Stage.GENERATING, None
+        elif item.stage is Stage.RESERVING:
+            assert item.prefill is not None
+            if item.prefill.is_up:
+                self._releases.prefill(item)
+            else:
+                self._fail(item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.name, now_s)
+
+    def on_start(self, item: Relayed, replica: Replica, start: pb.Start, now_s: float) -> None:
+        """The engine has the prompt. Decode's start of a generation is no news to a frontend."""
+        if replica is item.prefill or item.is_local:
+            self._holdings.started(item, now_s)
+            if item.outbox is not None:
+                item.outbox.start(item.slot, start.queue_us)
+
+    def on_first_token(self, item: Relayed, replica: Replica, first: pb.FirstToken, now_s: float) -> None:
+        """The prompt is computed: pass the token on, the handoff to decode; or end it, if the token did."""
+        is_prefill = replica is item.prefill
+        if is_prefill and item.stage is not Stage.PREFILLING:
+            return
+        if first.position != item.next_position:
+            if first.position > item.next_position:
+                message = f"have {item.next_position} tokens, got position {first.position}"
+                self.on_gap(item, replica, message, now_s)
+            return
+        item.was_taken = True
+        item.first_token_s = item.first_token_s or now_s
+        item.cached_tokens = first.cached_token_count
+        item.next_position += 1
+        self._holdings.settle(item, now_s, self._hit(first, is_measured=is_prefill))
+        item.hashes = ()
+        handoff, first.context_phase_params = first.context_phase_params, b""
+        first.slot = item.slot
+        if item.outbox is not None:
+            item.outbox.first_token(first)
+        if not is_prefill:
+            return
+        if first.token_id == item.end_token_id:
+            self._complete(item, pb.Finish.REASON_END_TOKEN, now_s)
+        elif item.output_tokens_max == 1:
+            self._complete(item, pb.Finish.REASON_LENGTH, now_s)
+        elif not handoff:
+            self._fail(item, pb.Failure.CODE_HANDOFF_LOST, "prefill sent no handoff", replica.name, now_s)
+        else:
+            self._hand_over(item, replica, handoff)
+
+    def on_transfer(self, item: Relayed, replica: Replica, transfer: pb.Transfer) -> None:
+        """Decode has the KV blocks: prefill may forget them."""
+        if item.stage is Stage.TRANSFERRING:
+            item.stage = Stage.GENERATING
+        item.is_transferred = True
+        self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
+        if item.outbox is not None:
+            item.outbox.transfer(item.slot, transfer.transfer_us)
+
+    def on_finish(self, item: Relayed, replica: Replica, finish: pb.Finish, now_s: float) -> None:
+        """The attempt is over at `replica`."""
+        reason = finish.reason
+        if replica is item.prefill:
+            if item.stage is not Stage.PREFILLING:
+                self._prefill_over(item, now_s)  # only the handoff ended, which decode has or will miss
+                return
+            self._holdings.detach_prefill(item)
+            self._holdings.cancel_decode(item, SUPERSEDED)
+        elif reason == pb.Finish.REASON_ADOPTED:
+            self._adopted_away(item, now_s)
+            return
+        elif finish.end_position > item.next_position and item.outbox is not None:
+            message = f"have {item.next_position} tokens, the log ends at {finish.end_position}"
+            self.on_gap(item, replica, message, now_s)
+            return
+        else:
+            self._holdings.detach_decode(item)
+            self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
+        if item.outbox is not None:
+            item.outbox.finish(item.slot, item.next_position, reason)
+        self._holdings.end(item, now_s, pb.Finish.Reason.Name(reason))
+
+    def on_failure(self, item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
+        """Something broke at `replica`."""
+        if replica is item.prefill and item.stage is not Stage.PREFILLING:
+            self._prefill_over(item, now_s)
+            return
+        untouched = failure.untouched and not (replica is item.decode and item.first_token_s)
+        self._forget_at(item, replica)
+        message, name = failure.message, failure.replica or replica.name
+        self._fail(item, failure.code, message, name, now_s, untouched=untouched)
+
+    def on_refusal(self, item: Relayed, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
+        """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
+        if item.stage is Stage.RESERVING and refusal.reason in PLACE_AGAIN:
+            self._releases.requeue(item, now_s)
+            return
+        if replica is item.prefill and item.stage is not Stage.PREFILLING:
+            self._prefill_over(item, now_s)
+            return
+        self._forget_at(item, replica)
+        self._holdings.cancel_decode(item, SUPERSEDED)
+        self._holdings.cancel_prefill(item, SUPERSEDED)
+        if item.outbox is not None:
+            item.outbox.refuse(
+                item.slot,
+                refusal.reason,
+                refusal.message,
+                retry_after_ms=refusal.retry_after_ms,
+                field=refusal.field,
+            )
+        self._holdings.end(item, now_s, pb.Refusal.Reason.Name(refusal.reason))
+
+    def on_gap(self, item: Relayed, replica: Replica, message: str, now_s: float) -> None:
+        """Tokens are missing: the attempt has failed."""
+        self._fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
+
+    def on_load(self, seen: LoadSeen) -> None:
+        """A replica reported its load."""
+        self._holdings.policy.observe(seen)
+        self._holdings.is_news = True
+
+    def on_lost(self, replica: Replica, items: Sequence[Relayed], reason: str, now_s: float) -> None:
+        """The stream to `replica` broke; `items` were on it."""
+        for item in items:
+            if replica is item.prefill and item.stage is not Stage.PREFILLING:
+                self._prefill_over(item, now_s)  # its engine may be giving the blocks away at this moment
+            elif item.stage is Stage.TRANSFERRING:
+                self._fail_softly(item, reason, now_s)
+            elif item.stage is Stage.ADOPTING:
+                self._forget_at(item, replica)
+                if item.outbox is not None:
+                    message = f"{replica.name} cannot be reached: {reason}"
+                    item.outbox.refuse(item.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
+                self._holdings.end(item, now_s, "REPLICA_LOST")
+            else:
+                self._forget_at(item, replica)
+                self._fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
+        if not replica.is_retired:
+            self._holdings.policy.observe(ReplicaGone(replica.name))
+        self._holdings.is_news = True
+
+    def _hand_over(self, item: Relayed, prefill: Replica, handoff: bytes) -> None:
+        """Give decode the handoff."""
+        assert item.decode is not None, item
+        item.stage, item.submit = Stage.TRANSFERRING, None
+        item.decode.outbox.handoff(
+            pb.Handoff(
+                slot=item.decode_slot,
+                context_phase_params=handoff,
+                first_token_count=1,
+                kv_address=prefill.kv_address,
+            )
+        )
+
+    def _complete(self, item: Relayed, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
+        """The first token ended it: nobody is needed any more."""
+        self._holdings.cancel_decode(item, pb.Cancel.REASON_COMPLETE)
+        self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
+        if item.outbox is not None:
+            item.outbox.finish(item.slot, item.next_position, reason)
+        self._holdings.end(item, now_s, pb.Finish.Reason.Name(reason))
+
+    def _fail(
+        self,
+        item: Relayed,
+        code: pb.Failure.Code.ValueType,
+        message: str,
+        replica: str,
+        now_s: float,
+        *,
+        untouched: bool | None = None,
+    ) -> None:
+        """End it on both sides and tell its frontend."""
+        if untouched is None:
+            untouched = not item.was_taken
+        self._holdings.cancel_decode(item, SUPERSEDED)
+        self._holdings.cancel_prefill(item, SUPERSEDED)
+        if item.outbox is not None:
+            item.outbox.fail(item.slot, code, message, replica=replica, untouched=untouched)
+        self._holdings.end(item, now_s, pb.Failure.Code.Name(code))
+
+    def _fail_softly(self, item: Relayed, reason: str, now_s: float) -> None:
+        """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
+        assert item.decode is not None, item
+        name = item.decode.name
+        self._holdings.detach_decode(item)
+        if item.outbox is not None:
+            item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
+        self._linger(item, now_s, "CODE_REPLICA_LOST")
+
+    def _adopted_away(self, item: Relayed, now_s: float) -> None:
+        """Another stream reads it now, perhaps another one of ours. Its handoff may still be on the move."""
+        self._holdings.detach_decode(item)
+        if item.outbox is not None:
+            item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_ADOPTED)
+        heir = self._holdings.live.get(item.request_id)
+        prefill = item.prefill
+        if heir is not None and heir.is_transferred:
+            self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
+        elif prefill is not None and heir is not None and heir is not item and heir.stage is Stage.GENERATING:
+            heir.prefill, heir.prefill_slot, heir.stage = prefill, item.prefill_slot, Stage.TRANSFERRING
+            prefill.slots[heir.prefill_slot] = heir
+            item.prefill, item.prefill_slot = None, 0
+        if item.prefill is not None:
+            self._linger(item, now_s, "REASON_ADOPTED")
+        else:
+            self._holdings.end(item, now_s, "REASON_ADOPTED")
+
+    def _linger(self, item: Relayed, now_s: float, outcome: str) -> None:
+        if item.prefill_slot:
+            self._holdings.linger(item, now_s, now_s + self._orphan_s, outcome)
+        else:
+            self._holdings.end(item, now_s, outcome)
+
+    def _prefill_over(self, item: Relayed, now_s: float) -> None:
+        """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
+        self._holdings.detach_prefill(item)
+        if item.stage is Stage.LINGERING:
+            self._holdings.end(item, now_s, item.outcome)
+
+    def _forget_at(self, item: Relayed, replica: Replica) -> None:
+        if replica is item.prefill:
+            self._holdings.detach_prefill(item)
+        else:
+            self._holdings.detach_decode(item)
+
+    def _hit(self, first: pb.FirstToken, *, is_measured: bool) -> Hit:
+        return Hit(
+            cached_tokens=first.cached_token_count,
+            computed_tokens=first.computed_token_count,
+            cached_blocks=count_for(first.cached_token_count, self._block_tokens),
+            prefill_s=first.prefill_us / 1e6 if is_measured else 0.0,
+        )

@@ -1,0 +1,156 @@
+"""The links to all prefill and decode replicas: opened when one registers, closed when it is gone.
+
+A shell. A lost lease alone closes nothing: it masks the replica for new placements while its stream lives on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import grpc
+
+from kvmesh.attach.client import AttachLink
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.clock import Clock
+from kvmesh.membership import Member
+from services.router.relay import Relay
+from services.router.replicas import Replica
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+GONE_S: Final = 5.0
+"""A replica without lease whose stream is down this long is forgotten, its cache too."""
+
+
+@dataclass(slots=True)
+class Linked:
+    """A replica's process, its stream and the task that keeps it."""
+
+    replica: Replica
+    boot_id: str
+    link: AttachLink
+    task: asyncio.Task[None]
+
+
+class ReplicaLinks:
+    """One kept link per replica's process. Owned by who calls `run`, inside which all links live.
+
+    `update` may be called at any time, also before `run`. `on_replicas` gets the names whenever they change.
+    """
+
+    def __init__(
+        self,
+        relay: Relay,
+        hello: pb.Hello,
+        model_version: str,
+        block_tokens: int,
+        clock: Clock,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        on_replicas: Callable[[list[str]], None],
+    ) -> None:
+        self._relay = relay
+        self._hello = hello
+        self._model_version = model_version
+        self._block_tokens = block_tokens
+        self._clock = clock
+        self._open_channel = open_channel
+        self._on_replicas = on_replicas
+        self._wanted: dict[str, Member] = {}
+        self._linked: dict[str, Linked] = {}
+        self._retired: list[Linked] = []
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._linked)
+
+    def update(self, members: Iterable[Member]) -> None:
+        """Take the members of the mesh; replicas of another model version are left out."""
+        self._wanted = {member.process_id: member for member in members if self._is_wanted(member)}
+        for name, linked in self._linked.items():
+            member = self._wanted.get(name)
+            linked.replica.is_listed = member is not None
+            if member is not None and member.boot_id == linked.boot_id:
+                linked.replica.is_draining = member.draining
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Open and close links until cancelled; then close all."""
+        try:
+            while True:
+                self._changed.clear()
+                self._settle()
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            everybody = [*self._linked.values(), *self._retired]
+            for linked in everybody:
+                linked.task.cancel()
+            await asyncio.gather(*(linked.task for linked in everybody), return_exceptions=True)
+
+    def _is_wanted(self, member: Member) -> bool:
+        return (
+            member.role in ("prefill", "decode")
+            and member.model_version == self._model_version
+            and member.block_tokens == self._block_tokens
+        )
+
+    def _settle(self) -> None:
+        """Bring the links in line with the members."""
+        now_s = self._clock.now_s()
+        names = set(self._linked)
+        for name, linked in list(self._linked.items()):
+            member = self._wanted.get(name)
+            if member is not None and member.boot_id != linked.boot_id:
+                self._relay.retire_replica(linked.replica)
+                self._retired.append(self._linked.pop(name))
+            elif member is None and self._is_down(linked, now_s, GONE_S):
+                self._close(self._linked.pop(name), now_s)
+        for linked in list(self._retired):
+            if self._is_down(linked, now_s, 0.0):
+                self._retired.remove(linked)
+                self._close(linked, now_s)
+        for name, member in self._wanted.items():
+            if name not in self._linked:
+                self._linked[name] = self._open(member)
+        if set(self._linked) != names:
+            self._on_replicas(sorted(self._linked))
+        self._relay.after_event(now_s)
+
+    @staticmethod
+    def _is_down(linked: Linked, now_s: float, for_s: float) -> bool:
+        since_s = linked.replica.down_since_s
+        return not linked.link.is_up and since_s is not None and now_s - since_s >= for_s
+
+    def _open(self, member: Member) -> Linked:
+        role: Literal["prefill", "decode"] = "prefill" if member.role == "prefill" else "decode"
+        replica = self._relay.add_replica(
+            member.process_id, role, address=member.address, kv_address=member.kv_address
+        )
+        replica.is_draining = member.draining
+        link = AttachLink(
+            member.process_id,
+            member.address,
+            self._hello,
+            replica,
+            self._clock,
+            self._open_channel,
+            keep=True,
+        )
+        replica.connect(link)
+        task = asyncio.create_task(link.run(), name=f"replica-link:{member.process_id}")
+        log.info("replica found", extra={"replica": member.process_id, "address": member.address})
+        return Linked(replica, member.boot_id, link, task)
+
+    def _close(self, linked: Linked, now_s: float) -> None:
+        """Its stream is down already: nothing is lost by ending the task."""
+        linked.task.cancel()
+        self._relay.remove_replica(linked.replica, now_s)
+        log.info("replica gone", extra={"replica": linked.replica.name, "address": linked.link.address})

@@ -1,0 +1,227 @@
+"""The router process: config -> build -> serve -> drain."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import random
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from kvmesh import config as configuration
+from kvmesh import server as mesh_server
+from kvmesh.alarm import Alarm
+from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
+from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
+from kvmesh.clock import MonotonicClock
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.membership import Member, Membership, Registration
+from kvmesh.metrics import Metrics, exposed
+from kvmesh.redis_link import RedisLink
+from kvmesh.router.v1 import router_pb2_grpc
+from kvmesh.telemetry import start_logging, tracing_of
+from services.router import telemetry
+from services.router.admission import RelayLimits
+from services.router.dispatches import Dispatches
+from services.router.index_reader import IndexReader
+from services.router.links import ReplicaLinks
+from services.router.mirror import PrefixMirror
+from services.router.placement import KappaPolicy
+from services.router.relay import Relay
+from services.router.status import SERVICE_NAME, RouterStatus
+
+log = logging.getLogger(__name__)
+
+ATTACH_NAME: Final = "kvmesh.attach.v1.AttachService"
+WARM_UP_S: Final = 2.0
+"""A router registers when it is attached to the replicas it found and has loaded their index, or after this."""
+
+LOOK_S: Final = 0.02
+IDLE_LOOK_S: Final = 0.05
+USAGE_ERROR: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and as whom this process runs."""
+
+    name: str
+    listen: str
+    redis_url: str
+    metrics_port: int
+
+    @property
+    def host(self) -> str:
+        """Host the process listens on."""
+        return self.listen.rpartition(":")[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until a signal; return the exit status. 2: it could not start, and one sentence on stderr says why."""
+    parser = argparse.ArgumentParser(prog="python -m services.router")
+    parser.add_argument("--config", default="", help="kvmesh.toml; empty: the defaults")
+    parser.add_argument("--id", default="router-0", help="name of this process in the mesh")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one")
+    parser.add_argument("--redis", required=True, help="URL of the mesh's Redis")
+    parser.add_argument("--metrics-port", type=int, default=0, help="0 takes a free one")
+    options = parser.parse_args(arguments)
+    place = Place(options.id, options.listen, options.redis, options.metrics_port)
+    try:
+        config = configuration.load(options.config) if options.config else MeshConfig()
+        start_logging(config.telemetry.log_level, "router", place.name)
+        return mesh_server.run(serve(config, place))
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return USAGE_ERROR
+
+
+async def serve(config: MeshConfig, place: Place) -> int:
+    """Serve until a signal; return the exit status."""
+    async with AsyncExitStack() as stack:
+        router = Router(config, place)
+        stack.callback(router.close)
+        stack.push_async_callback(router.redis.close)
+        metrics_address = await stack.enter_async_context(
+            exposed(router.metrics, place.host, place.metrics_port)
+        )
+        router.metrics.process_gauges()
+        address = await router.server.listen(place.listen)
+        registration = Registration(router.redis, config.mesh.name, router.member(address))
+        membership = Membership(router.redis, config.mesh.name, router.on_members)
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(router.links.run(), name="replica-links"),
+                tasks.create_task(router.index.run(), name="index-reader"),
+                tasks.create_task(router.dispatches.run(), name="dispatches"),
+                tasks.create_task(membership.run(), name="membership"),
+            ]
+            try:
+                await router.warm_up()
+                running.append(tasks.create_task(registration.run(), name="registration"))
+                await router.server.set_serving(True)
+                router.server.announce(metrics_address)
+                log.info("serving", extra={"address": address})
+                gc.collect()
+                gc.freeze()  # what is built lives as long as the process; the collector need not walk it again
+
+                async def drain() -> None:
+                    registration.update(draining=True)
+                    await router.drain()
+
+                await router.server.run(drain)
+            finally:
+                for task in running:
+                    task.cancel()
+        await registration.deregister()
+    return 0
+
+
+class Router:
+    """One router, built but not started: everything but its sockets, Redis and tasks."""
+
+    def __init__(self, config: MeshConfig, place: Place) -> None:
+        self._place = place
+        self._version = config.engine.salt
+        self._block_tokens = config.engine.block_tokens
+        self._boot_id = secrets.token_hex(8)
+        self._is_view_known = False
+        clock = MonotonicClock()
+        section, mesh = config.router, config.mesh.name
+        self.metrics = Metrics("router")
+        self._tracing = tracing_of(config.telemetry, "router", place.name)
+        self.redis = RedisLink(place.redis_url)
+        mirror = PrefixMirror()
+        policy = KappaPolicy(
+            place.name,
+            mirror,
+            random.Random(),
+            block_tokens=self._block_tokens,
+            dispatch_ahead_s=section.dispatch_ahead_s,
+            local_prefill_tokens_max=section.local_prefill_tokens_max,
+        )
+        self.dispatches = Dispatches(self.redis, mesh, place.name, self._boot_id, policy.observe, clock)
+        self.relay = Relay(
+            place.name,
+            self._version,
+            self._block_tokens,
+            policy,
+            RelayLimits(section.queue_max_requests, section.queue_max_wait_s, config.decode.orphan_s),
+            note=self.dispatches.note,
+            record=telemetry.RelayTelemetry(self.metrics, self._tracing),
+        )
+        self._alarm = Alarm(self.relay, clock, _log_bug)
+        self.relay.on_change = self._alarm.update
+        self.index = IndexReader(self.redis, mesh, mirror, clock)
+        hello = attach_pb2.Hello(
+            process_id=place.name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION
+        )
+        self.links = ReplicaLinks(
+            self.relay,
+            hello,
+            self._version,
+            self._block_tokens,
+            clock,
+            mesh_server.channel,
+            self.index.set_replicas,
+        )
+        telemetry.export(self.relay, policy, self.index, self.metrics)
+        self.server = mesh_server.MeshServer("router", place.name, (ATTACH_NAME, SERVICE_NAME))
+        attach = AttachService(self.relay, hello, clock)
+        attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self.server.grpc)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(
+            RouterStatus(self.relay, policy, attach, self.redis, clock), self.server.grpc
+        )
+
+    def member(self, address: str) -> Member:
+        """Return what this process registers as."""
+        return Member(
+            process_id=self._place.name,
+            role="router",
+            address=address,
+            boot_id=self._boot_id,
+            model_version=self._version,
+            block_tokens=self._block_tokens,
+        )
+
+    def on_members(self, members: Sequence[Member]) -> None:
+        """Take a new view of the mesh."""
+        self._is_view_known = True
+        self.links.update(members)
+        self.dispatches.set_routers(
+            (member.process_id, member.boot_id) for member in members if member.role == "router"
+        )
+
+    async def warm_up(self) -> None:
+        """Wait until the replicas that are there are attached and their index is loaded; at most WARM_UP_S."""
+        try:
+            async with asyncio.timeout(WARM_UP_S):
+                while not self._is_warm():
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            log.warning("serving before every replica is attached and known")
+
+    def _is_warm(self) -> bool:
+        if not self._is_view_known or not self.index.is_caught_up:
+            return False
+        return all(replica.is_up for replica in self.relay.replicas.values())
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait until the last one ended."""
+        self.relay.drain()
+        while not self.relay.is_idle():
+            await asyncio.sleep(IDLE_LOOK_S)
+
+    def close(self) -> None:
+        """Stop the timer and export the last spans."""
+        self._alarm.close()
+        self._tracing.close()
+
+
+def _log_bug(error: Exception) -> None:
+    log.error("bug in a timer", exc_info=error)

@@ -1,0 +1,156 @@
+"""The router's core: puts admission, release and the answers of replicas together.
+
+Pure: no I/O, no clock. Events come in through sessions (frontends), replicas (sinks of their links) and `on_timer`;
+effects leave through outboxes alone. After every event the shell looks at `next_wake_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.admission import Admission, RelayLimits
+from services.router.answers import Answers
+from services.router.frontends import FrontendSession
+from services.router.holdings import Holdings, Note, Record
+from services.router.policy import PlacementPolicy
+from services.router.queue import ReleaseQueue
+from services.router.relayed import Relayed, Stage
+from services.router.releases import Releases
+from services.router.replicas import Replica
+
+
+def _unheard(note: Note) -> None:
+    """Nobody else needs to know."""
+
+
+def _unrecorded(item: Relayed, outcome: str, now_s: float) -> None:
+    """Nobody counts."""
+
+
+class Relay:
+    """An Attachable (see kvmesh.attach.server). Owns all attempts, replicas and sessions of the router."""
+
+    def __init__(
+        self,
+        router: str,
+        model_version: str,
+        block_tokens: int,
+        policy: PlacementPolicy,
+        limits: RelayLimits,
+        *,
+        note: Callable[[Note], None] = _unheard,
+        record: Record = _unrecorded,
+    ) -> None:
+        """`note` hears of every dispatch, start and finish, for the other routers; `record` of every attempt that ended."""
+        self.router = router
+        self.limits = limits
+        self.policy = policy
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after every event: the place to look at `next_wake_s`."""
+        self.replicas: dict[str, Replica] = {}
+        self.sessions: list[FrontendSession] = []
+        self.queue: ReleaseQueue[Relayed] = ReleaseQueue(limits.queue_max_requests)
+        self.holdings = Holdings(router, policy, self.queue, note, record)
+        self.releases = Releases(self.holdings, self.replicas)
+        self.answers = Answers(self.holdings, self.releases, block_tokens, limits.orphan_s)
+        self.admission = Admission(
+            self.holdings, self.releases, self.replicas, limits, model_version, block_tokens
+        )
+        self._now_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"Relay({self.router}, {len(self.holdings.items)} attempts, {len(self.queue)} queued)"
+
+    # Replicas
+
+    def add_replica(
+        self, name: str, role: Literal["prefill", "decode"], *, address: str = "", kv_address: str = ""
+    ) -> Replica:
+        """Return a new replica of that name; connect a link to it. One that had the name must have been removed."""
+        assert name not in self.replicas, f"{name} is there already"
+        replica = self.replicas[name] = Replica(self, name, role, address=address, kv_address=kv_address)
+        return replica
+
+    def retire_replica(self, replica: Replica) -> None:
+        """A newer process takes the name of `replica`, which goes on with what it has until its stream is lost."""
+        replica.is_retired = True
+        if self.replicas.get(replica.name) is replica:
+            del self.replicas[replica.name]
+
+    def remove_replica(self, replica: Replica, now_s: float) -> None:
+        """Forget `replica`, whose stream is lost or will not be read any more: what ran there has failed."""
+        replica.on_lost(None, "removed", now_s)
+        if self.replicas.get(replica.name) is replica:
+            del self.replicas[replica.name]
+
+    # Attachable
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> FrontendSession:
+        """See kvmesh.attach.server.Attachable."""
+        session = FrontendSession(self, peer.process_id, outbox)
+        self.sessions.append(session)
+        return session
+
+    def after_event(self, now_s: float | None = None) -> None:
+        """Let go what may go now, and tell the shell. Called after each event, once or more."""
+        if now_s is not None:
+            self._now_s = max(self._now_s, now_s)
+        self.releases.pump(self._now_s)
+        self.on_change()
+
+    # Timer
+
+    def next_wake_s(self) -> float | None:
+        """Return when `on_timer` is to be called, or None."""
+        times = (self.holdings.timetable.next_s(), self.releases.next_wake_s())
+        return min((time for time in times if time is not None), default=None)
+
+    def on_timer(self, now_s: float) -> None:
+        """Do what is due."""
+        self._now_s = max(self._now_s, now_s)
+        for item in self.holdings.timetable.due(now_s):
+            if item.stage is Stage.QUEUED:
+                self.admission.give_up_waiting(item, now_s)
+            elif item.expire_s <= now_s:
+                self.admission.expire(item, now_s)
+            elif item.expire_s < float("inf"):
+                self.holdings.timetable.by(item, item.expire_s)
+        self.releases.pump(now_s)
+
+    def drain(self) -> None:
+        """Refuse what is new from now on; adopts are still welcome."""
+        self.admission.is_draining = True
+
+    def is_idle(self) -> bool:
+        """True if no attempt is left that a frontend reads."""
+        return not any(session.slots for session in self.sessions)
+
+    def close_session(self, session: FrontendSession, now_s: float) -> None:
+        """The stream of `session` is gone."""
+        self.sessions.remove(session)
+        self.admission.close_session(session, now_s)
+
+    @property
+    def is_draining(self) -> bool:
+        """True once `drain` was called."""
+        return self.admission.is_draining
+
+    @property
+    def relayed_count(self) -> int:
+        """Attempts that were placed and have not ended."""
+        return sum(item.stage not in (Stage.QUEUED, Stage.LINGERING) for item in self.holdings.items)
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a count or an index disagrees with what it counts."""
+        self.holdings.assert_consistent()
+        for replica in self.replicas.values():
+            for slot, item in replica.slots.items():
+                assert item in self.holdings.items, f"{replica} holds {item}"
+                mine = item.decode_slot if item.decode is replica else item.prefill_slot
+                assert slot == mine, f"{replica} knows {item} as {slot}"
+        for session in self.sessions:
+            assert all(item.session is session for item in session.slots.values())
+            assert all(item in self.holdings.items for item in session.slots.values())

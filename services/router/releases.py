@@ -1,0 +1,190 @@
+"""Lets waiting attempts go: asks the policy, submits to the chosen replicas. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.holdings import Holdings
+from services.router.policy import Placement, PlacementRequest, PoolView, Wait
+from services.router.relayed import Relayed, Stage
+from services.router.replicas import Replica
+
+PUMP_PAUSE_S: Final = 0.002
+"""After nobody could go, the queue is not looked at again for this long: a backlog must not cost a look per event."""
+
+REFUSED_WAIT_S: Final = 0.05
+"""An attempt that two decode replicas refused waits this long before it is placed again."""
+
+INTERVAL_SMOOTHING: Final = 0.1
+
+
+class Releases:
+    """Moves attempts from QUEUED to RESERVING, and on to PREFILLING."""
+
+    def __init__(self, holdings: Holdings, replicas: Mapping[str, Replica]) -> None:
+        self.release_total = 0
+        self._holdings = holdings
+        self._replicas = replicas
+        self._pump_at_s = float("inf")
+        self._not_before_s = float("-inf")
+        self._released_s = 0.0
+        self._interval_s = 0.1
+
+    def retry_after_ms(self) -> int:
+        """Return after how long half the queue is likely to have drained, within 50 ms and 5 s."""
+        return min(5000, max(50, round(self._interval_s * len(self._holdings.queue) * 500)))
+
+    def next_wake_s(self) -> float | None:
+        """Return when the queue is to be looked at even if nothing happens, or None."""
+        return self._pump_at_s if len(self._holdings.queue) else None
+
+    def pump(self, now_s: float) -> None:
+        """Let go what may go, if something changed or the time has come."""
+        holdings = self._holdings
+        if not len(holdings.queue):
+            holdings.is_news = False
+            self._pump_at_s = float("inf")
+            return
+        if not holdings.is_news and now_s < self._pump_at_s:
+            return
+        if now_s < self._not_before_s:
+            self._pump_at_s = min(self._pump_at_s, self._not_before_s)
+            return
+        holdings.is_news = False
+        is_anyone_gone = False
+        while self._pass(now_s):
+            is_anyone_gone = True
+        if not is_anyone_gone:
+            self._not_before_s = now_s + PUMP_PAUSE_S
+        holdings.is_news = False
+
+    def _pass(self, now_s: float) -> bool:
+        """Try the heads of the queue once; True if one of them went."""
+        queue = self._holdings.queue
+        self._pump_at_s = float("inf")
+        has_gone = False
+        for item in queue.heads():
+            answer = self._ask(item, now_s)
+            if isinstance(answer, Placement):
+                queue.remove(item)
+                self._release(item, answer, now_s)
+                has_gone = True
+            else:
+                self._pump_at_s = min(self._pump_at_s, answer.until_s)
+        return has_gone
+
+    def _ask(self, item: Relayed, now_s: float) -> Placement | Wait:
+        if now_s < item.not_before_s:
+            return Wait("refused just now", item.not_before_s)
+        view = self.view()
+        if item.excluded and all(one.name in item.excluded for one in view.decode):
+            item.excluded = frozenset()
+            item.not_before_s = now_s + REFUSED_WAIT_S
+            return Wait("refused everywhere", item.not_before_s)
+        request = PlacementRequest(
+            item.request_id,
+            item.hashes,
+            item.token_count,
+            item.output_tokens_max,
+            explain=item.submit is not None and item.submit.explain,
+            excluded=item.excluded,
+        )
+        return self._holdings.policy.place(request, view, now_s)
+
+    def view(self) -> PoolView:
+        """Return the replicas that may be sent new requests now."""
+        placeable = [replica for replica in self._replicas.values() if replica.is_placeable()]
+        return PoolView(
+            [one.state for one in placeable if one.role == "prefill"],
+            [one.state for one in placeable if one.role == "decode"],
+            max(0, len(self._holdings.queue) - 1),
+        )
+
+    def _release(self, item: Relayed, placement: Placement, now_s: float) -> None:
+        """Submit to decode, which reserves KV; where it runs the prompt too, that is all."""
+        assert item.submit is not None and item.outbox is not None, item
+        decode = self._replicas[placement.decode]
+        self.release_total += 1
+        self._interval_s += INTERVAL_SMOOTHING * (min(1.0, now_s - self._released_s) - self._interval_s)
+        self._released_s = now_s
+        item.stage = Stage.RESERVING
+        item.placement = placement
+        item.released_s = now_s
+        item.decode = decode
+        item.prefill = self._replicas[placement.prefill] if placement.prefill is not None else None
+        item.decode_slot = decode.outbox.new_slot()
+        decode.slots[item.decode_slot] = item
+        decode.reserve(item.decode_slot, item.blocks)
+        phase = pb.PHASE_CONTEXT_AND_GENERATION if item.prefill is None else pb.PHASE_GENERATION_ONLY
+        decode.outbox.submit(
+            self._submit(item, item.decode_slot, phase), item.deadline_s, item.ttft_deadline_s
+        )
+        item.outbox.placement(_row(item, placement, now_s))
+        self._holdings.dispatched(item, now_s)
+
+    def prefill(self, item: Relayed) -> None:
+        """Decode holds KV for it: submit to prefill."""
+        prefill = item.prefill
+        assert prefill is not None and item.stage is Stage.RESERVING, item
+        item.stage = Stage.PREFILLING
+        item.prefill_slot = prefill.outbox.new_slot()
+        prefill.slots[item.prefill_slot] = item
+        submit = self._submit(item, item.prefill_slot, pb.PHASE_CONTEXT_ONLY)
+        prefill.outbox.submit(submit, item.deadline_s, item.ttft_deadline_s)
+
+    def requeue(self, item: Relayed, now_s: float) -> None:
+        """A decode replica refused it: back to the head of its band, to be placed elsewhere, or later."""
+        holdings = self._holdings
+        assert item.decode is not None, item
+        refused_by = item.decode.name
+        holdings.settle(item, now_s)
+        holdings.detach_decode(item)
+        holdings.detach_prefill(item)
+        item.placement = None
+        if item.excluded:
+            item.excluded = frozenset()
+            item.not_before_s = now_s + REFUSED_WAIT_S
+        else:
+            item.excluded = frozenset((refused_by,))
+        item.stage = Stage.QUEUED
+        holdings.queue.add(item, at_head=True)
+        holdings.timetable.by(item, item.queue_until_s)
+        self._not_before_s = float("-inf")
+        holdings.is_news = True
+
+    def _submit(self, item: Relayed, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
+        assert item.submit is not None and item.placement is not None, item
+        submit = pb.Submit()
+        submit.CopyFrom(item.submit)
+        submit.slot = slot
+        submit.phase = phase
+        submit.credit_position = item.credit
+        submit.prefill_estimate_us = _us(item.placement.prefill_s)
+        return submit
+
+
+def _row(item: Relayed, placement: Placement, now_s: float) -> pb.Placement:
+    row = pb.Placement(
+        slot=item.slot,
+        prefill_replica=placement.prefill or "",
+        decode_replica=placement.decode,
+        matched_block_count=placement.matched_blocks,
+        prompt_block_count=len(item.hashes),
+        queue_us=_us(now_s - item.arrived_s),
+        estimate_us=_us(placement.estimate_s),
+    )
+    for one in placement.candidates:
+        row.candidates.add(
+            replica=one.replica,
+            matched_block_count=one.matched_blocks,
+            queue_us=_us(one.queue_s),
+            prefill_us=_us(one.prefill_s),
+            score=one.score,
+        )
+    return row
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))

@@ -1,0 +1,191 @@
+"""One attached replica as the router sees it: its slots, its load, and the reader of what it answers. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from kvmesh.attach import frames
+from kvmesh.attach.outbox import UpwardOutbox
+from kvmesh.attach.token_log import Gap, admit
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.policy import LoadSeen, ReplicaState
+from services.router.relayed import Relayed
+
+if TYPE_CHECKING:
+    from services.router.relay import Relay
+
+
+class Link(Protocol):
+    """A stream to a replica. `outbox` takes requests at any time and is a new one after each loss."""
+
+    outbox: UpwardOutbox
+
+
+class Replica:
+    """A Sink of its link (see kvmesh.attach.client). `connect` the link before the first event.
+
+    `slots`: attempts by our number of them in the present stream. A lost lease (`is_listed`) masks it for new
+    placements and leaves its streams alone.
+    """
+
+    def __init__(
+        self,
+        relay: Relay,
+        name: str,
+        role: Literal["prefill", "decode"],
+        *,
+        address: str = "",
+        kv_address: str = "",
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.address = address
+        self.kv_address = kv_address
+        self.slots: dict[int, Relayed] = {}
+        self.state = ReplicaState(name)
+        self.report: pb.LoadReport | None = None
+        self.reported_s = 0.0
+        self.is_up = False
+        self.is_listed = True
+        self.is_draining = False
+        self.is_retired = False
+        """A newer process has the name: this one serves what it has, and tells nothing about the name any more."""
+        self.down_since_s: float | None = None
+        self._unanswered: dict[int, int] = {}
+        """KV blocks of submits that decode has not answered, by slot: no report counts them yet."""
+        self.row_total = 0
+        self._relay = relay
+        self._link: Link | None = None
+
+    def __repr__(self) -> str:
+        return f"Replica({self.name}, {'up' if self.is_up else 'down'}, {len(self.slots)} slots)"
+
+    def connect(self, link: Link) -> None:
+        """Set the stream whose sink this is."""
+        self._link = link
+
+    @property
+    def outbox(self) -> UpwardOutbox:
+        """The way to the replica."""
+        assert self._link is not None, f"{self.name} has no link"
+        return self._link.outbox
+
+    def is_here(self) -> bool:
+        """True if it may be sent new requests, now or as soon as its stream is up."""
+        return self.is_listed and not self.is_draining and not self.is_retired
+
+    def is_placeable(self) -> bool:
+        """True if it may be sent new requests."""
+        if not self.is_up or not self.is_here():
+            return False
+        return self.report is None or (self.report.engine_ready and not self.report.draining)
+
+    # Blocks at decode, between two load reports.
+
+    def reserve(self, slot: int, blocks: int) -> None:
+        """A submit that needs `blocks` is on its way."""
+        self._unanswered[slot] = blocks
+        self.state.block_reserved += blocks
+
+    def answered(self, slot: int) -> None:
+        """It was accepted or refused: the next report counts it, or does not."""
+        self._unanswered.pop(slot, None)
+
+    def forget(self, slot: int, blocks: int) -> None:
+        """A slot is over; its `blocks` come back."""
+        if self.slots.pop(slot, None) is not None:
+            self.answered(slot)
+            self.state.block_reserved = max(0, self.state.block_reserved - blocks)
+
+    # Sink.
+
+    def on_attached(self, link: Link, peer: pb.Hello, now_s: float) -> None:
+        """The stream is up."""
+        self.is_up = True
+        self.down_since_s = None
+        self._relay.after_event(now_s)
+
+    def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
+        """Take one message, in the protocol's order. Raises FrameError."""
+        answers, slots = self._relay.answers, self.slots
+        for accepted in message.acceptances:
+            if (item := slots.get(accepted.slot)) is not None:
+                answers.on_accepted(item, self, now_s)
+        for start in message.starts:
+            if (item := slots.get(start.slot)) is not None:
+                answers.on_start(item, self, start, now_s)
+        for first in message.first_tokens:
+            if (item := slots.get(first.slot)) is not None:
+                answers.on_first_token(item, self, first, now_s)
+        for transfer in message.transfers:
+            if (item := slots.get(transfer.slot)) is not None:
+                answers.on_transfer(item, self, transfer)
+        if message.HasField("frame"):
+            self._on_frame(message.frame, now_s)
+        for finish in message.finishes:
+            if (item := slots.get(finish.slot)) is not None:
+                answers.on_finish(item, self, finish, now_s)
+        for failure in message.failures:
+            if (item := slots.get(failure.slot)) is not None:
+                answers.on_failure(item, self, failure, now_s)
+        for refusal in message.refusals:
+            if (item := slots.get(refusal.slot)) is not None:
+                answers.on_refusal(item, self, refusal, now_s)
+        if message.HasField("load_report"):
+            self._on_load(message.load_report, now_s)
+        self._relay.after_event(now_s)
+
+    def on_lost(self, link: Link | None, reason: str, now_s: float) -> None:
+        """Every slot of the stream is void."""
+        if self.is_up or self.down_since_s is None:
+            self.down_since_s = now_s
+        self.is_up = False
+        self.report = None
+        lost = list(self.slots.values())
+        self._relay.answers.on_lost(self, lost, reason, now_s)
+        assert not self.slots, f"{self} kept slots of a lost stream"
+        self._unanswered.clear()
+        self.state = ReplicaState(self.name)
+        self._relay.after_event(now_s)
+
+    def _on_frame(self, frame: pb.StepFrame, now_s: float) -> None:
+        """Pass the rows on. The hottest loop of the router: rows are looked at by their columns."""
+        frames.rows(frame)  # checks the columns; nothing is iterated here
+        slots, tokens, logprobs = self.slots, frame.token_ids, frame.logprobs
+        at = 0
+        self.row_total += len(frame.slots)
+        for slot, position, count in zip(frame.slots, frame.positions, frame.counts, strict=True):
+            end = at + 4 * count
+            item = slots.get(slot)
+            if item is not None and item.outbox is not None:
+                if position == item.next_position:
+                    item.next_position = position + count
+                    item.outbox.tokens(item.slot, position, tokens[at:end], logprobs[at:end])
+                else:
+                    row = frames.Row(slot, position, count, tokens[at:end], logprobs[at:end])
+                    self._on_odd_row(item, row, now_s)
+            at = end
+
+    def _on_odd_row(self, item: Relayed, row: frames.Row, now_s: float) -> None:
+        """Drop what is known already; tokens missing in between end the attempt."""
+        try:
+            rest = admit(row, item.next_position)
+        except Gap as gap:
+            self._relay.answers.on_gap(item, self, str(gap), now_s)
+            return
+        if rest is not None and item.outbox is not None:
+            item.next_position = rest.position + rest.count
+            item.outbox.tokens(item.slot, rest.position, rest.token_ids, rest.logprobs)
+
+    def _on_load(self, report: pb.LoadReport, now_s: float) -> None:
+        self.report = report
+        self.reported_s = now_s
+        state = self.state
+        state.block_total = report.block_total_count
+        state.block_free = report.block_free_count
+        state.block_reserved = report.block_reserved_count + sum(self._unanswered.values())
+        state.queued_requests = report.queued_request_count
+        state.reported_at_s = now_s
+        self._relay.answers.on_load(
+            LoadSeen(self.name, report.queued_request_count, report.running_request_count, now_s)
+        )

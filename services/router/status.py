@@ -1,0 +1,68 @@
+"""The router.v1 service: tells what the router sees and holds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from kvmesh.attach.server import AttachService
+from kvmesh.clock import Clock
+from kvmesh.redis_link import RedisLink
+from kvmesh.router.v1 import router_pb2 as pb
+from kvmesh.router.v1 import router_pb2_grpc
+from services.router.placement import KappaPolicy
+from services.router.relay import Relay
+from services.router.replicas import Replica
+
+SERVICE_NAME = "kvmesh.router.v1.RouterService"
+
+
+class RouterStatus(router_pb2_grpc.RouterServiceServicer):
+    """Reads the core; changes nothing."""
+
+    def __init__(
+        self, relay: Relay, policy: KappaPolicy, attach: AttachService, redis: RedisLink, clock: Clock
+    ) -> None:
+        self._relay = relay
+        self._policy = policy
+        self._attach = attach
+        self._redis = redis
+        self._clock = clock
+
+    async def GetStatus(  # named by the protocol
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetStatusResponse:
+        """See router.proto."""
+        relay, mirror = self._relay, self._policy.mirror
+        now_s = self._clock.now_s()
+        return pb.GetStatusResponse(
+            router=relay.router,
+            replicas=[self._view(replica, now_s) for _, replica in sorted(relay.replicas.items())],
+            queued_request_count=len(relay.queue),
+            relayed_request_count=relay.relayed_count,
+            orphan_count=relay.holdings.orphan_count,
+            index_block_count=mirror.block_count,
+            overlay_block_count=mirror.expected_block_count,
+            stream_count=self._attach.stream_count,
+            task_count=len(asyncio.all_tasks()),
+            redis_connected=self._redis.is_connected,
+            healed_block_total=mirror.healed_block_total,
+        )
+
+    def _view(self, replica: Replica, now_s: float) -> pb.ReplicaView:
+        is_prefill = replica.role == "prefill"
+        view = pb.ReplicaView(
+            replica=replica.name,
+            role=pb.ReplicaView.ROLE_PREFILL if is_prefill else pb.ReplicaView.ROLE_DECODE,
+            address=replica.address,
+            placeable=replica.is_placeable(),
+            index_block_count=self._policy.mirror.blocks_of(replica.name),
+            queue_us=round(self._policy.queue_s(replica.name, now_s) * 1e6),
+            dispatched_request_count=len(replica.slots),
+        )
+        if replica.report is not None:
+            view.load_report.CopyFrom(replica.report)
+            view.load_report_age_ms = round(max(0.0, now_s - replica.reported_s) * 1000)
+        return view

@@ -1,0 +1,104 @@
+"""Metrics and spans of the router, made from attempts that ended and read from the core at a scrape."""
+
+from __future__ import annotations
+
+from kvmesh.clock import wall_ns
+from kvmesh.metrics import Counter, Metrics
+from kvmesh.telemetry import Tracing, parse_traceparent
+from services.router.index_reader import IndexReader
+from services.router.placement import KappaPolicy
+from services.router.relay import Relay
+from services.router.relayed import Relayed
+
+GOOD = frozenset(("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON_SUPERSEDED", "cancelled"))
+"""Outcomes that are no errors."""
+
+
+class RelayTelemetry:
+    """A Record (see services.router.holdings)."""
+
+    def __init__(self, metrics: Metrics, tracing: Tracing) -> None:
+        self._metrics = metrics
+        self._tracing = tracing
+        self._queue = metrics.histogram("queue_seconds", "Wait of attempts until they were released.")
+        self._first = metrics.histogram("first_token_seconds", "From release to the first token.")
+        self._places = {
+            kind: metrics.counter("placements", "Attempts that were placed.", kind=kind)
+            for kind in ("prefill", "local", "adopted")
+        }
+        self._prompt = metrics.counter(
+            "prompt_tokens", "Prompt tokens of attempts whose prompt was computed."
+        )
+        self._cached = metrics.counter("cached_tokens", "Those of them that were found in cache.")
+        self._matched = metrics.counter("matched_blocks", "Blocks expected in cache at placements.")
+        self._ended: dict[str, Counter] = {}
+
+    def __call__(self, item: Relayed, outcome: str, now_s: float) -> None:
+        """Count the attempt, and record its span if its trace is sampled."""
+        ended = self._ended.get(outcome)
+        if ended is None:
+            ended = self._ended[outcome] = self._metrics.counter(
+                "relayed_requests", "Attempts that ended.", outcome=outcome
+            )
+        ended.value += 1
+        placement = item.placement
+        if item.is_adopted:
+            self._places["adopted"].value += 1
+        elif placement is not None:
+            self._places["local" if placement.prefill is None else "prefill"].value += 1
+            self._matched.value += placement.matched_blocks
+            self._queue.observe(item.released_s - item.arrived_s)
+            if item.first_token_s:
+                self._first.observe(item.first_token_s - item.released_s)
+                self._prompt.value += item.token_count
+                self._cached.value += item.cached_tokens
+        if item.traceparent:
+            self._record_span(item, outcome, now_s)
+
+    def _record_span(self, item: Relayed, outcome: str, now_s: float) -> None:
+        parent = parse_traceparent(item.traceparent)
+        if parent is None or not parent.sampled:
+            return
+        end_ns, placement = wall_ns(), item.placement
+        self._tracing.record_span(
+            "route",
+            self._tracing.child(parent),
+            end_ns - round((now_s - item.arrived_s) * 1e9),
+            end_ns,
+            {
+                "request_id": item.request_id,
+                "attempt": item.attempt,
+                "prefill_replica": (placement.prefill or "") if placement is not None else "",
+                "decode_replica": placement.decode if placement is not None else "",
+                "matched_blocks": placement.matched_blocks if placement is not None else 0,
+                "estimate_s": placement.estimate_s if placement is not None else 0.0,
+                "queue_s": item.released_s - item.arrived_s if item.released_s else now_s - item.arrived_s,
+                "first_token_s": item.first_token_s - item.arrived_s if item.first_token_s else 0.0,
+                "cached_tokens": item.cached_tokens,
+                "tokens": item.next_position - item.start_position,
+                "outcome": outcome,
+            },
+            parent_span_id=parent.span_id,
+            error="" if outcome in GOOD else outcome,
+        )
+
+
+def export(relay: Relay, policy: KappaPolicy, index: IndexReader, metrics: Metrics) -> None:
+    """Export what the core holds, read at each scrape."""
+    holdings, mirror = relay.holdings, policy.mirror
+    metrics.gauge("queued_requests", "Attempts that wait to be released.", lambda: len(relay.queue))
+    metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: relay.relayed_count)
+    metrics.gauge("orphan_requests", "Attempts whose frontend is lost.", lambda: holdings.orphan_count)
+    metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: mirror.block_count)
+    metrics.gauge("overlay_blocks", "Blocks expected soon.", lambda: mirror.expected_block_count)
+    metrics.gauge("healed_blocks", "Blocks that real hits corrected.", lambda: mirror.healed_block_total)
+    metrics.gauge("index_reloads", "Snapshots loaded.", lambda: index.reload_total)
+    metrics.gauge("unreadable_entries", "Entries that could not be read.", lambda: index.unreadable_total)
+    metrics.gauge("estimated_seconds", "Prefill seconds expected.", lambda: policy.estimate_total_s)
+    metrics.gauge("measured_seconds", "The real ones of the same prompts.", lambda: policy.measured_total_s)
+    metrics.gauge("backlog_requests", "Dispatched prompts not computed.", lambda: len(policy.backlog))
+    metrics.gauge(
+        "placeable_replicas",
+        "Replicas that may take new requests.",
+        lambda: sum(replica.is_placeable() for replica in relay.replicas.values()),
+    )
