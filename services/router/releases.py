@@ -50,7 +50,7 @@ class Releases:
         if not holdings.is_news and now_s < self._pump_at_s:
             return
         if now_s < self._not_before_s:
-            self._pump_at_s = min(self._pump_at_s, self._not_before_s)
+            self._pump_at_s = self._not_before_s
             return
         holdings.is_news = False
         is_anyone_gone = False

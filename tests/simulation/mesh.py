@@ -1,0 +1,272 @@
+"""A whole mesh of real cores on a virtual clock: frontends, routers, prefill and decode; only engines are fakes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from kvmesh.attach import frames
+from services.decode.core import DecodeCore
+from services.decode.limits import DecodeLimits
+from services.frontend.core import FrontendCore
+from services.frontend.detokenizer import Detokenizer
+from services.frontend.order import Order
+from services.frontend.output import Output
+from services.frontend.request import LiveRequest
+from services.frontend.retry_budget import RetryBudget
+from services.frontend.tries import Limits
+from services.prefill.core import PrefillCore
+from services.prefill.limits import PrefillLimits
+from services.router.admission import RelayLimits
+from services.router.mirror import PrefixMirror
+from services.router.placement import KappaPolicy
+from services.router.relay import Relay
+from tests.simulation.streams import Stream, settle, tick
+from tests.unit.triton.fake_engine import END_TOKEN, VOCABULARY, FakeEngine, expected, facts
+
+BLOCK_TOKENS = 4
+ORPHAN_S = 1.0
+KV_ADDRESS = "127.0.0.1:9"
+MODEL_VERSION = "v1"
+TOKEN_BYTES = [bytes([65 + token % 26]) for token in range(VOCABULARY)]
+
+
+class Client:
+    """Reads one request as a handler would, and checks what every client may rely on."""
+
+    def __init__(self, core: FrontendCore, order: Order, now_s: float) -> None:
+        self.core, self.order = core, order
+        self.ids: list[int] = []
+        self.has_left = False
+        output = Output(Detokenizer(TOKEN_BYTES), order.stop, with_logprobs=False)
+        self.request: LiveRequest = core.submit(order, output, lambda: None, now_s)
+
+    @property
+    def is_done(self) -> bool:
+        """True if there is nothing more to read."""
+        return self.request.end is not None and not self.request.output.has_waiting()
+
+    def read(self) -> None:
+        """Take what waits, and say so."""
+        tokens = self.request.output.take()
+        if tokens is not None:
+            assert tokens.position == len(self.ids), f"{self.request}: a gap or a repeat"
+            self.ids += tokens.ids
+            self.core.deliver(self.request, self.request.output.taken)
+
+
+class Mesh:
+    """Processes by name; a killed one is replaced by a new boot at once, its streams are cut."""
+
+    def __init__(
+        self, draw: random.Random, *, frontends: int, routers: int, prefills: int, decodes: int
+    ) -> None:
+        self.draw = draw
+        self.now_s = 1000.0
+        self.boots = 0
+        self.cores: dict[str, Any] = {}
+        self.engines: dict[str, FakeEngine] = {}
+        self.streams: list[Stream] = []
+        self.clients: list[Client] = []
+        self.prefill_names = [f"prefill-{number}" for number in range(prefills)]
+        self.decode_names = [f"decode-{number}" for number in range(decodes)]
+        self.router_names = [f"router-{number}" for number in range(routers)]
+        self.frontend_names = [f"frontend-{number}" for number in range(frontends)]
+        for name in (*self.prefill_names, *self.decode_names, *self.router_names, *self.frontend_names):
+            self.boot(name)
+
+    def boot(self, name: str) -> None:
+        """Start process `name` with nothing in memory, and its callers' links to it."""
+        self.boots += 1
+        role = name.partition("-")[0]
+        if role == "prefill":
+            limits = PrefillLimits(
+                queue_max_requests=16,
+                engine_concurrency=2,
+                handoff_timeout_s=5.0,
+                orphan_s=ORPHAN_S,
+                first_token_timeout_s=20.0,
+            )
+            core = PrefillCore(name, facts(), limits)
+            self._start_engine(name, core)
+        elif role == "decode":
+            core = DecodeCore(
+                name,
+                facts(),
+                DecodeLimits(
+                    slots_max=8,
+                    orphan_s=ORPHAN_S,
+                    slow_reader_s=60.0,
+                    first_token_timeout_s=20,
+                    token_timeout_s=20,
+                ),
+                lambda address: address == KV_ADDRESS,
+            )
+            self._start_engine(name, core)
+        elif role == "router":
+            core = self._router(name)
+        else:
+            core = FrontendCore(
+                Limits(8, ORPHAN_S, BLOCK_TOKENS),
+                places=64,
+                retries=RetryBudget(0.5, 10.0, self.now_s),
+                jitter=self.draw.random,
+            )
+            for router in self.router_names:
+                stream = Stream(router, name, core)
+                core.add_router(stream)
+                self.streams.append(stream)
+        self.cores[name] = core
+
+    def _router(self, name: str) -> Relay:
+        policy = KappaPolicy(
+            name,
+            PrefixMirror(),
+            self.draw,
+            block_tokens=BLOCK_TOKENS,
+            dispatch_ahead_s=1.0,
+            local_prefill_tokens_max=8,
+        )
+        relay = Relay(name, MODEL_VERSION, BLOCK_TOKENS, policy, RelayLimits(32, 30.0, ORPHAN_S))
+        for replica_name in (*self.prefill_names, *self.decode_names):
+            role = "prefill" if replica_name.startswith("prefill") else "decode"
+            replica = relay.add_replica(replica_name, role, kv_address=KV_ADDRESS)  # type: ignore[arg-type]
+            stream = Stream(replica_name, name, replica)
+            replica.connect(stream)
+            self.streams.append(stream)
+        return relay
+
+    def _start_engine(self, name: str, core: Any) -> None:
+        peer = None
+        if name.startswith("decode"):
+            peer = _Handoffs(self)
+        engine = FakeEngine(core.sink, boot_id=f"{name}.{self.boots}", peer=peer)  # type: ignore[arg-type]
+        core.connect(engine)
+        engine.report(self.now_s)
+        self.engines[name] = engine
+
+    def kill(self, name: str) -> None:
+        """kill -9 and start again: its memory and its engine's are gone, its peers notice now or later."""
+        for stream in self.streams:
+            if stream.name == name:
+                stream.half_dead.clear()
+                if stream.server is not None:
+                    stream.server.session = None
+                stream.cut(self.now_s)
+        own = [stream for stream in self.streams if stream.caller == name]
+        for stream in own:
+            if stream.server is not None:
+                stream.half_dead.append(stream.server)
+            self.draw.random()
+        for stream in own:
+            stream.notice(self.now_s)
+            self.streams.remove(stream)
+        self.boot(name)
+
+    def settle(self) -> None:
+        """What every shell does after each event: run the timers that are due."""
+        for core in self.cores.values():
+            settle(core, self.now_s)
+            tick(core, self.now_s)
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock, stopping at every timer on the way."""
+        end_s = self.now_s + seconds
+        for _ in range(100_000):
+            wakes = [wake_s for core in self.cores.values() if (wake_s := core.next_wake_s()) is not None]
+            next_s = min(wakes, default=float("inf"))
+            if next_s > end_s:
+                break
+            self.now_s = max(self.now_s, next_s)
+            self.settle()
+        else:
+            wakes_now = {name: core.next_wake_s() for name, core in self.cores.items()}
+            raise AssertionError(f"timers without end at {self.now_s}: {wakes_now}")
+        self.now_s = end_s
+        self.settle()
+
+    def connect(self) -> None:
+        """Open every stream that is closed."""
+        for stream in self.streams:
+            stream.open(self.cores[stream.name], f"{stream.name}.{self.boots}")
+
+    def travel(self) -> None:
+        """Let everything that waits travel one hop in both directions."""
+        for stream in self.streams:
+            stream.write_up(self.now_s)
+            while stream.up and stream.server is not None and not stream.frozen:
+                stream.arrive_up(self.now_s)
+            stream.write_down(self.now_s)
+            while stream.down and not stream.frozen:
+                stream.arrive_down(self.now_s)
+        self.settle()
+
+    def assert_consistent(self) -> None:
+        """Ask every core whether its books are right."""
+        for core in self.cores.values():
+            core.assert_consistent()
+
+    def submit(self) -> Client:
+        """Send a random request through a random frontend."""
+        draw = self.draw
+        prompt = [draw.randrange(1, VOCABULARY) for _ in range(draw.choice((1, 3, 9, 20, 40)))]
+        if draw.random() < 0.5:
+            prompt = [7] * 16 + prompt
+        seconds = draw.choice((0.3, 2.0, 600.0, 600.0, 600.0))
+        order = Order(
+            request_id=f"{draw.getrandbits(128):032x}",
+            prompt_ids=frames.pack_ids(prompt),
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            seed=7,
+            max_output_tokens=draw.choice((1, 2, 8, 40, 60)),
+            model_version=MODEL_VERSION,
+            end_token_id=END_TOKEN,
+            priority=draw.choice((0, 0, 0, 5, -5)),
+            arrived_s=self.now_s,
+            deadline_s=self.now_s + seconds,
+            is_clients_deadline=draw.random() < 0.5,
+        )
+        client = Client(self.cores[draw.choice(self.frontend_names)], order, self.now_s)
+        self.clients.append(client)
+        return client
+
+    def oracle(self, order: Order) -> list[int]:
+        """Return what `order` gives on an engine alone."""
+        return expected(frames.unpack_ids(order.prompt_ids), order.max_output_tokens, END_TOKEN)
+
+    def held(self) -> list[str]:
+        """Return what the mesh still holds for requests."""
+        left = [f"{name}: engine calls {engine.live}" for name, engine in self.engines.items() if engine.live]
+        left += [f"{name}: handoffs {engine.held}" for name, engine in self.engines.items() if engine.held]
+        for name in self.frontend_names:
+            live = self.cores[name].live
+            if live.serving or live.leaving:
+                left.append(f"{name}: {live.serving} {live.leaving}")
+            left += [f"{name}: {peer} {peer.slots}" for peer in self.cores[name].peers if peer.slots]
+        for name in self.router_names:
+            relay = self.cores[name]
+            if relay.holdings.items or relay.queue:
+                left.append(f"{name}: {relay.holdings.items}")
+        for name in (*self.decode_names, *self.prefill_names):
+            if self.cores[name].holdings.slots:
+                left.append(f"{name}: {self.cores[name].holdings.slots}")
+        return left
+
+
+class _Handoffs:
+    """All handoffs of all prefill engines, as a decode engine reaches them over the network."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    @property
+    def held(self) -> _Handoffs:
+        return self
+
+    def pop(self, handoff: bytes, default: int | None) -> int | None:
+        for name in self._mesh.prefill_names:
+            if handoff in self._mesh.engines[name].held:
+                return self._mesh.engines[name].held.pop(handoff)
+        return default

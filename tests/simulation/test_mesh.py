@@ -1,0 +1,140 @@
+"""The whole mesh under random schedules: streams cut anywhere, peers frozen and back, processes killed, attempts crossing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvmesh.inference.v1 import inference_pb2 as pb
+from tests.simulation.mesh import ORPHAN_S, Mesh
+from tests.simulation.streams import Stream
+
+WHOLE = (pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_LENGTH)
+
+
+class Schedule:
+    """One random run; the same for the same seed."""
+
+    def __init__(self, seed: int, fault_share: float) -> None:
+        self.draw = random.Random(seed)
+        self.mesh = Mesh(
+            self.draw,
+            frontends=self.draw.randint(1, 2),
+            routers=self.draw.randint(1, 2),
+            prefills=self.draw.randint(1, 2),
+            decodes=self.draw.randint(1, 2),
+        )
+        self.fault_share = fault_share
+        self.faults = 0
+        self.mesh.connect()
+
+    def run(self, steps: int) -> None:
+        """Take random steps, then let everything come to rest."""
+        mesh = self.mesh
+        for _ in range(steps):
+            self.step()
+            mesh.settle()
+            mesh.assert_consistent()
+        for stream in mesh.streams:
+            stream.frozen = False
+        for _ in range(3000):
+            for stream in mesh.streams:
+                stream.notice(mesh.now_s)
+            mesh.connect()
+            mesh.travel()
+            for engine in mesh.engines.values():
+                engine.step(mesh.now_s)
+            for client in mesh.clients:
+                client.read()
+            mesh.assert_consistent()
+            if all(client.is_done for client in mesh.clients) and not mesh.held():
+                break
+            mesh.advance(0.05)
+        mesh.advance(ORPHAN_S)
+
+    def step(self) -> None:
+        """Do one thing."""
+        draw, mesh = self.draw, self.mesh
+        if draw.random() < self.fault_share:
+            self.fault()
+            return
+        stream = draw.choice(mesh.streams)
+        choice = draw.randrange(10)
+        if choice == 0 and sum(not client.is_done for client in mesh.clients) < 16:
+            mesh.submit()
+        elif choice in (1, 2):
+            stream.write_up(mesh.now_s)
+            stream.write_down(mesh.now_s)
+        elif choice == 3:
+            stream.arrive_up(mesh.now_s)
+        elif choice == 4:
+            stream.arrive_down(mesh.now_s)
+        elif choice == 5:
+            mesh.travel()
+        elif choice in (6, 7):
+            mesh.engines[draw.choice(list(mesh.engines))].step(
+                mesh.now_s, tokens=draw.randint(1, 3), chosen=lambda _: draw.random() < 0.8
+            )
+        elif choice == 8 and mesh.clients:
+            draw.choice(mesh.clients).read()
+        elif choice == 9:
+            mesh.advance(draw.choice((0.001, 0.01, 0.05)))
+
+    def fault(self) -> None:
+        """Break something, or mend something."""
+        draw, mesh = self.draw, self.mesh
+        self.faults += 1
+        stream: Stream = draw.choice(mesh.streams)
+        choice = draw.randrange(12)
+        if choice < 2:
+            stream.cut(mesh.now_s, server_knows=draw.random() < 0.5)
+        elif choice == 2:
+            stream.notice(mesh.now_s)
+        elif choice < 6:
+            mesh.connect()
+        elif choice == 6:
+            stream.frozen = True
+        elif choice < 9:
+            stream.frozen = False
+        elif choice == 9:
+            mesh.kill(draw.choice((*mesh.prefill_names, *mesh.decode_names, *mesh.router_names)))
+        elif choice == 10 and mesh.clients:
+            client = draw.choice(mesh.clients)
+            if not client.is_done:
+                client.has_left = True
+                client.core.leave(client.request, mesh.now_s)
+        elif choice == 11:
+            mesh.advance(draw.choice((0.5, ORPHAN_S)))
+
+
+@pytest.mark.parametrize(("fault_share", "whole_share"), [(0.0, 0.6), (0.01, 0.6), (0.05, 0.5), (0.15, 0.3)])
+def test_every_token_once_and_nothing_left(fault_share: float, whole_share: float) -> None:
+    """Whatever breaks: no repeat, no gap, one end for each request, equal tokens, and the mesh holds nothing at the end."""
+    ends: list[str] = []
+    whole = adoptions = resumes = 0
+    for seed in range(40):
+        schedule = Schedule(seed, fault_share)
+        try:
+            schedule.run(steps=600)
+            mesh = schedule.mesh
+            for client in mesh.clients:
+                wanted, end = mesh.oracle(client.order), client.request.end
+                assert end is not None, f"{client.request} never ended"
+                assert client.ids == wanted[: len(client.ids)], f"{client.request}: wrong tokens"
+                if end.finish_reason in WHOLE and not client.has_left:
+                    assert client.ids == wanted, f"{client.request} ended early as {end.outcome}"
+                    whole += 1
+                ends.append(end.outcome)
+                adoptions += client.request.adoptions
+                resumes += client.request.tries.resumes
+            assert not mesh.held(), "\n".join(mesh.held())
+        except Exception as error:
+            raise AssertionError(f"seed={seed} fault_share={fault_share}: {error}") from error
+    tally = {end: ends.count(end) for end in set(ends)}
+    assert len(ends) > 500
+    assert whole >= len(ends) * whole_share, f"{whole} of {len(ends)} whole: {tally}"
+    if fault_share >= 0.01:
+        assert adoptions > 10 and resumes > 10, (
+            f"the schedule breaks nothing: {adoptions} adoptions, {resumes} resumes"
+        )
