@@ -53,8 +53,8 @@ class Terms:
 class InferenceService:
     """Serves kvmesh.inference.v1. `random_bits(n)` returns n random bits: request ids and seeds.
 
-    `is_seeded()` tells whether all engines of the mesh make the same tokens wherever they run. `on_refused` counts what never
-    became a live request.
+    `is_seeded()` tells whether all engines of the mesh make the same tokens wherever they run. `on_refused` counts what
+    never became a live request.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class InferenceService:
         tracing: Tracing,
         random_bits: Callable[[int], int],
         is_seeded: Callable[[], bool] = lambda: True,
-        on_refused: Callable[[MeshError], None] = lambda error: None,
+        on_refused: Callable[[MeshError], None] = lambda _: None,
     ) -> None:
         self._core = core
         self._tokenizer = tokenizer

@@ -1,0 +1,64 @@
+"""Errors: one table, and details a client can read back."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from kvmesh import errors
+from kvmesh.errors import TABLE, MeshError, Violation, invalid
+
+
+def rpc_error(error: MeshError) -> grpc.aio.AioRpcError:
+    """Return what a client sees of `error`."""
+    status = errors.to_status(error)
+    trailers = grpc.aio.Metadata(*((key, value) for key, value in status.trailing_metadata))
+    return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailers, status.details)
+
+
+@pytest.mark.parametrize("reason", TABLE)
+def test_every_reason_is_upper_snake_and_survives_the_wire(reason: str) -> None:
+    """The reason is what programs match on; it must arrive as it is in the table."""
+    assert reason == reason.upper() and reason.replace("_", "").isalnum()
+    read = errors.from_rpc_error(rpc_error(MeshError(reason, "because", {"key": "value"}, 0.25)))
+    assert (read.code, read.reason, read.message) == (TABLE[reason], reason, "because")
+    assert read.metadata == {"key": "value"}
+    assert read.retry_after_s == 0.25
+
+
+def test_a_violation_names_field_value_and_range() -> None:
+    """The first violation is the text, all of them are details."""
+    error = invalid("FIELD_OUT_OF_RANGE", [Violation("a.b", "-1", "0 to 9"), Violation("c", "7", "8 to 9")])
+    assert error.message == "a.b is -1; 0 to 9 is allowed"
+    assert error.metadata == {"field": "a.b", "value": "-1", "allowed": "0 to 9"}
+    read = errors.from_rpc_error(rpc_error(error))
+    assert read.violations == {"a.b": "is -1; 0 to 9 is allowed", "c": "is 7; 8 to 9 is allowed"}
+    assert read.retry_after_s is None
+
+
+def test_an_unknown_reason_is_a_bug_here() -> None:
+    """Nobody invents a reason beside the table."""
+    with pytest.raises(AssertionError):
+        MeshError("SOMETHING_ELSE", "x")
+
+
+def test_details_stay_small_however_much_is_wrong() -> None:
+    """Trailers have 8 KiB; a thousand wrong fields must not make the status itself fail."""
+    error = invalid("FIELD_OUT_OF_RANGE", [Violation(f"field[{each}]", "0", "1") for each in range(1000)])
+    assert errors.to_proto(error).ByteSize() < 4096
+
+
+def test_a_foreign_error_has_no_reason() -> None:
+    """A status without our details is read as what it is."""
+    read = errors.from_rpc_error(
+        grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
+    )
+    assert (read.code, read.reason, read.message) == (grpc.StatusCode.UNAVAILABLE, "", "gone")
+
+
+def test_error_info_carries_the_domain() -> None:
+    """Reasons are ours only under our domain."""
+    info = error_details_pb2.ErrorInfo()
+    assert errors.to_proto(errors.internal()).details[0].Unpack(info)
+    assert info.domain == "kvmesh"

@@ -1,0 +1,459 @@
+"""One request, step by step: adopt before resume, retry or resume, deadlines, credit, cancels."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvmesh.attach import frames
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.inference.v1 import inference_pb2
+from services.frontend import messages
+from services.frontend.core import FrontendCore
+from services.frontend.retry_budget import RetryBudget
+from services.frontend.tries import Limits
+from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order
+
+LONG = 4
+"""A request whose oracle makes at least 60 tokens (checked below)."""
+
+
+def mesh_of(routers: int = 1, *, attempts_max: int = 4, places: int = 8, retries: float = 3.0) -> FakeMesh:
+    core = FrontendCore(
+        Limits(attempts_max, ORPHAN_S, 16),
+        places=places,
+        retries=RetryBudget(0.0, retries, 1000.0),
+        jitter=lambda: 0.5,
+    )
+    mesh = FakeMesh(core, random.Random(0), routers)
+    for router in mesh.routers:
+        mesh.open(router)
+    return mesh
+
+
+def begin(mesh: FakeMesh, **changes: object) -> Client:
+    return Client(mesh.core, order(LONG, **{"max_output_tokens": 60, **changes}), mesh.now_s)
+
+
+def run(mesh: FakeMesh, client: Client, tokens: int) -> None:
+    """Go on until the client has at least so many tokens."""
+    for _ in range(1000):
+        if len(client.ids) >= tokens:
+            return
+        mesh.settle()
+        client.read()
+    raise AssertionError(f"{client.request} does not move")
+
+
+def finish(mesh: FakeMesh, client: Client) -> str:
+    """Go on until the request ends; return its outcome."""
+    for _ in range(1000):
+        mesh.settle()
+        client.read()
+        mesh.core.assert_consistent()
+        if client.is_done:
+            assert client.request.end is not None
+            return client.request.end.outcome
+        mesh.advance(0.01)
+    raise AssertionError(f"{client.request} does not end")
+
+
+def home(mesh: FakeMesh) -> str:
+    """Name the router that has the only slot."""
+    (name,) = [peer.name for peer in mesh.core.peers if peer.slots]
+    return name
+
+
+def cut_home(mesh: FakeMesh) -> None:
+    mesh.cut(next(router for router in mesh.routers if router.name == home(mesh)))
+
+
+def whole(client: Client) -> list[int]:
+    return oracle(client.order.prompt_ids, client.order.max_output_tokens)
+
+
+def test_the_oracle_is_long_enough() -> None:
+    """The other tests cut into the middle of it."""
+    assert len(oracle(order(LONG).prompt_ids, 60)) == 60
+
+
+def test_an_undisturbed_request_takes_one_attempt() -> None:
+    """Nothing is tried twice when nothing breaks."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert [submit.attempt for submit in mesh.submits] == [1]
+    assert mesh.submits[0].budget.max_output_tokens == 60
+    assert client.request.progress.recomputed_tokens == 0
+
+
+def test_a_lost_router_is_adopted_through_another_without_recomputing() -> None:
+    """The running attempt goes on; the client sees nothing."""
+    mesh = mesh_of(2)
+    client = begin(mesh)
+    run(mesh, client, 10)
+    cut_home(mesh)
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert (len(mesh.submits), mesh.adopts, client.request.adoptions) == (1, 1, 1)
+    assert client.request.progress.recomputed_tokens == 0
+
+
+def test_a_restarted_router_adopts_when_it_is_back() -> None:
+    """With one router, the request waits for it, and nothing is recomputed."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 10)
+    cut_home(mesh)
+    mesh.advance(ORPHAN_S / 2)
+    mesh.open(mesh.routers[0])
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert (len(mesh.submits), client.request.adoptions) == (1, 1)
+    assert client.request.progress.recomputed_tokens == 0
+
+
+def test_a_router_that_stays_away_is_resumed_when_one_comes() -> None:
+    """After the orphan time the attempt is gone: a higher one continues behind the tokens the client has."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 10)
+    had = len(client.ids)
+    cut_home(mesh)
+    mesh.advance(ORPHAN_S + 1)
+    mesh.open(mesh.routers[0])
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    second = mesh.submits[1]
+    assert (second.attempt, second.resumed, mesh.adopts) == (2, True, 0)
+    assert second.start_position >= had
+    assert second.budget.max_output_tokens == 60 - second.start_position
+    ids = frames.unpack_ids(second.token_ids)
+    assert list(ids[client.order.prompt_tokens :]) == whole(client)[: second.start_position]
+    assert client.request.progress.recomputed_tokens == len(ids) - 1
+
+
+def test_a_refused_adopt_resumes_at_once() -> None:
+    """The decode replica is gone, too: nobody waits for the orphan time."""
+    mesh = mesh_of(2)
+    client = begin(mesh)
+    run(mesh, client, 10)
+    cut_home(mesh)
+    mesh.runs.clear()
+    began_s = mesh.now_s
+    assert finish(mesh, client) == "LENGTH"
+    assert mesh.now_s - began_s < 1.0
+    assert client.ids == whole(client)
+    assert (len(mesh.submits), mesh.adopts, client.request.tries.resumes) == (2, 1, 1)
+
+
+def test_what_no_engine_took_is_retried_from_the_budget() -> None:
+    """A queued attempt lost with its router is a retry; with an empty budget the client is told."""
+    mesh = mesh_of(2)
+    client = begin(mesh)
+    mesh.settle()
+    cut_home(mesh)
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert (client.request.tries.retries, client.request.tries.resumes) == (1, 0)
+    assert client.request.attempts[1].cause == inference_pb2.AttemptExplanation.CAUSE_RETRY
+
+    poor = mesh_of(2, retries=0.0)
+    client = begin(poor)
+    poor.settle()
+    cut_home(poor)
+    assert finish(poor, client) == "RETRY_BUDGET_EXHAUSTED"
+    assert client.request.end is not None and client.request.end.error is not None
+    assert client.request.end.error.retry_after_s is not None
+    assert client.request.end.error.metadata["tokens_sent"] == "0"
+
+
+def test_a_resume_needs_no_retry_budget() -> None:
+    """What a client has begun to read is never failed for lack of retry budget, however often it is refused."""
+    mesh = mesh_of(retries=0.0)
+    client = begin(mesh)
+    run(mesh, client, 10)
+    mesh.fail(mesh.runs[0], pb.Failure.CODE_ENGINE_LOST)
+    for reason in (pb.Refusal.REASON_NO_REPLICA, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_FULL):
+        mesh.settle()  # the failure or refusal arrives
+        mesh.advance(1.5)
+        mesh.send_up(mesh.routers[0])
+        mesh.arrive_up(mesh.routers[0])
+        mesh.refuse(mesh.runs[-1], reason, 20)
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert len(mesh.submits) == 5
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_TIMEOUT],
+)
+def test_a_full_mesh_is_not_asked_again(reason: pb.Refusal.Reason.ValueType) -> None:
+    """Trying again would add to the load; the client is told when to come back."""
+    mesh = mesh_of(2)
+    client = begin(mesh)
+    for router in mesh.routers:
+        mesh.send_up(router)
+        mesh.arrive_up(router)
+    mesh.refuse(mesh.runs[0], reason, 250)
+    outcome = finish(mesh, client)
+    assert outcome == pb.Refusal.Reason.Name(reason).removeprefix("REASON_")
+    assert client.request.end is not None and client.request.end.error is not None
+    assert client.request.end.error.code.name == "RESOURCE_EXHAUSTED"
+    assert client.request.end.error.retry_after_s == 0.25
+    assert len(mesh.submits) == 1
+
+
+def test_attempts_are_bounded_and_the_client_learns_what_it_has() -> None:
+    """When every attempt is lost, the status says how many tokens were sent."""
+    mesh = mesh_of(attempts_max=3)
+    client = begin(mesh)
+    for lost in range(1, 4):
+        run(mesh, client, 3 * lost)
+        mesh.fail(mesh.runs[0], pb.Failure.CODE_REPLICA_LOST)
+        mesh.settle()
+        mesh.advance(2.0)
+    assert finish(mesh, client) == "ATTEMPTS_EXHAUSTED"
+    assert client.request.end is not None and client.request.end.error is not None
+    assert client.request.end.error.code.name == "UNAVAILABLE"
+    assert client.request.end.error.metadata["tokens_sent"] == str(len(client.ids))
+    assert client.ids == whole(client)[: len(client.ids)]
+    assert len(mesh.submits) == 3
+
+
+def test_a_gap_is_a_lost_attempt() -> None:
+    """Missing tokens are never papered over: the slot is cancelled and the request resumed."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 5)
+    while not mesh.runs[0].log.is_sendable():
+        mesh.work(mesh.runs[0])
+    mesh.skip(mesh.runs[0])
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert client.request.attempts[0].fault == "GAP"
+    assert pb.Cancel.REASON_SUPERSEDED in mesh.cancels
+
+
+def test_a_stop_string_ends_the_engine_too() -> None:
+    """The match is found here; behind, the slot is cancelled as complete."""
+    mesh = mesh_of()
+    text = b"".join(TOKEN_BYTES[each] for each in oracle(order(LONG).prompt_ids, 60)).decode(errors="replace")
+    client = begin(mesh, stop=(text[20:23],))
+    assert finish(mesh, client) == "STOP_STRING"
+    mesh.settle()
+    assert client.text == text[: text.index(text[20:23])]
+    assert mesh.cancels == [pb.Cancel.REASON_COMPLETE]
+    assert not mesh.runs
+    last = messages.finished(client.request, "frontend-0", "local", is_seeded=True).finished
+    assert last.stop_string == text[20:23]
+    assert last.usage.output_token_count == len(client.ids) < 60
+
+
+def test_credit_follows_the_client_not_the_engine() -> None:
+    """A client that reads nothing is sent one window; each half window it reads grants as much again."""
+    mesh = mesh_of()
+    client = Client(mesh.core, order(9, max_output_tokens=200, end_token_id=-1), mesh.now_s)
+    mesh.settle(300)
+    request = client.request
+    assert request.progress.credit == len(request.progress.ids) == 64
+    assert mesh.submits[0].credit_position == 64
+    client.read()
+    mesh.settle(5)
+    assert len(request.progress.ids) == 128
+    assert request.state.value == "attached"
+
+
+@pytest.mark.parametrize("phase", ["waiting", "queued", "accepted", "placed", "started", "running"])
+def test_a_client_that_leaves_is_cancelled_in_every_phase(phase: str) -> None:
+    """Whatever state the attempt is in, one cancel ends it and nothing is left."""
+    mesh = mesh_of()
+    if phase == "waiting":
+        mesh.cut(mesh.routers[0])
+    client = begin(mesh)
+    mesh.send_up(mesh.routers[0])
+    mesh.arrive_up(mesh.routers[0])
+    for stage in ("queued", "accepted", "placed", "started", "running"):
+        if phase == "waiting":
+            break
+        assert mesh.runs[0].stage == stage
+        if stage == phase:
+            break
+        mesh.work(mesh.runs[0])
+        mesh.send_down(mesh.routers[0])
+        mesh.arrive_down(mesh.routers[0])
+    mesh.core.leave(client.request, mesh.now_s)
+    mesh.core.leave(client.request, mesh.now_s)
+    mesh.settle(2)
+    assert not mesh.runs
+    assert not mesh.core.live.serving and not mesh.core.live.leaving
+    assert mesh.core.next_wake_s() is None
+    assert mesh.cancels == ([] if phase == "waiting" else [pb.Cancel.REASON_CLIENT])
+
+
+def test_a_client_that_leaves_an_orphan_has_it_cancelled_when_a_router_is_back() -> None:
+    """The engine must not run to the end of the orphan time for nobody."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 10)
+    cut_home(mesh)
+    mesh.core.leave(client.request, mesh.now_s)
+    assert (len(mesh.core.live), len(mesh.core.live.leaving)) == (0, 1)
+    mesh.advance(0.5)
+    mesh.open(mesh.routers[0])
+    mesh.settle(2)
+    assert not mesh.runs and mesh.cancels == [pb.Cancel.REASON_CLIENT]
+    assert not mesh.core.live.leaving
+
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 10)
+    cut_home(mesh)
+    mesh.core.leave(client.request, mesh.now_s)
+    mesh.advance(ORPHAN_S)
+    assert not mesh.core.live.leaving and mesh.core.next_wake_s() is None
+
+
+def test_the_clients_deadline_is_an_error_and_the_meshs_is_an_answer() -> None:
+    """Both stop the engine; only the client's own deadline costs it the status."""
+    for is_clients, outcome in ((True, "DEADLINE_EXCEEDED"), (False, "FINISHED")):
+        mesh = mesh_of()
+        client = begin(mesh, deadline_s=mesh.now_s + 1.0, is_clients_deadline=is_clients)
+        run(mesh, client, 10)
+        mesh.advance(1.0)
+        client.read()
+        end = client.request.end
+        assert end is not None
+        if end.error is not None:
+            assert end.error.code.name == outcome
+        else:
+            assert (end.finish_reason, outcome) == (inference_pb2.FINISH_REASON_DEADLINE, "FINISHED")
+        assert client.ids == whole(client)[: len(client.ids)]
+        mesh.settle()
+        assert mesh.cancels == [pb.Cancel.REASON_DEADLINE] and not mesh.runs
+
+
+def test_a_late_first_token_is_its_own_error() -> None:
+    """The wait for the first token has its own limit, which ends with it."""
+    mesh = mesh_of()
+    client = begin(mesh, ttft_deadline_s=mesh.now_s + 0.5)
+    mesh.settle()
+    mesh.advance(0.5)
+    assert finish(mesh, client) == "TTFT_TIMEOUT"
+    mesh = mesh_of()
+    client = begin(mesh, ttft_deadline_s=mesh.now_s + 0.5)
+    run(mesh, client, 1)
+    mesh.advance(1.0)
+    assert finish(mesh, client) == "LENGTH"
+
+
+def test_all_tokens_and_no_finish_is_an_end() -> None:
+    """If only the finish was lost with its stream, nothing is tried again."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 50)
+    while len(client.request.progress.ids) < 60:
+        mesh.work(mesh.runs[0])
+        for slot, each in mesh.routers[0].runs.items():
+            if (chunk := each.log.take()) is not None:
+                mesh.routers[0].down.tokens(slot, chunk.position, chunk.token_ids)
+        message = mesh.routers[0].down.take(mesh.now_s)
+        if message is not None:
+            mesh.core.on_response(mesh.routers[0], message, mesh.now_s)
+        client.read()
+    assert client.request.end is None
+    mesh.cut(mesh.routers[0])
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client) and len(mesh.submits) == 1
+
+
+def test_a_resumed_client_goes_on_where_it_was() -> None:
+    """Another frontend continues from the token and the ids, above every attempt the first one could have made."""
+    first = mesh_of()
+    client = begin(first)
+    run(first, client, 20)
+    resume = client.order.resume_token()
+    second = begin(
+        first, attempt_base=resume.attempt_base + 256, is_resumed=True, received_ids=tuple(client.ids)
+    )
+    assert finish(first, client) == "SUPERSEDED"
+    assert finish(first, second) == "LENGTH"
+    assert [*second.order.received_ids, *second.ids] == whole(client)
+    assert first.submits[1].attempt == 257 and first.submits[1].resumed
+
+
+@pytest.mark.parametrize("count", [0, 1, 59, 60])
+def test_a_resume_from_anywhere_is_complete(count: int) -> None:
+    """Nothing received, almost everything, or everything but the last message."""
+    mesh = mesh_of()
+    ids = tuple(oracle(order(LONG).prompt_ids, 60)[:count])
+    client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)
+    assert finish(mesh, client) == "LENGTH"
+    assert [*ids, *client.ids] == whole(client)
+    assert len(mesh.submits) == (0 if count == 60 else 1)
+
+
+def test_places_are_bounded_and_come_back() -> None:
+    """One more than there is room for is refused, with a time to come back; an end makes room."""
+    mesh = mesh_of(places=1)
+    client = begin(mesh)
+    with pytest.raises(Exception, match="1/1 requests are live") as caught:
+        begin(mesh)
+    assert caught.value.code.name == "RESOURCE_EXHAUSTED"  # type: ignore[attr-defined]
+    assert caught.value.retry_after_s > 0  # type: ignore[attr-defined]
+    finish(mesh, client)
+    begin(mesh)
+
+
+def test_a_bug_ends_one_request_alone() -> None:
+    """The other requests of the lost router go on."""
+    mesh = mesh_of(2)
+    clients = [Client(mesh.core, order(each, session_id="s"), mesh.now_s) for each in (1, 2)]
+    mesh.settle(6)
+    clients[0].request.on_link_lost = None  # type: ignore[assignment,method-assign]
+    cut_home(mesh)
+    assert clients[0].request.end is not None and clients[0].request.end.outcome == "INTERNAL"
+    finish(mesh, clients[1])
+    assert clients[1].ids == whole(clients[1])
+
+
+def test_a_session_keeps_its_router_while_it_is_up() -> None:
+    """Affinity is by name: the same choice in every frontend, and only a lost router's share moves."""
+    mesh = mesh_of(3)
+    chosen = {each: mesh.core.choose(f"session-{each}").name for each in range(300)}  # type: ignore[union-attr]
+    assert {*chosen.values()} == {"router-0", "router-1", "router-2"}
+    mesh.cut(mesh.routers[1])
+    for each, name in chosen.items():
+        now = mesh.core.choose(f"session-{each}").name  # type: ignore[union-attr]
+        assert now != "router-1" and (name in (now, "router-1"))
+
+
+def test_the_explanation_tells_every_attempt() -> None:
+    """Why each was made, where it ran, and what broke it."""
+    mesh = mesh_of()
+    client = begin(mesh, explain=True)
+    run(mesh, client, 10)
+    mesh.fail(mesh.runs[0], pb.Failure.CODE_ENGINE_LOST)
+    finish(mesh, client)
+    told = messages.finished(client.request, "frontend-0", "local", is_seeded=False).finished
+    assert told.resumed
+    first, second = told.explanation.attempts
+    assert (first.number, first.fault, first.decode_replica) == (1, "ENGINE_LOST", "decode-0")
+    assert (second.number, second.cause) == (2, inference_pb2.AttemptExplanation.CAUSE_RESUME)
+    assert second.start_position >= 10
+    assert told.usage.recomputed_token_count > 0
+    assert told.explanation.total.ToNanoseconds() >= told.explanation.time_to_first_token.ToNanoseconds()
+
+
+def test_the_retry_budget_is_a_share_and_a_trickle() -> None:
+    """10 % of the requests and three per second, saved up for ten seconds at most."""
+    budget = RetryBudget(0.1, 3.0, 0.0)
+    assert sum(budget.take(0.0) for _ in range(100)) == 30
+    assert sum(budget.take(2.0) for _ in range(100)) == 6
+    for _ in range(50):
+        budget.on_request(2.0)
+    assert sum(budget.take(2.0) for _ in range(100)) in (4, 5)
+    assert sum(budget.take(1000.0) for _ in range(100)) == 40

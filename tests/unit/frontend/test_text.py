@@ -1,0 +1,191 @@
+"""Text in and out: tokenizer, detokenizer, stop strings, output."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from kvmesh.config import ROOT
+from services.frontend.detokenizer import Detokenizer
+from services.frontend.output import Output
+from services.frontend.stop_strings import StopStrings
+from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
+
+MODEL = ROOT / "engines/reference/model"
+TOKENIZER = ModelTokenizer.load(MODEL)
+LIBRARY = Tokenizer.from_str((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+TEXT_IDS = sorted(set(range(TOKENIZER.vocab_size)) - TOKENIZER.special_ids)
+
+texts = st.text(st.characters(exclude_categories=("Cs",)))
+
+
+@given(texts)
+def test_every_text_comes_back(text: str) -> None:
+    """Byte-level tokens hold all of Unicode."""
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+@given(texts, st.sampled_from(["<|end|>", "<|user|>", "<|assistant|>", "<|pad|>", "<|system|>"]), texts)
+def test_no_text_makes_a_special_token(before: str, marker: str, after: str) -> None:
+    """A user who writes template markers writes plain text."""
+    ids = TOKENIZER.encode(before + marker + after)
+    assert not TOKENIZER.special_ids.intersection(ids)
+    chat = TOKENIZER.encode_chat([("user", before + marker + after)])
+    assert sum(each in TOKENIZER.special_ids for each in chat) == 3  # prefix, suffix, the model's turn
+    assert TOKENIZER.decode(chat) == before + marker + after
+
+
+def test_a_conversation_is_a_prefix_of_its_continuation() -> None:
+    """A second turn finds the first one's blocks in cache only if its tokens are the same."""
+    first = TOKENIZER.encode_chat([("system", "Be brief."), ("user", "Who is Emma?")])
+    answer = TOKENIZER.encode(" A heroine.")
+    second = TOKENIZER.encode_chat(
+        [("system", "Be brief."), ("user", "Who is Emma?"), ("assistant", " A heroine."), ("user", "Why?")]
+    )
+    assert second[: len(first) + len(answer)] == [*first, *answer]
+
+
+@given(st.lists(st.sampled_from(TEXT_IDS)), st.randoms(use_true_random=False))
+def test_pieces_join_to_the_whole_for_random_ids(ids: list[int], draw: random.Random) -> None:
+    """However tokens arrive, and even where they are no text at all, the pieces are the library's own decoding."""
+    detokenizer, pieces, at = Detokenizer(TOKENIZER.token_bytes), [], 0
+    while at < len(ids):
+        count = draw.randint(1, 4)
+        pieces.append(detokenizer.feed(ids[at : at + count]))
+        at += count
+    pieces.append(detokenizer.flush())
+    assert "".join(pieces) == LIBRARY.decode(ids)
+
+
+@given(texts)
+def test_no_piece_cuts_a_character(text: str) -> None:
+    """What is sent after each token is a beginning of the text, with no stand-in for half a character."""
+    detokenizer, sent = Detokenizer(TOKENIZER.token_bytes), ""
+    for each in TOKENIZER.encode(text):
+        sent += detokenizer.feed((each,))
+        assert text.startswith(sent)
+    assert sent + detokenizer.flush() == text
+
+
+def test_special_tokens_are_silent() -> None:
+    """The end token is a token of the output, not text of it."""
+    detokenizer = Detokenizer(TOKENIZER.token_bytes)
+    assert detokenizer.feed([*TOKENIZER.encode("yes"), TOKENIZER.end_token_id]) == "yes"
+
+
+def naive_stop(text: str, strings: list[str]) -> tuple[str, str | None]:
+    """Return (output, match) the slow way: try every end."""
+    for end in range(1, len(text) + 1):
+        found = [string for string in strings if text[:end].endswith(string)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+few = st.text("ab<|\n", min_size=1, max_size=5)
+
+
+@given(st.lists(few, min_size=1, max_size=4), st.lists(st.text("ab<|\nc", max_size=4), max_size=30))
+def test_stop_strings_match_across_borders_like_a_slow_twin(strings: list[str], pieces: list[str]) -> None:
+    """The output ends before the first complete stop string, and nothing of one was ever emitted."""
+    whole, match = naive_stop("".join(pieces), strings)
+    stop, sent = StopStrings(strings), ""
+    for piece in pieces:
+        sent += stop.feed(piece)
+        assert whole.startswith(sent)
+        if stop.matched is not None:
+            break
+    else:
+        sent += stop.flush()
+    assert (sent, stop.matched) == (whole, match)
+
+
+@given(st.lists(few, min_size=1, max_size=4), st.lists(st.text("ab<|\nc", max_size=4), max_size=30))
+def test_no_more_is_held_back_than_may_begin_a_stop_string(strings: list[str], pieces: list[str]) -> None:
+    """Text is held back exactly while some stop string begins with it."""
+    stop, text, sent = StopStrings(strings), "", ""
+    for piece in pieces:
+        text += piece
+        sent += stop.feed(piece)
+        if stop.matched is not None:
+            return
+        held = text[len(sent) :]
+        assert not held or any(string.startswith(held) for string in strings)
+
+
+def test_output_counts_the_token_that_completes_a_stop_string() -> None:
+    """Ids up to the match are the output; tokens behind it are not."""
+    ids = TOKENIZER.encode("alpha STOP beta")
+    output = Output(Detokenizer(TOKENIZER.token_bytes), ["STOP"], with_logprobs=True)
+    used = output.feed(ids, [-0.5] * len(ids))
+    assert 0 < used < len(ids) and output.stop_string == "STOP"
+    tokens = output.take()
+    assert tokens is not None and output.take() is None
+    assert (tokens.text, list(tokens.ids), tokens.position) == ("alpha ", ids[:used], 0)
+    assert list(tokens.logprobs) == [-0.5] * used
+
+
+def test_output_piles_up_and_leaves_as_one_message() -> None:
+    """A client that was busy gets everything at once, at the right position."""
+    output = Output(Detokenizer(TOKENIZER.token_bytes), [], with_logprobs=False)
+    output.feed([70])
+    first = output.take()
+    output.feed([71, 72])
+    output.feed([73])
+    second = output.take()
+    assert first is not None and second is not None
+    assert (list(first.ids), first.position) == ([70], 0)
+    assert (list(second.ids), second.position) == ([71, 72, 73], 1)
+    assert output.taken == output.end == 4
+
+
+@given(texts, st.integers(0, 100))
+def test_a_stream_taken_over_goes_on_in_the_middle_of_a_character(text: str, cut: int) -> None:
+    """What one frontend sent up to some token, and what another sends after it, is the whole text."""
+    ids = TOKENIZER.encode(text)
+    cut = min(cut, len(ids))
+    first = Output(Detokenizer(TOKENIZER.token_bytes), ["zzz", "\n\n"], with_logprobs=False)
+    second = Output(Detokenizer(TOKENIZER.token_bytes), ["zzz", "\n\n"], with_logprobs=False)
+    first.feed(ids[:cut])
+    sent = first.take()
+    second.feed(ids[:cut])
+    second.forget_waiting()
+    if second.stop_string is None:
+        second.feed(ids[cut:])
+    if second.stop_string is None:
+        second.flush()
+    rest = second.take()
+    whole = (sent.text if sent else "") + (rest.text if rest else "")
+    assert whole == naive_stop(text, ["zzz", "\n\n"])[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"chat_template": None}, "model.json"),
+        ({"special_tokens": {}, "chat_template": {"role_prefix": {}}}, "model.json"),
+        ({"stop_token_id": ...}, "stop_token_id"),
+    ],
+)
+def test_a_broken_model_folder_is_named(tmp_path: Path, change: dict[str, object], named: str) -> None:
+    """Start-up ends with one sentence that names the file."""
+    model = json.loads((MODEL / "model.json").read_text()) | change
+    model = {key: value for key, value in model.items() if value is not ...}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    (tmp_path / "tokenizer.json").write_text((MODEL / "tokenizer.json").read_text())
+    with pytest.raises(ModelFolderError, match=named):
+        ModelTokenizer.load(tmp_path)
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    """The same for a file that is not there."""
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json"):
+        ModelTokenizer.load(tmp_path)

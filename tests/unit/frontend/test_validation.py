@@ -1,0 +1,307 @@
+"""Bad input: each wrong field is named, with its value and its range."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.errors import MeshError
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import resume_token, validation, wire
+from services.frontend.resume_token import ResumeToken
+from services.frontend.validation import Bounds
+
+BOUNDS = Bounds(
+    model="reference",
+    model_version="v1",
+    vocab_size=4096,
+    token_bytes_max=15,
+    max_sequence_tokens=4096,
+    max_output_tokens_default=256,
+    max_output_tokens_max=1024,
+)
+NAN, INFINITE = float("nan"), float("inf")
+TOKEN = ResumeToken("0" * 31 + "1", 7, 0, 99, "v1")
+
+
+def good(change: Callable[[pb.GenerateRequest], object] = lambda _: None) -> pb.GenerateRequest:
+    message = pb.GenerateRequest(text="Hello")
+    change(message)
+    return message
+
+
+def resumed(token: bytes, ids: list[int]) -> Callable[[pb.GenerateRequest], object]:
+    resume = pb.Resume(resume_token=token, received_token_ids=ids)
+    return lambda message: message.options.resume.CopyFrom(resume)
+
+
+def sampling(**fields: object) -> Callable[[pb.GenerateRequest], object]:
+    return lambda message: message.sampling.CopyFrom(pb.Sampling(**fields))  # type: ignore[arg-type]
+
+
+def limits(**fields: object) -> Callable[[pb.GenerateRequest], object]:
+    return lambda message: message.limits.CopyFrom(pb.Limits(**fields))  # type: ignore[arg-type]
+
+
+def chat(*messages: tuple[int, str]) -> Callable[[pb.GenerateRequest], object]:
+    rows = [pb.ChatMessage(role=role, content=content) for role, content in messages]  # type: ignore[arg-type]
+    return lambda message: message.chat.CopyFrom(pb.ChatPrompt(messages=rows))
+
+
+def tokens(*ids: int) -> Callable[[pb.GenerateRequest], object]:
+    return lambda message: message.tokens.CopyFrom(pb.TokenPrompt(ids=ids))
+
+
+BAD = [
+    (lambda message: message.Clear(), "prompt", "not there", "one of text, chat and tokens"),
+    (lambda message: setattr(message, "text", ""), "text", "empty", "1 character"),
+    (tokens(), "tokens.ids", "empty", "1 token"),
+    (tokens(1, 4096), "tokens.ids[1]", "4096", "0 to 4095"),
+    (tokens(-1), "tokens.ids[0]", "-1", "0 to 4095"),
+    (chat(), "chat.messages", "empty", "1 message"),
+    (chat((2, "")), "chat.messages", "without any content", "1 character"),
+    (chat((2, "Hi"), (0, "x")), "chat.messages[1].role", "0", "1 to 3"),
+    (chat((9, "Hi")), "chat.messages[0].role", "9", "1 to 3"),
+    (sampling(temperature=NAN), "sampling.temperature", "nan", "0 to 10"),
+    (sampling(temperature=INFINITE), "sampling.temperature", "inf", "0 to 10"),
+    (sampling(temperature=-0.5), "sampling.temperature", "-0.5", "0 to 10"),
+    (sampling(temperature=10.5), "sampling.temperature", "10.5", "0 to 10"),
+    (sampling(top_p=0.0), "sampling.top_p", "0", "above 0 to 1"),
+    (sampling(top_p=1.5), "sampling.top_p", "1.5", "above 0 to 1"),
+    (sampling(top_p=NAN), "sampling.top_p", "nan", "above 0 to 1"),
+    (sampling(top_k=-1), "sampling.top_k", "-1", "0 to 1000000"),
+    (sampling(top_k=1_000_001), "sampling.top_k", "1000001", "0 to 1000000"),
+    (sampling(stop=["x"] * 17), "sampling.stop", "17 strings", "at most 16"),
+    (sampling(stop=["x", ""]), "sampling.stop[1]", "0 characters", "1 to 256"),
+    (sampling(stop=["x" * 257]), "sampling.stop[0]", "257 characters", "1 to 256"),
+    (limits(max_output_tokens=0), "limits.max_output_tokens", "0", "1 to 1024"),
+    (limits(max_output_tokens=-5), "limits.max_output_tokens", "-5", "1 to 1024"),
+    (limits(max_output_tokens=1025), "limits.max_output_tokens", "1025", "1 to 1024"),
+    (limits(priority=101), "limits.priority", "101", "-100 to 100"),
+    (limits(ttft_timeout={"seconds": -1}), "limits.ttft_timeout", "-1 s", "0.001 s to 3600 s"),
+    (limits(ttft_timeout={}), "limits.ttft_timeout", "0 s", "0.001 s to 3600 s"),
+    (limits(ttft_timeout={"seconds": 3601}), "limits.ttft_timeout", "3601 s", "0.001 s to 3600 s"),
+    (
+        lambda message: setattr(message, "session_id", "s" * 129),
+        "session_id",
+        "129 characters",
+        "at most 128",
+    ),
+    (
+        lambda message: setattr(message, "idempotency_key", "k" * 129),
+        "idempotency_key",
+        "129 characters",
+        "at most 128",
+    ),
+    (lambda message: setattr(message, "model", "other"), "model", "'other'", "'reference'"),
+    (resumed(TOKEN.pack(), [5000]), "options.resume.received_token_ids[0]", "5000", "0 to 4095"),
+    (resumed(b"", []), "options.resume.resume_token", "0 bytes", "a resume token"),
+    (resumed(b"k\x01" + b"x" * 60, []), "options.resume.resume_token", "check", "a resume token"),
+    (
+        resumed(ResumeToken("0" * 32, 1, 0, 0, "v2").pack(), []),
+        "options.resume.resume_token",
+        "'v2'",
+        "'v1'",
+    ),
+    (
+        resumed(ResumeToken("0" * 32, 1, 65_280, 0, "v1").pack(), []),
+        "options.resume.resume_token",
+        "254 times",
+        "fewer",
+    ),
+    (
+        lambda message: setattr(message, "text", "x" * (4096 * 15 + 1)),
+        "text",
+        "61441 bytes",
+        "at most 4095 tokens",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value", "allowed"), BAD, ids=[f"{row[1]}={row[2]}" for row in BAD]
+)
+def test_a_bad_field_is_named_with_value_and_range(
+    change: Callable[[pb.GenerateRequest], object], field: str, value: str, allowed: str
+) -> None:
+    """A client can repair its request from the error alone."""
+    with pytest.raises(MeshError) as caught:
+        validation.check(good(change), BOUNDS)
+    assert caught.value.code.name == "INVALID_ARGUMENT"
+    (violation, *_) = caught.value.violations
+    assert violation.field == field
+    assert value in violation.value
+    assert allowed in violation.allowed
+    assert field in caught.value.message and value in caught.value.message
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    """One round trip is enough to learn everything."""
+    message = pb.GenerateRequest(sampling=pb.Sampling(top_p=0, top_k=-1), model="x")
+    with pytest.raises(MeshError) as caught:
+        validation.check(message, BOUNDS)
+    fields = [violation.field for violation in caught.value.violations]
+    assert fields == ["prompt", "sampling.top_p", "sampling.top_k", "model"]
+
+
+def test_defaults_are_filled_in() -> None:
+    """An asked-for nothing is complete."""
+    asked = validation.check(good(), BOUNDS)
+    assert (asked.temperature, asked.top_p, asked.top_k, asked.seed) == (1.0, 1.0, 0, None)
+    assert (asked.max_output_tokens, asked.priority, asked.ttft_timeout_s) == (256, 0, None)
+
+
+def test_presence_counts_where_zero_means_something() -> None:
+    """Temperature 0 is greedy and seed 0 is a seed."""
+    asked = validation.check(good(sampling(temperature=0.0, seed=0)), BOUNDS)
+    assert (asked.temperature, asked.seed) == (0.0, 0)
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(1, 256), (4095, 1), (4000, 96)])
+def test_output_is_cut_where_the_context_ends(prompt: int, output: int) -> None:
+    """A long prompt gets what is left, at least one token."""
+    assert validation.fit(validation.check(good(), BOUNDS), prompt, BOUNDS) == output
+
+
+@pytest.mark.parametrize("prompt", [0, 4096, 9999])
+def test_a_prompt_without_room_is_refused(prompt: int) -> None:
+    """The number of tokens and the allowed range are told."""
+    with pytest.raises(MeshError, match=rf"text is {prompt} tokens; 1 to 4095"):
+        validation.fit(validation.check(good(), BOUNDS), prompt, BOUNDS)
+
+
+def test_more_output_than_allowed_cannot_be_resumed() -> None:
+    """A client cannot have what it did not ask for."""
+    asked = validation.check(good(resumed(TOKEN.pack(), [5] * 300)), BOUNDS)
+    with pytest.raises(MeshError, match="at most 256 tokens"):
+        validation.fit(asked, 10, BOUNDS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        sampling(temperature=0.5),
+        sampling(top_p=0.5),
+        sampling(top_k=5),
+        sampling(stop=["x"]),
+        limits(max_output_tokens=7),
+    ],
+)
+def test_a_resumed_request_must_be_as_it_was(change: Callable[[pb.GenerateRequest], object]) -> None:
+    """Whatever shapes the output is in the digest."""
+    asked = validation.check(good(), BOUNDS)
+    digest = validation.digest(asked, b"\5\0\0\0", validation.fit(asked, 1, BOUNDS))
+    message = good(change)
+    token = ResumeToken("0" * 32, 7, 0, digest, "v1").pack()
+    resumed(token, [])(message)
+    changed = validation.check(message, BOUNDS)
+    with pytest.raises(MeshError, match="differs from this one"):
+        validation.check_resumed(
+            changed, validation.digest(changed, b"\5\0\0\0", validation.fit(changed, 1, BOUNDS))
+        )
+    same = validation.check(good(resumed(token, [])), BOUNDS)
+    validation.check_resumed(same, digest)
+
+
+def test_a_resumed_request_keeps_its_seed() -> None:
+    """Another seed would be another answer."""
+    message = good(sampling(seed=8))
+    resumed(TOKEN.pack(), [])(message)
+    with pytest.raises(MeshError, match=r"sampling\.seed is 8"):
+        validation.check_resumed(validation.check(message, BOUNDS), TOKEN.digest)
+
+
+@given(
+    st.builds(
+        ResumeToken,
+        st.integers(0, 2**128 - 1).map(lambda number: f"{number:032x}"),
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 65_535),
+        st.integers(0, 2**64 - 1),
+        st.text(max_size=20),
+    ),
+    st.data(),
+)
+def test_a_resume_token_reads_back_and_never_reads_wrong(token: ResumeToken, data: st.DataObject) -> None:
+    """A token is what was packed, or an error: never something else."""
+    packed = token.pack()
+    assert resume_token.unpack(packed) == token
+    at = data.draw(st.integers(0, len(packed) - 1))
+    broken = bytearray(packed)
+    broken[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(resume_token.ResumeTokenError):
+        resume_token.unpack(bytes(broken))
+
+
+def field(number: int, value: bytes) -> bytes:
+    """Return a length-delimited field."""
+    size, out = len(value), bytearray([number << 3 | 2])
+    while size >= 0x80:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes(out) + bytes([size]) + value
+
+
+WIRE = [
+    (field(1, b"ok\xff\xfe"), "INVALID_UTF8", "text", "ff fe at offset 2"),
+    (
+        field(2, field(1, b"\x08\x02" + field(2, b"fine")) + field(1, field(2, b"\xc3("))),
+        "INVALID_UTF8",
+        "chat.messages[1].content",
+        "c3 28 at offset 0",
+    ),
+    (field(4, field(5, b"a") + field(5, b"\x80")), "INVALID_UTF8", "sampling.stop[1]", "80 at offset 0"),
+    (field(6, b"\xed\xa0\x80") + field(1, b"x"), "INVALID_UTF8", "session_id", "ed a0 80"),
+    (field(1, b"Hello")[:-2], "MESSAGE_MALFORMED", "(message)", "5 bytes, 3 of them"),
+    (b"\x0a", "MESSAGE_MALFORMED", "(message)", "end inside a number"),
+    (b"\x0b", "MESSAGE_MALFORMED", "(message)", "wire type 3"),
+    (field(1, b"x") + b"\x98\x06\x07", "FIELD_UNKNOWN", "99", "unknown field 99"),
+    (field(1, b"x") + field(4, b"\x58\x01"), "FIELD_UNKNOWN", "sampling.11", "unknown field 11"),
+    (
+        field(2, field(1, b"\x08\x02" + field(2, b"x") + b"\x78\x01")),
+        "FIELD_UNKNOWN",
+        "chat.messages[0].15",
+        "unknown field 15",
+    ),
+    (field(1, b"x" * 2000), "MESSAGE_TOO_LARGE", "(message)", "2003 bytes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "path", "value"), WIRE, ids=[f"{row[1]}-{row[2]}" for row in WIRE]
+)
+def test_bytes_that_are_no_good_request_are_named(data: bytes, reason: str, path: str, value: str) -> None:
+    """protobuf says only that parsing failed; the client learns where."""
+    with pytest.raises(MeshError) as caught:
+        wire.parse(data, 1024)
+    assert caught.value.reason == reason
+    assert caught.value.code.name == "INVALID_ARGUMENT"
+    assert caught.value.violations[0].field == path
+    assert value in caught.value.violations[0].value
+
+
+def test_a_good_message_passes() -> None:
+    """Every known field may be set."""
+    message = good(sampling(temperature=0.5, stop=["é"]))
+    assert wire.parse(message.SerializeToString(), 1024) == message
+
+
+def test_random_bytes_get_a_typed_error_or_a_request() -> None:
+    """Nothing a client sends escapes as a bug."""
+    draw = random.Random(5)
+    whole = good(chat((2, "Hello"), (3, "é"))).SerializeToString()
+    refused = 0
+    for _ in range(20_000):
+        data = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        try:
+            validation.check(wire.parse(bytes(data[: draw.randint(1, len(data))]), 1024), BOUNDS)
+        except MeshError as error:
+            assert error.code.name == "INVALID_ARGUMENT" and error.violations
+            refused += 1
+    assert refused > 10_000
