@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import xxhash
 
@@ -74,7 +75,7 @@ class Holder:
     registered: int
 
 
-def _random_tokens(rng: random.Random) -> np.ndarray:
+def _random_tokens(rng: random.Random) -> npt.NDArray[np.int32]:
     """Few distinct tokens and lengths, so that prefixes are shared, diverge and repeat."""
     return np.array([rng.randrange(2) for _ in range(_WIDTH * rng.randrange(1, 6))], dtype=np.int32)
 

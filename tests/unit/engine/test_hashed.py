@@ -1,6 +1,9 @@
 """The hashed arithmetic: the same history gives the same logits however it got there; another history does not."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from engines.reference.arithmetic import Slice
@@ -9,7 +12,13 @@ from engines.reference.hashed import HashedArithmetic
 _WIDTH = 8
 
 
-def _run(arithmetic: HashedArithmetic, tokens: np.ndarray, cuts: list[int], pages: np.ndarray, store: np.ndarray) -> np.ndarray:
+def _run(
+    arithmetic: HashedArithmetic,
+    tokens: npt.NDArray[Any],
+    cuts: list[int],
+    pages: npt.NDArray[Any],
+    store: npt.NDArray[Any],
+) -> npt.NDArray[Any]:
     """Compute `tokens` in pieces ending at `cuts`; the logits after the last one."""
     start = 0
     for end in cuts:

@@ -3,12 +3,13 @@
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from engines.reference.sampling import Sampling, choose, uniform
 
 
-def _twin(logits: np.ndarray, position: int, sampling: Sampling) -> int:
+def _twin(logits: npt.NDArray[np.float64], position: int, sampling: Sampling) -> int:
     """Sort the whole vocabulary, cut, draw."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     weights = {token: math.exp((logits[token] - max(logits)) / sampling.temperature) for token in order}
@@ -47,7 +48,9 @@ def test_choose_equals_a_twin_that_sorts_everything(seed: int) -> None:
             top_p=float(rng.choice([0.0, 0.1, 0.5, 0.95, 0.999, 1.0])),
             seed=int(rng.integers(0, 2**63)),
         )
-        assert choose(logits, position, sampling)[0] == _twin(logits, position, sampling), f"seed={seed} {sampling}"
+        assert choose(logits, position, sampling)[0] == _twin(logits, position, sampling), (
+            f"seed={seed} {sampling}"
+        )
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:

@@ -1,0 +1,121 @@
+"""Engines without Triton, and something that collects their answers."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.reference.config import EngineConfig
+from engines.reference.delivery import Outbox
+from engines.reference.engine import Engine
+from engines.reference.handoff import decode
+from engines.reference.loading import load_arithmetic
+from engines.reference.sampling import Sampling
+from engines.reference.sequence import Kind, Part, Submission
+
+CONFIG = EngineConfig(
+    "hashed", kv_blocks=64, block_tokens=8, step_tokens_max=48, running_max=16, queue_max=64
+)
+_KEYS = itertools.count(1)
+
+
+@dataclass
+class Answer:
+    """Collects the parts of one request."""
+
+    key: int
+    is_streaming: bool = True
+    part: Part = field(default_factory=Part)
+    messages: int = 0
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, part: Part) -> None:
+        self.messages += 1
+        self.part.absorb(part)
+        if part.is_final:
+            self.done.set()
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def wait(self) -> Part:
+        assert self.done.wait(20.0), f"request {self.key} did not end"
+        return self.part
+
+
+@dataclass
+class Bench:
+    """One engine and its outbox."""
+
+    engine: Engine
+    outbox: Outbox
+
+    def submit(
+        self,
+        prompt: npt.NDArray[np.int32],
+        output: int,
+        kind: Kind = Kind.WHOLE,
+        *,
+        handoff: bytes | None = None,
+        kv_peer: str | None = None,
+        sampling: Sampling | None = None,
+        request_id: str = "r",
+        is_streaming: bool = True,
+    ) -> Answer:
+        answer = Answer(next(_KEYS), is_streaming)
+        self.outbox.open(answer.key, answer)
+        self.engine.submit(
+            Submission(
+                key=answer.key,
+                request_id=request_id,
+                kind=kind,
+                prompt=prompt,
+                output_tokens_max=output,
+                sampling=sampling or Sampling(),
+                handoff=None if handoff is None else decode(handoff),
+                kv_peer=kv_peer,
+                arrival_ns=time.monotonic_ns(),
+            )
+        )
+        return answer
+
+    def run(
+        self, prompt: npt.NDArray[np.int32], output: int, kind: Kind = Kind.WHOLE, **options: object
+    ) -> Part:
+        return self.submit(prompt, output, kind, **options).wait()  # type: ignore[arg-type]
+
+    def is_empty(self) -> bool:
+        """No sequence, no handoff, every block free or evictable."""
+        load = self.engine.core.load()
+        busy = load.sequences_running + load.sequences_waiting + load.handoffs_held
+        return busy == 0 and load.blocks_free == load.blocks_total
+
+
+@contextmanager
+def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[Bench]:
+    """A started engine, closed and checked for consistency afterwards."""
+    config = replace(config, **changes)  # type: ignore[arg-type]
+    arithmetic, digest = load_arithmetic(config)
+    outbox = Outbox()
+    outbox.start()
+    engine = Engine(config, arithmetic, digest, outbox)
+    engine.start()
+    try:
+        yield Bench(engine, outbox)
+    finally:
+        engine.close()
+        outbox.close()
+        engine.core.scheduler.assert_consistent()
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
+    """Wait for a condition, checking every few milliseconds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.002)

@@ -1,0 +1,169 @@
+"""The engine without threads: random schedules of arrivals, cancellations and steps."""
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engines.reference import errors
+from engines.reference.config import EngineConfig
+from engines.reference.core import EngineCore
+from engines.reference.costs import Costs, Schedule
+from engines.reference.handoff import decode
+from engines.reference.hashed import HashedArithmetic
+from engines.reference.sampling import Sampling
+from engines.reference.sequence import Kind, Part, Sequence, Submission
+
+_CONFIG = EngineConfig(
+    "hashed", kv_blocks=24, block_tokens=4, step_tokens_max=16, running_max=6, queue_max=20
+)
+_ARITHMETIC = HashedArithmetic(vocab_size=64)
+
+
+class Driver:
+    """Steps a core and collects what it says."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.store = _ARITHMETIC.new_store(config.kv_blocks, config.block_tokens)
+        self.core = EngineCore(config, "boot", "digest", "127.0.0.1:1", int(self.store[0].nbytes))
+        self.answers: dict[int, Part] = defaultdict(Part)
+        self.now_ns = 0
+
+    def step(self) -> bool:
+        self.now_ns += 1_000_000
+        self.core.expire(self.now_ns * 1e-9)
+        plan = self.core.plan(self.now_ns)
+        assert sum(work.count for work in plan) <= self.core.config.step_tokens_max
+        if plan:
+            logits = _ARITHMETIC.forward(self.core.slices(plan), self.store)
+            self.core.commit(plan, logits, self.now_ns, 0.001)
+        for key, part in self.core.parts:
+            assert not self.answers[key].is_final, "something came after the end"
+            self.answers[key].absorb(part)
+        self.core.parts.clear()
+        self.core.scheduler.assert_consistent()
+        return bool(plan)
+
+
+def _submission(key: int, prompt: npt.NDArray[np.int32], output: int, kind: Kind = Kind.WHOLE) -> Submission:
+    sampling = Sampling(temperature=1.0 if key % 2 else 0.0, seed=key)
+    return Submission(key, f"r{key}", kind, prompt, output, sampling=sampling)
+
+
+def _alone(submission: Submission) -> list[int]:
+    """The answer of a fresh engine without reuse, one row at a time as far as it can."""
+    driver = Driver(replace(_CONFIG, prefix_reuse=False, running_max=1, step_tokens_max=1))
+    driver.core.submit(submission)
+    while driver.step():
+        pass
+    return driver.answers[submission.key].tokens
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
+    """Under random arrivals and cancellations every survivor gets what it would get alone; nothing leaks."""
+    rng = random.Random(seed)
+    config = replace(_CONFIG, kv_blocks=rng.randrange(16, 40), step_tokens_max=rng.randrange(6, 20))
+    driver, live, submitted, cancelled = Driver(config), {}, {}, set()
+    stems = [np.array([rng.randrange(64) for _ in range(24)], dtype=np.int32) for _ in range(3)]
+    for key in range(1, 30):
+        own = np.array([rng.randrange(64) for _ in range(rng.randrange(1, 12))], dtype=np.int32)
+        prompt = np.concatenate([rng.choice(stems)[: rng.randrange(25)], own])
+        kind = Kind.CONTEXT if rng.random() < 0.2 else Kind.WHOLE
+        submitted[key] = _submission(key, prompt, rng.randrange(1, 12), kind)
+        sequence = driver.core.submit(submitted[key])
+        if sequence is not None:
+            live[key] = sequence
+        for _ in range(rng.randrange(6)):
+            driver.step()
+        if rng.random() < 0.3:
+            victim: Sequence = rng.choice(list(live.values()))
+            if not driver.answers[victim.submission.key].is_final:
+                cancelled.add(victim.submission.key)
+            driver.core.cancel(victim)
+        for part in list(driver.answers.values()):
+            if part.handoff is not None and rng.random() < 0.5:
+                driver.core.release_handoff(decode(part.handoff))
+    for _ in range(4000):
+        driver.step()
+        if all(driver.answers[key].is_final for key in submitted):
+            break
+        for part in list(driver.answers.values()):
+            if part.handoff is not None:
+                driver.core.release_handoff(decode(part.handoff))
+    driver.now_ns += 10**12  # every handoff expires
+    driver.step()
+    for key, submission in submitted.items():
+        part = driver.answers[key]
+        assert part.is_final, f"seed={seed} request {key} never ended"
+        if key not in cancelled and part.error is None:
+            expected = _alone(submission)
+            assert part.tokens == expected, f"seed={seed} request {key}"
+    load = driver.core.load()
+    assert load.blocks_free == load.blocks_total and load.handoffs_held == 0, f"seed={seed}"
+    assert load.sequences_running == load.sequences_waiting == 0, f"seed={seed}"
+
+
+def test_admission_is_first_come_first_served() -> None:
+    """A small request does not overtake a big one that waits for its blocks."""
+    driver = Driver(replace(_CONFIG, kv_blocks=8))
+    big = np.zeros(20, dtype=np.int32)
+    first = driver.core.submit(_submission(2, big, 4))
+    second = driver.core.submit(_submission(4, big + 1, 4))
+    third = driver.core.submit(_submission(6, big[:2] + 2, 2))
+    driver.step()
+    running = driver.core.scheduler.running
+    assert first is not None and second is not None and third is not None
+    assert list(running) == [2], (
+        "6 of 8 blocks are taken: the second does not fit, the third must wait behind it"
+    )
+
+
+def test_a_request_that_can_never_fit_is_refused() -> None:
+    """Waiting for ever is not an answer."""
+    driver = Driver(_CONFIG)
+    driver.core.submit(_submission(2, np.zeros(100, dtype=np.int32), 4))
+    driver.step()
+    assert driver.answers[2].error == errors.KV_POOL_TOO_SMALL.format(needed=26, total=24)
+
+
+def test_a_full_queue_refuses() -> None:
+    """The waiting line is bounded and says so."""
+    driver = Driver(replace(_CONFIG, queue_max=2, running_max=1))
+    for key in (2, 4, 6):
+        driver.core.submit(_submission(key, np.zeros(4, dtype=np.int32), 2))
+    assert [key for key, part in driver.core.parts] == [6]
+    assert driver.core.parts[0][1].error == errors.QUEUE_FULL.format(limit=2)
+
+
+def test_a_generated_history_is_reused() -> None:
+    """The next turn of a dialogue finds the previous answer in the cache, not only its prompt."""
+    driver = Driver(_CONFIG)
+    prompt = np.arange(8, dtype=np.int32)
+    driver.core.submit(_submission(2, prompt, 9))
+    while driver.step():
+        pass
+    turn = np.concatenate([prompt, np.array(driver.answers[2].tokens, dtype=np.int32), prompt])
+    driver.core.submit(_submission(4, turn, 1))
+    driver.step()
+    perf = driver.answers[4].perf
+    assert perf is not None and perf.reused_blocks == 4
+
+
+def test_prefill_cost_does_not_depend_on_chunks() -> None:
+    """The quadratic term is a difference of squares, so chunks add up to the whole."""
+    costs = Costs(0.0, 0.5, 0.25, 0.125)
+    whole = costs.chunk_s(0, 100, is_first=True)
+    assert whole == costs.chunk_s(0, 60, is_first=True) + costs.chunk_s(60, 40, is_first=False)
+
+
+def test_schedule_is_absolute_but_never_makes_up_for_idleness() -> None:
+    """Late looks do not drift, idle time is not caught up, a long stall only in part."""
+    schedule = Schedule()
+    assert schedule.book(10.0, 1.0, was_idle=True) == 11.0
+    assert schedule.book(11.125, 1.0, was_idle=False) == 12.0
+    assert schedule.book(20.0, 1.0, was_idle=True) == 21.0
+    assert schedule.book(30.0, 1.0, was_idle=False) == 30.75

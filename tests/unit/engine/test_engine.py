@@ -1,0 +1,110 @@
+"""Whole engines in one process: handing off over real sockets, cancelling, expiring."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engines.reference.handoff import decode
+from engines.reference.sampling import Sampling
+from engines.reference.sequence import Kind
+from tests.unit.engine.engines import CONFIG, running, wait_until
+
+
+def _prompt(seed: int, length: int) -> npt.NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, 4096, length, dtype=np.int32)
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 100])
+def test_disaggregated_equals_aggregated_equals_no_reuse(length: int) -> None:
+    """The tokens do not depend on where the prompt was computed, cold or warm."""
+    sampling = Sampling(0.9, top_p=0.95, seed=7, log_probs=True)
+    prompt = _prompt(length, length)
+    with running(prefix_reuse=False) as oracle, running() as prefill, running() as generate:
+        expected = oracle.run(prompt, 12, sampling=sampling)
+        for _ in range(2):
+            first = prefill.run(prompt, 12, Kind.CONTEXT, sampling=sampling)
+            assert first.tokens == expected.tokens[:1] and first.handoff is not None
+            answer = generate.run(prompt, 12, Kind.GENERATION, handoff=first.handoff, sampling=sampling)
+            assert answer.tokens == expected.tokens and answer.log_probs == expected.log_probs
+        assert answer.perf is not None and answer.perf.reused_blocks == length // CONFIG.block_tokens
+        assert prefill.run(prompt, 12, sampling=sampling).tokens == expected.tokens
+        wait_until(lambda: prefill.is_empty() and generate.is_empty(), "all blocks back on both sides")
+
+
+def test_a_handoff_works_once() -> None:
+    """After the acknowledgement the blocks are gone, and the second taker is told so."""
+    with running() as prefill, running() as generate:
+        blob = prefill.run(_prompt(1, 40), 4, Kind.CONTEXT).handoff
+        assert generate.run(_prompt(1, 40), 4, Kind.GENERATION, handoff=blob).error is None
+        wait_until(prefill.is_empty, "blocks released after the acknowledgement")
+        error = generate.run(_prompt(1, 40), 4, Kind.GENERATION, handoff=blob).error
+        assert error is not None and "is unknown or expired at" in error
+        wait_until(generate.is_empty, "nothing leaked by the failure")
+
+
+def test_release_and_timeout_end_a_handoff() -> None:
+    """Held blocks come back when somebody says so, or by themselves."""
+    with running(handoff_timeout_s=0.2) as prefill:
+        prefill.run(_prompt(1, 40), 4, Kind.CONTEXT)
+        assert prefill.engine.core.load().handoff_blocks == 5
+        wait_until(prefill.is_empty, "expired")
+    with running() as prefill:
+        blob = prefill.run(_prompt(1, 40), 4, Kind.CONTEXT).handoff
+        assert blob is not None
+        for _ in range(2):
+            prefill.engine.release_handoff(decode(blob), lambda: None)
+        wait_until(prefill.is_empty, "released")
+
+
+def test_an_unregistered_source_is_refused_before_dialling() -> None:
+    """Whatever a handoff says, KV comes from the address the request allows."""
+    with running() as prefill, running() as generate:
+        blob = prefill.run(_prompt(1, 40), 4, Kind.CONTEXT).handoff
+        error = generate.run(_prompt(1, 40), 4, Kind.GENERATION, handoff=blob, kv_peer="127.0.0.1:9").error
+        assert error is not None and error.startswith("handoff names a KV source that is not registered")
+        assert prefill.engine.core.load().handoffs_held == 1
+        peer = prefill.engine.core.address
+        assert generate.run(_prompt(1, 40), 4, Kind.GENERATION, handoff=blob, kv_peer=peer).error is None
+
+
+def test_a_handoff_of_another_model_or_prompt_is_refused() -> None:
+    """KV of other weights or another history must never be continued."""
+    with running() as prefill, running(salt="other") as other, running() as generate:
+        blob = prefill.run(_prompt(1, 40), 4, Kind.CONTEXT).handoff
+        for engine, prompt in (
+            (other, _prompt(1, 40)),
+            (generate, _prompt(2, 40)),
+            (generate, _prompt(1, 39)),
+        ):
+            error = engine.run(prompt, 4, Kind.GENERATION, handoff=blob).error
+            assert error is not None and error.startswith("handoff does not belong to this request")
+
+
+def test_cancel_in_every_phase_frees_everything() -> None:
+    """Queued, computing the prompt, pulling or generating: the answer ends and the blocks are back."""
+    with running(running_max=2) as prefill, running() as generate:
+        answers = [prefill.submit(_prompt(seed, 90), 400) for seed in range(4)]
+        blob = generate.run(_prompt(9, 40), 4, Kind.CONTEXT).handoff
+        answers.append(prefill.submit(_prompt(9, 40), 100, Kind.GENERATION, handoff=blob))
+        for answer in answers:
+            prefill.engine.cancel(answer.key)
+        for answer in answers:
+            assert answer.wait().error is None or answer is answers[-1]
+        wait_until(prefill.is_empty, "cancelled")
+
+
+def test_stop_by_request_id() -> None:
+    """Every live request of that id ends, no other."""
+    with running() as bench:
+        stopped = bench.submit(_prompt(1, 8), 400, request_id="a")
+        other = bench.submit(_prompt(2, 8), 30, request_id="b")
+        bench.engine.stop("a")
+        assert len(stopped.wait().tokens) < 400
+        assert len(other.wait().tokens) == 30
+
+
+def test_without_streaming_there_is_one_message() -> None:
+    """All tokens come at the end, the prompt excluded."""
+    with running() as bench:
+        answer = bench.submit(_prompt(1, 8), 20, is_streaming=False)
+        assert len(answer.wait().tokens) == 20 and answer.messages == 1

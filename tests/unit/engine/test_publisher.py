@@ -1,0 +1,108 @@
+"""Subscriptions: snapshot and events without a hole between them, and an end for readers that fall behind."""
+
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engines.reference import errors
+from engines.reference.cache import Removed, Stored
+from engines.reference.publisher import Publisher
+from tests.unit.engine.engines import CONFIG, running, wait_until
+
+_TOKENS = bytes(4 * CONFIG.block_tokens)
+
+
+@dataclass
+class Collector:
+    """A reader that keeps everything, and can be held up."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    end: list[str | None] = field(default_factory=list)
+    may_send: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.may_send.set()
+
+    def send(self, payload: bytes) -> None:
+        assert self.may_send.wait(5.0)
+        assert not self.end, "something came after the end"
+        self.messages.append(msgspec.json.decode(payload))
+
+    def finish(self, error: str | None) -> None:
+        self.end.append(error)
+
+    def events(self) -> list[dict[str, Any]]:
+        return [event for message in self.messages for event in message.get("events", [])]
+
+    def has_reached(self, cached: set[int]) -> bool:
+        """Whether everything received adds up to `cached`."""
+        return bool(self.messages) and self.cached() == cached
+
+    def cached(self) -> set[int]:
+        """Snapshot and events applied in order."""
+        seen: set[int] = set()
+        first = self.messages[0]
+        for data in [*first["snapshot"], *(event["data"] for event in self.events())]:
+            if data["type"] == "stored":
+                assert data["parent_hash"] is None or data["parent_hash"] in seen
+                seen |= {block["block_hash"] for block in data["blocks"]}
+            else:
+                seen -= set(data["block_hashes"])
+        ids = [event["event_id"] for event in self.events()]
+        assert ids == list(range(first["event_id"] + 1, first["event_id"] + 1 + len(ids)))
+        return seen
+
+
+def test_snapshot_and_events_replay_to_the_cache() -> None:
+    """Whenever somebody subscribes, applying what he gets yields exactly the prefix table."""
+    rng = np.random.default_rng(3)
+    with running(kv_blocks=20) as bench:
+        readers: list[Collector] = []
+        for turn in range(30):
+            if turn % 7 == 0:
+                readers.append(Collector())
+                bench.engine.subscribe_events(1000 + turn, readers[-1])
+            bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
+        cached = {value for stored in bench.engine.core.pool.snapshot() for value, _ in stored.blocks}
+        assert cached
+        for reader in readers:
+            wait_until(partial(reader.has_reached, cached), "caught up")
+    assert all(reader.end == [errors.SHUTTING_DOWN] for reader in readers)
+
+
+def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
+    """The buffer is bounded; the overflow ends one subscription with an error that tells what to do."""
+    publisher, slow = Publisher("boot", buffered_events_max=10), Collector()
+    publisher.start()
+    with running() as bench:
+        load = bench.engine.core.load()
+    publisher.subscribe_events(1, slow, [])
+    wait_until(lambda: len(slow.messages) == 1, "snapshot")
+    slow.may_send.clear()
+    for value in range(40):
+        publisher.offer([Stored(None, ((value, _TOKENS),)), Removed((value,))], load)
+    slow.may_send.set()
+    wait_until(lambda: bool(slow.end), "ended")
+    assert slow.end == [errors.SUBSCRIPTION_OVERFLOW.format(events=10)]
+    publisher.close()
+    assert len(slow.end) == 1
+
+
+def test_load_reports_come_on_change_and_regularly() -> None:
+    """The first comes at once, changes follow, and silence never lasts."""
+    publisher, reader = Publisher("boot"), Collector()
+    publisher.start()
+    with running() as bench:
+        load = bench.engine.core.load()
+    publisher.offer([], load)
+    publisher.subscribe_load(1, reader)
+    wait_until(lambda: len(reader.messages) == 1, "first report", 0.5)
+    wait_until(lambda: len(reader.messages) == 2, "a report without any change", 2.0)
+    assert reader.messages[0] == reader.messages[1]
+    publisher.unsubscribe(1)
+    wait_until(lambda: reader.end == [None], "ended")
+    publisher.close()

@@ -1,0 +1,108 @@
+"""Reading requests: what is accepted, and what a refusal names."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines.reference import requests
+from engines.reference.errors import EngineError
+from engines.reference.repository import Facts, config_pbtxt
+from engines.reference.requests import Limits, Service
+from engines.reference.sequence import Kind, Submission
+from tests.unit.engine.engines import CONFIG
+
+_LIMITS = Limits(vocab_size=100, max_sequence_tokens=50)
+
+
+def _nothing(name: str) -> None:
+    """A request without tensors."""
+
+
+def _read(parameters: str = "", kind: Kind = Kind.WHOLE, **tensors: Any) -> Submission:
+    values = {"input_ids": [[1, 2, 3]], "input_lengths": [[3]], "request_output_len": [[4]], **tensors}
+    arrays = {name: np.array(value) for name, value in values.items() if value is not None}
+    return requests.submission(kind, 1, "id", parameters, arrays.get, _LIMITS, 0)
+
+
+def test_defaults_are_greedy_and_endless() -> None:
+    """What a request does not say: temperature 0, no end token, no seed."""
+    read = _read()
+    assert read.prompt.tolist() == [1, 2, 3] and read.prompt.dtype == np.int32
+    assert read.sampling.is_greedy and read.end_id == -1 and read.kv_peer is None
+
+
+def test_the_prompt_ends_at_input_lengths() -> None:
+    """Padding behind it is not part of it."""
+    assert _read(input_lengths=[[2]]).prompt.tolist() == [1, 2]
+
+
+def test_kv_peer_is_a_request_parameter() -> None:
+    """The registered source comes beside the handoff, not in it."""
+    assert _read('{"kv_peer": "127.0.0.1:7"}').kv_peer == "127.0.0.1:7"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({"input_ids": None}, "Required input tensor input_ids is missing"),
+        ({"input_lengths": [[0]]}, "Invalid value for input_lengths: 0; allowed: 1..3"),
+        ({"input_lengths": [[4]]}, "Invalid value for input_lengths: 4; allowed: 1..3"),
+        ({"input_ids": [[1, 2, 100]]}, "Invalid value for input_ids: 100; allowed: 0..99"),
+        ({"input_ids": [[1, -1, 3]]}, "Invalid value for input_ids: -1; allowed: 0..99"),
+        ({"request_output_len": [[0]]}, "Invalid value for request_output_len: 0; allowed: >= 1"),
+        (
+            {"request_output_len": [[48]]},
+            r"Prompt length \(3\) plus request_output_len \(48\) exceeds .* \(50\)",
+        ),
+        ({"temperature": [[math.nan]]}, "Invalid value for temperature: nan"),
+        ({"temperature": [[-0.5]]}, "Invalid value for temperature: -0.5"),
+        ({"temperature": [[math.inf]]}, "Invalid value for temperature: inf"),
+        ({"runtime_top_p": [[1.5]]}, "Invalid value for runtime_top_p: 1.5"),
+        ({"runtime_top_p": [[math.nan]]}, "Invalid value for runtime_top_p: nan"),
+        ({"runtime_top_k": [[-1]]}, "Invalid value for runtime_top_k: -1"),
+    ],
+)
+def test_bad_values_are_named(tensors: dict[str, Any], expected: str) -> None:
+    """A refusal tells the field, its value and what is allowed."""
+    with pytest.raises(EngineError, match=expected):
+        _read(**tensors)
+
+
+def test_generation_needs_a_handoff() -> None:
+    """There is nothing to continue without one."""
+    with pytest.raises(EngineError, match="context_phase_params must be set"):
+        _read(kind=Kind.GENERATION)
+
+
+@pytest.mark.parametrize("what", [*Kind, Service.KV_EVENTS, Service.LOAD_REPORT, Service.RELEASE_HANDOFF])
+def test_request_type_says_what_a_request_is(what: Kind | Service) -> None:
+    """Every documented value is understood, and its absence means the whole."""
+    assert requests.requested(json.dumps({"request_type": what.value}), _nothing) is what
+    assert requests.requested("", _nothing) is Kind.WHOLE
+
+
+def test_unknown_request_type_is_refused() -> None:
+    """Falling back to generating would hide a misspelling."""
+    with pytest.raises(EngineError, match="Invalid value for request_type: contextonly"):
+        requests.requested('{"request_type": "contextonly"}', _nothing)
+
+
+def test_stop_is_a_tensor() -> None:
+    """As in TensorRT-LLM's model."""
+    assert requests.requested("", lambda name: np.array([[True]]) if name == "stop" else None) is Service.STOP
+
+
+def test_config_pbtxt_tells_what_clients_need() -> None:
+    """Limits and capabilities are read from the model's configuration."""
+    text = config_pbtxt(CONFIG, Facts(4096, 2048, "127.0.0.1:1"))
+    for line in (
+        'parameters { key: "tokens_per_block" value { string_value: "8" } }',
+        'parameters { key: "max_sequence_tokens" value { string_value: "2048" } }',
+        'input { name: "seed" data_type: TYPE_UINT64 dims: [1] optional: true }',
+        'output { name: "output_ids" data_type: TYPE_INT32 dims: [-1, -1] }',
+        "max_batch_size: 1",
+    ):
+        assert line in text

@@ -1,0 +1,229 @@
+"""Pulling KV over real sockets: whole, truncated, refused, frozen, aborted; and the handoff blob."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engines.reference import errors, transfer
+from engines.reference.errors import EngineError, TransferError
+from engines.reference.handoff import Handoff, HandoffTable, decode
+from engines.reference.transfer import KvListener, Puller, Source
+from tests.unit.engine.engines import wait_until
+
+_STORE = np.arange(64, dtype=np.uint64).reshape(8, 8)
+_HANDOFF = Handoff("boot", 1, "", [5], [0.0], 20, 8, [1, 2], 3, 64, "digest")
+
+
+@contextmanager
+def _serving(table: HandoffTable) -> Iterator[tuple[Handoff, list[bool]]]:
+    ends: list[bool] = []
+
+    def end(handoff_id: int, is_acknowledged: bool) -> None:
+        table.end_send(handoff_id, is_acknowledged=is_acknowledged)
+        ends.append(is_acknowledged)
+
+    listener = KvListener(Source("boot", "digest", 64, _STORE, table.begin_send, end), "127.0.0.1", 0)
+    listener.start()
+    try:
+        yield replace_address(f"127.0.0.1:{listener.port}"), ends
+    finally:
+        listener.close()
+
+
+def replace_address(address: str, **changes: object) -> Handoff:
+    """The test's handoff with another address and other fields."""
+    return msgspec.structs.replace(_HANDOFF, address=address, **changes)
+
+
+def _table() -> HandoffTable:
+    table = HandoffTable()
+    table.hold(1, [4, 2, 7], 100.0)
+    return table
+
+
+def _pull(handoff: Handoff, first: int, count: int, timeout_s: float = 2.0) -> npt.NDArray[np.uint64]:
+    taken: list[bytearray] = []
+    Puller(handoff, first, count, timeout_s).pull(taken.append)
+    return np.frombuffer(taken[0], dtype=np.uint64).reshape(count, 8)
+
+
+@contextmanager
+def _fake_source(answer: Callable[[socket.socket], None]) -> Iterator[Handoff]:
+    """A peer that does what `answer` says with its one connection, then closes it."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            answer(connection)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield replace_address(f"127.0.0.1:{server.getsockname()[1]}")
+    finally:
+        server.close()
+        thread.join(5.0)
+
+
+def test_missing_blocks_come_in_order_and_are_acknowledged() -> None:
+    """Only what the puller lacks is sent; then the handoff is over."""
+    table = _table()
+    with _serving(table) as (handoff, ends):
+        assert np.array_equal(_pull(handoff, 1, 2), _STORE[[2, 7]])
+        wait_until(lambda: ends == [True], "acknowledged")
+        assert table.held() == (0, 0)
+
+
+def test_nothing_missing_is_still_acknowledged() -> None:
+    """A fully cached prompt releases the other side as well."""
+    table = _table()
+    with _serving(table) as (handoff, ends):
+        assert _pull(handoff, 3, 0).size == 0
+        wait_until(lambda: ends == [True], "acknowledged")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"handoff_id": 9}, "KV handoff 9 is unknown or expired at"),
+        ({"boot_id": "earlier"}, "KV handoff 1 is unknown or expired at"),
+        ({"digest": "other"}, "KV cache transfer failed"),
+        ({"block_bytes": 32}, "KV cache transfer failed"),
+    ],
+)
+def test_a_source_refuses_what_it_does_not_hold(changes: dict[str, object], expected: str) -> None:
+    """Another boot, arithmetic or id: a typed refusal, and the blocks stay held."""
+    table = _table()
+    with _serving(table) as (handoff, _), pytest.raises(TransferError, match=expected):
+        _pull(replace_address(handoff.address, **changes), 0, 3)
+    assert table.held() == (1, 3)
+
+
+def test_a_puller_that_dies_leaves_the_handoff_held() -> None:
+    """Without the acknowledgement another attempt can have the blocks until they expire."""
+    table = _table()
+    with _serving(table) as (handoff, ends):
+        host, _, port = handoff.address.rpartition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            ask = transfer._Ask("boot", 1, 0, 64, "digest")
+            transfer._write_message(connection, ask, time.monotonic() + 1.0)
+        wait_until(lambda: ends == [False], "send given up")
+        assert _pull(handoff, 0, 3).shape == (3, 8)
+
+
+def test_garbage_does_not_stop_the_listener() -> None:
+    """Whoever connects and talks nonsense harms only himself."""
+    with _serving(_table()) as (handoff, _):
+        host, _, port = handoff.address.rpartition(":")
+        for garbage in (b"", b"\xff" * 50, b"\x05\x00\x00\x00hello", b"\x02\x00"):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(garbage)
+        assert _pull(handoff, 0, 3).shape == (3, 8)
+
+
+def _header(count: int) -> bytes:
+    body = b'{"blocks":%d,"error":null}' % count
+    return len(body).to_bytes(4, "little") + body
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"", "connection ended after 0 of 4 bytes"),
+        (_header(3)[:7], "connection ended after 3 of"),
+        (_header(3) + b"x" * 100, "connection ended after 100 of 192 bytes"),
+        (_header(2), "has 2 blocks, 3 wanted"),
+        (b"\xff\xff\xff\xff", "header of 4294967295 bytes"),
+        (b"\x03\x00\x00\x00abc", "KV cache transfer failed"),
+    ],
+)
+def test_a_source_that_breaks_off_or_lies_is_an_error(answer: bytes, expected: str) -> None:
+    """Truncated at any place, wrong counts, nonsense: nothing is taken."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(answer)
+
+    with _fake_source(serve) as handoff, pytest.raises(TransferError, match=expected):
+        _pull(handoff, 0, 3)
+
+
+def test_a_frozen_source_is_given_up_at_the_deadline() -> None:
+    """The whole pull has one deadline, however slowly bytes come."""
+    thawed = threading.Event()
+    with _fake_source(lambda _: (thawed.wait(5.0), None)[1]) as handoff:
+        with pytest.raises(TransferError, match="timed out"):
+            _pull(handoff, 0, 3, timeout_s=0.1)
+        thawed.set()
+
+
+def test_abort_ends_a_pull_at_once() -> None:
+    """A cancelled request does not wait for the deadline."""
+    asked, thawed = threading.Event(), threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(4096)
+        asked.set()
+        thawed.wait(5.0)
+
+    failures: list[TransferError] = []
+    with _fake_source(serve) as handoff:
+        puller = Puller(handoff, 0, 3, 30.0)
+
+        def pull() -> None:
+            try:
+                puller.pull(lambda _: None)
+            except TransferError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=pull)
+        thread.start()
+        assert asked.wait(5.0)
+        puller.abort()
+        thread.join(2.0)
+        thawed.set()
+        assert not thread.is_alive() and len(failures) == 1
+
+
+def test_a_dead_source_is_an_error() -> None:
+    """Nobody listening."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(TransferError, match="refused"):
+        _pull(replace_address(address), 0, 3)
+
+
+def test_release_and_expiry_wait_for_a_send_in_progress() -> None:
+    """Blocks being read by the listener are freed only when it is done with them."""
+    table = _table()
+    assert table.begin_send(1) == [4, 2, 7]
+    assert table.begin_send(1) is None, "one taker at a time"
+    assert table.expire(1000.0) == [] and table.release(1) is None
+    assert table.held() == (1, 3)
+    assert table.end_send(1, is_acknowledged=False) == [4, 2, 7]
+    assert table.held() == (0, 0) and table.release(1) is None
+
+
+def test_every_alteration_of_a_blob_is_noticed() -> None:
+    """A blob cut or changed anywhere is refused, never half understood."""
+    blob = replace_address("127.0.0.1:5").encode()
+    assert decode(blob) == replace_address("127.0.0.1:5")
+    for place in range(len(blob)):
+        with pytest.raises(EngineError, match="context_phase_params is malformed"):
+            decode(blob[:place])
+        with pytest.raises(EngineError, match="context_phase_params is malformed"):
+            decode(blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :])
+
+
+def test_error_texts_keep_what_clients_match_on() -> None:
+    """The texts are part of the contract; README.md repeats them."""
+    assert errors.HANDOFF_UNKNOWN.startswith("KV handoff {handoff} is unknown or expired")
+    assert errors.TRANSFER_FAILED.startswith("KV cache transfer failed")
