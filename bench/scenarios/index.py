@@ -18,12 +18,18 @@ def run(results: Results, pace: Pace) -> None:
     sizes = QUICK_SIZES if pace.is_quick else FULL_SIZES if pace.is_full else SIZES
     for name, blocks in sizes.items():
         with Fleet() as fleet:
+            redis_url = fleet.redis()
+            writer = fleet.neighbour("replicas", "bench.index_probe")
+            writer.ask("publish", redis=redis_url, blocks=blocks)
+            fleet.stop(writer)
             probe = fleet.neighbour("index", "bench.index_probe", core=TEST_CORE)
-            filled = probe.ask("fill", blocks=blocks)
+            loaded = probe.ask("load", redis=redis_url, blocks=blocks)
             case = f"{name} blocks"
-            results.add(NAME, case, "memory per block", "bytes", filled["bytes_per_block"])
-            results.add(NAME, case, "longest slice of loading", "ms", filled["slice_ms"])
-            results.add(NAME, case, "loading, from memory", "s", filled["load_s"])
+            results.add(NAME, case, "memory per block", "bytes", loaded["bytes_per_block"])
+            results.add(NAME, case, "longest stall while loading", "ms", loaded["stall_ms"])
+            results.add(NAME, case, "most CPU between two turns of the loop", "ms", loaded["stall_cpu_ms"])
+            results.add(NAME, case, "cold start", "s", loaded["seconds"])
+            results.add(NAME, case, "CPU of a cold start", "s", loaded["cpu_s"])
             for depth in DEPTHS:
                 looked = probe.ask("lookup", depth=depth, blocks=blocks)
                 results.add(
