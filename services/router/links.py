@@ -68,6 +68,10 @@ class ReplicaLinks:
     def __len__(self) -> int:
         return len(self._linked)
 
+    def is_settled(self) -> bool:
+        """True if every replica that is wanted has a link."""
+        return all(name in self._linked for name in self._wanted)
+
     def update(self, members: Iterable[Member]) -> None:
         """Take the members of the mesh; replicas of another model version are left out."""
         self._wanted = {member.process_id: member for member in members if self._is_wanted(member)}

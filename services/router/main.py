@@ -207,7 +207,7 @@ class Router:
             log.warning("serving before every replica is attached and known")
 
     def _is_warm(self) -> bool:
-        if not self._is_view_known or not self.index.is_caught_up:
+        if not (self._is_view_known and self.links.is_settled() and self.index.is_caught_up):
             return False
         return all(replica.is_up for replica in self.relay.replicas.values())
 

@@ -18,7 +18,7 @@ class Tree:
     def __init__(self, rng: random.Random, size: int = 60) -> None:
         self.parents: dict[int, int | None] = {}
         while len(self.parents) < size:
-            parent = rng.choice([None, *self.parents, *list(self.parents)[-3:]])
+            parent = rng.choice([None, *self.parents, *list(self.parents)[-1:] * 200])
             self.parents[rng.getrandbits(64)] = parent
 
     def chain(self, value: int) -> list[int]:
