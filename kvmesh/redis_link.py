@@ -5,6 +5,7 @@ A shell. Commands stay within Redis 6.2. Keys of a mesh start with its name: `ke
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -83,6 +84,9 @@ class RedisLink:
         await self._client.aclose()
 
     async def _watch(self, awaitable: Awaitable[Answer]) -> Answer:
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
         try:
             answer = await awaitable
         except (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError) as error:
@@ -95,6 +99,10 @@ class RedisLink:
                 raise
             self._lost(error)
             raise RedisAway(f"Redis at {self.url} takes no commands: {error}") from error
+        if task.cancelling() > cancels:
+            # The library writes inside asyncio.wait_for, which on Python 3.11 drops a cancel that arrives when the
+            # write has just ended. Whoever cancelled us waits for it.
+            raise asyncio.CancelledError
         if not self.is_connected:
             self.is_connected = True
             log.info("connected to Redis at %s", self.url)

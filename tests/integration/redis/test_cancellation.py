@@ -1,0 +1,32 @@
+"""A cancelled task that talks to Redis ends, whenever the cancel arrives."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvmesh.redis_link import RedisLink
+
+
+async def test_no_cancel_is_lost(redis_url: str) -> None:
+    """Cancelled after any number of turns of the loop, a command never returns as if nothing had happened."""
+    link = RedisLink(redis_url)
+    try:
+        await link.execute("PING")
+        for commands in ("execute", "pipeline"):
+            for turns in range(60):
+
+                async def talk(commands: str = commands) -> None:
+                    if commands == "execute":
+                        await link.execute("PING")
+                    else:
+                        await link.pipeline([("PING",), ("PING",)])
+
+                task = asyncio.create_task(talk())
+                for _ in range(turns % 12):
+                    await asyncio.sleep(0)
+                if not task.done():
+                    task.cancel()
+                    await asyncio.wait([task], timeout=5)
+                    assert task.cancelled(), f"{commands} cancelled after {turns % 12} turns"
+    finally:
+        await link.close()
