@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 ENGINE_WAIT_S: Final = 15.0
 """An engine that is not ready by then is missing. `kvmesh up` starts replicas when their engines are ready."""
 
+CANCEL_AGAIN_S: Final = 0.5
 ATTACH_NAME: Final = "kvmesh.attach.v1.AttachService"
 USAGE_ERROR: Final = 2
 
@@ -174,8 +175,7 @@ class _Replica:
                 _start(tasks, self._register(registration, metrics_address), "registration"),
             ]
             await self._server.run(self._drain)
-            for task in background:
-                task.cancel()
+            await _end(background)
 
     async def close(self) -> None:
         """Leave the mesh, then end what is left."""
@@ -215,6 +215,15 @@ class _Replica:
         if self._registration is not None:
             self._registration.update(draining=True)
         await self._shell.drain()
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel `tasks` until they are over: a client library that fails in that moment can swallow a cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
 def _start(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

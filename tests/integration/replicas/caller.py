@@ -1,4 +1,4 @@
-"""A caller of one replica: an Attach stream that collects what comes back, by slot. What a router is, without deciding anything."""
+"""A caller of one replica: an Attach stream that collects what comes back, by slot. A router that decides nothing."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Caller:
         self._name = name
         self._changed = asyncio.Event()
         self._last_slot = 0
+        self._writing = asyncio.Lock()  # writes at the same time fail
 
     async def __aenter__(self) -> Caller:
         self._channel = grpc.aio.insecure_channel(self._address)
@@ -71,7 +72,7 @@ class Caller:
 
     async def send(self, **parts: object) -> None:
         """Write one message made of `parts`."""
-        await self._call.write(pb.AttachRequest(**parts))  # type: ignore[arg-type]  # fields by name
+        await asyncio.shield(self._write(pb.AttachRequest(**parts)))  # type: ignore[arg-type]  # fields by name
 
     async def submit(self, tokens: Sequence[int], phase: pb.Phase.ValueType, **changes: object) -> int:
         """Submit one attempt and return its slot."""
@@ -88,17 +89,28 @@ class Caller:
         """Wait until `is_true`. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while not is_true():
+                if self._reader.done():
+                    await self._reader  # raises what it found wrong
+                    raise ConnectionError("the stream ended")
                 self._changed.clear()
                 await self._changed.wait()
 
     async def over(self, slot: int) -> Answers:
         """Wait until `slot` ended and return what it was told."""
-        await self.until(lambda: self.answers[slot].is_over())
+        await self.until(self.answers[slot].is_over)
         return self.answers[slot]
 
+    async def _write(self, message: pb.AttachRequest) -> None:
+        """Not to be cancelled: grpc.aio ends the stream of a write that is."""
+        async with self._writing:
+            await self._call.write(message)
+
     async def _read(self) -> None:
-        while isinstance(message := await self._call.read(), pb.AttachResponse):
-            self._take(message)
+        try:
+            while isinstance(message := await self._call.read(), pb.AttachResponse):
+                self._take(message)
+                self._changed.set()
+        finally:
             self._changed.set()
 
     def _take(self, message: pb.AttachResponse) -> None:
