@@ -1,7 +1,7 @@
 """The paged KV cache's block manager: who holds which block, and which full blocks can be reused as a prefix.
 
-Owns block ids, reference counts, the prefix table and the eviction order. It never touches the stored KV itself, has no clock
-and does no I/O. A block id is always in exactly one of three places:
+Owns block ids, reference counts, the prefix table and the eviction order. It never touches the stored KV
+itself, has no clock and does no I/O. A block id is always in exactly one of three places:
 
     free       nobody holds it, content meaningless
     held       reference count >= 1: by running sequences or by a held handoff
@@ -70,9 +70,9 @@ class _Cached:
 class BlockPool:
     """Allocates blocks and reuses prefixes.
 
-    Invariants (`assert_consistent`): free, held and evictable partition the ids; a cached block's parent is cached; whoever holds a
-    cached block holds all its ancestors (so an evictable block has only evictable descendants, and releasing tail first makes plain
-    least-recently-released order leaf-first).
+    Invariants (`assert_consistent`): free, held and evictable partition the ids; a cached block's parent is
+    cached; whoever holds a cached block holds all its ancestors (so an evictable block has only evictable
+    descendants, and releasing tail first makes plain least-recently-released order leaf-first).
     """
 
     block_count: int
@@ -107,7 +107,9 @@ class BlockPool:
         return len(self._cached)
 
     def match(self, hashes: Sequence[int]) -> list[int]:
-        """Block ids of the longest cached prefix of `hashes`. Takes no references: allocate before anything else happens."""
+        """Block ids of the longest cached prefix of `hashes`. Takes no references: allocate before anything
+        else happens.
+        """
         matched: list[int] = []
         for value in hashes:
             cached = self._cached.get(value)
@@ -137,8 +139,8 @@ class BlockPool:
     def register(self, block_id: int, value: int, parent: int | None, tokens: bytes) -> int:
         """Make a full, computed block reusable; return the block id its holder must use from now on.
 
-        When the same content is cached already, the holder's reference moves to that block and `block_id` is freed: content
-        is a function of the history, so they are equal. Without reuse nothing is registered.
+        When the same content is cached already, the holder's reference moves to that block and `block_id` is
+        freed: content is a function of the history, so they are equal. Without reuse nothing is registered.
         """
         if not self.reuse:
             return block_id
@@ -157,7 +159,9 @@ class BlockPool:
         return known.block_id
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Give up one reference on each block of one sequence, given first to last; registered blocks stay reusable."""
+        """Give up one reference on each block of one sequence, given first to last; registered blocks stay
+        reusable.
+        """
         for block_id in reversed(block_ids):
             self._release_one(block_id)
 

@@ -1,7 +1,8 @@
 """The engine without threads, sockets or clock: commands and step results in, parts and pulls out.
 
-Owns the scheduler, the block pool, the handoff table and the counters. Everything here runs on the engine thread; time comes as
-an argument. The caller (engine.py) runs the arithmetic between `plan` and `commit`, delivers `parts`, and carries out `pulls`.
+Owns the scheduler, the block pool, the handoff table and the counters. Everything here runs on the engine
+thread; time comes as an argument. The caller (engine.py) runs the arithmetic between `plan` and `commit`,
+delivers `parts`, and carries out `pulls`.
 """
 
 from dataclasses import dataclass, field
@@ -265,7 +266,9 @@ class EngineCore:
         return xxhash.xxh3_64_intdigest(tail, seed=hashes[-1] if hashes else self.pool.root)
 
     def _check_handoff(self, submission: Submission, hashes: list[int]) -> None:
-        """Refuse a handoff that cannot continue this prompt on this engine, or that is not where it may come from."""
+        """Refuse a handoff that cannot continue this prompt on this engine, or that is not where it may come
+        from.
+        """
         handoff = submission.handoff
         if submission.kind is not Kind.GENERATION:
             return

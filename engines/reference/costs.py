@@ -1,4 +1,6 @@
-"""What a step or a transfer should cost, on an absolute schedule, so that a CPU engine shows a GPU's rates. Pure."""
+"""What a step or a transfer should cost, on an absolute schedule, so that a CPU engine shows a GPU's rates.
+Pure.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Answers on their way out: one thread sends them, so that a step never waits for a client.
 
-What piles up for one request while others are being sent becomes one message, so the backlog is bounded by the live requests and
-their output lengths.
+What piles up for one request while others are being sent becomes one message, so the backlog is bounded by the
+live requests and their output lengths.
 """
 
 import logging
@@ -92,13 +92,15 @@ class Outbox:
                 reply = self._replies.pop(key) if part.is_final else self._replies[key]
             try:
                 reply.send(part)
-            except Exception:  # one client's answer must not end everybody's
+            except Exception:  # noqa: BLE001  # one client's answer must not end everybody's
                 _log.exception("sending failed")
 
 
 @dataclass(slots=True)
 class CancelWatch:
-    """Asks every live request, one round per period, whether its client is gone (a question costs a trip to Triton)."""
+    """Asks every live request, one round per period, whether its client is gone (a question costs a trip to
+    Triton).
+    """
 
     live: Callable[[], list[tuple[int, Reply]]]
     cancel: Callable[[int], None]

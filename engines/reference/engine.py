@@ -1,7 +1,8 @@
 """The engine's threads: one steps, one per running pull fetches blocks, the KV listener serves them.
 
-Any thread may call the public methods: they leave a command in the inbox, which the engine thread works off between steps. The inbox
-is bounded by refusing submissions beyond the queue's length; other commands are as few as live requests.
+Any thread may call the public methods: they leave a command in the inbox, which the engine thread works off
+between steps. The inbox is bounded by refusing submissions beyond the queue's length; other commands are as
+few as live requests.
 """
 
 import logging
@@ -12,8 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from engines.reference import errors
 from engines.reference.arithmetic import Arithmetic
@@ -46,7 +49,7 @@ class Engine:
     core: EngineCore = field(init=False)
     publisher: Publisher = field(init=False)
     listener: KvListener = field(init=False)
-    _store: np.ndarray = field(init=False)
+    _store: npt.NDArray[Any] = field(init=False)
     _live: dict[int, Sequence] = field(default_factory=dict)  # engine thread only
     _pullers: dict[int, Puller] = field(default_factory=dict)  # engine thread only
     _inbox: deque[Callable[[], None]] = field(default_factory=deque)
@@ -154,7 +157,7 @@ class Engine:
         for command in commands:
             try:
                 command()
-            except Exception:  # a bug in one command must not end the engine
+            except Exception:  # noqa: BLE001  # a bug in one command must not end the engine
                 _log.exception("command failed")
 
     def _step(self, plan: list[Work]) -> None:
@@ -166,7 +169,7 @@ class Engine:
             if pause_s > 0.0:
                 time.sleep(pause_s)
             core.commit(plan, logits, time.monotonic_ns(), time.monotonic() - began_s)
-        except Exception as error:  # a bug: fail these requests loudly, keep the others
+        except Exception as error:  # noqa: BLE001  # a bug: fail these requests loudly, keep the others
             _log.exception("step failed")
             for work in plan:
                 core.fail(work.sequence, errors.ENGINE_FAULT.format(reason=type(error).__name__))
@@ -178,7 +181,9 @@ class Engine:
             if part.is_final:
                 self._live.pop(key, None)
         for key in core.ended_pulls:
-            self._pullers.pop(key).abort()  # started in the turn that admitted it
+            puller = self._pullers.pop(key, None)  # gone if the pull ended in the turn that cancelled it
+            if puller is not None:
+                puller.abort()
         core.ended_pulls.clear()
         if parts:
             self.outbox.post(parts)
@@ -227,7 +232,8 @@ class Engine:
         try:
             puller.pull(fetched.append)
         except TransferError as error:
-            return self._command(partial(self._on_pull_failed, pull, str(error)))
+            self._command(partial(self._on_pull_failed, pull, str(error)))
+            return
         time.sleep(max(0.0, ready_s - time.monotonic()))
         self._command(partial(self._on_pulled, pull, fetched[0]))
 

@@ -1,8 +1,8 @@
 """Every error text this engine can answer with.
 
-Triton reports all of them with the code INTERNAL, as the TensorRT-LLM C++ backend does, so a client can only match on the text:
-the texts are part of the contract (README.md has the table) and change only together with it. Texts of faults met after a request
-was accepted carry TensorRT-LLM's prefix (`EXECUTOR_FAILED`).
+Triton reports all of them with the code INTERNAL, as the TensorRT-LLM C++ backend does, so a client can only
+match on the text: the texts are part of the contract (README.md has the table) and change only together with
+it. Texts of faults met after a request was accepted carry TensorRT-LLM's prefix (`EXECUTOR_FAILED`).
 """
 
 from typing import Final

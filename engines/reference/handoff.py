@@ -69,8 +69,8 @@ class Held:
 class HandoffTable:
     """Which blocks are held for which handoff; the one structure the engine thread shares with the KV listener.
 
-    Only the engine thread frees blocks: every method that ends a handoff returns the blocks to free, or None if there is
-    nothing to free now.
+    Only the engine thread frees blocks: every method that ends a handoff returns the blocks to free, or None
+    if there is nothing to free now.
     """
 
     _held: dict[int, Held] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """The hashed arithmetic: logits are a pure function of the hash of the whole history.
 
-The "KV" of a token is the 64-bit running hash of the history up to it, kept in the paged store like any KV: so a lost, stale or
-misplaced block changes every token after it. Nearly free to compute; what it should cost is the engine's business (costs.py).
+The "KV" of a token is the 64-bit running hash of the history up to it, kept in the paged store like any KV: so
+a lost, stale or misplaced block changes every token after it. Nearly free to compute; what it should cost is
+the engine's business (costs.py).
 """
 
 import struct
@@ -25,8 +26,8 @@ _COUNTER = np.arange(1, 2 * _CANDIDATES + 1, dtype=np.uint64) * np.uint64(0x9E37
 class HashedArithmetic:
     """Implements Arithmetic. A different `salt` is a different model version: every logit differs.
 
-    `end_probability`: chance, per position and as a function of the history, that `end_token` is (nearly) certain to come next;
-    otherwise it is as unlikely as any token outside the candidates.
+    `end_probability`: chance, per position and as a function of the history, that `end_token` is (nearly)
+    certain to come next; otherwise it is as unlikely as any token outside the candidates.
     """
 
     def __init__(
@@ -49,15 +50,17 @@ class HashedArithmetic:
         self._end_below = int(end_probability * 2**32)
         self._base = np.full(vocab_size, _UNLIKELY, dtype=np.float64)
 
-    def new_store(self, block_count: int, block_tokens: int) -> np.ndarray:
+    def new_store(self, block_count: int, block_tokens: int) -> npt.NDArray[np.uint64]:
         """A zeroed paged store, uint64 [block_count, block_tokens]: one running hash per token."""
         return np.zeros((block_count, block_tokens), dtype=np.uint64)
 
-    def forward(self, slices: list[Slice], store: np.ndarray) -> list[np.ndarray | None]:
+    def forward(
+        self, slices: list[Slice], store: npt.NDArray[np.uint64]
+    ) -> list[npt.NDArray[np.float64] | None]:
         """Write the running hashes of the new tokens; float64 [vocab_size] logits of the last row where wanted."""
         return [self._forward_one(one, store) for one in slices]
 
-    def _forward_one(self, one: Slice, store: npt.NDArray[np.uint64]) -> np.ndarray | None:
+    def _forward_one(self, one: Slice, store: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64] | None:
         block_tokens = store.shape[1]
         end = one.start + len(one.tokens)
         previous = self._root

@@ -1,8 +1,9 @@
 """Notices that the server around the model is stopping or gone, which Triton does not tell a Python model.
 
-A stopping tritonserver closes its HTTP service first, then waits for open responses before it finalizes the model. A long-lived
-subscription would keep it waiting until its exit timeout, after which it can hang for ever (seen with 2.51). So the model watches that
-service and ends everything by itself; and it ends its own process when the server dies without a word.
+A stopping tritonserver closes its HTTP service first, then waits for open responses before it finalizes the
+model. A long-lived subscription would keep it waiting until its exit timeout, after which it can hang for ever
+(seen with 2.51). So the model watches that service and ends everything by itself; and it ends its own process
+when the server dies without a word.
 """
 
 import contextlib

@@ -10,7 +10,9 @@ from engines.reference.hashed import HashedArithmetic
 
 
 def load_arithmetic(config: EngineConfig) -> tuple[Arithmetic, str]:
-    """Build the arithmetic and its digest. Reads the model directory for the transformer; OSError if there is none."""
+    """Build the arithmetic and its digest. Reads the model directory for the transformer; OSError if there is
+    none.
+    """
     if config.arithmetic == "hashed":
         hashed = HashedArithmetic(
             vocab_size=config.vocab_size,

@@ -1,7 +1,8 @@
 """Long-lived subscriptions: KV events and load reports, sent by one thread of their own.
 
-The engine thread offers; this thread encodes and sends, so that a step never waits for a subscriber. Each events subscription has a
-bounded buffer: on overflow it ends with an error, and its reader subscribes again and gets a new snapshot.
+The engine thread offers; this thread encodes and sends, so that a step never waits for a subscriber. Each
+events subscription has a bounded buffer: on overflow it ends with an error, and its reader subscribes again
+and gets a new snapshot.
 """
 
 import threading

@@ -1,4 +1,6 @@
-"""What tritonserver needs on disk: a model repository with one model, and a backend directory with the Python stub."""
+"""What tritonserver needs on disk: a model repository with one model, and a backend directory with the Python
+stub.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +8,11 @@ from pathlib import Path
 from engines.reference.config import EngineConfig
 from engines.reference.tensors import INPUTS, MODEL_NAME, OUTPUTS
 
-_MODEL = '"""Generated; the model lives in engines.reference."""\n\nfrom engines.reference.triton_model import TritonPythonModel\n'
+_MODEL = """\
+\"\"\"Generated; the model lives in engines.reference.\"\"\"
+
+from engines.reference.triton_model import TritonPythonModel
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +91,10 @@ def config_pbtxt(config: EngineConfig, facts: Facts) -> str:
         lines.append(
             f'input {{ name: "{one.name}" data_type: {one.data_type} dims: {list(one.dims)}{optional} }}'
         )
-    for output in OUTPUTS:
-        lines.append(
-            f'output {{ name: "{output.name}" data_type: {output.data_type} dims: {list(output.dims)} }}'
-        )
+    lines += [
+        f'output {{ name: "{one.name}" data_type: {one.data_type} dims: {list(one.dims)} }}'
+        for one in OUTPUTS
+    ]
     for key, value in parameters.items():
         lines.append(f'parameters {{ key: "{key}" value {{ string_value: {_quoted(str(value))} }} }}')
     return "\n".join(lines) + "\n"

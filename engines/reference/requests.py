@@ -1,4 +1,6 @@
-"""From the tensors and parameters of one Triton request to what it asks the engine for. Pure: arrays in, values out."""
+"""From the tensors and parameters of one Triton request to what it asks the engine for. Pure: arrays in,
+values out.
+"""
 
 import json
 import math
@@ -54,7 +56,7 @@ def requested(parameters: str, tensor: TensorLookup) -> Kind | Service:
     for values in (Kind, Service):
         for one in values:
             if one.value == name and one is not Service.STOP:
-                return one  # type: ignore[return-value]
+                return one
     allowed = ", ".join(one.value for one in [*Kind, *Service] if one is not Service.STOP)
     raise EngineError(errors.BAD_VALUE.format(field="request_type", value=name, allowed=allowed))
 

@@ -1,6 +1,7 @@
 """Choosing the next token. Pure: the only randomness is a function of (seed, absolute position).
 
-Because of that a request resumed elsewhere with prompt + emitted tokens and the same seed draws what it would have drawn.
+Because of that a request resumed elsewhere with prompt + emitted tokens and the same seed draws what it would
+have drawn.
 """
 
 import math
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-Logits = npt.NDArray[np.floating]
+Logits = npt.NDArray[np.float64]
 
 # Candidates looked at first when top-p cuts the vocabulary; grown eightfold until they hold the wanted mass.
 _NUCLEUS_START = 64
@@ -41,15 +42,15 @@ def uniform(seed: int, position: int) -> float:
 def choose(logits: Logits, position: int, sampling: Sampling) -> tuple[int, float]:
     """Return (token, its log-probability) for the token at absolute `position`.
 
-    `logits`: [vocabulary], not modified. Ties go to the lowest token id. The log-probability is that of the raw logits
-    (no temperature, no cut), natural log; 0.0 unless asked for.
+    `logits`: [vocabulary], not modified. Ties go to the lowest token id. The log-probability is that of the
+    raw logits (no temperature, no cut), natural log; 0.0 unless asked for.
     """
     token = int(np.argmax(logits)) if sampling.is_greedy else _draw(logits, position, sampling)
     return token, _log_probability(logits, token) if sampling.log_probs else 0.0
 
 
 def _draw(logits: Logits, position: int, sampling: Sampling) -> int:
-    scaled = logits.astype(np.float64) / sampling.temperature
+    scaled = logits / sampling.temperature
     weights = np.exp(scaled - scaled.max())
     target = uniform(sampling.seed, position)
     cuts_p = 0.0 < sampling.top_p < 1.0
@@ -82,7 +83,9 @@ def _leading(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.flo
 
 
 def _leading_ids(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
-    """The `count` most likely ids in (descending weight, ascending id) order, without sorting the whole vocabulary."""
+    """The `count` most likely ids in (descending weight, ascending id) order, without sorting the whole
+    vocabulary.
+    """
     if count >= len(weights):
         return np.argsort(-weights, kind="stable")
     border = np.partition(weights, len(weights) - count)[len(weights) - count]
@@ -96,6 +99,5 @@ def _pick(cumulative: npt.NDArray[np.float64], target: float) -> int:
 
 
 def _log_probability(logits: Logits, token: int) -> float:
-    raw = logits.astype(np.float64)
-    top = float(raw.max())
-    return float(raw[token]) - top - math.log(float(np.exp(raw - top).sum()))
+    top = float(logits.max())
+    return float(logits[token]) - top - math.log(float(np.exp(logits - top).sum()))

@@ -1,9 +1,10 @@
-"""Continuous batching with chunked prefill: who runs, and which rows the next step computes. Pure, first come first served.
+"""Continuous batching with chunked prefill: who runs, and which rows the next step computes. Pure, first come
+first served.
 
     waiting --admit--> running [pulling -> prefilling -> decoding] --remove--> gone
 
-Admission never evicts a running sequence: a sequence is admitted only when the blocks for its prompt and all its output fit, and it
-gets them all at once. The head of the queue waits for its blocks; nobody overtakes it.
+Admission never evicts a running sequence: a sequence is admitted only when the blocks for its prompt and all
+its output fit, and it gets them all at once. The head of the queue waits for its blocks; nobody overtakes it.
 """
 
 from collections import deque
@@ -34,8 +35,8 @@ class Work:
 class Scheduler:
     """Owns the queue, the running set and, through `pool`, their blocks.
 
-    Invariants: len(running) <= running_max; len(waiting) <= queue_max; every running sequence holds exactly the blocks it needs
-    to its end, no waiting one holds any; a step computes at most step_tokens_max rows.
+    Invariants: len(running) <= running_max; len(waiting) <= queue_max; every running sequence holds exactly
+    the blocks it needs to its end, no waiting one holds any; a step computes at most step_tokens_max rows.
     """
 
     pool: BlockPool
@@ -73,7 +74,9 @@ class Scheduler:
         return admitted
 
     def plan(self) -> list[Work]:
-        """The next step: one row for everyone decoding, then prompt chunks in order of admission while the budget lasts."""
+        """The next step: one row for everyone decoding, then prompt chunks in order of admission while the
+        budget lasts.
+        """
         budget = self.step_tokens_max
         ready = [sequence for sequence in self.running.values() if not sequence.is_pulling]
         work: list[Work] = []
@@ -123,7 +126,9 @@ class Scheduler:
             sequence.registered = index + 1
 
     def remove(self, sequence: Sequence, *, keep_blocks: bool = False) -> None:
-        """Forget a sequence, waiting or running, and release its blocks unless they pass to somebody else. Idempotent."""
+        """Forget a sequence, waiting or running, and release its blocks unless they pass to somebody else.
+        Idempotent.
+        """
         key = sequence.submission.key
         if key in self._waiting_keys:
             self._waiting_keys.discard(key)
@@ -143,7 +148,9 @@ class Scheduler:
             assert sequence.generated == 0 or sequence.is_pulling or sequence.pending == 1
 
     def _reusable(self, sequence: Sequence) -> list[int]:
-        """Cached blocks this sequence can start from. Whoever prefills recomputes the last prompt token for its logits."""
+        """Cached blocks this sequence can start from. Whoever prefills recomputes the last prompt token for
+        its logits.
+        """
         if not self.pool.reuse:
             return []
         prompt = len(sequence.submission.prompt)

@@ -23,7 +23,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Perf:
-    """What the request met on its way to the first token. Nanoseconds on the engine's own monotonic clock; blocks counted."""
+    """What the request met on its way to the first token. Nanoseconds on the engine's own monotonic clock;
+    blocks counted.
+    """
 
     alloc_total_blocks: int
     reused_blocks: int
@@ -69,7 +71,7 @@ class Submission:
     prompt: Tokens
     output_tokens_max: int
     end_id: int = -1
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     handoff: Handoff | None = None  # generation_only
     kv_peer: str | None = None  # dial this address and no other
     arrival_ns: int = 0
@@ -79,8 +81,8 @@ class Submission:
 class Sequence:
     """A submission with its tokens and blocks.
 
-    tokens[0, computed) have their KV in the store; tokens[computed, length) are known but not computed; blocks[0, registered) are
-    in the prefix table. Invariant while running: 0 <= computed < length <= len(tokens).
+    tokens[0, computed) have their KV in the store; tokens[computed, length) are known but not computed;
+    blocks[0, registered) are in the prefix table. Invariant while running: 0 <= computed < length <= len(tokens).
     """
 
     submission: Submission

@@ -1,7 +1,7 @@
 """Start the reference engine in a real tritonserver: `python -m engines.reference.serve --help`.
 
-Writes a model repository into a private directory and becomes tritonserver (same process id). The directory lives until the next
-start with the same --work-dir.
+Writes a model repository into a private directory and becomes tritonserver (same process id). The directory
+lives until the next start with the same --work-dir.
 """
 
 import argparse
@@ -74,7 +74,9 @@ def find_installation() -> Installation:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, plus what makes the stub find this Python: libpython, its packages by `python3` on PATH, this project."""
+    """Ours, plus what makes the stub find this Python: libpython, its packages by `python3` on PATH, this
+    project.
+    """
     environment = dict(os.environ)
     before = {
         "LD_LIBRARY_PATH": sysconfig.get_config_var("LIBDIR") or "",

@@ -1,6 +1,8 @@
-"""The tensor contract: names, types and dims of the model's inputs and outputs, as TensorRT-LLM's `tensorrt_llm` model has them.
+"""The tensor contract: names, types and dims of the model's inputs and outputs, as TensorRT-LLM's
+`tensorrt_llm` model has them.
 
-Dims are without the leading batch dimension, which is always 1 on the wire. The last two outputs are extensions of this engine.
+Dims are without the leading batch dimension, which is always 1 on the wire. The last two outputs are
+extensions of this engine.
 """
 
 from dataclasses import dataclass

@@ -17,9 +17,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
-import numpy as np
+import numpy.typing as npt
 
 from engines.reference import errors
 from engines.reference.errors import TransferError
@@ -51,7 +52,7 @@ class Source:
     boot_id: str
     digest: str
     block_bytes: int
-    store: np.ndarray
+    store: npt.NDArray[Any]
     begin_send: Callable[[int], list[int] | None]  # handoff id -> its blocks, None if unknown
     end_send: Callable[[int, bool], None]  # (handoff id, is_acknowledged), once per begun send
 
@@ -155,7 +156,8 @@ class Puller:
     def pull(self, take: Callable[[bytearray], None]) -> None:
         """Fetch the blocks, give their bytes (block_count * block_bytes) to `take`, acknowledge.
 
-        TransferError says why not; then nothing was taken and the blocks stay held at the source until it lets them go.
+        TransferError says why not; then nothing was taken and the blocks stay held at the source until it lets
+        them go.
         """
         handoff, deadline_s = self.handoff, time.monotonic() + self.timeout_s
         host, _, port = handoff.address.rpartition(":")
@@ -167,7 +169,7 @@ class Puller:
                 take(self._exchange(connection, deadline_s))
                 _send(connection, memoryview(_ACK), deadline_s)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            reason = f"{handoff.address}: {error or type(error).__name__}"
+            reason = f"{handoff.address}: {str(error) or type(error).__name__}"
             raise TransferError(errors.TRANSFER_FAILED.format(reason=reason)) from error
 
     def _exchange(self, connection: socket.socket, deadline_s: float) -> bytearray:

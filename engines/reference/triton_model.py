@@ -1,6 +1,7 @@
 """The Triton shell: a Python-backend model that hands requests to the engine and answers from it.
 
-`execute` never waits: it reads tensors, opens a reply and leaves. Loaded by Triton through the generated repository's model.py.
+`execute` never waits: it reads tensors, opens a reply and leaves. Loaded by Triton through the generated
+repository's model.py.
 """
 
 import itertools
@@ -13,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # given by Triton's stub
+import triton_python_backend_utils as pb_utils  # given by Triton's stub
 
-from engines.reference import config, requests
+from engines.reference import config, errors, requests
 from engines.reference.delivery import CancelWatch, Outbox, Reply
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
@@ -28,17 +29,42 @@ _SWITCH_INTERVAL_S = 0.0005  # a step in pure Python must not keep the sender fr
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
+class _Guarded:
+    """A response sender that is never asked about a request whose final response is on its way.
+
+    tritonserver 2.51 frees the request then, and a question in that moment is answered from freed memory: SIGSEGV in
+    TRITONBACKEND_ResponseFactoryIsCancelled.
+    """
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def is_cancelled(self) -> bool:
+        with self._lock:
+            return not self._is_over and bool(self._sender.is_cancelled())
+
+    def send(self, *response: Any, flags: int = 0) -> None:
+        if not flags:
+            self._sender.send(*response)
+            return
+        with self._lock:
+            self._is_over = True
+            self._sender.send(*response, flags=flags)
+
+
 class _StreamReply:
     """A generating request's way back."""
 
     def __init__(self, sender: Any, wishes: Wishes) -> None:
         self.is_streaming = wishes.is_streaming
-        self._sender = sender
+        self._sender = _Guarded(sender)
         self._wishes = wishes
         self._cumulative = 0.0
 
     def is_cancelled(self) -> bool:
-        return bool(self._sender.is_cancelled())
+        return self._sender.is_cancelled()
 
     def send(self, part: Part) -> None:
         flags = _FINAL if part.is_final else 0
@@ -80,12 +106,12 @@ class _SubscriptionReply:
     is_streaming = True
 
     def __init__(self, sender: Any, output: str, on_finish: Callable[[], None]) -> None:
-        self._sender = sender
+        self._sender = _Guarded(sender)
         self._output = output
         self._on_finish = on_finish
 
     def is_cancelled(self) -> bool:
-        return bool(self._sender.is_cancelled())
+        return self._sender.is_cancelled()
 
     def send(self, payload: bytes) -> None:
         self._sender.send(pb_utils.InferenceResponse([_bytes_tensor(self._output, payload)]))
@@ -148,7 +174,8 @@ class TritonPythonModel:
         parameters = request.parameters()
         what = requests.requested(parameters, tensor)
         if isinstance(what, Service):
-            return self._serve(what, request.request_id(), sender, tensor)
+            self._serve(what, request.request_id(), sender, tensor)
+            return
         key = next(self._keys)
         submission = requests.submission(
             what, key, request.request_id(), parameters, tensor, self._limits, arrival_ns
@@ -162,7 +189,7 @@ class TritonPythonModel:
     def _serve(self, what: Service, request_id: str, sender: Any, tensor: requests.TensorLookup) -> None:
         if what is Service.STOP:
             if not request_id:
-                raise EngineError(requests.errors.STOP_WITHOUT_ID)
+                raise EngineError(errors.STOP_WITHOUT_ID)
             self._engine.stop(request_id)
             sender.send(flags=_FINAL)
         elif what is Service.RELEASE_HANDOFF:
@@ -180,7 +207,8 @@ class TritonPythonModel:
         self._subscriptions.pop(key, None)
 
     def _live(self) -> list[tuple[int, Reply]]:
-        return [*self._outbox.live(), *list(self._subscriptions.items())]  # type: ignore[list-item]  # only is_cancelled is used
+        # only is_cancelled is used
+        return [*self._outbox.live(), *list(self._subscriptions.items())]  # type: ignore[list-item]
 
 
 def _answer_empty(sender: Any) -> None:

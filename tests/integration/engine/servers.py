@@ -1,0 +1,190 @@
+"""Real tritonservers with the reference engine, and a small client for them."""
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc.aio as triton
+
+_ROOT = Path(__file__).resolve().parents[3]
+_READY_TIMEOUT_S = 45.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on; held until all are known so that they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@dataclass
+class Server:
+    """One launched engine."""
+
+    process: subprocess.Popen[bytes]
+    grpc: str
+    http: str
+    kv: str
+    shm_prefix: str
+    log: Path
+    started_s: float
+
+    def wait_ready(self) -> None:
+        """Wait until the model answers; fails with the log when the process ends before."""
+        deadline_s = time.monotonic() + _READY_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            if self.process.poll() is not None:
+                raise AssertionError(f"tritonserver ended: {self.log.read_text()[-2000:]}")
+            try:
+                with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=1.0) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError(f"not ready: {self.log.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        """Kill -9, as the last word."""
+        self.process.kill()
+        self.process.wait()
+
+
+def launch(directory: Path, *options: str) -> Server:
+    """Start a hashed engine on free ports."""
+    directory.mkdir(parents=True, exist_ok=True)
+    grpc, http, metrics, kv = free_ports(4)
+    log, prefix = directory / "log", f"kvmesh_test_{grpc}_"
+    command = [sys.executable, "-m", "engines.reference.serve", "--arithmetic", "hashed"]
+    command += [f"--grpc-port={grpc}", f"--http-port={http}", f"--metrics-port={metrics}", f"--kv-port={kv}"]
+    command += [f"--shm-prefix={prefix}", f"--work-dir={directory}", "--die-with-parent", *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=_ROOT, stdout=output, stderr=output)
+    addresses = (f"127.0.0.1:{grpc}", f"127.0.0.1:{http}", f"127.0.0.1:{kv}")
+    return Server(process, *addresses, prefix, log, time.monotonic())
+
+
+@dataclass
+class Answer:
+    """Everything one request was answered with."""
+
+    tokens: list[int] = field(default_factory=list)
+    handoff: bytes | None = None
+    error: str | None = None
+    is_final: bool = False
+    messages: int = 0
+    first: dict[str, Any] = field(default_factory=dict)  # other tensors of the first message
+
+
+def request(prompt: list[int], output: int = 8, kind: str | None = None, **options: Any) -> dict[str, Any]:
+    """A request for `stream_infer`. Options: handoff, kv_peer, request_id, and any scalar tensor by name."""
+    handoff, kv_peer = options.pop("handoff", None), options.pop("kv_peer", None)
+    request_id = options.pop("request_id", "r")
+    tensors = {"streaming": True, "return_perf_metrics": True, **options}
+    inputs = [
+        _input("input_ids", np.array([prompt], dtype=np.int32), "INT32"),
+        _input("input_lengths", np.array([[len(prompt)]], dtype=np.int32), "INT32"),
+        _input("request_output_len", np.array([[output]], dtype=np.int32), "INT32"),
+    ]
+    for name, value in tensors.items():
+        data_type, dtype = _TYPES[name]
+        inputs.append(_input(name, np.array([[value]], dtype=dtype), data_type))
+    if handoff is not None:
+        inputs.append(
+            _input("context_phase_params", np.frombuffer(handoff, np.uint8).reshape(1, -1), "UINT8")
+        )
+    parameters = {"request_type": kind, "kv_peer": kv_peer}
+    return {
+        "model_name": "tensorrt_llm",
+        "inputs": inputs,
+        "request_id": request_id,
+        "parameters": {key: value for key, value in parameters.items() if value is not None},
+    }
+
+
+_TYPES = {
+    "streaming": ("BOOL", np.bool_),
+    "stop": ("BOOL", np.bool_),
+    "return_perf_metrics": ("BOOL", np.bool_),
+    "return_log_probs": ("BOOL", np.bool_),
+    "temperature": ("FP32", np.float32),
+    "runtime_top_p": ("FP32", np.float32),
+    "runtime_top_k": ("INT32", np.int32),
+    "end_id": ("INT32", np.int32),
+    "seed": ("UINT64", np.uint64),
+}
+
+
+def _input(name: str, values: npt.NDArray[Any], data_type: str) -> triton.InferInput:
+    tensor = triton.InferInput(name, list(values.shape), data_type)
+    tensor.set_data_from_numpy(values)
+    return tensor
+
+
+class Client:
+    """Talks to one server; one stream per request."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._client = triton.InferenceServerClient(server.grpc)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def stream(self, body: dict[str, Any], timeout_s: float = 30.0) -> Any:
+        """The raw call: iterate it, or cancel it."""
+
+        async def one() -> AsyncIterator[dict[str, Any]]:
+            yield body
+
+        return self._client.stream_infer(one(), stream_timeout=timeout_s)
+
+    async def run(self, *arguments: Any, **options: Any) -> Answer:
+        """Send a request and collect its whole answer."""
+        answer = Answer()
+        async for result, error in self.stream(request(*arguments, **options)):
+            assert not answer.is_final, "something came after the final response"
+            if error is not None:
+                answer.error = str(error)
+                continue
+            answer.messages += 1
+            response = result.get_response()
+            answer.is_final = response.parameters["triton_final_response"].bool_param
+            tensors = {one.name: result.as_numpy(one.name) for one in response.outputs}
+            answer.tokens += tensors.pop("output_ids").reshape(-1).tolist()
+            handoff = tensors.pop("context_phase_params", None)
+            answer.handoff = answer.handoff if handoff is None else handoff.tobytes()
+            answer.first = answer.first or tensors
+        return answer
+
+    async def subscribe(self, kind: str, timeout_s: float = 30.0) -> AsyncGenerator[dict[str, Any], None]:
+        """Messages of a subscription until it ends or the caller closes this generator."""
+        call = self.stream(request([1], 1, kind), timeout_s)
+        try:
+            async for result, error in call:
+                assert error is None, error
+                yield msgspec.json.decode(result.as_numpy(kind).tobytes())
+        finally:
+            call.cancel()
+
+    async def parameters(self) -> dict[str, str]:
+        """The model's parameters."""
+        config = await self._client.get_model_config("tensorrt_llm", as_json=True)
+        return {key: value.get("string_value", "") for key, value in config["config"]["parameters"].items()}
+
+    async def metadata(self) -> dict[str, Any]:
+        """The model's metadata."""
+        found = await self._client.get_model_metadata("tensorrt_llm", as_json=True)
+        return dict(found)
