@@ -58,7 +58,7 @@ async def demo(console: Console) -> int:
     except Stopped:
         return 130
     except (ProcessFailed, RequestFailed) as failed:
-        console.print(str(failed), markup=False, highlight=False)
+        console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1
     console.print("Everything is stopped.")
     return 0

@@ -90,7 +90,7 @@ async def generate(
     try:
         finished = await stream(address, request, deadline_s, heard)
     except RequestFailed as failed:
-        console.print(str(failed), markup=False, highlight=False)
+        console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1
     if not as_json:
         out.write("\n")

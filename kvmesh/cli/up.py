@@ -55,7 +55,7 @@ async def up(config: MeshConfig, data_dir: Path, console: Console) -> int:
         console.print("The mesh is stopped.")
         return 0
     except ProcessFailed as failed:
-        console.print(f"{failed}\nThe mesh is stopped.", markup=False, highlight=False)
+        console.print(f"{failed}\nThe mesh is stopped.", markup=False, highlight=False, soft_wrap=True)
         return 1
     return 0
 
