@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_CHECK_S = 0.25
+_CHECK_S = 0.2
+_MISSES = 2  # gRPC opens a moment before HTTP: one miss may be the start
 _CONNECT_TIMEOUT_S = 1.0
 # tritonserver's own exit timeout is 3 s; one that is still there after this hangs.
 _STOP_GRACE_S = 6.0
@@ -28,21 +29,26 @@ class Lifeline:
     http_address: str
     on_stopping: Callable[[], None]
     _parent: int = field(default_factory=os.getppid)
+    _was_there: bool = False
 
     def start(self) -> None:
         """Start the watching thread; it ends with the process."""
         threading.Thread(target=self._run, name="lifeline", daemon=True).start()
 
+    def note_request(self) -> None:
+        """A request arrived, so the server is up even if nobody has looked yet."""
+        self._was_there = True
+
     def _run(self) -> None:
-        was_there = False
-        while True:
+        missed = 0
+        while missed < _MISSES:
+            time.sleep(_CHECK_S)
             if os.getppid() != self._parent:
                 os._exit(1)
-            is_there = self._is_there()
-            if was_there and not is_there:
-                break
-            was_there = is_there
-            time.sleep(_CHECK_S)
+            if self._is_there():
+                self._was_there, missed = True, 0
+            elif self._was_there:
+                missed += 1
         threading.Thread(target=self.on_stopping, name="stopping", daemon=True).start()
         self._see_it_end()
 

@@ -144,11 +144,13 @@ class TritonPythonModel:
         self._watch.start()
         self._closing = threading.Lock()
         self._is_closed = False
-        Lifeline(parameters["http_address"]["string_value"], self.finalize).start()
+        self._lifeline = Lifeline(parameters["http_address"]["string_value"], self.finalize)
+        self._lifeline.start()
 
     def execute(self, requests_: list[Any]) -> None:
         """Take requests over; answers come through their response senders."""
         arrival_ns = time.monotonic_ns()
+        self._lifeline.note_request()
         for request in requests_:
             sender = request.get_response_sender()
             try:
