@@ -1,0 +1,115 @@
+"""A frontend in this process, on a free port, attached to scripted routers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from kvmesh import config as configuration
+from kvmesh.inference.v1 import inference_pb2_grpc
+from kvmesh.membership import Member
+from services.frontend.main import Frontend, Place
+from services.frontend.tokenizer import ModelTokenizer
+from tests.integration.frontend.scripted_router import Pool, serving_router
+
+CONFIG = configuration.MeshConfig()
+
+
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
+    """Wait until `condition` holds. Raises AssertionError naming `what`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout_s:g} s: {what}") from None
+
+
+@dataclass
+class Serving:
+    """A frontend that serves, and a stub to it."""
+
+    frontend: Frontend
+    address: str
+    channel: grpc.aio.Channel
+    stub: Any
+
+    def route(self, routers: Sequence[tuple[str, str]]) -> None:
+        """Tell the frontend the routers' names and addresses, as the membership would."""
+        self.frontend.on_members(
+            [
+                Member(
+                    process_id=name,
+                    role="router",
+                    address=address,
+                    boot_id="1",
+                    model_version=CONFIG.engine.salt,
+                    block_tokens=CONFIG.engine.block_tokens,
+                )
+                for name, address in routers
+            ]
+        )
+
+    async def until_up(self, count: int) -> None:
+        """Wait until so many routers are attached."""
+        await until(lambda: self.frontend.links.up_count == count, f"{count} routers up")
+
+    async def until_empty(self, timeout_s: float = 1.0) -> None:
+        """Wait until nothing of any request is left."""
+        core = self.frontend.core
+        await until(
+            lambda: (
+                not core.live.serving
+                and not core.live.leaving
+                and not any(peer.slots for peer in core.peers)
+                and core.next_wake_s() is None
+            ),
+            f"empty: {core.live}",
+            timeout_s,
+        )
+
+
+@asynccontextmanager
+async def serving_frontend(**section: Any) -> AsyncIterator[Serving]:
+    """Serve a frontend with `section` as its configuration; no router yet."""
+    tokenizer = ModelTokenizer.load(CONFIG.mesh.model_path)
+    config = configuration.build({"frontend": section})
+    frontend = Frontend(config, Place("frontend-0", "127.0.0.1:0", "", 0), tokenizer)
+    address = await frontend.server.listen("127.0.0.1:0")
+    links = asyncio.create_task(frontend.links.run())
+    channel = grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
+    try:
+        yield Serving(frontend, address, channel, inference_pb2_grpc.InferenceServiceStub(channel))
+    finally:
+        await channel.close()
+        links.cancel()
+        await asyncio.gather(links, return_exceptions=True)
+        await frontend.server.grpc.stop(0)
+        frontend.close()
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    """The attempts behind all routers."""
+    pool = Pool()
+    stepping = asyncio.create_task(pool.run())
+    yield pool
+    stepping.cancel()
+    await asyncio.gather(stepping, return_exceptions=True)
+
+
+@pytest.fixture
+async def serving(pool: Pool) -> AsyncIterator[Serving]:
+    """A frontend with one router."""
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(serving_router(pool, "router-0"))
+        made = await stack.enter_async_context(serving_frontend())
+        made.route([("router-0", address)])
+        await made.until_up(1)
+        yield made

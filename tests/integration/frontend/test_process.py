@@ -1,0 +1,93 @@
+"""The frontend as a process: starts, registers, says where it is, drains on SIGTERM; a wrong start is one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kvmesh.child import bound_command
+from kvmesh.config import ROOT
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.inference.v1 import inference_pb2_grpc
+from kvmesh.membership import Member, Registration, read_members
+from kvmesh.redis_link import RedisLink
+from tests.integration.frontend.scripted_router import Pool, serving_router
+
+COMMAND = [sys.executable, "-m", "services.frontend"]
+
+
+def start(redis_url: str) -> subprocess.Popen[bytes]:
+    """Start a frontend that dies with the test run."""
+    return subprocess.Popen(
+        bound_command([*COMMAND, "--redis", redis_url, "--id", "frontend-7"]),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+async def test_a_process_serves_and_leaves_cleanly(redis_url: str, pool: Pool) -> None:
+    """From its ready line to exit 0, finding its router through Redis."""
+    redis = RedisLink(redis_url)
+    process = start(redis_url)
+    try:
+        assert process.stdout is not None
+        ready = json.loads(await asyncio.to_thread(process.stdout.readline))
+        assert (ready["role"], ready["id"]) == ("frontend", "frontend-7")
+        async with serving_router(pool, "router-0") as address:
+            member = Member(
+                process_id="router-0",
+                role="router",
+                address=address,
+                boot_id="1",
+                model_version="kvmesh-1",
+                block_tokens=32,
+            )
+            lease = asyncio.create_task(Registration(redis, "kvmesh", member).run())
+            async with grpc.aio.insecure_channel(ready["address"]) as channel:
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                call = stub.Generate(pb.GenerateRequest(text="Hello"), timeout=10)
+                replies = [reply async for reply in call]  # waits for the router
+            assert replies[-1].finished.usage.output_token_count == 256
+            names = {member.process_id for member in await read_members(redis, "kvmesh")}
+            assert names == {"frontend-7", "router-0"}
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 10) == 0
+            names = {member.process_id for member in await read_members(redis, "kvmesh")}
+            assert "frontend-7" not in names
+            lease.cancel()
+            await asyncio.gather(lease, return_exceptions=True)
+    finally:
+        process.kill()
+        process.communicate()
+        await redis.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[frontend]\nmax_live_request = 3\n", "did you mean max_live_requests?"),
+        ('[mesh]\nmodel_dir = "no/such/model"\n', "model.json: No such file"),
+    ],
+)
+def test_a_wrong_start_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    """Exit 2, and the operator knows what to change."""
+    path = tmp_path / "kvmesh.toml"
+    path.write_text(text)
+    done = subprocess.run(
+        [*COMMAND, "--config", str(path), "--redis", "redis://127.0.0.1:1/0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert sentence in done.stderr and "Traceback" not in done.stderr
