@@ -17,6 +17,9 @@ from kvmesh.triton.port import EngineCall, EngineLoad, Kind
 CACHED_SCALARS_MAX: Final = 1024
 """Distinct (tensor, value) pairs kept; beyond it all are forgotten and made anew."""
 
+_BARE_OUTPUTS: Final = 2
+"""Outputs every response has: output_ids and sequence_length. Nearly all have no other."""
+
 _SCALARS: Final[dict[str, tuple[str, type[Any]]]] = {
     "input_lengths": ("INT32", np.int32),
     "request_output_len": ("INT32", np.int32),
@@ -115,11 +118,16 @@ class Answer(NamedTuple):
 
 def answer_of(response: Any) -> Answer:
     """Read a ModelInferResponse. Reads the raw bytes: tritonclient's as_numpy costs some 10 us per tensor."""
+    outputs = response.outputs
+    is_final = response.parameters["triton_final_response"].bool_param
+    if len(outputs) == _BARE_OUTPUTS and outputs[0].name == "output_ids":
+        raw = response.raw_output_contents[0]
+        return Answer(struct.unpack(f"<{len(raw) >> 2}i", raw), (), b"", 0, is_final)
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     params = b""
     reused = 0
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
+    for output, raw in zip(outputs, response.raw_output_contents, strict=False):
         name = output.name
         if name == "output_ids":
             ids = struct.unpack(f"<{len(raw) >> 2}i", raw)
@@ -129,7 +137,7 @@ def answer_of(response: Any) -> Answer:
             params = raw
         elif name == "kv_cache_reused_blocks":
             reused = struct.unpack("<i", raw)[0]
-    return Answer(ids, logprobs, params, reused, response.parameters["triton_final_response"].bool_param)
+    return Answer(ids, logprobs, params, reused, is_final)
 
 
 def payload_of(response: Any, output: str) -> bytes | None:
