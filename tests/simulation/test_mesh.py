@@ -1,4 +1,4 @@
-"""The whole mesh under random schedules: streams cut anywhere, peers frozen and back, processes killed, attempts crossing."""
+"""The whole mesh under random schedules: streams cut, peers frozen and back, processes killed, attempts crossing."""
 
 from __future__ import annotations
 
