@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 _CHECK_S = 0.2
 _MISSES = 2  # gRPC opens a moment before HTTP: one miss may be the start
 _CONNECT_TIMEOUT_S = 1.0
-# tritonserver's own exit timeout is 3 s; one that is still there after this hangs.
-_STOP_GRACE_S = 6.0
+# tritonserver's own exit timeout is 5 s; one that is still there after this hangs.
+_STOP_GRACE_S = 8.0
 
 
 @dataclass(slots=True)

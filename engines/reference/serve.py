@@ -25,7 +25,7 @@ from engines.reference.tensors import MODEL_NAME
 _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 _SHARED_MEMORY = Path("/dev/shm")
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_EXIT_TIMEOUT_S = 3
+_EXIT_TIMEOUT_S = 5
 
 
 def main() -> None:
