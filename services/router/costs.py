@@ -1,11 +1,12 @@
 """What a prefill costs: c0 + u (a + b (T - u / 2)) seconds for u uncached of T tokens, fitted while serving.
 
-Pure. The form is causal attention's (reference: Mooncake, FAST'25). The fit is a least-squares fit of relative errors that
-forgets slowly; what the engine has not shown yet stays at the prior.
+Pure. The form is causal attention's (reference: Mooncake, FAST'25). Least squares of relative errors over the last
+prefills; what the engine has not shown yet stays near the prior.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import combinations
 from typing import Final
 
@@ -15,8 +16,14 @@ PRIOR: Final = (0.01, 50e-6, 1e-9)
 PRIOR_WEIGHT: Final = 0.05
 """Observations the prior counts for, per coefficient."""
 
-FORGET: Final = 0.995
-"""Weight of an observation after each later one: about the last 200 count."""
+WINDOW: Final = 256
+"""Prefills the fit looks at."""
+
+FIT_EVERY: Final = 16
+"""Observations between two fits, after the first ones: a fit takes some 0.5 ms."""
+
+ROUNDS: Final = 2
+"""Fits in a row, each weighted by the estimates of the one before: relative to estimates, so that noise has no bias."""
 
 SECONDS_MIN: Final = 1e-4
 """Shorter prefills are taken as this long: clocks and queues blur them."""
@@ -28,11 +35,8 @@ class CostModel:
     def __init__(self) -> None:
         self.observation_total = 0
         self._coefficients = PRIOR
-        scaled = [value / scale for value, scale in zip(PRIOR, _SCALES, strict=True)]
-        self._prior = [PRIOR_WEIGHT / value**2 for value in scaled]
-        self._prior_target = [PRIOR_WEIGHT / value for value in scaled]
-        self._gram = [[0.0] * 3 for _ in range(3)]
-        self._target = [0.0] * 3
+        self._seen: deque[tuple[int, float, float]] = deque(maxlen=WINDOW)
+        """(u, u (T - u / 2), seconds)"""
 
     @property
     def coefficients(self) -> tuple[float, float, float]:
@@ -48,40 +52,56 @@ class CostModel:
     def observe(self, uncached: int, total: int, seconds: float) -> None:
         """Learn from a prefill that took `seconds`."""
         uncached = max(1, uncached)
-        seconds = max(SECONDS_MIN, seconds)
-        terms = (1.0, uncached, uncached * (total - uncached / 2))
-        row = [term * scale / seconds for term, scale in zip(terms, _SCALES, strict=True)]
-        for i in range(3):
-            self._target[i] = self._target[i] * FORGET + row[i]
-            for j in range(3):
-                self._gram[i][j] = self._gram[i][j] * FORGET + row[i] * row[j]
+        self._seen.append((uncached, uncached * (total - uncached / 2), max(SECONDS_MIN, seconds)))
         self.observation_total += 1
-        if self.observation_total <= 32 or not self.observation_total % 8:
-            self._fit()
+        if self.observation_total <= FIT_EVERY or not self.observation_total % FIT_EVERY:
+            for _ in range(ROUNDS):
+                self._fit()
 
     def _fit(self) -> None:
-        """Minimize the squared relative error with no coefficient below 0: the best of the 7 sets of positive ones."""
-        gram = [row[:] for row in self._gram]
-        target = [known + prior for known, prior in zip(self._target, self._prior_target, strict=True)]
-        for i in range(3):
-            gram[i][i] += self._prior[i]
-        best: tuple[float, list[float]] | None = None
-        for size in (3, 2, 1):
-            for chosen in combinations(range(3), size):
-                solution = _solve([[gram[i][j] for j in chosen] for i in chosen], [target[i] for i in chosen])
-                if solution is None or min(solution) < 0:
-                    continue
-                full = [0.0] * 3
-                for i, value in zip(chosen, solution, strict=True):
-                    full[i] = value
-                loss = -sum(target[i] * full[i] for i in range(3))  # of the minimum within the set
-                if best is None or loss < best[0]:
-                    best = loss, full
-            if best is not None and size == 3:
-                break
+        """Minimize the squared relative error with no coefficient below 0."""
+        c0, a, b = self._coefficients
+        # Unknowns are in units of the prior: 1 means "as the prior says".
+        s0, s1, s2 = PRIOR
+        g00 = g01 = g02 = g11 = g12 = g22 = t0 = t1 = t2 = ratio = 0.0
+        for tokens, products, seconds in self._seen:
+            weight = 1.0 / (c0 + a * tokens + b * products)
+            r0, r1, r2, y = s0 * weight, s1 * tokens * weight, s2 * products * weight, seconds * weight
+            g00 += r0 * r0
+            g01 += r0 * r1
+            g02 += r0 * r2
+            g11 += r1 * r1
+            g12 += r1 * r2
+            g22 += r2 * r2
+            t0 += r0 * y
+            t1 += r1 * y
+            t2 += r2 * y
+            ratio += r0 + r1 + r2
+        prior = PRIOR_WEIGHT * (ratio / len(self._seen)) ** 2  # on the scale of the weighted observations
+        gram = [[g00 + prior, g01, g02], [g01, g11 + prior, g12], [g02, g12, g22 + prior]]
+        best = _minimum(gram, [t0 + prior, t1 + prior, t2 + prior])
         if best is not None:
-            c0, a, b = (value * scale for value, scale in zip(best[1], _SCALES, strict=True))
-            self._coefficients = (c0, a, b)
+            x0, x1, x2 = best
+            self._coefficients = (x0 * s0, x1 * s1, x2 * s2)
+
+
+def _minimum(gram: list[list[float]], target: list[float]) -> list[float] | None:
+    """Return the x >= 0 that minimizes x'Gx - 2 x'target: the best over all sets of positive entries."""
+    best: tuple[float, list[float]] | None = None
+    for size in (3, 2, 1):
+        for chosen in combinations(range(3), size):
+            solution = _solve([[gram[i][j] for j in chosen] for i in chosen], [target[i] for i in chosen])
+            if solution is None or min(solution) < 0:
+                continue
+            full = [0.0] * 3
+            for i, value in zip(chosen, solution, strict=True):
+                full[i] = value
+            loss = -sum(target[i] * full[i] for i in range(3))  # what the minimum of this set amounts to
+            if best is None or loss < best[0]:
+                best = loss, full
+        if best is not None and size == 3:
+            break
+    return None if best is None or not any(best[1]) else best[1]
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
@@ -102,7 +122,3 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
         known = sum(rows[i][j] * solution[j] for j in range(i + 1, size))
         solution[i] = (rows[i][size] - known) / rows[i][i]
     return solution
-
-
-_SCALES: Final = (1e-2, 1e-4, 1e-8)
-"""Sizes of the coefficients, so that the system is well conditioned."""

@@ -1,0 +1,77 @@
+"""Two routers see each other's dispatches over a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from kvmesh.redis_link import RedisLink
+from services.router.dispatches import Dispatches
+from services.router.mirror import PrefixMirror
+from services.router.placement import KappaPolicy
+from services.router.policy import Dispatched, Finished, Hit, Started
+
+
+class Side:
+    """One router's policy and its dispatches."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.link = RedisLink(url)
+        self.policy = KappaPolicy(
+            name,
+            PrefixMirror(),
+            random.Random(1),
+            block_tokens=4,
+            dispatch_ahead_s=1.0,
+            local_prefill_tokens_max=0,
+        )
+        self.policy.mirror.add("prefill-0")
+        self.dispatches = Dispatches(self.link, "m", name, f"boot-{name}", self.policy.observe)
+        self.task = asyncio.create_task(self.dispatches.run())
+
+    async def close(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+        await self.link.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(redis_server: Any) -> None:
+    """They are overlay and backlog here; a finish takes them away and tells the hit; a death takes the rest."""
+    one, two = Side(redis_server.url, "router-0"), Side(redis_server.url, "router-1")
+    everybody = [("router-0", "boot-router-0"), ("router-1", "boot-router-1")]
+    for side in (one, two):
+        side.dispatches.set_routers(everybody)
+    a, b = "a" * 32, "b" * 32
+    now_s = 5.0
+    heard = False
+    while not heard:  # until the reader of the other side has found its place in the stream
+        one.dispatches.note(Dispatched("router-0", a, "prefill-0", (1, 2, 3), 0.5, now_s, now_s + 60))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await until(lambda: len(two.policy.backlog) == 1)
+                heard = True
+    assert two.policy.mirror.matched((1, 2, 3)) == {"prefill-0": 3}
+    one.dispatches.note(Dispatched("router-0", b, "prefill-0", (7,), 0.25, now_s, now_s + 60))
+    one.dispatches.note(Started("router-0", a, now_s))
+    await until(lambda: len(two.policy.backlog) == 2)
+    one.dispatches.note(Finished("router-0", a, now_s, Hit(8, 4, 2, 0.5)))
+    await until(lambda: len(two.policy.backlog) == 1)
+    assert two.policy.mirror.blocks_of("prefill-0") == 3
+    assert two.policy.backlog.queue_s("prefill-0", 1.0, 1e9) == 0.25
+    assert len(one.policy.backlog) == 0, "own notes come back as nobody's"
+    two.dispatches.set_routers([("router-1", "boot-router-1")])
+    assert len(two.policy.backlog) == 0
+    assert two.policy.mirror.expected_block_count == 0
+    two.policy.assert_consistent()
+    await one.close()
+    await two.close()

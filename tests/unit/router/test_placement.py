@@ -1,0 +1,199 @@
+"""The policy: fastest start on an idle pool, caches kept to in a backlog, own and foreign dispatches counted."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from services.router.mirror import PrefixMirror
+from services.router.placement import RECHECK_S, KappaPolicy
+from services.router.policy import (
+    Dispatched,
+    Finished,
+    Hit,
+    LoadSeen,
+    Placement,
+    PlacementRequest,
+    PoolView,
+    ReplicaGone,
+    ReplicaState,
+    RouterGone,
+    Started,
+    Stored,
+    Wait,
+)
+
+BLOCK = 10
+
+
+def policy_of(
+    prefills: int = 3, decodes: int = 2, local: int = 0, ahead_s: float = 100.0, seed: int = 0
+) -> KappaPolicy:
+    policy = KappaPolicy(
+        "router-0",
+        PrefixMirror(),
+        random.Random(seed),
+        block_tokens=BLOCK,
+        dispatch_ahead_s=ahead_s,
+        local_prefill_tokens_max=local,
+    )
+    for index in range(prefills):
+        policy.mirror.add(f"p{index}")
+    for index in range(decodes):
+        policy.mirror.add(f"d{index}")
+    return policy
+
+
+def view_of(prefills: int = 3, decodes: int = 2, waiting: int = 0) -> PoolView:
+    return PoolView(
+        [ReplicaState(f"p{index}", 1000, 1000) for index in range(prefills)],
+        [ReplicaState(f"d{index}", 1000, 1000) for index in range(decodes)],
+        waiting,
+    )
+
+
+def request(name: int = 0, tokens: int = 1000, start: int = 0, **fields: object) -> PlacementRequest:
+    hashes = tuple(range(start, start + tokens // BLOCK))
+    return PlacementRequest(f"{name:032x}", hashes, tokens, 100, **fields)  # type: ignore[arg-type]
+
+
+def dispatched(
+    name: int, replica: str, prefill_s: float, hashes: tuple[int, ...] = (), router: str = "router-0"
+) -> Dispatched:
+    return Dispatched(router, f"{name:032x}", replica, hashes, prefill_s, 0.0, 1000.0)
+
+
+def placed(answer: Placement | Wait) -> Placement:
+    assert isinstance(answer, Placement), answer
+    return answer
+
+
+def test_an_idle_pool_takes_the_longest_match() -> None:
+    """Without queues the replica with the deepest prefix starts soonest, and the match is told."""
+    policy = policy_of()
+    policy.observe(Stored("p1", tuple(range(40))))
+    policy.observe(Stored("p2", tuple(range(70))))
+    answer = placed(policy.place(request(explain=True), view_of(), 0.0))
+    assert (answer.prefill, answer.matched_blocks) == ("p2", 70)
+    assert [one.replica for one in answer.candidates][:2] == ["p2", "p1"]
+    assert answer.estimate_s == pytest.approx(policy.costs.estimate_s(300, 1000))
+
+
+def test_equal_replicas_share_at_random() -> None:
+    """Ties are broken evenly, for prefill and decode."""
+    policy = policy_of(seed=3)
+    answers = [placed(policy.place(request(n, start=n * 1000), view_of(), 0.0)) for n in range(600)]
+    for counts, expected in (
+        (Counter(a.prefill for a in answers), 200),
+        (Counter(a.decode for a in answers), 300),
+    ):
+        assert all(abs(count - expected) < 70 for count in counts.values()), counts
+
+
+def test_a_short_queue_is_left_and_a_backlog_is_kept_to() -> None:
+    """kappa: with an idle cluster the holder's queue sends a request elsewhere; in a general backlog it stays."""
+    policy = policy_of()
+    policy.observe(Stored("p0", tuple(range(90))))
+    cold_s = policy.costs.estimate_s(1000, 1000)
+    policy.observe(dispatched(1, "p0", 2 * cold_s))
+    policy.observe(Started("router-0", f"{1:032x}", 0.0))
+    assert placed(policy.place(request(), view_of(), 0.0)).prefill in ("p1", "p2")
+    for name in range(2, 8):
+        policy.observe(dispatched(name, f"p{name % 3}", 12 * cold_s))
+    policy._typical_prefill_s = cold_s
+    assert placed(policy.place(request(), view_of(), 0.0)).prefill == "p0"
+
+
+def test_what_was_dispatched_is_expected_there() -> None:
+    """The overlay: a second request with the same prefix goes where the first is queued, if that is worth it."""
+    policy = policy_of()
+    policy.observe(dispatched(1, "p1", 0.001, tuple(range(100))))
+    answer = placed(policy.place(request(2), view_of(), 0.0))
+    assert (answer.prefill, answer.matched_blocks) == ("p1", 100)
+    policy.observe(Finished("router-0", f"{1:032x}", 1.0))
+    assert policy.mirror.matched(range(100)) == {}
+
+
+def test_release_stops_at_the_dispatch_ahead_or_one_request() -> None:
+    """Each prefill replica gets one request however long, then more only within the bound; a start makes room."""
+    policy = policy_of(prefills=1, ahead_s=0.05)
+    first = placed(policy.place(request(1, 100_000), view_of(1), 0.0))
+    assert first.prefill_s > 0.05
+    policy.observe(dispatched(1, "p0", first.prefill_s))
+    answer = policy.place(request(2), view_of(1), 0.0)
+    assert isinstance(answer, Wait) and answer.replica == "p0" and answer.until_s == RECHECK_S
+    policy.observe(Started("router-0", f"{1:032x}", 0.0))
+    assert placed(policy.place(request(2), view_of(1), 0.0)).prefill == "p0"
+
+
+def test_decode_goes_where_most_is_free_counting_what_it_holds() -> None:
+    """Reserved blocks decide; held prefix blocks count as free; a refusing replica is left out; full pools wait."""
+    policy = policy_of()
+    view = view_of()
+    view.decode[0].block_reserved = 500
+    assert placed(policy.place(request(), view, 0.0)).decode == "d1"
+    policy.observe(Stored("d0", tuple(range(100))))
+    view.decode[0].block_reserved = 50
+    assert placed(policy.place(request(), view, 0.0)).decode == "d0"
+    assert placed(policy.place(request(excluded=frozenset(("d0",))), view, 0.0)).decode == "d1"
+    view.decode[0].block_reserved = view.decode[1].block_reserved = 950
+    assert isinstance(policy.place(request(), view, 0.0), Wait)
+    assert isinstance(policy.place(request(), PoolView(view.prefill, []), 0.0), Wait)
+
+
+def test_short_uncached_prompts_run_on_decode_where_that_is_no_later() -> None:
+    """Up to the limit of uncached tokens at the best decode replica; beyond it only without any prefill replica."""
+    policy = policy_of(local=64)
+    assert placed(policy.place(request(tokens=60), view_of(), 0.0)).prefill is None
+    assert placed(policy.place(request(tokens=70), view_of(), 0.0)).prefill is not None
+    assert placed(policy.place(request(tokens=5000), view_of(0), 0.0)).prefill is None
+    policy.observe(Stored("d1", tuple(range(97))))
+    answer = placed(policy.place(request(), view_of(), 0.0))
+    assert (answer.prefill, answer.decode, answer.matched_blocks) == (None, "d1", 97)
+
+
+def test_a_first_token_teaches_cost_and_index() -> None:
+    """The real hit sets index bits, the real time moves the estimates, and the error can be read."""
+    policy = policy_of()
+    policy.observe(dispatched(1, "p0", 0.06, tuple(range(100))))
+    policy.observe(Finished("router-0", f"{1:032x}", 1.0, Hit(400, 600, 40, 0.6)))
+    assert policy.mirror.matched(range(100)) == {"p0": 100}
+    assert policy.mirror.healed_block_total == 40
+    assert policy.estimate_total_s == 0.06 and policy.measured_total_s == 0.6
+    assert policy.costs.estimate_s(600, 1000) == pytest.approx(0.6, rel=0.1)
+
+
+def test_nothing_of_the_dead_is_waited_for() -> None:
+    """Dead replicas, dead routers, denied and expired work leave no queue and no overlay."""
+    policy = policy_of()
+    for name, router in enumerate(("router-0", "router-1", "router-2", "router-3")):
+        policy.observe(dispatched(name, "p0", 1.0, (1, 2), router))
+    assert policy.queue_s("p0", 0.0) == 4.0
+    policy.observe(RouterGone("router-1"))
+    assert policy.queue_s("p0", 0.0) == 3.0
+    policy.observe(LoadSeen("p0", 0, 0, 2.0))
+    assert policy.queue_s("p0", 2.0) == 1.0, "own work is never denied"
+    policy.observe(Finished("router-9", f"{0:032x}", 2.0))
+    assert policy.queue_s("p0", 2.0) == 1.0
+    policy.observe(dispatched(7, "p1", 1.0, (5,), "router-4"))
+    policy.place(request(), view_of(), 1001.0)
+    assert policy.queue_s("p0", 1001.0) == policy.queue_s("p1", 1001.0) == 0
+    policy.observe(dispatched(8, "p2", 1.0, (6,)))
+    policy.observe(ReplicaGone("p2"))
+    assert len(policy.backlog) == 0
+    assert policy.mirror.expected_block_count == 0
+    policy.assert_consistent()
+
+
+def test_running_work_shrinks_and_long_waiting_work_is_not_overtaken() -> None:
+    """Q counts what is left of the running prompt, and of the queue what is served first: shortest, aged."""
+    policy = policy_of()
+    policy.observe(dispatched(1, "p0", 1.0))
+    policy.observe(Started("router-0", f"{1:032x}", 0.0))
+    policy.observe(dispatched(2, "p0", 4.0))
+    assert policy.backlog.queue_s("p0", 0.5, 0.25) == 0.75
+    assert policy.backlog.queue_s("p0", 5.0, 0.25) == 4.75
+    assert policy.backlog.queue_s("p0", 0.5, 12.0) == 4.0
+    assert policy.backlog.unstarted("p0") == (1, 4.0)

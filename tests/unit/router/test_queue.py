@@ -1,0 +1,59 @@
+"""The release queue against a sorted list."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from services.router.queue import LOOK_AHEAD, ReleaseQueue, band_of
+
+
+@dataclass(eq=False)
+class Item:
+    name: int
+    priority: int
+    ticket: int = 0
+
+
+def test_bands_are_strict_and_first_come_first_served_inside() -> None:
+    """Under random adds, returns to the head and removals, the order is that of a plain list per band."""
+    for seed in range(50):
+        rng = random.Random(seed)
+        queue: ReleaseQueue[Item] = ReleaseQueue(1000)
+        twin: dict[int, list[Item]] = {}
+        outside: list[Item] = []
+        for name in range(300):
+            kind = rng.random()
+            if kind < 0.5:
+                item = Item(name, rng.choice((-500, -1, 0, 0, 0, 7, 100, 400)))
+                queue.add(item)
+                twin.setdefault(band_of(item.priority), []).append(item)
+            elif kind < 0.6 and outside:
+                item = outside.pop(rng.randrange(len(outside)))
+                queue.add(item, at_head=True)
+                twin.setdefault(band_of(item.priority), []).insert(0, item)
+            elif any(twin.values()):
+                band = rng.choice([band for band, items in twin.items() if items])
+                item = rng.choice(twin[band]) if rng.random() < 0.5 else twin[band][0]
+                twin[band].remove(item)
+                assert queue.remove(item)
+                assert not queue.remove(item)
+                outside.append(item)
+            expected = [item for band in sorted(twin, reverse=True) for item in twin[band]]
+            assert list(queue) == expected, f"{seed=}"
+            highest = next((twin[band] for band in sorted(twin, reverse=True) if twin[band]), [])
+            assert list(queue.heads()) == highest[:LOOK_AHEAD], f"{seed=}"
+            assert len(queue) == len(expected)
+            queue.assert_consistent()
+
+
+def test_a_full_queue_says_so_and_still_takes_back() -> None:
+    """The bound is for what is new."""
+    queue: ReleaseQueue[Item] = ReleaseQueue(2)
+    items = [Item(index, 0) for index in range(3)]
+    queue.add(items[0])
+    assert not queue.is_full()
+    queue.add(items[1])
+    assert queue.is_full()
+    queue.add(items[2], at_head=True)
+    assert list(queue) == [items[2], items[0], items[1]]
