@@ -457,3 +457,72 @@ def test_the_retry_budget_is_a_share_and_a_trickle() -> None:
         budget.on_request(2.0)
     assert sum(budget.take(2.0) for _ in range(100)) in (4, 5)
     assert sum(budget.take(1000.0) for _ in range(100)) == 40
+
+
+def test_an_adopt_asks_for_what_the_frontend_lacks() -> None:
+    """Not from the start: what was received is not sent again."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 10)
+    had = len(client.request.progress.ids)
+    cut_home(mesh)
+    mesh.open(mesh.routers[0])
+    message = mesh.routers[0].outbox.take(mesh.now_s)
+    assert message is not None
+    (adopt,) = message.adopts
+    assert (adopt.position, adopt.attempt, adopt.decode_replica) == (had, 1, "decode-0")
+    assert adopt.credit_position == min(60, had + 64)
+
+
+def test_a_finish_before_the_last_tokens_is_a_gap() -> None:
+    """A log that ends elsewhere than the client's output is not an end."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 40)
+    while mesh.runs[0].stage != "finished":
+        mesh.work(mesh.runs[0])
+    mesh.skip(mesh.runs[0])
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert client.request.attempts[0].fault == "GAP" and len(mesh.submits) == 2
+
+
+def test_a_replica_only_one_router_lost_is_adopted_through_another() -> None:
+    """The router that reported the loss is the last one to ask."""
+    for seed in range(8):
+        mesh = mesh_of(2)
+        client = begin(mesh, session_id=f"session-{seed}")
+        run(mesh, client, 10)
+        first, attempt = home(mesh), mesh.runs[0]
+        router = attempt.router
+        assert router is not None
+        router.runs.clear()
+        router.down.fail(
+            attempt.slot, pb.Failure.CODE_REPLICA_LOST, "lost", replica="decode-0", untouched=False
+        )
+        attempt.router, attempt.orphan_until_s = None, mesh.now_s + ORPHAN_S
+        mesh.settle()
+        assert home(mesh) != first
+        assert finish(mesh, client) == "LENGTH"
+        assert client.ids == whole(client)
+        assert (len(mesh.submits), client.request.adoptions) == (1, 1)
+
+
+@pytest.mark.parametrize("row", ["finish", "failure"])
+def test_an_adopt_that_is_answered_by_an_end_leaves_nothing(row: str) -> None:
+    """A slot may end before its acceptance was seen."""
+    mesh = mesh_of(2)
+    client = begin(mesh)
+    run(mesh, client, 10)
+    cut_home(mesh)
+    mesh.runs.clear()
+    router = next(each for each in mesh.routers if each.is_up)
+    answer = pb.AttachResponse()
+    if row == "finish":
+        answer.finishes.add(slot=1, end_position=60, reason=pb.Finish.REASON_DEADLINE)
+    else:
+        answer.failures.add(slot=1, code=pb.Failure.CODE_STALLED)
+    mesh.core.on_response(router, answer, mesh.now_s)
+    mesh.core.assert_consistent()
+    assert finish(mesh, client) == ("DEADLINE" if row == "finish" else "LENGTH")
+    assert not mesh.core.live.leaving and mesh.core.next_wake_s() is None
