@@ -13,7 +13,7 @@ from services.router.costs import PRIOR, CostModel
     ("c0", "a", "b"), [(0.01, 32e-6, 1e-9), (0.002, 1e-3, 0.0), (0.05, 5e-6, 0.0), (0.0005, 20e-6, 5e-9)]
 )
 def test_the_fit_predicts_an_engine_it_has_watched(c0: float, a: float, b: float) -> None:
-    """After some hundred noisy prefills of all lengths, estimates are within 15 % wherever it was watched."""
+    """After some hundred noisy prefills of all lengths, estimates are within 20 % wherever it was watched."""
     rng, model = random.Random(7), CostModel()
     for _ in range(400):
         total = rng.choice((20, 100, 500, 2000, 8000))
@@ -24,7 +24,7 @@ def test_the_fit_predicts_an_engine_it_has_watched(c0: float, a: float, b: float
     for total in (20, 100, 500, 2000, 8000):
         for uncached in (1, total // 2, total):
             true_s = c0 + uncached * (a + b * (total - uncached / 2))
-            assert model.estimate_s(uncached, total) == pytest.approx(true_s, rel=0.15)
+            assert model.estimate_s(uncached, total) == pytest.approx(true_s, rel=0.2)
 
 
 def test_it_follows_an_engine_that_changes() -> None:
