@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -28,6 +28,9 @@ from kvmesh.redis_link import RedisLink
 
 PREFILL_S = 0.005
 """From submit to first token of a fake prefill."""
+TRIP_S = 0.002
+"""From placement to start at a fake router: decode reserves, prefill takes it."""
+TRANSFER_S = 0.003
 HANDOFF_BYTES = 256
 LOAD_REPORT_S = (0.05, 1.0)
 """Shortest and longest time between two load reports, as the protocol asks."""
@@ -143,14 +146,15 @@ class SourceSession:
                 self.outbox.placement(
                     pb.Placement(
                         slot=slot,
+                        prefill_replica="prefill-0",
                         decode_replica="decode-0",
                         prompt_block_count=len(submit.block_hashes) // 8,
                     )
                 )
-                self._begin(submit)
+                self._after(TRIP_S, slot, lambda: self._play_prefill(submit))
             case "prefill":
                 self.outbox.start(slot, 0)
-                self._delayed[slot] = self._loop.call_later(PREFILL_S, self._end_prefill, submit)
+                self._after(PREFILL_S, slot, lambda: self._end_prefill(submit))
             case _:
                 if submit.phase == pb.PHASE_GENERATION_ONLY:
                     self._waiting[slot] = submit
@@ -169,8 +173,30 @@ class SourceSession:
             return
         self.streams.start(submit.slot, position, end, submit.credit_position)
 
+    def _after(self, delay_s: float, slot: int, call: Callable[[], None]) -> None:
+        """Call `call` later, unless `slot` is cancelled before."""
+
+        def fire() -> None:
+            del self._delayed[slot]
+            call()
+
+        self._delayed[slot] = self._loop.call_later(delay_s, fire)
+
+    def _play_prefill(self, submit: pb.Submit) -> None:
+        """Tell of a prefill and a transfer as a router does: each when it hears of it."""
+
+        def first() -> None:
+            self.outbox.first_token(self._first(submit))
+            self._after(TRANSFER_S, submit.slot, transferred)
+
+        def transferred() -> None:
+            self.outbox.transfer(submit.slot, int(TRANSFER_S * 1e6))
+            self._start(submit, submit.start_position + 1)
+
+        self.outbox.start(submit.slot, 0)
+        self._after(PREFILL_S, submit.slot, first)
+
     def _end_prefill(self, submit: pb.Submit) -> None:
-        self._delayed.pop(submit.slot, None)
         row = self._first(submit)
         row.context_phase_params = bytes(HANDOFF_BYTES)
         self.outbox.first_token(row)

@@ -59,8 +59,8 @@ class Pace:
 
 
 QUICK = Pace(repeats=1, warm_s=0.7, window_s=2.0, rate_s=2.5, is_quick=True, is_full=False)
-NORMAL = Pace(repeats=3, warm_s=1.0, window_s=3.0, rate_s=4.0, is_quick=False, is_full=False)
-FULL = Pace(repeats=3, warm_s=1.0, window_s=3.0, rate_s=4.0, is_quick=False, is_full=True)
+NORMAL = Pace(repeats=3, warm_s=0.7, window_s=2.2, rate_s=3.0, is_quick=False, is_full=False)
+FULL = Pace(repeats=3, warm_s=0.7, window_s=2.2, rate_s=3.0, is_quick=False, is_full=True)
 
 
 def with_repeats(pace: Pace, repeats: int) -> Pace:

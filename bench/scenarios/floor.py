@@ -11,7 +11,7 @@ import time
 from bench import accounting, aims
 from bench.processes import TEST_CORE, Fleet, Process
 from bench.results import Results
-from bench.windows import Case, Pace, add_stream_figures, check_faults, measure
+from bench.windows import QUICK_CASES, Case, Pace, add_stream_figures, check_faults, measure
 
 NAME = "floor"
 PROMPT_TOKENS = 256
@@ -24,7 +24,7 @@ def run(results: Results, pace: Pace) -> None:
     with Fleet() as fleet:
         source = fleet.neighbour("source", "bench.source", "--role", "router", "--id", "source-0")
         sink = fleet.neighbour("sink", "bench.sink", "--target", source.address, core=TEST_CORE)
-        for case in pace.cases:
+        for case in QUICK_CASES:
             _run_frames(results, pace, case, source, sink)
         sink.ask("rate", per_s=200, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
         time.sleep(pace.warm_s)
@@ -35,7 +35,7 @@ def run(results: Results, pace: Pace) -> None:
     with Fleet() as fleet:
         edge = fleet.neighbour("edge", "bench.edge", core=TEST_CORE)
         client = fleet.neighbour("client", "bench.client", "--target", edge.address)
-        for case in pace.cases:
+        for case in QUICK_CASES:
             _run_edge(results, pace, case, edge, client)
         edge.ask("pace", step_ms=20)
         client.ask("rate", per_s=200, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)

@@ -20,6 +20,8 @@ from bench.windows import (
 
 NAME = "router"
 PROMPT_TOKENS = 256
+SHORT_PROMPT_TOKENS = 32
+"""Below router.local_prefill_tokens_max."""
 ENDLESS = 500_000
 ANSWER_TOKENS = 4
 PER_S = 200
@@ -48,7 +50,10 @@ def run(results: Results, pace: Pace) -> None:
         sink = fleet.neighbour("sink", "bench.sink", "--target", router.address)
         for case in pace.cases:
             _run_case(results, pace, case, router, sink, sources)
-        _run_rate(results, pace, router, sink)
+        _run_rate(results, pace, aims.RATE_200, PROMPT_TOKENS, router, sink)
+        _run_rate(
+            results, pace, f"{aims.RATE_200}, decode runs the prompt", SHORT_PROMPT_TOKENS, router, sink
+        )
         sources.append(_source(fleet, "decode", "decode-1", redis_url))
         _wait_attached(sources)
         time.sleep(1.0)
@@ -93,10 +98,15 @@ def _run_case(
     time.sleep(0.2)
 
 
-def _run_rate(results: Results, pace: Pace, router: Process, sink: Process) -> None:
-    sink.ask("rate", per_s=PER_S, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
+def _run_rate(
+    results: Results, pace: Pace, case: str, prompt_tokens: int, router: Process, sink: Process
+) -> None:
+    sink.ask("rate", per_s=PER_S, prompt=prompt_tokens, tokens=ANSWER_TOKENS)
     time.sleep(pace.warm_s)
     window = measure([router.pid], sink, pace.rate_s)
-    add_rate_figures(results, NAME, aims.RATE_200, window, PER_S)
-    check_faults(results, NAME, aims.RATE_200, sink)
+    add_rate_figures(results, NAME, case, window, PER_S)
+    if window.counts["finished"]:
+        messages = window.counts["messages"] / window.counts["finished"]
+        results.add(NAME, case, "messages to the frontend per request", "", messages)
+    check_faults(results, NAME, case, sink)
     sink.ask("close")
