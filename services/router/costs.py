@@ -13,7 +13,7 @@ from typing import Final
 PRIOR: Final = (0.01, 50e-6, 1e-9)
 """c0 (s), a (s/token), b (s/token^2) before the first observation: a model of some billion weights on one GPU."""
 
-PRIOR_WEIGHT: Final = 0.05
+PRIOR_WEIGHT: Final = 0.002
 """Observations the prior counts for, per coefficient."""
 
 WINDOW: Final = 128
