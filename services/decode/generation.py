@@ -161,6 +161,7 @@ class Generation:
             return
         slot.answered_s = slot.heard_s = now_s
         slot.reused_blocks = first.reused_blocks
+        self._holdings.look_by(slot, self.stall_s(slot))
         if not slot.is_local and slot.session is not None:
             slot.session.outbox.transfer(slot.number, _us(now_s - slot.called_s))
 
@@ -196,10 +197,10 @@ class Generation:
         if slot is None:
             return
         log = slot.log
-        if log.last_id is not None and log.last_id == slot.end_token_id:
-            slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
-        elif log.end - log.start == slot.max_output_tokens:
+        if log.end - log.start == slot.max_output_tokens:
             slot.ending, outcome = pb.Finish.REASON_LENGTH, "length"
+        elif log.last_id is not None and log.last_id == slot.end_token_id:
+            slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
         else:
             made = f"{log.end - log.start} of {slot.max_output_tokens} tokens and no end token"
             self.fail(slot, EngineError(f"the engine stopped after {made}"), now_s)

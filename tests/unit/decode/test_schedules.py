@@ -1,4 +1,4 @@
-"""The decode core under random schedules: streams cut anywhere, adopts, cancels, deadlines, crossing attempts, engine faults."""
+"""The decode core under random schedules: cut streams, adopts, cancels, deadlines, crossing attempts, faults."""
 
 from __future__ import annotations
 

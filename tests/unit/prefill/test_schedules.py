@@ -1,4 +1,4 @@
-"""The prefill core under random schedules: streams cut anywhere, cancels in every phase, deadlines, crossing attempts, faults."""
+"""The prefill core under random schedules: cut streams, cancels, deadlines, crossing attempts, faults."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ class World:
                 self.first_tokens += 1
                 assert view.ids == [next_token(prompt)], view
                 del stream.prompts[number]
-                if self.rng.random() < 0.7 and self.engine.held.pop(view.first.context_phase_params, None):
+                handoff = view.first.context_phase_params
+                if self.rng.random() < 0.7 and handoff in self.engine.held:
+                    del self.engine.held[handoff]
                     self.transferred += 1
                     row = pb.Cancel(slot=number, reason=pb.Cancel.REASON_TRANSFERRED)
                     stream.session.on_request(pb.AttachRequest(cancels=[row]), self.now_s)

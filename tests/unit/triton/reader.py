@@ -39,7 +39,7 @@ class SlotView:
 
 
 class Reader:
-    """Reads one outbox. Raises AssertionError when a slot is told something twice, with a gap, beyond its credit, or after its end."""
+    """Reads one outbox. AssertionError when a slot is told something twice, with a gap, beyond its credit or its end."""
 
     def __init__(self, outbox: DownwardOutbox) -> None:
         self.outbox = outbox

@@ -1,0 +1,473 @@
+"""What a decode replica answers, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvmesh.attach.frames import FrameError
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.triton.capabilities import Capabilities, ModelFacts
+from kvmesh.triton.errors import CallError, EngineBusy, EngineError, EngineLost, HandoffLost, InvalidRequest
+from services.decode.core import DecodeCore
+from services.decode.limits import DecodeLimits
+from services.decode.records import CallRecord
+from services.decode.session import DecodeSession
+from tests.unit.triton.fake_engine import FakeEngine, expected, facts, next_token
+from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
+
+GENERATION, LOCAL = pb.PHASE_GENERATION_ONLY, pb.PHASE_CONTEXT_AND_GENERATION
+PROMPT = [3, 1, 4, 1, 5, 9]
+LIMITS = DecodeLimits(slots_max=4, orphan_s=3.0, slow_reader_s=30.0, gather_max_s=0.0)
+
+
+class Replica:
+    """A decode core with one router and an engine that moves by hand."""
+
+    def __init__(self, limits: DecodeLimits = LIMITS, model: ModelFacts | None = None) -> None:
+        self.now_s = 50.0
+        self.records: list[CallRecord] = []
+        self.core = DecodeCore(
+            "decode-0", model or facts(), limits, lambda address: address == "kv:1", self.records.append
+        )
+        self.engine = FakeEngine(self.core.sink)
+        self.core.connect(self.engine)
+        self.engine.report(self.now_s)
+        self.session, self.reader = self.attach()
+
+    def attach(self) -> tuple[DecodeSession, Reader]:
+        """Open another stream."""
+        outbox = DownwardOutbox()
+        return self.core.open_session(HELLO, outbox, self.now_s), Reader(outbox)
+
+    def submit(self, slot: int, phase: pb.Phase.ValueType, **changes: object) -> SlotView:
+        """Submit and read the answer."""
+        message = submit(slot, PROMPT, phase, **changes)  # type: ignore[arg-type]  # fields by name
+        start = message.start_position + (phase == GENERATION)
+        view = self.reader.open(slot, start)
+        self.send(submits=[message])
+        return view
+
+    def hand_over(self, slot: int, address: str = "kv:1", handoff: bytes = b"h") -> None:
+        """Deliver a handoff the engine knows."""
+        self.engine.held[handoff] = next_token(PROMPT)
+        row = pb.Handoff(slot=slot, context_phase_params=handoff, first_token_count=1, kv_address=address)
+        self.send(handoffs=[row])
+
+    def send(self, **parts: object) -> None:
+        """Send one message and read the answer."""
+        self.session.on_request(pb.AttachRequest(**parts), self.now_s)  # type: ignore[arg-type]  # fields by name
+        self.read()
+
+    def step(self, times: int = 1, seconds: float = 0.02) -> None:
+        """Let the engine make steps."""
+        for _ in range(times):
+            self.pass_time(seconds)
+            self.engine.step(self.now_s)
+            self.pass_time(0.0)
+
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock, with its timers, and read."""
+        end_s = self.now_s + seconds
+        while (at_s := self.core.next_wake_s()) is not None and at_s <= end_s:
+            self.now_s = max(self.now_s, at_s)
+            self.core.on_timer(self.now_s)
+        self.now_s = end_s
+        self.read()
+
+    def read(self) -> None:
+        """Read the first stream and check the books."""
+        self.reader.read(self.now_s)
+        self.core.assert_consistent()
+
+    def is_empty(self) -> bool:
+        """True if no KV, no call and no unfinished slot is held."""
+        return (
+            not self.core.holdings.reservations.reserved
+            and not self.engine.live
+            and not self.core.holdings.held_count()
+        )
+
+
+def test_local_request_answers_first_token_then_frames_then_finish() -> None:
+    """The first token is a row of its own, never in a frame; the KV is free as soon as the engine is done."""
+    replica = Replica()
+    view = replica.submit(1, LOCAL, output=5)
+    assert view.is_accepted and view.is_started
+    assert replica.core.holdings.reservations.reserved == 3  # 6 + 5 tokens in blocks of 4
+    replica.step()
+    assert view.first is not None and view.first.position == 0 and replica.reader.frame_total == 0
+    assert (view.first.cached_token_count, view.first.computed_token_count) == (0, 6)
+    replica.step(4)
+    assert view.ids == expected(PROMPT, 5, -1)
+    assert view.finish == pb.Finish(slot=1, end_position=5, reason=pb.Finish.REASON_LENGTH)
+    assert replica.is_empty()
+    assert [record.outcome for record in replica.records] == ["length"]
+
+
+def test_end_token_ends_a_request() -> None:
+    """The end token is the log's last token and the reason is named."""
+    ids = expected(PROMPT, 6, -1)
+    replica = Replica()
+    view = replica.submit(1, LOCAL, output=6, end_token_id=ids[3])
+    replica.step(6)
+    assert view.finish is not None and view.finish.reason == pb.Finish.REASON_END_TOKEN
+    assert view.ids == ids[: ids.index(ids[3]) + 1]
+
+
+def test_generation_behind_a_handoff_drops_the_repeated_first_token() -> None:
+    """The caller has the first token from prefill: frames begin behind it, the log begins with it."""
+    replica = Replica()
+    view = replica.submit(1, GENERATION, output=5)
+    assert view.is_accepted and not replica.engine.live
+    replica.hand_over(1)
+    replica.step(5)
+    assert view.is_started and view.is_transferred and view.first is None
+    assert view.ids == expected(PROMPT, 5, -1)[1:]
+    assert view.finish == pb.Finish(slot=1, end_position=5, reason=pb.Finish.REASON_LENGTH)
+    assert replica.is_empty()
+
+
+@pytest.mark.parametrize("address", ["", "kv:evil"])
+def test_kv_comes_only_from_registered_prefills(address: str) -> None:
+    """Whatever a handoff says, no other address is dialled."""
+    replica = Replica()
+    view = replica.submit(1, GENERATION)
+    replica.hand_over(1, address)
+    assert view.failure is not None and view.failure.code == pb.Failure.CODE_HANDOFF_LOST
+    assert not view.failure.untouched and replica.engine.started_total == 0 and replica.is_empty()
+
+
+def test_registered_source_is_passed_to_the_engine() -> None:
+    """The engine is told the only address it may pull from."""
+    replica = Replica()
+    replica.submit(1, GENERATION)
+    replica.hand_over(1)
+    assert [run.call.kv_peer for run in replica.engine.live.values()] == ["kv:1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"output": 0}, "budget.max_output_tokens"),
+        ({"output": 123}, "budget.max_output_tokens"),
+        ({"block_tokens": 8}, "block_tokens"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(changes: dict[str, object], field: str) -> None:
+    """A refusal names the field; nothing is held."""
+    replica = Replica()
+    view = replica.submit(1, LOCAL, **changes)
+    assert view.refusal is not None
+    assert (view.refusal.reason, view.refusal.field) == (pb.Refusal.REASON_INVALID, field)
+    assert not replica.core.holdings.slots
+
+
+def test_phases_of_others_are_refused() -> None:
+    """Prefill's work, and handoffs for an engine that takes none, are refused."""
+    view = Replica().submit(1, pb.PHASE_CONTEXT_ONLY)
+    assert view.refusal is not None and view.refusal.field == "phase"
+    aggregated = facts(capabilities=Capabilities())
+    view = Replica(model=aggregated).submit(1, GENERATION)
+    assert view.refusal is not None and view.refusal.field == "phase"
+
+
+def test_other_versions_past_deadlines_and_dead_engines_are_refused() -> None:
+    """Each with its own reason, before anything is held."""
+    replica = Replica()
+    stale = replica.submit(1, LOCAL, model_version="v2")
+    late = replica.submit(2, LOCAL, remaining_ms=0)
+    replica.core.sink.on_ready(False, replica.now_s)
+    dead = replica.submit(3, LOCAL)
+    replica.core.sink.on_ready(True, replica.now_s)
+    replica.core.drain()
+    draining = replica.submit(4, LOCAL)
+    reasons = [view.refusal.reason for view in (stale, late, dead, draining) if view.refusal]
+    assert reasons == [
+        pb.Refusal.REASON_STALE_SNAPSHOT,
+        pb.Refusal.REASON_DEADLINE,
+        pb.Refusal.REASON_DRAINING,
+        pb.Refusal.REASON_DRAINING,
+    ]
+
+
+def test_full_slots_and_full_kv_are_refused_with_a_time() -> None:
+    """A refusal says what is full and when to come again."""
+    replica = Replica()
+    for slot in range(1, 5):
+        replica.submit(slot, GENERATION)
+    full = replica.submit(5, GENERATION)
+    assert full.refusal is not None and full.refusal.reason == pb.Refusal.REASON_QUEUE_FULL
+    assert full.refusal.message == "slots full: 4/4" and full.refusal.retry_after_ms > 0
+    replica = Replica(model=facts(kv_blocks=32))
+    replica.submit(1, GENERATION, output=110)
+    full = replica.submit(2, GENERATION, output=8)
+    assert full.refusal is not None and full.refusal.reason == pb.Refusal.REASON_KV_FULL
+    assert full.refusal.message == "KV full: 4 blocks needed, 3/32 free"
+
+
+def test_a_higher_attempt_ends_a_lower_one_on_another_stream() -> None:
+    """Wherever it is seen; an equal or lower one is refused."""
+    replica = Replica()
+    view = replica.submit(1, LOCAL, request_id="a" * 32, attempt=2)
+    replica.step()
+    session, reader = replica.attach()
+    for slot, attempt in ((1, 1), (2, 2), (3, 3)):
+        reader.open(slot, 0)
+        message = submit(slot, PROMPT, LOCAL, request_id="a" * 32, attempt=attempt)
+        session.on_request(pb.AttachRequest(submits=[message]), replica.now_s)
+    replica.read()
+    reader.read(replica.now_s)
+    for slot in (1, 2):
+        refusal = reader.slots[slot].refusal
+        assert refusal is not None and refusal.reason == pb.Refusal.REASON_SUPERSEDED
+    assert reader.slots[3].is_accepted and len(replica.engine.live) == 1
+    assert view.finish is not None and view.finish.reason == pb.Finish.REASON_SUPERSEDED
+
+
+def test_orphan_is_adopted_without_recomputing() -> None:
+    """The engine goes on while nobody reads; the adopter gets everything from its position, in frames."""
+    replica = Replica()
+    replica.submit(1, LOCAL, request_id="a" * 32, output=12)
+    replica.step(3)
+    replica.session.on_closed(replica.now_s)
+    replica.session, replica.reader = replica.attach()
+    replica.step(3)
+    assert replica.core.holdings.orphan_count() == 1
+    view = replica.reader.open(7, 2)
+    row = pb.Adopt(slot=7, request_id="a" * 32, attempt=1, position=2, credit_position=100)
+    replica.send(adopts=[row])
+    assert view.is_accepted and view.ids == expected(PROMPT, 12, -1)[2:6]
+    replica.step(6)
+    assert view.ids == expected(PROMPT, 12, -1)[2:] and view.finish is not None
+    assert replica.engine.started_total == 1 and replica.core.adoption_total == 1
+
+
+def test_orphans_and_pending_slots_end_with_their_time() -> None:
+    """What waits for a handoff ends with its stream, what runs three seconds later; KV and engine are free."""
+    replica = Replica()
+    replica.submit(1, LOCAL, output=100)
+    replica.submit(2, GENERATION, output=8)
+    replica.session.on_closed(replica.now_s)
+    assert len(replica.core.holdings.slots) == 1 and len(replica.engine.live) == 1
+    replica.pass_time(2.9)
+    assert not replica.is_empty()
+    replica.pass_time(0.2)
+    assert replica.is_empty() and not replica.core.holdings.slots
+
+
+def test_a_living_stream_learns_that_its_slot_was_adopted() -> None:
+    """The slot moves: the old reader gets a finish, the new one the tokens."""
+    replica = Replica()
+    old = replica.submit(1, LOCAL, request_id="a" * 32)
+    replica.step(2)
+    session, reader = replica.attach()
+    new = reader.open(1, 1)
+    row = pb.Adopt(slot=1, request_id="a" * 32, attempt=1, position=1, credit_position=100)
+    session.on_request(pb.AttachRequest(adopts=[row]), replica.now_s)
+    replica.step(6)
+    reader.read(replica.now_s)
+    assert old.finish is not None and old.finish.reason == pb.Finish.REASON_ADOPTED
+    assert new.ids == expected(PROMPT, 8, -1)[1:] and new.finish is not None
+
+
+def test_a_finished_log_can_be_adopted_for_a_while() -> None:
+    """Its finish row may have been lost with the stream that carried it."""
+    replica = Replica()
+    replica.submit(1, LOCAL, request_id="a" * 32, output=4)
+    replica.step(4)
+    assert replica.is_empty() and len(replica.core.holdings.slots) == 1
+    replica.pass_time(2.0)
+    view = replica.reader.open(2, 0)
+    replica.send(adopts=[pb.Adopt(slot=2, request_id="a" * 32, attempt=1, credit_position=100)])
+    assert view.ids == expected(PROMPT, 4, -1) and view.finish is not None
+    replica.pass_time(3.1)
+    assert not replica.core.holdings.slots
+    gone = replica.reader.open(3, 0)
+    replica.send(adopts=[pb.Adopt(slot=3, request_id="a" * 32, attempt=1)])
+    assert gone.refusal is not None and gone.refusal.reason == pb.Refusal.REASON_UNKNOWN_REQUEST
+
+
+def test_adopts_of_what_does_not_run_are_refused() -> None:
+    """Another attempt, a slot that still waits for its handoff, a position nobody can have."""
+    replica = Replica()
+    replica.submit(1, LOCAL, request_id="a" * 32)
+    replica.submit(2, GENERATION, request_id="b" * 32)
+    replica.step()
+    for slot, request, attempt, position in ((3, "a", 2, 0), (4, "b", 1, 0), (5, "a", 1, 5)):
+        view = replica.reader.open(slot, 0)
+        replica.send(
+            adopts=[pb.Adopt(slot=slot, request_id=request * 32, attempt=attempt, position=position)]
+        )
+        assert view.refusal is not None
+
+
+def test_credit_bounds_sending_but_not_generating() -> None:
+    """Without credit the engine finishes all the same and its KV is free; the rest is sent as credit comes."""
+    replica = Replica()
+    view = replica.submit(1, LOCAL, output=8, credit=3)
+    view.credit = 3
+    replica.step(8)
+    assert len(view.ids) == 3 and view.finish is None
+    assert not replica.core.holdings.reservations.reserved
+    view.credit = 5
+    replica.send(credit_slots=[1], credit_positions=[5])
+    assert len(view.ids) == 5 and view.finish is None
+    replica.send(credit_slots=[1], credit_positions=[4])
+    assert len(view.ids) == 5
+    view.credit = 8
+    replica.send(credit_slots=[1], credit_positions=[8])
+    assert view.ids == expected(PROMPT, 8, -1) and view.finish is not None
+
+
+def test_slow_reader_is_cut_after_its_time_and_growing_credit_resets_it() -> None:
+    """30 s without credit, not 30 s of slow reading."""
+    replica = Replica()
+    view = replica.submit(1, LOCAL, output=100, credit=1, remaining_ms=3_600_000)
+    replica.step(3)
+    for credit in (2, 3):
+        replica.pass_time(9.0)
+        replica.step()
+        replica.pass_time(9.0)
+        replica.step()
+        replica.send(credit_slots=[1], credit_positions=[credit])
+    for _ in range(4):
+        replica.pass_time(7.0)
+        assert view.finish is None
+        replica.step()
+    replica.pass_time(3.0)
+    assert view.finish == pb.Finish(slot=1, end_position=3, reason=pb.Finish.REASON_SLOW_READER)
+    assert replica.is_empty()
+
+
+def test_deadlines_end_a_slot_in_every_phase() -> None:
+    """Pending, before the first token, and in the middle: cancelled in the engine, with what was generated."""
+    replica = Replica()
+    pending = replica.submit(1, GENERATION, remaining_ms=1000)
+    waiting = replica.submit(2, LOCAL, remaining_ms=5000, ttft_ms=1000)
+    replica.pass_time(1.0)
+    for view in (pending, waiting):
+        assert view.finish is not None and view.finish.reason == pb.Finish.REASON_DEADLINE
+    assert replica.is_empty()
+    running = replica.submit(3, LOCAL, output=100, remaining_ms=1000, ttft_ms=500)
+    replica.step(20)
+    replica.pass_time(1.0)
+    assert running.finish == pb.Finish(slot=3, end_position=20, reason=pb.Finish.REASON_DEADLINE)
+    assert replica.is_empty() and [record.outcome for record in replica.records] == ["cancelled"] * 2
+
+
+def test_silent_engine_is_noticed() -> None:
+    """30 s to the first token, 10 s between two: then the slot fails as stalled and the call is cancelled."""
+    replica = Replica()
+    first = replica.submit(1, LOCAL, remaining_ms=600_000)
+    replica.pass_time(29.9)
+    assert not first.is_over()
+    replica.pass_time(0.2)
+    assert first.failure is not None and first.failure.code == pb.Failure.CODE_STALLED
+    second = replica.submit(2, LOCAL, remaining_ms=600_000)
+    replica.step(2)
+    replica.pass_time(10.1)
+    assert second.failure is not None and second.failure.code == pb.Failure.CODE_STALLED
+    assert not second.failure.untouched and replica.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EngineLost("x"), pb.Failure.CODE_ENGINE_LOST),
+        (EngineBusy("x"), pb.Failure.CODE_ENGINE_ERROR),
+        (EngineError("x"), pb.Failure.CODE_ENGINE_ERROR),
+        (HandoffLost("x"), pb.Failure.CODE_HANDOFF_LOST),
+        (InvalidRequest("x"), pb.Failure.CODE_INVALID),
+    ],
+)
+def test_engine_errors_become_failures(error: CallError, code: pb.Failure.Code.ValueType) -> None:
+    """Each type has its code; a local slot without a token is untouched, one with tokens is not."""
+    replica = Replica()
+    fresh, running = replica.submit(1, LOCAL), replica.submit(2, LOCAL)
+    replica.engine.step(replica.now_s, chosen=lambda call_id: call_id == 2)
+    for call_id in (1, 2):
+        replica.engine.fail(call_id, error, replica.now_s)
+    replica.read()
+    assert fresh.failure is not None and (fresh.failure.code, fresh.failure.untouched) == (code, True)
+    assert running.failure is not None and (running.failure.code, running.failure.untouched) == (code, False)
+    assert running.failure.replica == "decode-0" and replica.is_empty()
+
+
+def test_cancel_frees_everything_in_every_phase() -> None:
+    """Pending, running, and one nobody knows; nothing more is said of them."""
+    replica = Replica()
+    replica.submit(1, GENERATION)
+    replica.submit(2, LOCAL)
+    replica.step(2)
+    replica.send(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT) for slot in (1, 2, 99)])
+    assert replica.is_empty() and not replica.core.holdings.slots
+    replica.hand_over(1)
+    assert not replica.engine.live
+
+
+def test_logprobs_reach_who_asked() -> None:
+    """In the first token's row and in the frames."""
+    replica = Replica()
+    asked, silent = replica.submit(1, LOCAL, logprobs=True), replica.submit(2, LOCAL)
+    replica.step(8)
+    assert asked.first is not None and asked.first.logprob == -0.5
+    assert asked.logprobs == [-0.5] * 7
+    assert silent.first is not None and not silent.first.HasField("logprob")
+
+
+def test_slots_of_adopts_and_submits_share_their_numbers() -> None:
+    """One message may hold both; a number used twice ends the stream."""
+    replica = Replica()
+    replica.reader.open(2, 0)
+    replica.reader.open(1, 0)
+    adopt = pb.Adopt(slot=2, request_id="f" * 32, attempt=1)
+    replica.send(adopts=[adopt], submits=[submit(1, PROMPT, LOCAL)])
+    with pytest.raises(FrameError, match="never used twice"):
+        replica.session.on_request(pb.AttachRequest(submits=[submit(2, PROMPT, LOCAL)]), replica.now_s)
+    with pytest.raises(FrameError, match="adopt and a submit"):
+        adopt = pb.Adopt(slot=3, request_id="f" * 32, attempt=1)
+        both = pb.AttachRequest(adopts=[adopt], submits=[submit(3, PROMPT, LOCAL)])
+        replica.session.on_request(both, replica.now_s)
+
+
+def test_malformed_handoffs_and_credits_end_the_stream() -> None:
+    """Empty or huge handoffs, impossible counts, and columns that disagree break the protocol."""
+    replica = Replica()
+    replica.submit(1, GENERATION, output=4)
+    for row in (
+        pb.Handoff(slot=1, kv_address="kv:1"),
+        pb.Handoff(slot=1, context_phase_params=b"x" * ((1 << 20) + 1), kv_address="kv:1"),
+        pb.Handoff(slot=1, context_phase_params=b"x", first_token_count=5, kv_address="kv:1"),
+    ):
+        with pytest.raises(FrameError):
+            replica.session.on_request(pb.AttachRequest(handoffs=[row]), replica.now_s)
+    with pytest.raises(FrameError, match="credit columns"):
+        replica.session.on_request(pb.AttachRequest(credit_slots=[1]), replica.now_s)
+
+
+def test_load_report_tells_the_truth_and_follows_changes() -> None:
+    """On opening, 50 ms after a change, and each second."""
+    replica = Replica()
+    replica.read()
+    assert len(replica.reader.loads) == 1 and replica.reader.loads[0].engine_ready
+    replica.submit(1, GENERATION)
+    replica.submit(2, LOCAL)
+    replica.pass_time(0.06)
+    load = replica.reader.loads[-1]
+    assert (load.queued_request_count, load.running_request_count) == (1, 1)
+    assert (load.block_reserved_count, load.block_total_count) == (8, 64)
+    count = len(replica.reader.loads)
+    for _ in range(2):
+        replica.pass_time(1.02)
+    assert len(replica.reader.loads) == count + 2
+
+
+def test_drain_waits_for_what_runs() -> None:
+    """A draining replica is idle when nothing but finished logs is left."""
+    replica = Replica()
+    replica.submit(1, LOCAL)
+    replica.core.drain()
+    assert not replica.core.is_idle()
+    replica.step(8)
+    assert replica.core.is_idle()

@@ -1,0 +1,278 @@
+"""What a prefill replica answers, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.triton.capabilities import ModelFacts
+from kvmesh.triton.errors import EngineBusy, EngineError, InvalidRequest
+from services.prefill.core import PrefillCore
+from services.prefill.limits import PrefillLimits
+from services.prefill.records import CallRecord
+from services.prefill.session import PrefillSession
+from tests.unit.triton.fake_engine import FakeEngine, facts, next_token
+from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
+
+CONTEXT = pb.PHASE_CONTEXT_ONLY
+PROMPT = [3, 1, 4, 1, 5, 9]
+LIMITS = PrefillLimits(queue_max_requests=3, engine_concurrency=1, handoff_timeout_s=10.0, orphan_s=3.0)
+
+
+class Replica:
+    """A prefill core with one router and an engine that moves by hand."""
+
+    def __init__(self, limits: PrefillLimits = LIMITS, model: ModelFacts | None = None) -> None:
+        self.now_s = 50.0
+        self.records: list[CallRecord] = []
+        self.core = PrefillCore("prefill-0", model or facts(), limits, self.records.append)
+        self.engine = FakeEngine(self.core.sink)
+        self.core.connect(self.engine)
+        self.engine.report(self.now_s)
+        self.session, self.reader = self.attach()
+
+    def attach(self) -> tuple[PrefillSession, Reader]:
+        """Open another stream."""
+        outbox = DownwardOutbox()
+        return self.core.open_session(HELLO, outbox, self.now_s), Reader(outbox)
+
+    def submit(self, slot: int, prompt: list[int] | None = None, **changes: object) -> SlotView:
+        """Submit and read the answer."""
+        message = submit(slot, prompt or PROMPT, CONTEXT, **changes)  # type: ignore[arg-type]  # fields by name
+        view = self.reader.open(slot, message.start_position)
+        self.send(submits=[message])
+        return view
+
+    def cancel(self, slot: int, reason: pb.Cancel.Reason.ValueType = pb.Cancel.REASON_CLIENT) -> None:
+        """Cancel a slot."""
+        self.send(cancels=[pb.Cancel(slot=slot, reason=reason)])
+
+    def send(self, **parts: object) -> None:
+        """Send one message and read the answer."""
+        self.session.on_request(pb.AttachRequest(**parts), self.now_s)  # type: ignore[arg-type]  # fields by name
+        self.read()
+
+    def step(self) -> None:
+        """Let the engine finish its calls."""
+        self.now_s += 0.5
+        self.engine.step(self.now_s)
+        self.read()
+
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock, with its timers, and read."""
+        end_s = self.now_s + seconds
+        while (at_s := self.core.next_wake_s()) is not None and at_s <= end_s:
+            self.now_s = max(self.now_s, at_s)
+            self.core.on_timer(self.now_s)
+        self.now_s = end_s
+        self.read()
+
+    def read(self) -> None:
+        """Read the stream and check the books."""
+        self.reader.read(self.now_s)
+        self.core.assert_consistent()
+
+    def is_empty(self) -> bool:
+        """True if nothing is held, here or in the engine."""
+        return not self.core.holdings.slots and not self.engine.live and not self.engine.held
+
+
+def test_first_token_comes_with_its_handoff_and_the_hit() -> None:
+    """Accepted, started, answered; the handoff is held until decode has it."""
+    replica = Replica()
+    view = replica.submit(1, PROMPT * 2)
+    assert view.is_accepted and view.is_started
+    replica.step()
+    assert view.ids == [next_token(PROMPT * 2)] and view.first is not None
+    assert view.first.context_phase_params in replica.engine.held
+    assert (view.first.cached_token_count, view.first.computed_token_count) == (4, 8)
+    assert view.first.prefill_us == 500_000
+    assert replica.core.holdings.blocks_reserved == 3
+    del replica.engine.held[view.first.context_phase_params]  # decode pulled
+    replica.cancel(1, pb.Cancel.REASON_TRANSFERRED)
+    assert replica.is_empty() and not replica.engine.released and not replica.core.holdings.blocks_reserved
+    assert [record.outcome for record in replica.records] == ["first_token"]
+
+
+def test_first_token_has_the_position_of_a_resumed_request() -> None:
+    """A resumed request goes on at its position, and its sampling is the engine's."""
+    replica = Replica()
+    view = replica.submit(1, start=4)
+    replica.step()
+    assert view.first is not None and view.first.position == 4
+
+
+@pytest.mark.parametrize("phase", ["queued", "running", "held"])
+def test_cancel_frees_everything_in_every_phase(phase: str) -> None:
+    """Only a held handoff needs a release of its own; nothing more is said of the slot."""
+    replica = Replica()
+    if phase == "queued":
+        replica.submit(1)
+    replica.submit(2)
+    if phase == "held":
+        replica.step()
+    replica.cancel(2)
+    replica.cancel(1)
+    assert replica.is_empty() and len(replica.engine.released) == (phase == "held")
+
+
+def test_lost_stream_cancels_work_but_keeps_handoffs_for_a_moment() -> None:
+    """Decode may be pulling: a handoff outlives its stream by the orphan time, then it is released."""
+    replica = Replica()
+    view = replica.submit(1)
+    replica.step()
+    replica.submit(2)
+    replica.submit(3)
+    replica.session.on_closed(replica.now_s)
+    assert len(replica.core.holdings.slots) == 1 and not replica.engine.live
+    replica.pass_time(2.9)
+    assert view.first is not None and view.first.context_phase_params in replica.engine.held
+    replica.pass_time(0.2)
+    assert replica.is_empty()
+
+
+def test_handoff_nobody_takes_is_given_up_and_told() -> None:
+    """After its timeout it is released, and the router learns that it is lost."""
+    replica = Replica()
+    view = replica.submit(1)
+    replica.step()
+    replica.pass_time(10.1)
+    assert view.failure is not None and view.failure.code == pb.Failure.CODE_HANDOFF_LOST
+    assert replica.is_empty()
+
+
+def test_queue_is_bounded_and_says_when_to_come_again() -> None:
+    """One runs, three wait, the fifth is refused."""
+    replica = Replica()
+    for slot in range(1, 5):
+        replica.submit(slot)
+    view = replica.submit(5)
+    assert view.refusal is not None and view.refusal.reason == pb.Refusal.REASON_QUEUE_FULL
+    assert view.refusal.message == "prefill queue full: 3/3" and view.refusal.retry_after_ms > 0
+
+
+def test_queue_waits_for_blocks_of_held_handoffs() -> None:
+    """No more is run than the engine has blocks for; a transfer makes room at once."""
+    replica = Replica(model=facts(kv_blocks=20))
+    first, second = replica.submit(1, PROMPT * 8), replica.submit(2, PROMPT * 8)
+    replica.step()
+    assert first.first is not None and not second.is_started
+    del replica.engine.held[first.first.context_phase_params]
+    replica.cancel(1, pb.Cancel.REASON_TRANSFERRED)
+    assert second.is_started
+
+
+def test_deadlines_refuse_what_waits_and_finish_what_runs() -> None:
+    """Never started: refused. Started: cancelled in the engine, finished with the reason."""
+    replica = Replica()
+    running = replica.submit(1, remaining_ms=2000, ttft_ms=1000)
+    waiting = replica.submit(2, remaining_ms=1000)
+    replica.pass_time(1.0)
+    assert running.finish == pb.Finish(slot=1, end_position=0, reason=pb.Finish.REASON_DEADLINE)
+    assert waiting.refusal is not None and waiting.refusal.reason == pb.Refusal.REASON_DEADLINE
+    assert not waiting.is_started and replica.is_empty()
+
+
+def test_a_first_token_in_time_ends_the_deadline_here() -> None:
+    """A held handoff is bounded by its own timeout, not by the first token's deadline."""
+    replica = Replica()
+    view = replica.submit(1, ttft_ms=1000)
+    replica.step()
+    replica.pass_time(5.0)
+    assert view.first is not None and not view.is_over()
+
+
+def test_higher_attempt_ends_a_lower_one_in_every_phase() -> None:
+    """The lower one's handoff is released; equal and lower attempts are refused."""
+    replica = Replica()
+    first = replica.submit(1, request_id="a" * 32, attempt=1)
+    replica.step()
+    second = replica.submit(2, request_id="a" * 32, attempt=2)
+    assert first.finish is not None and first.finish.reason == pb.Finish.REASON_SUPERSEDED
+    assert len(replica.engine.released) == 1 and second.is_started
+    for slot, attempt in ((3, 1), (4, 2)):
+        view = replica.submit(slot, request_id="a" * 32, attempt=attempt)
+        assert view.refusal is not None and view.refusal.reason == pb.Refusal.REASON_SUPERSEDED
+
+
+def test_engine_faults_fail_the_slot_and_the_queue_goes_on() -> None:
+    """An error has its code; a busy engine has not touched the request."""
+    replica = Replica()
+    views = [replica.submit(slot) for slot in range(1, 4)]
+    for error in (EngineError("x"), EngineBusy("x"), InvalidRequest("x")):
+        replica.engine.fail(next(iter(replica.engine.live)), error, replica.now_s)
+        replica.read()
+    failures = [(view.failure.code, view.failure.untouched) for view in views if view.failure]
+    assert failures == [
+        (pb.Failure.CODE_ENGINE_ERROR, False),
+        (pb.Failure.CODE_ENGINE_ERROR, True),
+        (pb.Failure.CODE_INVALID, False),
+    ]
+    assert replica.is_empty()
+
+
+def test_lost_engine_fails_what_waits_and_another_boot_forgets_handoffs() -> None:
+    """Nobody waits for an engine that is gone, and nobody for KV it has lost."""
+    replica = Replica()
+    held, running, waiting = replica.submit(1), replica.submit(2), replica.submit(3)
+    replica.engine.step(replica.now_s, chosen=lambda call_id: call_id == 1)
+    replica.engine.crash("boot-2", replica.now_s)
+    replica.read()
+    assert held.failure is not None and held.failure.code == pb.Failure.CODE_HANDOFF_LOST
+    assert running.failure is not None and running.failure.code == pb.Failure.CODE_ENGINE_LOST
+    assert waiting.failure is not None and waiting.failure.code == pb.Failure.CODE_ENGINE_LOST
+    assert replica.is_empty()
+
+
+def test_silent_engine_is_noticed() -> None:
+    """30 s, and twice the estimate on top, without an answer."""
+    replica = Replica()
+    view = replica.submit(1, remaining_ms=600_000)
+    replica.pass_time(29.9)
+    assert not view.is_over()
+    replica.pass_time(0.2)
+    assert view.failure is not None and view.failure.code == pb.Failure.CODE_STALLED and replica.is_empty()
+
+
+def test_refusals_name_what_is_wrong() -> None:
+    """Version, phase, block size, length, deadline, drain: each with its reason."""
+    replica = Replica()
+    stale = replica.submit(1, model_version="v2")
+    size = replica.submit(2, block_tokens=8)
+    long = replica.submit(3, [1] * 125)
+    late = replica.submit(4, remaining_ms=0)
+    replica.core.drain()
+    draining = replica.submit(5)
+    found = [
+        (view.refusal.reason, view.refusal.field)
+        for view in (stale, size, long, late, draining)
+        if view.refusal
+    ]
+    assert found == [
+        (pb.Refusal.REASON_STALE_SNAPSHOT, ""),
+        (pb.Refusal.REASON_INVALID, "block_tokens"),
+        (pb.Refusal.REASON_INVALID, "budget.max_output_tokens"),
+        (pb.Refusal.REASON_DEADLINE, ""),
+        (pb.Refusal.REASON_DRAINING, ""),
+    ]
+
+
+def test_adopts_are_not_for_prefill() -> None:
+    """A prefill runs nothing that can be adopted."""
+    replica = Replica()
+    view = replica.reader.open(1, 0)
+    replica.send(adopts=[pb.Adopt(slot=1, request_id="a" * 32, attempt=1)])
+    assert view.refusal is not None and view.refusal.reason == pb.Refusal.REASON_UNKNOWN_REQUEST
+
+
+def test_load_report_tells_the_truth() -> None:
+    """What waits, runs and is held, in requests and tokens."""
+    replica = Replica()
+    for slot in range(1, 4):
+        replica.submit(slot)
+    replica.step()
+    load = replica.core.load_report()
+    assert (load.queued_request_count, load.queued_token_count) == (1, 6)
+    assert (load.running_request_count, load.held_handoff_count) == (1, 1)
+    assert load.engine_ready and load.engine_boot_id == "boot-1"

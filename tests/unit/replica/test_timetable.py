@@ -1,0 +1,54 @@
+"""The timetable against an obvious twin, and the pulse of load reports."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvmesh.replica.pulse import CHANGE_S, IDLE_S, Pulse
+from kvmesh.replica.timetable import Timetable
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_timetable_agrees_with_a_dict(seed: int) -> None:
+    """Whatever is asked and forgotten, what is due comes out once, in order, and not too late."""
+    print(f"seed={seed}")
+    rng = random.Random(seed)
+    timetable: Timetable[int] = Timetable()
+    twin: dict[int, float] = {}
+    now_s = 0.0
+    for _ in range(2000):
+        item, at_s = rng.randrange(30), now_s + rng.random()
+        match rng.randrange(4):
+            case 0 | 1:
+                timetable.by(item, at_s)
+                twin[item] = min(at_s, twin.get(item, at_s))
+            case 2:
+                timetable.forget(item)
+                twin.pop(item, None)
+            case _:
+                now_s += rng.random() * 0.2
+                due = timetable.due(now_s)
+                expected = sorted((at, one) for one, at in twin.items() if at <= now_s)
+                assert sorted(due) == sorted(one for _, one in expected)
+                assert [twin[one] for one in due] == [at for at, _ in expected]
+                for one in due:
+                    del twin[one]
+        assert timetable.next_s() == min(twin.values(), default=None)
+        assert len(timetable) == len(twin)
+    assert len(timetable._heap) <= 64 + 4 * 31 + 2
+
+
+def test_pulse_is_quick_after_a_change_and_slow_without() -> None:
+    """Reports leave at most each 50 ms, and each second when nothing happens; nobody listening hears none."""
+    pulse = Pulse()
+    pulse.touch()
+    assert pulse.next_s() is None and not pulse.take(0.0)
+    pulse.is_heard = True
+    assert pulse.take(10.0)
+    assert pulse.next_s() == 10.0 + IDLE_S
+    pulse.touch()
+    assert pulse.next_s() == 10.0 + CHANGE_S
+    assert not pulse.take(10.0 + CHANGE_S / 2) and pulse.take(10.0 + CHANGE_S)
+    assert not pulse.take(10.1 + CHANGE_S) and pulse.take(10.0 + CHANGE_S + IDLE_S)

@@ -1,0 +1,86 @@
+"""The table from Triton's texts and codes to typed errors."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from engines.reference import errors as engine_texts
+from kvmesh.triton import errors
+from kvmesh.triton.errors import (
+    CallError,
+    EngineBusy,
+    EngineError,
+    EngineLost,
+    EngineStalled,
+    HandoffLost,
+    InvalidRequest,
+)
+
+
+def failed(reason: str) -> str:
+    """Return a fault of the executor, as TensorRT-LLM words it."""
+    return engine_texts.EXECUTOR_FAILED.format(request="r", reason=reason)
+
+
+TEXTS: list[tuple[str, type[CallError]]] = [
+    (engine_texts.MISSING_INPUT.format(field="input_ids"), InvalidRequest),
+    (engine_texts.BAD_VALUE.format(field="temperature", value="nan", allowed=">= 0"), InvalidRequest),
+    (engine_texts.PROMPT_TOO_LONG.format(prompt=9, output=9, limit=10), InvalidRequest),
+    (engine_texts.KV_POOL_TOO_SMALL.format(needed=9, total=8), InvalidRequest),
+    (engine_texts.CONTEXT_PARAMS_MISSING, InvalidRequest),
+    (engine_texts.QUEUE_FULL.format(limit=3), EngineBusy),
+    ("Exceeds maximum queue size", EngineBusy),
+    ("Request timeout expired", EngineBusy),
+    (engine_texts.HANDOFF_MALFORMED.format(reason="truncated or altered"), HandoffLost),
+    (engine_texts.HANDOFF_MISMATCH.format(reason="made for another prompt"), HandoffLost),
+    (engine_texts.SOURCE_NOT_REGISTERED.format(named="a:1", registered="b:2"), HandoffLost),
+    (failed(engine_texts.HANDOFF_UNKNOWN.format(handoff=3, peer="a:1")), HandoffLost),
+    (failed(engine_texts.TRANSFER_FAILED.format(reason="connection refused")), HandoffLost),
+    (
+        "Error encountered while populating response: contextParams must be present in the response",
+        HandoffLost,
+    ),
+    (engine_texts.SHUTTING_DOWN, EngineLost),
+    ("Request for unknown model: 'tensorrt_llm' has no available versions", EngineLost),
+    (
+        "Failed to process the request(s) for model 'tensorrt_llm', message: Stub process is not healthy",
+        EngineLost,
+    ),
+    (engine_texts.ENGINE_FAULT.format(reason="ValueError"), EngineError),
+    (failed("CUDA error: an illegal memory access was encountered"), EngineError),
+    ("something nobody has seen", EngineError),
+]
+
+
+@pytest.mark.parametrize(("text", "kind"), TEXTS)
+def test_text_decides_the_kind(text: str, kind: type[CallError]) -> None:
+    """Every text an engine or Triton writes becomes its type, whatever the case of its letters."""
+    assert type(errors.of_text(text)) is kind
+    assert type(errors.of_text(text.upper())) is kind
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", EngineLost),
+        (grpc.StatusCode.UNAVAILABLE, "", EngineLost),
+        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", EngineBusy),
+        (grpc.StatusCode.NOT_FOUND, "", EngineLost),
+        (grpc.StatusCode.CANCELLED, "", EngineLost),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", EngineStalled),
+        (grpc.StatusCode.INVALID_ARGUMENT, "what", InvalidRequest),
+        (grpc.StatusCode.INTERNAL, "what", EngineError),
+        (grpc.StatusCode.UNKNOWN, "", EngineError),
+    ],
+)
+def test_code_decides_where_the_text_says_nothing(
+    code: grpc.StatusCode, details: str, kind: type[CallError]
+) -> None:
+    """A broken call is typed by its text if that is known, else by its code."""
+    assert type(errors.of_status(code, details)) is kind
+
+
+def test_texts_are_bounded() -> None:
+    """An endless text does not travel on."""
+    assert len(str(errors.of_text("x" * 10_000))) == errors.TEXT_MAX

@@ -1,0 +1,120 @@
+"""The tensors of calls, in and out."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from kvmesh.attach import frames
+from kvmesh.triton.port import EngineCall, Kind
+from kvmesh.triton.tensors import CACHED_SCALARS_MAX, RequestTensors, answer_of, load_of, parameters_of
+
+ALL = frozenset(
+    {
+        "input_ids",
+        "input_lengths",
+        "request_output_len",
+        "streaming",
+        "stop",
+        "end_id",
+        "temperature",
+        "runtime_top_p",
+        "runtime_top_k",
+        "seed",
+        "return_log_probs",
+        "return_perf_metrics",
+        "context_phase_params",
+    }
+)
+
+
+def call(kind: Kind = Kind.CONTEXT_AND_GENERATION, **changes: object) -> EngineCall:
+    """Return a call with a prompt of three tokens."""
+    settings: dict[str, object] = {"max_output_tokens": 5, "seed": 2**64 - 1, "temperature": 0.5, **changes}
+    return EngineCall(kind, "r", frames.pack_ids([7, 8, 9]), **settings)  # type: ignore[arg-type]  # fields by name
+
+
+def values(tensors: RequestTensors, one: EngineCall) -> dict[str, object]:
+    """Return the inputs of a call as numbers, by name; each has a leading batch dimension of 1."""
+    found: dict[str, object] = {}
+    dtypes = {"INT32": "<i4", "BOOL": "?", "FP32": "<f4", "UINT64": "<u8", "UINT8": "u1"}
+    for tensor in tensors.of_call(one):
+        array = np.frombuffer(tensor._get_content(), dtype=dtypes[tensor.datatype()])
+        assert tensor.shape() == [1, array.size]
+        found[tensor.name()] = array.tolist() if array.size > 1 else array[0].item()
+    return found
+
+
+def test_call_carries_what_was_asked() -> None:
+    """Names, types and values are those of the model's contract."""
+    found = values(RequestTensors(ALL), call(top_p=0.5, top_k=3, logprobs=True, end_token_id=2))
+    assert found == {
+        "input_ids": [7, 8, 9],
+        "input_lengths": 3,
+        "request_output_len": 5,
+        "streaming": True,
+        "return_perf_metrics": True,
+        "end_id": 2,
+        "temperature": 0.5,
+        "runtime_top_p": 0.5,
+        "runtime_top_k": 3,
+        "seed": 2**64 - 1,
+        "return_log_probs": True,
+    }
+
+
+def test_only_inputs_the_model_has_are_sent() -> None:
+    """An input not in the model's configuration would be refused by Triton."""
+    least = frozenset({"input_ids", "input_lengths", "request_output_len", "streaming"})
+    assert set(values(RequestTensors(least), call(top_k=3, logprobs=True))) == least
+
+
+def test_handoff_and_its_source_travel_with_generation_only() -> None:
+    """The blob is a tensor, the phase and the source are parameters."""
+    one = call(Kind.GENERATION_ONLY, context_phase_params=b"\x01\xff", kv_peer="a:1")
+    assert values(RequestTensors(ALL), one)["context_phase_params"] == [1, 255]
+    assert parameters_of(one) == {"request_type": "generation_only", "kv_peer": "a:1"}
+    assert parameters_of(call()) is None
+    assert parameters_of(call(Kind.CONTEXT_ONLY)) == {"request_type": "context_only"}
+
+
+def test_cache_of_scalars_is_bounded() -> None:
+    """A client that sends a new temperature each time fills no memory."""
+    tensors = RequestTensors(ALL)
+    for at in range(2 * CACHED_SCALARS_MAX):
+        tensors.of_call(call(temperature=at / 1000))
+    assert len(tensors._scalars) <= CACHED_SCALARS_MAX
+
+
+def response(*outputs: tuple[str, bytes], final: bool = False) -> service_pb2.ModelInferResponse:
+    """Return a response with raw outputs."""
+    message = service_pb2.ModelInferResponse()
+    for name, raw in outputs:
+        message.outputs.add(name=name)
+        message.raw_output_contents.append(raw)
+    message.parameters["triton_final_response"].bool_param = final
+    return message
+
+
+def test_answers_are_read_by_name_whatever_their_order() -> None:
+    """The short way for bare answers and the long one agree."""
+    ids, length = ("output_ids", struct.pack("<2i", 4, -5)), ("sequence_length", struct.pack("<i", 2))
+    for message in (response(ids, length), response(length, ids)):
+        assert answer_of(message) == ((4, -5), (), b"", 0, False)
+    message = response(
+        ("kv_cache_reused_blocks", struct.pack("<i", 3)),
+        ("output_log_probs", struct.pack("<2f", -0.5, -1.0)),
+        ("context_phase_params", b"blob"),
+        ids,
+        final=True,
+    )
+    assert answer_of(message) == ((4, -5), (-0.5, -1.0), b"blob", 3, True)
+    assert answer_of(response(("context_phase_params", b"b"), ids)) == ((4, -5), (), b"b", 0, False)
+
+
+def test_load_report_of_an_engine_is_read() -> None:
+    """Only what matters is taken; unknown keys are ignored."""
+    load = load_of({"boot_id": "b", "blocks_total": 8, "blocks_free": 3, "step_s_ewma": 0.5, "x": 1})
+    assert (load.boot_id, load.blocks_total, load.blocks_free, load.step_s) == ("b", 8, 3, 0.5)
