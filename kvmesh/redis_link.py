@@ -92,6 +92,12 @@ class RedisLink:
         except (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError) as error:
             self._lost(error)
             raise RedisAway(f"Redis at {self.url} is away: {error}") from error
+        except RuntimeError as error:
+            # What uvloop raises on a write to a connection that the peer just closed.
+            if "handler is closed" not in str(error):
+                raise
+            self._lost(error)
+            raise RedisAway(f"Redis at {self.url} is away: {error}") from error
         except ResponseError as error:
             if not str(error).startswith(
                 ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "OOM")

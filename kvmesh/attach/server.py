@@ -144,5 +144,7 @@ async def write_outbox(call: Any, outbox: Any, ready: asyncio.Event, clock: Cloc
         finally:
             if not write.done():
                 write.cancel()
+            elif not write.cancelled():
+                write.exception()  # seen: the reader knows better why the stream ended
         if outbox.waiting_bytes:
             ready.set()

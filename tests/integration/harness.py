@@ -239,7 +239,12 @@ class Mesh:
             held[f"{name} dispatched"] = sum(view.dispatched_request_count for view in router.replicas)
         for name in self.running("prefill", "decode"):
             status = await self.status(name)
-            held[f"{name} slots"] = status.slot_count
+            if name.startswith("prefill"):
+                held[f"{name} slots"] = status.slot_count
+            else:
+                # Finished logs stay adoptable for the orphan time; they hold 4 bytes a token and nothing of the engine.
+                held[f"{name} pending slots"] = status.pending_slot_count
+                held[f"{name} orphans"] = status.orphan_count
             held[f"{name} engine calls"] = status.engine_call_count
             load = status.load_report
             held[f"{name} blocks in use"] = load.block_total_count - load.block_free_count

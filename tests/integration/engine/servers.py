@@ -67,7 +67,7 @@ def launch(directory: Path, *options: str) -> Server:
     directory.mkdir(parents=True, exist_ok=True)
     grpc, http, metrics, kv = free_ports(4)
     log, prefix = directory / "log", f"kvmesh_test_{grpc}_"
-    command = [sys.executable, "-m", "engines.reference.serve", "--arithmetic", "hashed"]
+    command = [sys.executable, "-m", "engines.reference.serve", "--arithmetic=hashed"]
     command += [f"--grpc-port={grpc}", f"--http-port={http}", f"--metrics-port={metrics}", f"--kv-port={kv}"]
     command += [f"--shm-prefix={prefix}", f"--work-dir={directory}", "--die-with-parent", *options]
     with log.open("wb") as output:
