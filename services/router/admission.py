@@ -89,8 +89,9 @@ class Admission:
         """Ask the decode replica for a running attempt."""
         decode = self._replicas.get(adopt.decode_replica)
         if decode is None or decode.role != "decode":
+            # Not REASON_UNKNOWN_REQUEST: a router that just started knows nobody yet, and the frontend shall ask again.
             message = f"decode replica {adopt.decode_replica!r} is not known here"
-            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_NO_REPLICA, message)
             return
         item = Relayed(
             request_id=adopt.request_id,

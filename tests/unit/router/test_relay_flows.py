@@ -1,0 +1,618 @@
+"""The relay step by step: what each message makes it send, in every phase of a request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvmesh import blocks
+from kvmesh.attach.frames import FrameError, pack_ids
+from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.admission import RelayLimits
+from services.router.mirror import PrefixMirror
+from services.router.placement import KappaPolicy
+from services.router.relay import Relay
+from services.router.replicas import Replica
+
+A, B = "a" * 32, "b" * 32
+HANDOFF = b"handoff"
+
+
+class Link:
+    """A link without a wire: the test takes what the relay wrote, and answers."""
+
+    def __init__(self) -> None:
+        self.outbox = UpwardOutbox()
+
+
+class Desk:
+    """One relay, one prefill and two decode replicas, one frontend."""
+
+    def __init__(
+        self, *, prefills: int = 1, queue: int = 8, max_wait_s: float = 60.0, local: int = 0
+    ) -> None:
+        self.now_s = 50.0
+        self.ended: list[str] = []
+        self.policy = KappaPolicy(
+            "router-0",
+            PrefixMirror(),
+            random.Random(5),
+            block_tokens=4,
+            dispatch_ahead_s=0.001,
+            local_prefill_tokens_max=local,
+        )
+        self.relay = Relay(
+            "router-0",
+            "m",
+            4,
+            self.policy,
+            RelayLimits(queue, max_wait_s, 3.0),
+            record=lambda item, outcome, now_s: self.ended.append(outcome),
+        )
+        self.links: dict[str, tuple[Replica, Link]] = {}
+        for index in range(prefills):
+            self.add(f"prefill-{index}", "prefill")
+        for index in range(2):
+            self.add(f"decode-{index}", "decode")
+        self.outbox = DownwardOutbox()
+        self.session = self.relay.open_session(pb.Hello(process_id="f"), self.outbox, self.now_s)
+        self.slot = 0
+
+    def add(self, name: str, role: Any) -> None:
+        replica, link = self.relay.add_replica(name, role, kv_address=f"{name}:9"), Link()
+        replica.connect(link)
+        self.policy.mirror.add(name)
+        self.links[name] = (replica, link)
+        replica.on_attached(link, pb.Hello(), self.now_s)
+
+    def ask(self, **fields: Any) -> None:
+        self.session.on_request(pb.AttachRequest(**fields), self.now_s)
+        self.relay.after_event()
+        self.check()
+
+    def told(self) -> pb.AttachResponse:
+        return self.outbox.take(self.now_s) or pb.AttachResponse()
+
+    def up(self, name: str) -> pb.AttachRequest:
+        return self.links[name][1].outbox.take(self.now_s) or pb.AttachRequest()
+
+    def down(self, name: str, **fields: Any) -> None:
+        replica, link = self.links[name]
+        replica.on_response(link, pb.AttachResponse(**fields), self.now_s)
+        self.check()
+
+    def lose(self, name: str) -> None:
+        replica, link = self.links[name]
+        link.outbox = UpwardOutbox()
+        replica.on_lost(link, "cut", self.now_s)
+        self.check()
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        wake_s = self.relay.next_wake_s()
+        if wake_s is not None and wake_s <= self.now_s:
+            self.relay.on_timer(self.now_s)
+        self.check()
+
+    def check(self) -> None:
+        self.relay.assert_consistent()
+        self.policy.assert_consistent()
+
+    def submit(self, request_id: str = A, tokens: int = 20, **changes: Any) -> int:
+        self.slot += 1
+        ids = pack_ids(range(tokens))
+        submit = pb.Submit(
+            slot=self.slot,
+            request_id=request_id,
+            attempt=1,
+            token_ids=ids,
+            block_hashes=blocks.pack(blocks.chain(ids, 4, "m")),
+            block_tokens=4,
+            model_version="m",
+            credit_position=100,
+            end_token_id=7,
+        )
+        submit.sampling.temperature = 1.0
+        submit.budget.remaining_ms = changes.pop("remaining_ms", 100_000)
+        submit.budget.max_output_tokens = changes.pop("output", 10)
+        submit.budget.priority = changes.pop("priority", 0)
+        if "ttft_ms" in changes:
+            submit.budget.ttft_remaining_ms = changes.pop("ttft_ms")
+        for name, value in changes.items():
+            setattr(submit, name, value)
+        self.ask(submits=[submit])
+        return self.slot
+
+    def placed(self) -> tuple[str, pb.Submit]:
+        """Return the decode replica that was asked, and what it got."""
+        for name in ("decode-0", "decode-1"):
+            if submits := self.up(name).submits:
+                assert len(submits) == 1
+                return name, submits[0]
+        raise AssertionError("nobody was asked")
+
+    def reserved(self, **changes: Any) -> tuple[str, int, int]:
+        """Bring a request to PREFILLING; return the decode replica, its slot, prefill's slot."""
+        self.submit(**changes)
+        decode, submit = self.placed()
+        assert submit.phase == pb.PHASE_GENERATION_ONLY
+        assert not self.up("prefill-0").submits, "prefill starts only when decode holds KV"
+        self.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+        (asked,) = self.up("prefill-0").submits
+        assert asked.phase == pb.PHASE_CONTEXT_ONLY and asked.prefill_estimate_us > 0
+        return decode, submit.slot, asked.slot
+
+    def handed_over(self, **changes: Any) -> tuple[str, int, int]:
+        """Bring a request to TRANSFERRING."""
+        decode, decode_slot, prefill_slot = self.reserved(**changes)
+        self.down("prefill-0", starts=[pb.Start(slot=prefill_slot)])
+        self.down("prefill-0", first_tokens=[first(prefill_slot)])
+        (handoff,) = self.up(decode).handoffs
+        assert handoff == pb.Handoff(
+            slot=decode_slot, context_phase_params=HANDOFF, first_token_count=1, kv_address="prefill-0:9"
+        )
+        return decode, decode_slot, prefill_slot
+
+    def generating(self, **changes: Any) -> tuple[str, int]:
+        """Bring a request to GENERATING."""
+        decode, decode_slot, prefill_slot = self.handed_over(**changes)
+        self.down(decode, transfers=[pb.Transfer(slot=decode_slot)])
+        assert self.cancels("prefill-0") == [(prefill_slot, pb.Cancel.REASON_TRANSFERRED)]
+        return decode, decode_slot
+
+    def cancels(self, name: str) -> list[tuple[int, int]]:
+        return [(cancel.slot, cancel.reason) for cancel in self.up(name).cancels]
+
+    def assert_empty(self) -> None:
+        assert not self.relay.holdings.items
+        assert not self.relay.holdings.live
+        assert not any(replica.slots for replica, _ in self.links.values())
+        assert not any(replica.state.block_reserved for replica, _ in self.links.values())
+        assert not len(self.policy.backlog)
+        assert self.policy.mirror.expected_block_count == 0
+
+
+def first(slot: int, token_id: int = 1, position: int = 0) -> pb.FirstToken:
+    return pb.FirstToken(
+        slot=slot,
+        position=position,
+        token_id=token_id,
+        context_phase_params=HANDOFF,
+        cached_token_count=8,
+        computed_token_count=12,
+        prefill_us=900,
+    )
+
+
+def frame(slot: int, position: int, count: int) -> pb.StepFrame:
+    return pb.StepFrame(
+        slots=[slot],
+        positions=[position],
+        counts=[count],
+        token_ids=pack_ids(range(position, position + count)),
+    )
+
+
+def test_a_request_goes_its_way() -> None:
+    """Accepted, placed, started, first token without the handoff, transferred, tokens, finished."""
+    desk = Desk()
+    slot = desk.submit(explain=True, credit_position=3)
+    told = desk.told()
+    assert [row.slot for row in told.acceptances] == [slot]
+    (placement,) = told.placements
+    assert placement.prefill_replica == "prefill-0" and placement.prompt_block_count == 5
+    assert [one.replica for one in placement.candidates] == ["prefill-0"]
+    decode, submit = desk.placed()
+    assert placement.decode_replica == decode and submit.credit_position == 3
+    assert 99_000 < submit.budget.remaining_ms < 100_000
+    desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+    (asked,) = desk.up("prefill-0").submits
+    desk.down(
+        "prefill-0",
+        acceptances=[pb.Acceptance(slot=asked.slot)],
+        starts=[pb.Start(slot=asked.slot, queue_us=7)],
+    )
+    assert [(row.slot, row.queue_us) for row in desk.told().starts] == [(slot, 7)]
+    desk.down("prefill-0", first_tokens=[first(asked.slot)])
+    told = desk.told()
+    assert [(row.slot, row.token_id, row.context_phase_params) for row in told.first_tokens] == [
+        (slot, 1, b"")
+    ]
+    assert desk.policy.mirror.blocks_of("prefill-0") == 5
+    desk.down(
+        decode, starts=[pb.Start(slot=submit.slot)], transfers=[pb.Transfer(slot=submit.slot, transfer_us=4)]
+    )
+    assert desk.cancels("prefill-0") == [(asked.slot, pb.Cancel.REASON_TRANSFERRED)]
+    told = desk.told()
+    assert [row.transfer_us for row in told.transfers] == [4] and not told.starts
+    desk.down(decode, frame=frame(submit.slot, 1, 2))
+    desk.down(decode, frame=frame(submit.slot, 1, 3))
+    rows = desk.told().frame
+    assert (list(rows.positions), list(rows.counts)) == ([1, 3], [2, 1]), "what is known is not sent again"
+    desk.ask(credit_slots=[slot], credit_positions=[9])
+    sent = desk.up(decode)
+    assert (list(sent.credit_slots), list(sent.credit_positions)) == ([submit.slot], [9])
+    desk.down(
+        decode,
+        frame=frame(submit.slot, 4, 6),
+        finishes=[pb.Finish(slot=submit.slot, end_position=10, reason=pb.Finish.REASON_LENGTH)],
+    )
+    told = desk.told()
+    assert list(told.frame.counts) == [6]
+    assert [(row.slot, row.end_position, row.reason) for row in told.finishes] == [
+        (slot, 10, pb.Finish.REASON_LENGTH)
+    ]
+    desk.assert_empty()
+    assert desk.ended == ["REASON_LENGTH"]
+
+
+@pytest.mark.parametrize(("token_id", "output", "reason"), [(7, 10, "END_TOKEN"), (1, 1, "LENGTH")])
+def test_a_first_token_that_ends_the_request_needs_no_decode(token_id: int, output: int, reason: str) -> None:
+    """Both sides are released without a generation, and the finish follows the token."""
+    desk = Desk()
+    decode, decode_slot, prefill_slot = desk.reserved(output=output)
+    desk.down("prefill-0", first_tokens=[first(prefill_slot, token_id)])
+    told = desk.told()
+    assert len(told.first_tokens) == 1
+    assert [(row.end_position, row.reason) for row in told.finishes] == [
+        (1, pb.Finish.Reason.Value(f"REASON_{reason}"))
+    ]
+    assert desk.cancels(decode) == [(decode_slot, pb.Cancel.REASON_COMPLETE)]
+    assert desk.cancels("prefill-0") == [(prefill_slot, pb.Cancel.REASON_COMPLETE)]
+    desk.assert_empty()
+
+
+def test_without_prefill_decode_runs_the_prompt() -> None:
+    """A local decode: one submit, its start and first token go up, no handoff anywhere."""
+    desk = Desk(prefills=0)
+    slot = desk.submit()
+    decode, submit = desk.placed()
+    assert submit.phase == pb.PHASE_CONTEXT_AND_GENERATION
+    desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)], starts=[pb.Start(slot=submit.slot)])
+    desk.down(
+        decode, first_tokens=[pb.FirstToken(slot=submit.slot, token_id=1)], frame=frame(submit.slot, 1, 9)
+    )
+    told = desk.told()
+    assert told.placements[0].prefill_replica == ""
+    assert len(told.starts) == len(told.first_tokens) == 1 and list(told.frame.positions) == [1]
+    assert told.first_tokens[0].slot == slot
+    desk.down(decode, finishes=[pb.Finish(slot=submit.slot, end_position=10, reason=pb.Finish.REASON_LENGTH)])
+    desk.assert_empty()
+
+
+def test_a_refused_reservation_is_tried_once_elsewhere_and_then_waits() -> None:
+    """The other decode replica is asked at once; when it refuses, too, the request waits a little at its band's head."""
+    desk = Desk()
+    desk.submit()
+    asked = []
+    for _ in range(2):
+        decode, submit = desk.placed()
+        asked.append(decode)
+        desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
+    assert sorted(asked) == ["decode-0", "decode-1"]
+    assert len(desk.relay.queue) == 1
+    desk.wait(0.04)
+    assert not desk.up("decode-0").submits and not desk.up("decode-1").submits
+    desk.wait(0.02)
+    desk.placed()
+    told = desk.told()
+    assert len(told.placements) == 3 and not told.refusals and len(told.acceptances) == 1
+
+
+def test_other_refusals_go_up_and_free_the_other_side() -> None:
+    """Decode's INVALID and prefill's QUEUE_FULL end the attempt with their numbers."""
+    desk = Desk()
+    slot = desk.submit()
+    decode, submit = desk.placed()
+    refusal = pb.Refusal(
+        slot=submit.slot, reason=pb.Refusal.REASON_INVALID, message="too long", field="token_ids"
+    )
+    desk.down(decode, refusals=[refusal])
+    (told,) = desk.told().refusals
+    assert (told.slot, told.reason, told.field) == (slot, pb.Refusal.REASON_INVALID, "token_ids")
+    decode, decode_slot, prefill_slot = desk.reserved(request_id=B)
+    refusal = pb.Refusal(slot=prefill_slot, reason=pb.Refusal.REASON_QUEUE_FULL, retry_after_ms=70)
+    desk.down("prefill-0", refusals=[refusal])
+    assert desk.cancels(decode) == [(decode_slot, pb.Cancel.REASON_SUPERSEDED)]
+    assert [row.retry_after_ms for row in desk.told().refusals] == [70]
+    desk.assert_empty()
+
+
+@pytest.mark.parametrize("phase", ["submit", "reserved", "handed_over", "generating"])
+def test_a_cancel_ends_it_everywhere_in_every_phase(phase: str) -> None:
+    """The reason reaches whoever has a part of it, and nothing is said to the frontend."""
+    desk = Desk()
+    getattr(desk, phase)()
+    asked = {name for name in desk.links if desk.links[name][0].slots}
+    desk.told()
+    desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
+    for name in ("prefill-0", "decode-0", "decode-1"):
+        request = desk.up(name)
+        if phase == "submit":
+            assert not request.submits and not request.cancels, "an unsent submit is taken back"
+        elif name in asked:
+            assert [cancel.reason for cancel in request.cancels] == [pb.Cancel.REASON_CLIENT]
+    assert desk.told() == pb.AttachResponse()
+    desk.assert_empty()
+
+
+@pytest.mark.parametrize("phase", ["submit", "reserved", "handed_over", "generating"])
+def test_a_lost_frontend_orphans_what_runs_and_cancels_the_rest(phase: str) -> None:
+    """Queued work and prefills end at once; a running decode lives for the orphan time, then it is cancelled."""
+    desk = Desk()
+    getattr(desk, phase)()
+    for name in desk.links:
+        desk.up(name)
+    desk.session.on_closed(desk.now_s)
+    desk.check()
+    if phase in ("submit", "reserved"):
+        desk.assert_empty()
+        return
+    assert desk.relay.holdings.orphan_count == 1
+    (decode,) = [name for name in ("decode-0", "decode-1") if desk.links[name][0].slots]
+    desk.down(decode, frame=frame(1, 1, 3))
+    desk.wait(2.9)
+    assert not desk.cancels(decode)
+    desk.wait(0.2)
+    assert desk.cancels(decode) == [(1, pb.Cancel.REASON_ABANDONED)]
+    assert bool(desk.cancels("prefill-0")) == (phase == "handed_over")
+    desk.assert_empty()
+
+
+def test_an_adoption_takes_over_an_orphan_of_this_router() -> None:
+    """The adopt goes down, the old slot's finish ends the orphan, tokens go on at the new one."""
+    desk = Desk()
+    decode, old_slot = desk.generating()
+    desk.session.on_closed(desk.now_s)
+    desk.outbox = DownwardOutbox()
+    desk.session = desk.relay.open_session(pb.Hello(process_id="f"), desk.outbox, desk.now_s)
+    adopt = pb.Adopt(slot=1, request_id=A, attempt=1, position=2, credit_position=9, decode_replica=decode)
+    desk.ask(adopts=[adopt])
+    (sent,) = desk.up(decode).adopts
+    assert (sent.position, sent.credit_position, sent.attempt) == (2, 9, 1) and sent.slot > old_slot
+    desk.down(
+        decode,
+        acceptances=[pb.Acceptance(slot=sent.slot)],
+        frame=frame(sent.slot, 2, 3),
+        finishes=[pb.Finish(slot=old_slot, end_position=4, reason=pb.Finish.REASON_ADOPTED)],
+    )
+    told = desk.told()
+    assert [row.slot for row in told.acceptances] == [1] and list(told.frame.positions) == [2]
+    assert desk.relay.holdings.orphan_count == 0
+    desk.down(decode, finishes=[pb.Finish(slot=sent.slot, end_position=5, reason=pb.Finish.REASON_LENGTH)])
+    assert [row.end_position for row in desk.told().finishes] == [5]
+    desk.assert_empty()
+
+
+def test_an_adoption_while_the_blocks_move_keeps_the_handoff() -> None:
+    """The prefill's slot moves to the adopter and is released when decode says that it has the blocks."""
+    desk = Desk()
+    decode, old_slot, prefill_slot = desk.handed_over()
+    desk.slot += 1
+    desk.ask(adopts=[pb.Adopt(slot=desk.slot, request_id=A, attempt=1, position=1, decode_replica=decode)])
+    (sent,) = desk.up(decode).adopts
+    desk.down(
+        decode,
+        acceptances=[pb.Acceptance(slot=sent.slot)],
+        finishes=[pb.Finish(slot=old_slot, end_position=1, reason=pb.Finish.REASON_ADOPTED)],
+    )
+    assert [row.reason for row in desk.told().finishes] == [pb.Finish.REASON_ADOPTED]
+    assert not desk.cancels("prefill-0")
+    desk.down(decode, transfers=[pb.Transfer(slot=sent.slot)])
+    assert desk.cancels("prefill-0") == [(prefill_slot, pb.Cancel.REASON_TRANSFERRED)]
+
+
+def test_an_adoption_nobody_knows_is_refused() -> None:
+    """By the router for an unknown or unreachable replica, by decode for an unknown request."""
+    desk = Desk()
+    unknown = pb.Refusal.REASON_UNKNOWN_REQUEST
+    adopts = [
+        pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-9"),
+        pb.Adopt(slot=2, request_id=A, attempt=1, decode_replica="prefill-0"),
+        pb.Adopt(slot=3, request_id=A, attempt=1, decode_replica="decode-0"),
+        pb.Adopt(slot=4, request_id=B, attempt=1, decode_replica="decode-1"),
+    ]
+    desk.ask(adopts=adopts)
+    assert [(row.slot, row.reason) for row in desk.told().refusals] == [(1, unknown), (2, unknown)]
+    (sent,) = desk.up("decode-0").adopts
+    desk.down("decode-0", refusals=[pb.Refusal(slot=sent.slot, reason=unknown)])
+    desk.lose("decode-1")
+    assert [(row.slot, row.reason) for row in desk.told().refusals] == [(3, unknown), (4, unknown)]
+    desk.assert_empty()
+
+
+@pytest.mark.parametrize("phase", ["reserved", "handed_over", "generating"])
+def test_a_lost_decode_fails_what_it_had(phase: str) -> None:
+    """The frontend is told whether an engine had it; prefill is freed, at once or when nobody can adopt any more."""
+    desk = Desk()
+    reached: Callable[[], tuple[Any, ...]] = getattr(desk, phase)
+    decode = reached()[0]
+    desk.up("prefill-0")
+    desk.lose(decode)
+    (failure,) = desk.told().failures
+    assert (failure.code, failure.replica) == (pb.Failure.CODE_REPLICA_LOST, decode)
+    assert failure.untouched == (phase == "reserved")
+    if phase == "handed_over":
+        assert not desk.cancels("prefill-0"), "an orphan may be pulling the blocks"
+        desk.wait(3.1)
+    assert [reason for _, reason in desk.cancels("prefill-0")] == {
+        "reserved": [pb.Cancel.REASON_SUPERSEDED],
+        "handed_over": [pb.Cancel.REASON_COMPLETE],
+        "generating": [],
+    }[phase]
+    desk.assert_empty()
+
+
+def test_a_lost_prefill_fails_what_it_had_not_handed_over() -> None:
+    """Before the first token the attempt fails; afterwards decode goes on and will say if it misses the blocks."""
+    desk = Desk()
+    decode, decode_slot, _ = desk.handed_over()
+    desk.told()
+    desk.lose("prefill-0")
+    assert not desk.told().failures
+    desk.down(decode, failures=[pb.Failure(slot=decode_slot, code=pb.Failure.CODE_HANDOFF_LOST)])
+    (failure,) = desk.told().failures
+    assert failure.code == pb.Failure.CODE_HANDOFF_LOST and not failure.untouched
+    desk.links["prefill-0"][0].on_attached(desk.links["prefill-0"][1], pb.Hello(), desk.now_s)
+    decode, decode_slot, prefill_slot = desk.reserved(request_id=B)
+    desk.down("prefill-0", starts=[pb.Start(slot=prefill_slot)])
+    desk.lose("prefill-0")
+    (failure,) = desk.told().failures
+    assert (failure.code, failure.replica, failure.untouched) == (
+        pb.Failure.CODE_REPLICA_LOST,
+        "prefill-0",
+        False,
+    )
+    assert desk.cancels(decode) == [(decode_slot, pb.Cancel.REASON_SUPERSEDED)]
+    desk.assert_empty()
+
+
+def test_a_gap_in_the_log_fails_the_attempt() -> None:
+    """Tokens that are missing, in a frame or at the finish, are never papered over."""
+    for rows in (
+        {"frame": frame(1, 2, 1)},
+        {"finishes": [pb.Finish(slot=1, end_position=5, reason=pb.Finish.REASON_LENGTH)]},
+    ):
+        desk = Desk()
+        decode, decode_slot = desk.generating()
+        assert decode_slot == 1
+        desk.down(decode, **rows)
+        (failure,) = desk.told().failures
+        assert (failure.code, failure.replica) == (pb.Failure.CODE_GAP, decode)
+        assert desk.cancels(decode) == [(1, pb.Cancel.REASON_SUPERSEDED)]
+        desk.assert_empty()
+
+
+def test_a_malformed_frame_ends_the_stream() -> None:
+    """Columns that disagree raise before anything is passed on."""
+    desk = Desk()
+    decode, decode_slot = desk.generating()
+    desk.told()
+    with pytest.raises(FrameError):
+        desk.down(
+            decode, frame=pb.StepFrame(slots=[decode_slot], positions=[1], counts=[2], token_ids=b"1234")
+        )
+    assert desk.told() == pb.AttachResponse()
+
+
+def test_a_higher_attempt_takes_the_place_of_a_lower_one() -> None:
+    """The lower one ends with SUPERSEDED wherever it is; equal and lower ones are refused."""
+    desk = Desk()
+    decode, decode_slot = desk.generating()
+    desk.told()
+    desk.submit(attempt=2, start_position=1)
+    told = desk.told()
+    assert [row.reason for row in told.finishes] == [pb.Finish.REASON_SUPERSEDED]
+    assert desk.up(decode).cancels[0] == pb.Cancel(slot=decode_slot, reason=pb.Cancel.REASON_SUPERSEDED)
+    for attempt in (1, 2):
+        desk.submit(attempt=attempt)
+        assert [row.reason for row in desk.told().refusals] == [pb.Refusal.REASON_SUPERSEDED]
+
+
+def test_what_cannot_be_served_is_refused_before_anything_is_held() -> None:
+    """Deadline, version, blocks, output, replicas, drain: each has its reason, and no replica hears of it."""
+    reasons = pb.Refusal
+    desk = Desk()
+    for changes, reason, field in (
+        ({"remaining_ms": 0}, reasons.REASON_DEADLINE, ""),
+        ({"ttft_ms": 0}, reasons.REASON_DEADLINE, ""),
+        ({"model_version": "old"}, reasons.REASON_STALE_SNAPSHOT, ""),
+        ({"block_tokens": 5, "block_hashes": b"x" * 32}, reasons.REASON_INVALID, "block_tokens"),
+        ({"output": 0}, reasons.REASON_INVALID, "budget.max_output_tokens"),
+    ):
+        desk.submit(**changes)
+        (refusal,) = desk.told().refusals
+        assert (refusal.reason, refusal.field) == (reason, field), changes
+    for name in ("decode-0", "decode-1"):
+        desk.links[name][0].is_listed = False
+    desk.submit()
+    assert [row.reason for row in desk.told().refusals] == [reasons.REASON_NO_REPLICA]
+    desk.relay.drain()
+    desk.submit()
+    assert [row.reason for row in desk.told().refusals] == [reasons.REASON_DRAINING]
+    assert all(desk.up(name) == pb.AttachRequest() for name in desk.links)
+    desk.assert_empty()
+
+
+def test_waiting_ends_by_deadline_or_by_the_queues_patience() -> None:
+    """What is not placed in time is refused; a full queue refuses at once and says when to come again."""
+    desk = Desk(queue=3, max_wait_s=1.0)
+    for name in ("decode-0", "decode-1"):
+        desk.lose(name)
+    for request, changes in (("1", {}), ("2", {"remaining_ms": 500}), ("3", {"ttft_ms": 300}), ("4", {})):
+        desk.submit(request_id=request * 32, **changes)
+    (refusal,) = desk.told().refusals
+    assert (refusal.slot, refusal.reason) == (4, pb.Refusal.REASON_QUEUE_FULL) and refusal.retry_after_ms > 0
+    seen = []
+    for _ in range(12):
+        desk.wait(0.1)
+        seen += [(row.slot, row.reason) for row in desk.told().refusals]
+    assert seen == [
+        (3, pb.Refusal.REASON_DEADLINE),
+        (2, pb.Refusal.REASON_DEADLINE),
+        (1, pb.Refusal.REASON_QUEUE_TIMEOUT),
+    ]
+    desk.assert_empty()
+
+
+def test_higher_priorities_go_first_and_a_resumed_one_at_the_head_of_its_band() -> None:
+    """With one request's room at prefill, the order of release is bands, then first come, resumed ones before."""
+    desk = Desk()
+    desk.reserved(request_id="0" * 32)
+    for name, changes in (("1", {}), ("2", {"priority": 9}), ("3", {"resumed": True, "attempt": 2})):
+        desk.submit(request_id=name * 32, **changes)
+    order = []
+    for _ in range(3):
+        current = max(desk.links["prefill-0"][0].slots)
+        desk.wait(0.01)
+        desk.down("prefill-0", starts=[pb.Start(slot=current)])
+        decode, submit = desk.placed()
+        order.append(submit.request_id[0])
+        desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+        desk.up("prefill-0")
+    assert order == ["2", "3", "1"]
+
+
+def test_a_masked_replica_keeps_its_streams() -> None:
+    """A lost lease keeps new requests away and cuts nothing."""
+    desk = Desk()
+    decode, decode_slot = desk.generating()
+    desk.links[decode][0].is_listed = False
+    other = "decode-1" if decode == "decode-0" else "decode-0"
+    for index in range(4):
+        desk.submit(request_id=f"{index:032x}")
+        desk.wait(0.01)
+    assert not desk.up(decode).submits and desk.up(other).submits
+    desk.down(decode, frame=frame(decode_slot, 1, 2))
+    assert list(desk.told().frame.counts) == [2]
+
+
+def test_a_replica_with_a_new_boot_takes_the_name_and_the_old_one_ends_what_it_has() -> None:
+    """Two processes of one name for a moment: new requests go to the new one."""
+    desk = Desk(prefills=1)
+    decode, decode_slot = desk.generating()
+    old, old_link = desk.links[decode]
+    desk.relay.retire_replica(old)
+    desk.add(decode, "decode")
+    old.on_response(old_link, pb.AttachResponse(frame=frame(decode_slot, 1, 2)), desk.now_s)
+    assert list(desk.told().frame.counts) == [2]
+    old.on_lost(old_link, "gone", desk.now_s)
+    assert [row.code for row in desk.told().failures] == [pb.Failure.CODE_REPLICA_LOST]
+    desk.relay.remove_replica(old, desk.now_s)
+    assert desk.relay.replicas[decode] is desk.links[decode][0]
+    desk.assert_empty()
+
+
+def test_slots_must_ascend_within_a_stream() -> None:
+    """A repeated slot, or one for two purposes, is a broken protocol."""
+    desk = Desk()
+    desk.submit()
+    adopt = pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-0")
+    with pytest.raises(FrameError):
+        desk.ask(adopts=[adopt])
+    with pytest.raises(FrameError):
+        desk.ask(credit_slots=[1], credit_positions=[])
