@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
@@ -37,6 +37,9 @@ from services.frontend.resume_token import ATTEMPT_STRIDE
 from services.frontend.tries import Limits, Tries
 
 CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
+
+ADOPT_AGAIN_S: Final = 0.1
+"""Wait before a router that is still learning who is there is asked again for a running attempt."""
 
 
 class State(enum.Enum):
@@ -258,6 +261,10 @@ class LiveRequest:
         """The submit or the adopt was not taken; nothing is held for it."""
         was_adopting = self.state is State.ADOPTING
         router = self._detach()
+        if self._may_ask_again(row):
+            self._avoid, self._retry_at_s = router, now_s + ADOPT_AGAIN_S
+            self._hub.schedule(self)
+            return
         if self._left():
             return
         if was_adopting:
@@ -286,7 +293,7 @@ class LiveRequest:
         if self.state is State.ENDED:
             return None
         if self.state is State.LEAVING:
-            return self._adopt_until_s
+            return earliest(self._adopt_until_s, self._retry_at_s)
         is_waiting = self.progress.first_token_s is None
         ttft_s = self.order.ttft_deadline_s if is_waiting else None
         return earliest(self.order.deadline_s, ttft_s, self._retry_at_s, self._give_up_s, self._adopt_until_s)
@@ -300,6 +307,8 @@ class LiveRequest:
             if _is_due(self._adopt_until_s, now_s):
                 self._close(self._leave_reason)
                 self._gone()
+            elif _is_due(self._retry_at_s, now_s):
+                self._adopt()
         elif now_s >= order.deadline_s or (
             self.progress.first_token_s is None and _is_due(order.ttft_deadline_s, now_s)
         ):
@@ -309,7 +318,10 @@ class LiveRequest:
             self._again(self._lost_fault, now_s, untouched=False)
         elif _is_due(self._retry_at_s, now_s):
             self._retry_at_s = None
-            self._submit(now_s)
+            if self.state is State.ADOPTING:
+                self._adopt()
+            else:
+                self._submit(now_s)
         elif _is_due(self._give_up_s, now_s):
             error = faults.given_up(faults.NO_ROUTER, len(self.attempts), len(self.progress.ids))
             self._end(End(error=error), now_s)
@@ -359,6 +371,7 @@ class LiveRequest:
 
     def _adopt(self) -> None:
         """Ask for the running attempt, or wait for a router to ask."""
+        self._retry_at_s = None
         peer = self._hub.choose(self.order.affinity, self._avoid)
         if peer is None:
             self._hub.await_router(self)
@@ -386,7 +399,7 @@ class LiveRequest:
         """-> WAITING, the slot being closed: retry if no engine took the attempt, resume if one did, or give up."""
         attempt = self.attempts[-1]
         attempt.fault = fault
-        self.state, self._adopt_until_s = State.WAITING, None
+        self.state, self._adopt_until_s, self._retry_at_s = State.WAITING, None, None
         if not untouched:
             self.progress.count_lost(attempt)
         error = self.tries.spend(
@@ -408,6 +421,14 @@ class LiveRequest:
             self._hub.schedule(self)
         else:
             self._submit(now_s)
+
+    def _may_ask_again(self, row: attach.Refusal) -> bool:
+        """True if an adopt was refused by a router that does not know the replica: it may have just been restarted."""
+        return (
+            self.state in (State.ADOPTING, State.LEAVING)
+            and row.reason == attach.Refusal.REASON_NO_REPLICA
+            and self._lost_fault == faults.ROUTER_LOST
+        )
 
     def _may_outbid(self) -> bool:
         """True if a higher attempt may be another frontend's that resumed from the same token and died."""

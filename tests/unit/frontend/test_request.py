@@ -526,3 +526,53 @@ def test_an_adopt_that_is_answered_by_an_end_leaves_nothing(row: str) -> None:
     mesh.core.assert_consistent()
     assert finish(mesh, client) == ("DEADLINE" if row == "finish" else "LENGTH")
     assert not mesh.core.live.leaving and mesh.core.next_wake_s() is None
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_router_that_does_not_know_the_replica_yet_is_asked_again(leaves: bool) -> None:
+    """A restarted router listens before it is attached to its replicas: that must not cost a prefill."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 10)
+    cut_home(mesh)
+    (router,) = mesh.routers
+    mesh.open(router)
+    for slot in (1, 2, 3):
+        message = router.outbox.take(mesh.now_s)
+        assert message is not None and [adopt.slot for adopt in message.adopts] == [slot]
+        answer = pb.AttachResponse()
+        answer.refusals.add(slot=slot, reason=pb.Refusal.REASON_NO_REPLICA)
+        mesh.core.on_response(router, answer, mesh.now_s)
+        mesh.core.assert_consistent()
+        if leaves and slot == 2:
+            mesh.core.leave(client.request, mesh.now_s)
+        mesh.advance(0.1)
+    if leaves:
+        mesh.settle(2)
+        assert not mesh.runs and not mesh.core.live.leaving
+        return
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert (len(mesh.submits), client.request.adoptions) == (1, 1)
+
+
+def test_a_router_that_never_knows_the_replica_costs_the_orphan_time() -> None:
+    """Asking again ends when the attempt does."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 10)
+    cut_home(mesh)
+    (router,) = mesh.routers
+    mesh.open(router)
+    until_s = mesh.now_s + ORPHAN_S
+    while mesh.now_s < until_s:
+        message = router.outbox.take(mesh.now_s)
+        if message is not None:
+            answer = pb.AttachResponse()
+            for adopt in message.adopts:
+                answer.refusals.add(slot=adopt.slot, reason=pb.Refusal.REASON_NO_REPLICA)
+            mesh.core.on_response(router, answer, mesh.now_s)
+        mesh.advance(0.05)
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert len(mesh.submits) == 2 and mesh.core.next_wake_s() is None

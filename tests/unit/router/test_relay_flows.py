@@ -417,7 +417,9 @@ def test_an_adoption_nobody_knows_is_refused() -> None:
         pb.Adopt(slot=4, request_id=B, attempt=1, decode_replica="decode-1"),
     ]
     desk.ask(adopts=adopts)
-    assert [(row.slot, row.reason) for row in desk.told().refusals] == [(1, unknown), (2, unknown)]
+    # A router that just started knows nobody yet: its frontend asks again, where decode's own answer would end the matter.
+    no_replica = pb.Refusal.REASON_NO_REPLICA
+    assert [(row.slot, row.reason) for row in desk.told().refusals] == [(1, no_replica), (2, no_replica)]
     (sent,) = desk.up("decode-0").adopts
     desk.down("decode-0", refusals=[pb.Refusal(slot=sent.slot, reason=unknown)])
     desk.lose("decode-1")
@@ -568,8 +570,8 @@ def test_higher_priorities_go_first_and_a_resumed_one_at_the_head_of_its_band() 
     order = []
     for _ in range(3):
         current = max(desk.links["prefill-0"][0].slots)
-        desk.wait(0.01)
         desk.down("prefill-0", starts=[pb.Start(slot=current)])
+        desk.wait(0.01)
         decode, submit = desk.placed()
         order.append(submit.request_id[0])
         desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
