@@ -409,7 +409,7 @@ def test_an_adoption_while_the_blocks_move_keeps_the_handoff() -> None:
 def test_an_adoption_nobody_knows_is_refused() -> None:
     """By the router for an unknown or unreachable replica, by decode for an unknown request."""
     desk = Desk()
-    unknown = pb.Refusal.REASON_UNKNOWN_REQUEST
+    unknown, nobody = pb.Refusal.REASON_UNKNOWN_REQUEST, pb.Refusal.REASON_NO_REPLICA
     adopts = [
         pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-9"),
         pb.Adopt(slot=2, request_id=A, attempt=1, decode_replica="prefill-0"),
