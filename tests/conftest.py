@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from kvmesh.child import bound_command
+from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binaries, redis_command
 
 _START_S_MAX = 15.0
@@ -23,10 +24,8 @@ settings.load_profile("kvmesh")
 
 
 def unused_port() -> int:
-    """Return a TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of 127.0.0.1 that was free a moment ago and that no outgoing connection takes."""
+    return next(free_ports("127.0.0.1", 1))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
 from kvmesh.cli.shared_memory import prefix_of
 from kvmesh.config import Engine, MeshConfig
+from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
 
 ENGINE_PORTS: Final = ("grpc", "http", "metrics", "kv")
@@ -112,15 +112,6 @@ def _costs(engine: Engine) -> Iterator[str]:
         for key in ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s"):
             yield f"--{key.replace('_', '-')}"
             yield str(getattr(engine, key))
-
-
-def free_ports(host: str, count: int) -> Iterator[int]:
-    """Return `count` different ports of `host` that nobody listens on now."""
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return iter([probe.getsockname()[1] for probe in probes])
 
 
 def _refuse_taken(host: str, port: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -25,23 +24,12 @@ from kvmesh.cli.processes import processes_of
 from kvmesh.config import MeshConfig, describe
 from kvmesh.decode.v1 import decode_pb2, decode_pb2_grpc
 from kvmesh.inference.v1 import inference_pb2_grpc
+from kvmesh.ports import free_ports
 from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from kvmesh.router.v1 import router_pb2, router_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S_MAX = 60.0
-_ports: set[int] = set()
-
-
-def port() -> int:
-    """Return a port of 127.0.0.1 that is free and was not handed out before."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            found = int(probe.getsockname()[1])
-        if found not in _ports:
-            _ports.add(found)
-            return found
 
 
 async def until(
@@ -109,7 +97,10 @@ class Mesh:
         self._plan()
 
     def _plan(self) -> None:
-        for process in processes_of(self.config, self._config_file, self.folder):
+        processes = processes_of(self.config, self._config_file, self.folder)
+        taken = {int(word) for process in processes for word in process.command if word.isdecimal()}
+        ports = (one for one in free_ports("127.0.0.1", 2 * len(processes) + len(taken)) if one not in taken)
+        for process in processes:
             command = list(process.command)
             if process.role == "engine":
                 command += self._engine_options
@@ -118,7 +109,7 @@ class Mesh:
                 address = f"127.0.0.1:{command[command.index('--port') + 1]}"
             else:
                 # A part that is started again keeps its address.
-                address = f"127.0.0.1:{port()}"
+                address = f"127.0.0.1:{next(ports)}"
                 command[command.index("--listen") + 1] = address
             self.parts[process.name] = Part(
                 process.name, command, address, self.folder / f"{process.name}.log"

@@ -22,7 +22,7 @@ from kvmesh.cli import up as up_module
 from kvmesh.cli.generate import chat, generate
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import Member, MeshBusy, MeshFile, NoMesh, held, read_mesh, write_mesh
-from kvmesh.cli.processes import Process, free_ports, processes_of
+from kvmesh.cli.processes import Process, processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.status import status
 from kvmesh.cli.up import up
@@ -31,6 +31,7 @@ from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
 from kvmesh.metrics import Metrics, exposed
+from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.server import MeshServer
 

@@ -1,0 +1,44 @@
+"""Free TCP ports for processes that must be told theirs."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+FIRST: Final = 10_240
+_EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_EPHEMERAL_FIRST: Final = 32_768
+"""Linux's default, where the kernel does not tell."""
+
+
+def free_ports(host: str, count: int) -> Iterator[int]:
+    """Return `count` different ports of `host` that nobody listens on now.
+
+    They lie below the range from which the kernel takes the ports of outgoing connections: one of that range may be
+    gone before the process that was told it listens. Raises OSError if there are not enough.
+    """
+    candidates = list(range(FIRST, max(FIRST + count, _ephemeral_first())))
+    random.shuffle(candidates)
+    found: list[int] = []
+    for port in candidates:
+        if len(found) == count:
+            break
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        found.append(port)
+    if len(found) < count:
+        raise OSError(f"only {len(found)} of {count} ports of {host} are free")
+    return iter(found)
+
+
+def _ephemeral_first() -> int:
+    try:
+        return int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _EPHEMERAL_FIRST
