@@ -51,7 +51,7 @@ class Progress:
         """Positions [0, credit) may be sent by the attempt that runs."""
         self.first_token_s: float | None = None
         self.cached_tokens: int | None = None
-        """Of the first attempt that told."""
+        """Of the prompt, in the first attempt that told."""
         self.recomputed_tokens = 0
         self._computed_tokens = 0
         """Tokens [0, this) of prompt and output are known to have been computed by some engine."""
@@ -90,7 +90,7 @@ class Progress:
     def count_prompt(self, attempt: Attempt, row: attach.FirstToken) -> None:
         """Count what the attempt's prompt cost."""
         if self.cached_tokens is None:
-            self.cached_tokens = row.cached_token_count
+            self.cached_tokens = min(row.cached_token_count, self._order.prompt_tokens)
         again = min(attempt.context_tokens, self._computed_tokens) - row.cached_token_count
         self.recomputed_tokens += max(0, again)
         self._computed_tokens = max(self._computed_tokens, attempt.context_tokens)

@@ -576,3 +576,17 @@ def test_a_router_that_never_knows_the_replica_costs_the_orphan_time() -> None:
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
     assert len(mesh.submits) == 2 and mesh.core.next_wake_s() is None
+
+
+def test_a_cached_prompt_is_no_longer_than_the_prompt() -> None:
+    """A resumed client's first attempt finds its output in cache, too: that is not the prompt's."""
+    mesh = mesh_of()
+    ids = tuple(oracle(order(LONG).prompt_ids, 60)[:40])
+    client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)
+    mesh.send_up(mesh.routers[0])
+    prompt = client.order.prompt_tokens
+    answer = pb.AttachResponse()
+    answer.first_tokens.add(slot=1, position=40, token_id=whole(client)[40], cached_token_count=prompt + 32)
+    mesh.core.on_response(mesh.routers[0], answer, mesh.now_s)
+    assert client.request.progress.cached_tokens == prompt
+    assert client.request.progress.recomputed_tokens == 40 - 1 - 32
