@@ -15,7 +15,6 @@ from pathlib import Path
 
 PACKAGE = "r-cran-janeaustenr"
 RDB_PATH = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
-COPYRIGHT_PATH = f"usr/share/doc/{PACKAGE}/copyright"
 
 HELD_OUT_STRIDE = 25
 """Of every 25 consecutive stretches one is held out: 4 % of each novel, spread over it."""

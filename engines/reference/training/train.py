@@ -1,6 +1,6 @@
 """Trains tokenizer and decoder from scratch and writes the engine's artefacts.
 
-`python -m engines.reference.training.train --minutes 52` fetches the text,
+`python -m engines.reference.training.train --minutes 31` fetches the text,
 trains within that time and leaves the best checkpoint by held-out loss, in the
 engine's format, under `--output`. It may be stopped at any moment: the output
 holds the best checkpoint so far.
@@ -137,14 +137,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--scratch", type=Path, default=Path("build/training"), help="the package is unpacked here"
     )
-    parser.add_argument("--minutes", type=float, default=52.0, help="wall-clock time of the training")
+    parser.add_argument("--minutes", type=float, default=31.0, help="wall-clock time of the training")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=8, help="windows per step")
     parser.add_argument("--window", type=int, default=384, help="tokens per window")
     parser.add_argument("--dialogue-share", type=float, default=0.3, help="windows that hold dialogues")
     parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--evaluate-every-s", type=float, default=90.0)
     parser.add_argument("--held-out-windows", type=int, default=48, help="of text, and as many of dialogue")
     parser.add_argument("--seed", type=int, default=1)
