@@ -239,7 +239,8 @@ class Engine:
 
     def _on_pulled(self, pull: Pull, data: bytearray) -> None:
         sequence = self._live.get(pull.key)
-        if self._pullers.pop(pull.key, None) is None or sequence is None:
+        self._pullers.pop(pull.key, None)
+        if sequence is None or pull.key not in self.core.scheduler.running:
             return  # cancelled meanwhile: its blocks may be somebody else's by now
         if pull.block_ids:
             shape = (len(pull.block_ids), *self._store.shape[1:])

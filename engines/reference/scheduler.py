@@ -89,6 +89,7 @@ class Scheduler:
                 break
             if not sequence.generated:
                 count = min(budget, sequence.pending)
+                assert count >= 1, "a prompt without anything left to compute"
                 work.append(Work(sequence, sequence.computed, count, count == sequence.pending))
                 budget -= count
         return work

@@ -9,12 +9,13 @@ import numpy.typing as npt
 import pytest
 
 from engines.reference import errors
+from engines.reference.arithmetic import Slice
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore
 from engines.reference.costs import Costs, Schedule
 from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
-from engines.reference.sampling import Sampling
+from engines.reference.sampling import Sampling, choose
 from engines.reference.sequence import Kind, Part, Sequence, Submission
 
 _CONFIG = EngineConfig(
@@ -151,6 +152,55 @@ def test_a_generated_history_is_reused() -> None:
     driver.step()
     perf = driver.answers[4].perf
     assert perf is not None and perf.reused_blocks == 4
+
+
+def test_the_last_prompt_token_is_always_recomputed() -> None:
+    """Its logits are needed: a prompt of whole cached blocks reuses all but the last."""
+    driver, prompt = Driver(_CONFIG), np.arange(12, dtype=np.int32)
+    for key in (2, 4):
+        driver.core.submit(_submission(key, prompt, 1))
+        driver.step()
+    perf = driver.answers[4].perf
+    assert perf is not None and perf.reused_blocks == 2
+    assert (
+        driver.core.counters.prefill_tokens_cached == 8 and driver.core.counters.prefill_tokens_computed == 16
+    )
+
+
+def test_draws_are_keyed_by_the_absolute_position_of_the_drawn_token() -> None:
+    """The first output token of a prompt of n tokens is drawn at position n; a resumed request continues."""
+    driver, prompt = Driver(_CONFIG), np.arange(5, dtype=np.int32)
+    submissions = [_submission(key, prompt, 6) for key in range(1, 21, 2)]
+    for one in submissions:
+        driver.core.submit(one)
+    while driver.step():
+        pass
+    store = _ARITHMETIC.new_store(2, 4)
+    (row,) = _ARITHMETIC.forward([Slice(prompt, 0, np.arange(2, dtype=np.int32), True)], store)
+    assert row is not None
+    for one in submissions:
+        assert driver.answers[one.key].tokens[0] == choose(row, 5, one.sampling)[0]
+    tokens = driver.answers[3].tokens
+    resumed = np.concatenate([prompt, np.array(tokens[:2], dtype=np.int32)])
+    driver.core.submit(replace(submissions[1], key=100, prompt=resumed, output_tokens_max=4))
+    while driver.step():
+        pass
+    assert driver.answers[100].tokens == tokens[2:]
+
+
+def test_only_missing_blocks_are_pulled() -> None:
+    """What the decode side has cached does not cross the network again; the partial last block does."""
+    prefill, decoder, prompt = Driver(_CONFIG), Driver(_CONFIG), np.arange(14, dtype=np.int32)
+    decoder.core.submit(_submission(2, prompt[:9], 1))
+    decoder.step()
+    prefill.core.submit(_submission(4, prompt, 4, Kind.CONTEXT))
+    prefill.step()
+    blob = prefill.answers[4].handoff
+    assert blob is not None
+    decoder.core.submit(replace(_submission(6, prompt, 4, Kind.GENERATION), handoff=decode(blob)))
+    decoder.step()
+    (pull,) = decoder.core.pulls
+    assert pull.first_block == 2 and len(pull.block_ids) == 2
 
 
 def test_prefill_cost_does_not_depend_on_chunks() -> None:

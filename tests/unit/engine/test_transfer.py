@@ -114,7 +114,10 @@ def test_a_puller_that_dies_leaves_the_handoff_held() -> None:
         host, _, port = handoff.address.rpartition(":")
         with socket.create_connection((host, int(port))) as connection:
             ask = transfer._Ask("boot", 1, 0, 64, "digest")
-            transfer._write_message(connection, ask, time.monotonic() + 1.0)
+            deadline_s = time.monotonic() + 2.0
+            transfer._write_message(connection, ask, deadline_s)
+            transfer._read_message(connection, deadline_s)
+            transfer._read(connection, 3 * 64, deadline_s)
         wait_until(lambda: ends == [False], "send given up")
         assert _pull(handoff, 0, 3).shape == (3, 8)
 
