@@ -37,7 +37,7 @@ from kvmesh.triton.errors import CallError
 
 log = logging.getLogger(__name__)
 
-ENGINE_WAIT_S: Final = 15.0
+ENGINE_WAIT_S: Final = 10.0
 """An engine that is not ready by then is missing. `kvmesh up` starts replicas when their engines are ready."""
 
 CANCEL_AGAIN_S: Final = 0.5

@@ -1,0 +1,121 @@
+"""The engine port on a real tritonserver: the contract of every port, the errors, and what is derived from the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmesh.attach import frames
+from kvmesh.clock import MonotonicClock
+from kvmesh.triton.capabilities import Capabilities, ModelFacts, ModelRefused
+from kvmesh.triton.client import TritonClient
+from kvmesh.triton.engine import TritonEngine
+from kvmesh.triton.errors import EngineLost, HandoffLost, InvalidRequest
+from kvmesh.triton.port import EngineCall, Kind
+from tests.conftest import unused_port
+from tests.integration.harness import START_S_MAX, configure, engine_part, running_engine, until
+from tests.integration.harness import _engine_ready as engine_ready
+from tests.unit.triton.contract import CHECKS, Recorder, Rig, call
+
+pytestmark = pytest.mark.mesh
+
+CONFIG = configure(
+    engine={"arithmetic": "hashed", "kv_blocks": 64, "block_tokens": 16, "max_sequence_tokens": 512}
+)
+
+
+@asynccontextmanager
+async def running_port(
+    address: str, kv_events: list[dict[str, Any]]
+) -> AsyncIterator[tuple[Rig, ModelFacts]]:
+    """Yield a port on the engine at `address`, ready."""
+    client = TritonClient(address)
+    facts = await client.facts(role="prefill", model_version=CONFIG.engine.salt, block_tokens=16)
+    sink = Recorder()
+    engine = TritonEngine(client, facts, sink, MonotonicClock(), lambda: None, kv_events.append)
+    running = asyncio.create_task(engine.run())
+    rig = Rig(engine, sink, lambda: None, facts.kv_address)
+    try:
+        await rig.until(lambda: sink.is_ready and sink.load is not None)
+        yield rig, facts
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await engine.close()
+        await client.close()
+
+
+async def test_real_engine_keeps_the_contract(tmp_path: Path) -> None:
+    """Capabilities, the contract shared with the fake, errors and KV events, on one tritonserver."""
+    events: list[dict[str, Any]] = []
+    async with running_engine(CONFIG, tmp_path) as address, running_port(address, events) as (rig, facts):
+        assert facts.capabilities == Capabilities(True, True, True, True, True)
+        assert (facts.tokens_per_block, facts.kv_blocks, facts.max_sequence_tokens) == (16, 64, 512)
+        for check in CHECKS:
+            await check(rig)
+        await _check_errors(rig)
+        await rig.until(lambda: any("events" in message for message in events))
+        assert "snapshot" in events[0]
+        await _check_refusal(address)
+
+
+async def _check_errors(rig: Rig) -> None:
+    """Real texts become their types."""
+    long = await rig.run(101, call(name="long", max_output_tokens=10_000))
+    assert isinstance(long.error, InvalidRequest), long
+    token = EngineCall(Kind.CONTEXT_ONLY, "token", frames.pack_ids([1 << 30]), 4)
+    assert isinstance((await rig.run(102, token)).error, InvalidRequest)
+    bad = call(Kind.GENERATION_ONLY, "bad", context_phase_params=b"nonsense", kv_peer=rig.kv_peer)
+    assert isinstance((await rig.run(103, bad)).error, HandoffLost)
+    context = await rig.run(104, call(Kind.CONTEXT_ONLY, "c"))
+    assert context.first is not None
+    handoff = context.first.context_phase_params
+    evil = call(Kind.GENERATION_ONLY, "evil", context_phase_params=handoff, kv_peer="127.0.0.1:1")
+    assert isinstance((await rig.run(105, evil)).error, HandoffLost)
+    rig.engine.release(handoff)
+
+
+async def _check_refusal(address: str) -> None:
+    """A model of another version is refused with a sentence."""
+    client = TritonClient(address)
+    try:
+        with pytest.raises(ModelRefused, match="model_version"):
+            await client.facts(role="decode", model_version="another", block_tokens=16)
+    finally:
+        await client.close()
+
+
+async def test_dead_engine_is_named_lost() -> None:
+    """Nobody there: a typed error that names the address."""
+    address = f"127.0.0.1:{unused_port()}"
+    client = TritonClient(address)
+    try:
+        with pytest.raises(EngineLost, match=address):
+            await client.wait_ready(0.3)
+        with pytest.raises(EngineLost):
+            await client.facts(role="decode", model_version="v", block_tokens=16)
+    finally:
+        await client.close()
+
+
+async def test_lost_engine_fails_its_calls(tmp_path: Path) -> None:
+    """A tritonserver that dies ends every call with EngineLost, and the sink learns that it is not ready."""
+    part = engine_part(CONFIG, tmp_path, "--step-s", "0.05")
+    part.start()
+    try:
+        await until(lambda: engine_ready(part.address), START_S_MAX, "engine ready")
+        async with running_port(part.address, []) as (rig, _):
+            rig.engine.start(1, call(max_output_tokens=400))
+            await rig.until(lambda: bool(rig.sink.heard(1).ids))
+            await part.end()
+            await rig.until(rig.sink.heard(1).is_over)
+            assert isinstance(rig.sink.heard(1).error, EngineLost)
+            await rig.until(lambda: not rig.sink.is_ready)
+    finally:
+        if part.process is not None:
+            await part.end()
