@@ -11,6 +11,7 @@ from rich.table import Table
 from bench import aims
 from bench.results import Figure, Key, Results
 
+PARTS = (aims.EDGE_PART, aims.MESH_PART, aims.CALL_PART)
 NOTES = "<!-- Below: written by hand, kept when the page is written again. -->"
 TITLES = {
     "floor": "Floor: source and sink, nothing between",
@@ -129,8 +130,14 @@ def sentences(results: Results) -> list[str]:
 
 
 def _share(results: Results, figure: Figure) -> str:
-    """Say how much of a cost per token is transport: the floor of the same case."""
+    """Say where a cost comes from, as far as it was measured: the floor of the same case, or the parts of a delay."""
     case = figure.key.case
+    parts = [results.figures.get(Key(figure.key.scenario, case, name)) for name in PARTS]
+    if figure.key.scenario == "path" and all(parts):
+        told = ", ".join(
+            f"{number(part.median)} {part.key.metric[6:-5]}" for part in parts if part is not None
+        )
+        return f" Of these milliseconds: {told}."
     own = results.figures.get(Key(figure.key.scenario, case, aims.PER_FRAME))
     reading = results.figures.get(Key("floor", case, aims.PER_FRAME))
     writing = results.figures.get(Key("floor", case, aims.FRAME_WRITER))

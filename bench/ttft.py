@@ -1,7 +1,7 @@
 """A neighbour that asks the mesh and Triton in turn: the same kind of request, time to first token of each.
 
 One request at a time; every prompt is new, so no cache helps either side. Run as `python -m bench.ttft`, steered over
-stdin: ask {pairs, prompt} answers both lists in milliseconds.
+stdin: ask {pairs, prompt} answers lists of milliseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -28,22 +28,38 @@ OUTPUT_TOKENS = 4
 TIMEOUT_S = 30.0
 
 
-async def ask_mesh(stub: inference_pb2_grpc.InferenceServiceAsyncStub, prompt: list[int]) -> float:
-    """Return the milliseconds from call to first token; reads the answer to its end."""
+class Seen(NamedTuple):
+    """One first token through the mesh. Milliseconds."""
+
+    client: float
+    """From call to first token, at the client."""
+    frontend: float
+    """From arrival to first token, at the frontend."""
+    prefill: float
+    """From the hand-over to the engine to the first token, at the replica that ran the prompt."""
+
+
+async def ask_mesh(stub: inference_pb2_grpc.InferenceServiceAsyncStub, prompt: list[int]) -> Seen:
+    """Return when the first token was seen where; reads the answer to its end."""
     request = pb.GenerateRequest(
         tokens=pb.TokenPrompt(ids=prompt),
         sampling=pb.Sampling(temperature=0.0),
         limits=pb.Limits(max_output_tokens=OUTPUT_TOKENS),
+        options=pb.GenerateOptions(explain=True),
     )
     started_s, first_s = time.monotonic(), 0.0
+    told = pb.Explanation()
     call = stub.Generate(request, timeout=TIMEOUT_S)
     try:
         async for message in call:
             if not first_s and message.HasField("tokens"):
                 first_s = time.monotonic()
+            elif message.HasField("finished"):
+                told = message.finished.explanation
     finally:
         call.cancel()
-    return (first_s - started_s) * 1000
+    prefill_ms = told.attempts[0].prefill.ToMicroseconds() / 1000
+    return Seen((first_s - started_s) * 1000, told.time_to_first_token.ToMicroseconds() / 1000, prefill_ms)
 
 
 async def ask_triton(client: InferenceServerClient, prompt: list[int]) -> float:
@@ -86,13 +102,19 @@ async def serve(arguments: argparse.Namespace) -> None:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
 
         async def ask(command: Mapping[str, Any]) -> Mapping[str, Any]:
-            mesh_ms, triton_ms = [], []
+            mesh, triton_ms = [], []
             for _ in range(command["pairs"]):
-                mesh_ms.append(await ask_mesh(stub, prompts.random_ids(command["prompt"], draw)))
+                mesh.append(await ask_mesh(stub, prompts.random_ids(command["prompt"], draw)))
                 await asyncio.sleep(draw.uniform(0.005, 0.02))  # not in step with anybody's timer
                 triton_ms.append(await ask_triton(client, prompts.random_ids(command["prompt"], draw)))
                 await asyncio.sleep(draw.uniform(0.005, 0.02))
-            return {"mesh_ms": mesh_ms, "triton_ms": triton_ms}
+            client_ms, frontend_ms, prefill_ms = zip(*mesh, strict=True)
+            return {
+                "client_ms": client_ms,
+                "frontend_ms": frontend_ms,
+                "prefill_ms": prefill_ms,
+                "triton_ms": triton_ms,
+            }
 
         await control.serve_commands({"ask": ask}, {"ready": True})
 

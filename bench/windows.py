@@ -110,7 +110,9 @@ def add_rate_figures(results: Results, scenario: str, case: str, window: Window,
     """Add what a window of short requests at a rate shows."""
     finished = window.counts["finished"]
     if finished < 0.85 * per_s * window.seconds:
-        results.problem(f"{scenario}: {finished / window.seconds:.0f} of {per_s:g} requests/s were finished")
+        results.problem(
+            f"{scenario}, {case}: {finished / window.seconds:.0f} of {per_s:g} requests/s were finished"
+        )
     if finished:
         results.add(scenario, case, aims.PER_REQUEST, "ms", window.cpu_s / finished * 1e3)
         results.add(scenario, case, "share of the core", "%", window.cpu_s / window.seconds * 100)

@@ -63,14 +63,15 @@ def _run_engine(
     time.sleep(1.0)
     results.add(NAME, "idle", aims.IDLE, "MB", accounting.rss_bytes(decode.pid) / 1e6)
     sink = fleet.neighbour(f"sink-{name}", "bench.sink", "--target", decode.address, "--phase", "local")
-    for case in cases:
-        _run_case(results, pace, case, decode, sink)
     if cases[0].step_ms == 20:
         sink.ask("rate", per_s=PER_S, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
         time.sleep(pace.warm_s)
         window = measure([decode.pid], sink, pace.rate_s)
         add_rate_figures(results, NAME, RATE_CASE, window, PER_S)
         check_faults(results, NAME, RATE_CASE, sink)
+        sink.ask("close")
+    for case in cases:
+        _run_case(results, pace, case, decode, sink)
     if not engine.process.is_running():
         results.problem(f"{NAME}: {engine.process.name} died: {engine.process.log_tail()}")
     fleet.stop(sink, decode)

@@ -98,12 +98,20 @@ def _wait_served(client: Process) -> None:
 def _run_ttft(results: Results, probe: Process, pairs: int) -> None:
     probe.ask("ask", pairs=5, prompt=PROMPT_TOKENS)
     answer = probe.ask("ask", pairs=pairs, prompt=PROMPT_TOKENS)
-    mesh, triton = answer["mesh_ms"], answer["triton_ms"]
+    mesh, triton = answer["client_ms"], answer["triton_ms"]
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         through, direct = _quantile(mesh, share), _quantile(triton, share)
         results.add(NAME, TTFT_CASE, f"time to first token through the mesh, {name}", "ms", through)
         results.add(NAME, TTFT_CASE, f"time to first token from Triton, {name}", "ms", direct)
         results.add(NAME, TTFT_CASE, f"added time to first token, {name}", "ms", through - direct)
+    parts = {
+        aims.EDGE_PART: [a - b for a, b in zip(mesh, answer["frontend_ms"], strict=True)],
+        aims.MESH_PART: [a - b for a, b in zip(answer["frontend_ms"], answer["prefill_ms"], strict=True)],
+    }
+    for name, values in parts.items():
+        results.add(NAME, TTFT_CASE, name, "ms", _quantile(values, 0.5))
+    call_ms = _quantile(answer["prefill_ms"], 0.5) - _quantile(triton, 0.5)
+    results.add(NAME, TTFT_CASE, aims.CALL_PART, "ms", call_ms)
 
 
 def _quantile(values: list[float], share: float) -> float:

@@ -56,3 +56,15 @@ def test_an_unknown_scenario_is_named() -> None:
     told = CliRunner().invoke(app(), ["--only", "routr"], env={"COLUMNS": "200"})
     assert told.exit_code == 2
     assert "'routr' is no scenario; allowed are floor, router" in told.output
+
+
+def test_a_missed_delay_says_where_it_comes_from() -> None:
+    """The parts that were measured stand beside the delay that misses its aim."""
+    case = "one request at a time"
+    results = Results({Key("path", case, "added"): Aim(3.0)})
+    results.add("path", case, "added", "ms", 6.0)
+    for name, value in zip(report.PARTS, (1.0, 4.0, 1.0), strict=True):
+        results.add("path", case, name, "ms", value)
+    (line,) = report.sentences(results)
+    assert "Missed by 100%" in line
+    assert "4.00 between frontend and prefill replica" in line
