@@ -79,6 +79,7 @@ class Mesh:
         """Start process `name` with nothing in memory, and its callers' links to it."""
         self.boots += 1
         role = name.partition("-")[0]
+        core: Any
         if role == "prefill":
             limits = PrefillLimits(
                 queue_max_requests=16,

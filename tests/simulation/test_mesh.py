@@ -126,7 +126,9 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
                     assert client.ids == wanted, f"{client.request} ended early as {end.outcome}"
                     whole += 1
                 # Streams keep order here: a gap can only be a side that went on at the wrong position.
-                assert all(attempt.fault != "GAP" for attempt in client.request.attempts), f"{client.request}: a gap"
+                assert all(attempt.fault != "GAP" for attempt in client.request.attempts), (
+                    f"{client.request}: a gap"
+                )
                 ends.append(end.outcome)
                 adoptions += client.request.adoptions
                 resumes += client.request.tries.resumes
