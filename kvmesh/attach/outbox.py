@@ -148,12 +148,16 @@ class UpwardOutbox(Outbox):
 class DownwardOutbox(Outbox):
     """Collects one AttachResponse."""
 
-    __slots__ = ("_hello", "_logprobs", "_message", "_tokens", "row_total")
+    __slots__ = ("_counts", "_hello", "_logprobs", "_message", "_positions", "_slots", "_tokens", "row_total")
 
     def __init__(self, hello: pb.Hello | None = None) -> None:
         super().__init__()
         self._hello = hello
         self._message = pb.AttachResponse()
+        # The frame's columns, as lists: appending to a protobuf field costs three times as much.
+        self._slots: list[int] = []
+        self._positions: list[int] = []
+        self._counts: list[int] = []
         self._tokens: list[bytes] = []
         self._logprobs: list[bytes] | None = None
         self.row_total = 0
@@ -161,11 +165,11 @@ class DownwardOutbox(Outbox):
 
     def tokens(self, slot: int, position: int, token_ids: bytes, logprobs: bytes = b"") -> None:
         """Add a row of the step frame: tokens at [position, position + len(token_ids) / 4) of `slot`."""
-        count = len(token_ids) >> 2
-        frame = self._message.frame
-        frame.slots.append(slot)
-        frame.positions.append(position)
-        frame.counts.append(count)
+        size = len(token_ids)
+        count = size >> 2
+        self._slots.append(slot)
+        self._positions.append(position)
+        self._counts.append(count)
         self._tokens.append(token_ids)
         self.row_total += 1
         if logprobs:
@@ -174,7 +178,10 @@ class DownwardOutbox(Outbox):
             self._logprobs.append(logprobs)
         elif self._logprobs is not None:
             self._logprobs.append(_NAN * count)
-        self._add(len(token_ids) + len(logprobs))
+        was_empty = not self.waiting_bytes
+        self.waiting_bytes += ROW_BYTES + size + len(logprobs)
+        if was_empty:
+            self.on_ready()
 
     def accept(self, slot: int) -> None:
         """Add an acceptance."""
@@ -251,10 +258,15 @@ class DownwardOutbox(Outbox):
             message.hello.CopyFrom(self._hello)
             self._hello = None
         if self._tokens:
-            message.frame.token_ids = b"".join(self._tokens)
-            self._tokens = []
+            frame = message.frame
+            frame.slots.extend(self._slots)
+            frame.positions.extend(self._positions)
+            frame.counts.extend(self._counts)
+            frame.token_ids = b"".join(self._tokens)
+            for column in (self._slots, self._positions, self._counts, self._tokens):
+                column.clear()
             if self._logprobs is not None:
-                message.frame.logprobs = b"".join(self._logprobs)
+                frame.logprobs = b"".join(self._logprobs)
                 self._logprobs = None
         return message
 
