@@ -45,15 +45,15 @@ class Process:
         self.pid = self._child.pid
         self.address = ""
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Send a command and return the answer. Raises BenchError if there is none, or it is an error."""
+    def ask(self, do: str, *, timeout_s: float = ANSWER_TIMEOUT_S, **arguments: Any) -> dict[str, Any]:
+        """Send a command and return the answer. Raises BenchError if there is none in time, or it is an error."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._child.stdin.flush()
         except BrokenPipeError:
             raise BenchError(f"{self.name} is gone: {self.log_tail()}") from None
-        answer = self.read_answer(ANSWER_TIMEOUT_S)
+        answer = self.read_answer(timeout_s)
         if "error" in answer:
             raise BenchError(f"{self.name} could not {do}: {answer['error']}")
         return answer

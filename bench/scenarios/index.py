@@ -7,6 +7,7 @@ from bench.results import Results
 from bench.windows import Pace
 
 NAME = "index"
+LOAD_TIMEOUT_S = 300.0
 DEPTHS = (8, 64, 256)
 SIZES = {"10k": 10_240, "100k": 102_400, "1M": 1_024_000}
 FULL_SIZES = {**SIZES, "10M": 10_240_000}
@@ -20,10 +21,10 @@ def run(results: Results, pace: Pace) -> None:
         with Fleet() as fleet:
             redis_url = fleet.redis()
             writer = fleet.neighbour("replicas", "bench.index_probe")
-            writer.ask("publish", redis=redis_url, blocks=blocks)
+            writer.ask("publish", redis=redis_url, blocks=blocks, timeout_s=LOAD_TIMEOUT_S)
             fleet.stop(writer)
             probe = fleet.neighbour("index", "bench.index_probe", core=TEST_CORE)
-            loaded = probe.ask("load", redis=redis_url, blocks=blocks)
+            loaded = probe.ask("load", redis=redis_url, blocks=blocks, timeout_s=LOAD_TIMEOUT_S)
             case = f"{name} blocks"
             results.add(NAME, case, "memory per block", "bytes", loaded["bytes_per_block"])
             results.add(NAME, case, "longest stall while loading", "ms", loaded["stall_ms"])
