@@ -143,8 +143,7 @@ class Replica:
         self.report = None
         lost = list(self.slots.values())
         self._relay.answers.on_lost(self, lost, reason, now_s)
-        assert not self.slots, f"{self} kept slots of a lost stream"
-        self._unanswered.clear()
+        assert not self.slots and not self._unanswered, f"{self} kept slots of a lost stream"
         self.state = ReplicaState(self.name)
         self._relay.after_event(now_s)
 

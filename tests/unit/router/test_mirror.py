@@ -182,6 +182,37 @@ def test_real_hits_correct_the_index() -> None:
     mirror.assert_consistent()
 
 
+def test_a_cleared_block_in_the_middle_of_other_chains_is_not_jumped_over() -> None:
+    """After a hit showed that an ancestor is missing, long chains are scanned, not bisected, until the next snapshot."""
+    mirror = PrefixMirror()
+    mirror.add("a")
+    chain, branch = list(range(1, 40)), [*range(1, 20), *range(100, 120)]
+    mirror.store("a", [*chain, *branch[19:]])
+    mirror.heal("a", chain, 10)
+    assert mirror.matched(branch) == {"a": 10}
+    list(mirror.load(Snapshot("a", "e", 1, (1, 0), blocks.pack(tuple(branch)))))
+    assert mirror.matched(branch) == {"a": 39}
+
+
+def test_content_of_an_engine_that_is_gone_answers_nothing_while_the_new_is_loaded() -> None:
+    """A load of another epoch hides the old blocks at once, one of the same epoch only when it is complete."""
+    mirror = PrefixMirror()
+    mirror.add("a")
+    list(mirror.load(Snapshot("a", "one", 1, (1, 0), blocks.pack((1, 2, 3)))))
+    fresh = blocks.pack(tuple(range(10_000, 20_000)))
+    same = mirror.load(Snapshot("a", "one", 2, (2, 0), fresh))
+    next(same)
+    assert mirror.matched([1, 2, 3]) == {"a": 3}
+    list(same)
+    assert mirror.matched([1, 2, 3]) == {}
+    other = mirror.load(Snapshot("a", "two", 1, (3, 0), blocks.pack((1, 2))))
+    next(other)
+    assert mirror.matched([10_000]) == {}
+    list(other)
+    assert mirror.matched([1, 2, 3]) == {"a": 2}
+    mirror.assert_consistent()
+
+
 def test_a_dropped_replicas_bit_is_given_away_only_after_the_sweep() -> None:
     """A new replica never inherits blocks of a dead one, swept or not."""
     mirror = PrefixMirror()

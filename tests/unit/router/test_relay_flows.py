@@ -406,10 +406,26 @@ def test_an_adoption_while_the_blocks_move_keeps_the_handoff() -> None:
     assert desk.cancels("prefill-0") == [(prefill_slot, pb.Cancel.REASON_TRANSFERRED)]
 
 
+def test_an_adoption_that_overtakes_the_transfer_releases_the_old_handoff() -> None:
+    """When the adopter hears of the transfer before the old slot's end, prefill is told of it all the same."""
+    desk = Desk()
+    decode, old_slot, prefill_slot = desk.handed_over()
+    desk.slot += 1
+    desk.ask(adopts=[pb.Adopt(slot=desk.slot, request_id=A, attempt=1, position=1, decode_replica=decode)])
+    (sent,) = desk.up(decode).adopts
+    desk.down(
+        decode,
+        acceptances=[pb.Acceptance(slot=sent.slot)],
+        transfers=[pb.Transfer(slot=sent.slot)],
+        finishes=[pb.Finish(slot=old_slot, end_position=1, reason=pb.Finish.REASON_ADOPTED)],
+    )
+    assert desk.cancels("prefill-0") == [(prefill_slot, pb.Cancel.REASON_TRANSFERRED)]
+
+
 def test_an_adoption_nobody_knows_is_refused() -> None:
     """By the router for an unknown or unreachable replica, by decode for an unknown request."""
     desk = Desk()
-    unknown, nobody = pb.Refusal.REASON_UNKNOWN_REQUEST, pb.Refusal.REASON_NO_REPLICA
+    unknown = pb.Refusal.REASON_UNKNOWN_REQUEST
     adopts = [
         pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-9"),
         pb.Adopt(slot=2, request_id=A, attempt=1, decode_replica="prefill-0"),
