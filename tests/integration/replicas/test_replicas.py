@@ -244,8 +244,9 @@ async def _check_drain(pair: Pair) -> None:
     assert await pair.prefill.end(signal.SIGTERM) == 0, pair.prefill.tail()
 
 
-async def test_bad_starts_say_one_sentence_and_exit_with_2(tmp_path: Path, redis_url: str) -> None:
+async def test_bad_starts_say_one_sentence_and_exit_with_2(tmp_path: Path) -> None:
     """A missing engine, an unreadable configuration: the sentence names the culprit, the exit status is 2."""
+    redis_url = "redis://127.0.0.1:1"  # neither gets as far as Redis
     missing = service("decode", f"127.0.0.1:{unused_port()}", redis_url, tmp_path)
     broken = tmp_path / "broken.toml"
     broken.write_text("[decode]\nslots_maximum = 3\n")

@@ -446,6 +446,26 @@ def test_malformed_handoffs_and_credits_end_the_stream() -> None:
         replica.session.on_request(pb.AttachRequest(credit_slots=[1]), replica.now_s)
 
 
+def test_frames_gather_a_step_and_never_mix_two() -> None:
+    """A frame waits for the step's other slots; who reports again sends what is there first."""
+    replica = Replica(DecodeLimits(gather_max_s=1.0))
+    ahead, behind = replica.submit(1, LOCAL, output=20), replica.submit(2, LOCAL, output=20)
+    replica.engine.step(replica.now_s)
+    replica.read()
+    for made, sent in ((2, 1), (3, 2)):
+        replica.engine.step(replica.now_s, chosen=lambda call_id: call_id == 1)
+        replica.read()
+        assert replica.core.holdings.slots[_only(replica, 1)].log.end == made and len(ahead.ids) == sent
+    replica.engine.step(replica.now_s, chosen=lambda call_id: call_id == 2)
+    replica.read()
+    assert (len(ahead.ids), len(behind.ids)) == (3, 2)
+    assert replica.reader.frame_total == 2
+
+
+def _only(replica: Replica, number: int) -> str:
+    return replica.session.slots[number].request_id
+
+
 def test_load_report_tells_the_truth_and_follows_changes() -> None:
     """On opening, 50 ms after a change, and each second."""
     replica = Replica()
