@@ -250,7 +250,9 @@ class Submit(_message.Message):
     RESUMED_FIELD_NUMBER: _builtins.int
     PREFILL_ESTIMATE_US_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
-    """Slot the answer will name. Range: 1 to 4,294,967,295, ascending within the stream."""
+    """Slot the answer will name. Range: 1 to 4,294,967,295. Submits ascend within the stream, and so do adopts; one message
+    may carry an adopt with a higher slot than a submit, because adopts are applied first.
+    """
     request_id: _builtins.str
     """Identity of the request, the same in all attempts: 32 lower-case hexadecimal digits."""
     attempt: _builtins.int
@@ -409,7 +411,7 @@ class Adopt(_message.Message):
     CREDIT_POSITION_FIELD_NUMBER: _builtins.int
     DECODE_REPLICA_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
-    """New slot of this stream. The rules of Submit.slot hold."""
+    """New slot of this stream. The rules of `Submit.slot` hold."""
     request_id: _builtins.str
     """Request to take over."""
     attempt: _builtins.int

@@ -74,8 +74,8 @@ class GenerateRequest(_message.Message):
     history: a continued conversation sends all its messages.
     """
     idempotency_key: _builtins.str
-    """Names this request for the client: two requests of one tenant with equal keys are one request. At most 128
-    characters. Empty: none.
+    """Names this request for the client, so that two executions of it can be told from two requests. At most 128
+    characters. Empty: none. This version checks its length only; it does not yet join two executions.
     """
     model: _builtins.str
     """Model to use. Empty: the model the mesh serves; another name than that is INVALID_ARGUMENT."""

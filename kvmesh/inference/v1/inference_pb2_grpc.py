@@ -53,7 +53,8 @@ class InferenceServiceServicer:
         2. Then come `tokens`, in order of position, without gap or repeat; text is never cut inside a character.
         3. The last response is `finished`; the status is OK. A request that could not be served ends with a status and
         google.rpc details instead: INVALID_ARGUMENT (BadRequest names field, value and range), RESOURCE_EXHAUSTED and
-        UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, INTERNAL. ErrorInfo.reason is stable; the text is not.
+        UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), INTERNAL.
+        ErrorInfo.reason is stable; the text is not.
         4. The deadline is gRPC's own. When it passes, the engine stops too.
         5. Cancelling the call stops the engine; what was streamed is charged.
         """
