@@ -87,7 +87,7 @@ def _measure(names: list[str], pace: Pace, results: Results, console: Console) -
                 try:
                     SCENARIOS[name](results, pace)
                 except BenchError as error:
-                    results.problem(f"{name}: {error}")
+                    results.problem(name, str(error))
                 progress.advance(task)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,7 @@ class Process:
             )
         self.pid = self._child.pid
         self.address = ""
+        self.metrics_address = ""
 
     def ask(self, do: str, *, timeout_s: float = ANSWER_TIMEOUT_S, **arguments: Any) -> dict[str, Any]:
         """Send a command and return the answer. Raises BenchError if there is none in time, or it is an error."""
@@ -78,6 +80,17 @@ class Process:
             if not chunk:
                 raise BenchError(f"{self.name} ended: {self.log_tail()}")
             self._buffer += chunk
+
+    def metric(self, name: str) -> float:
+        """Return one series of a service's metrics. Raises BenchError if it has none of that name."""
+        with urllib.request.urlopen(
+            f"http://{self.metrics_address}/metrics", timeout=ANSWER_TIMEOUT_S
+        ) as answer:
+            for line in answer.read().decode().splitlines():
+                series, _, value = line.rpartition(" ")
+                if series == name:
+                    return float(value)
+        raise BenchError(f"{self.name} exports no {name}")
 
     def is_running(self) -> bool:
         """True until the process ended."""
@@ -157,7 +170,8 @@ class Fleet:
         command = [sys.executable, "-m", f"services.{role}", "--config", str(config), "--id", name]
         command += ["--listen", "127.0.0.1:0", "--redis", redis_url, *options]
         process = self.start(name, command, core)
-        process.address = process.read_answer(START_TIMEOUT_S)["address"]
+        ready = process.read_answer(START_TIMEOUT_S)
+        process.address, process.metrics_address = ready["address"], ready["metrics_address"]
         return process
 
     def redis(self) -> str:

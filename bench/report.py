@@ -35,8 +35,9 @@ def number(value: float) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    """Return "met", "missed" or nothing."""
-    return {None: "", True: "met", False: "missed"}[figure.is_met]
+    """Return "met", "missed" or nothing; with a question mark where the load was not what the case says."""
+    told = {None: "", True: "met", False: "missed"}[figure.is_met]
+    return told + "?" * figure.is_doubtful
 
 
 def tables(results: Results) -> list[Table]:
@@ -119,6 +120,11 @@ def sentences(results: Results) -> list[str]:
             continue
         name = f"{figure.key.scenario}, {figure.key.case}, {figure.key.metric}"
         value, limit = f"{number(figure.median)} {figure.unit}", f"{number(figure.aim.limit)} {figure.unit}"
+        if figure.is_doubtful:
+            lines.append(
+                f"- **Not judged**: {name}: {value}, aim at most {limit}; the load was not what it should be."
+            )
+            continue
         if figure.is_met:
             lines.append(f"- Met: {name}: {value}, aim at most {limit}.")
             continue

@@ -34,6 +34,8 @@ class Figure:
     unit: str
     values: list[float] = field(default_factory=list)
     aim: Aim | None = None
+    is_doubtful: bool = False
+    """True if the load was not what the case says: see the problems."""
 
     @property
     def median(self) -> float:
@@ -56,6 +58,7 @@ class Figure:
             "values": self.values,
             "aim_max": None if self.aim is None else self.aim.limit,
             "met": self.is_met,
+            "doubtful": self.is_doubtful,
         }
 
 
@@ -67,19 +70,27 @@ class Results:
         self.problems: list[str] = []
         """What could not be measured, or was measured under a load generator that could not keep up."""
         self._aims = aims or {}
+        self._doubted: set[tuple[str, str]] = set()
 
     def add(self, scenario: str, case: str, metric: str, unit: str, value: float) -> None:
         """Add one value of one repeat."""
         key = Key(scenario, case, metric)
         figure = self.figures.get(key)
         if figure is None:
-            figure = self.figures[key] = Figure(key, unit, aim=self._aims.get(key))
+            is_doubtful = (scenario, case) in self._doubted
+            figure = self.figures[key] = Figure(key, unit, [], self._aims.get(key), is_doubtful)
         figure.values.append(value)
 
-    def problem(self, text: str) -> None:
-        """Note a problem once."""
-        if text not in self.problems:
-            self.problems.append(text)
+    def problem(self, scenario: str, text: str, case: object = None) -> None:
+        """Note a problem once. `case`: its figures are doubtful, in all repeats."""
+        told = f"{scenario}: {text}" if case is None else f"{scenario}, {case}: {text}"
+        if told not in self.problems:
+            self.problems.append(told)
+        if case is None:
+            return
+        self._doubted.add((scenario, str(case)))
+        for key, figure in self.figures.items():
+            figure.is_doubtful |= key[:2] in self._doubted
 
     def of(self, scenario: str) -> list[Figure]:
         """Return the figures of one scenario."""

@@ -36,6 +36,10 @@ CASES = (
 QUICK_CASES = (Case(256, 50), Case(1, 20), Case(64, 20))
 
 
+LATE_SHARE_MAX = 0.1
+"""Steps of a source that may begin a quarter of a step late; with more, frames pile up and look cheap."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How long things take."""
@@ -96,11 +100,11 @@ def add_stream_figures(
     frames = window.counts["frames"] if frames_in is None else frames_in
     rows = window.counts["rows"]
     if not tokens or not frames:
-        results.problem(f"{scenario}, {case}: no token arrived in the window")
+        results.problem(scenario, "no token arrived in the window", case)
         return
     expected = case.streams / case.step_ms * 1000 * window.seconds
     if tokens < 0.97 * expected:
-        results.problem(f"{scenario}, {case}: {tokens / expected:.0%} of the paced tokens arrived")
+        results.problem(scenario, f"{tokens / expected:.0%} of the paced tokens arrived", case)
     results.add(scenario, str(case), aims.PER_TOKEN, "us", window.cpu_s / tokens * 1e6)
     results.add(scenario, str(case), aims.PER_FRAME, "us", window.cpu_s / frames * 1e6)
     results.add(scenario, str(case), aims.ROWS, "rows", rows / frames)
@@ -111,7 +115,7 @@ def add_rate_figures(results: Results, scenario: str, case: str, window: Window,
     finished = window.counts["finished"]
     if finished < 0.85 * per_s * window.seconds:
         results.problem(
-            f"{scenario}, {case}: {finished / window.seconds:.0f} of {per_s:g} requests/s were finished"
+            scenario, f"{finished / window.seconds:.0f} of {per_s:g} requests/s were finished", case
         )
     if finished:
         results.add(scenario, case, aims.PER_REQUEST, "ms", window.cpu_s / finished * 1e3)
@@ -128,12 +132,11 @@ def check_source(
 ) -> None:
     """Note a source that could not hold its rate, or that was held back by missing credit, since `earlier`."""
     grown = _growth(earlier, source.ask("counters"))
-    if grown["late_steps"] > 0.1 * max(1.0, grown["steps"]):
-        results.problem(
-            f"{scenario}, {case}: {source.name} began {grown['late_steps'] / grown['steps']:.0%} of its steps late"
-        )
+    late = grown["late_steps"] / max(1.0, grown["steps"])
+    if late > LATE_SHARE_MAX:
+        results.problem(scenario, f"{source.name} began {late:.0%} of its steps late", case)
     if grown["stalls"] > 0.01 * max(1.0, grown["tokens"]):
-        results.problem(f"{scenario}, {case}: credit held back {grown['stalls']:.0f} tokens of {source.name}")
+        results.problem(scenario, f"credit held back {grown['stalls']:.0f} tokens of {source.name}", case)
 
 
 def check_faults(results: Results, scenario: str, case: object, load: Process) -> None:
@@ -141,7 +144,7 @@ def check_faults(results: Results, scenario: str, case: object, load: Process) -
     counters: dict[str, Any] = load.ask("counters")
     if counters["failed"]:
         results.problem(
-            f"{scenario}, {case}: {counters['failed']} requests failed, first: {counters['faults'][0]}"
+            scenario, f"{counters['failed']} requests failed, first: {counters['faults'][0]}", case
         )
 
 

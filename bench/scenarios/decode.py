@@ -73,7 +73,7 @@ def _run_engine(
     for case in cases:
         _run_case(results, pace, case, decode, sink)
     if not engine.process.is_running():
-        results.problem(f"{NAME}: {engine.process.name} died: {engine.process.log_tail()}")
+        results.problem(NAME, f"{engine.process.name} died: {engine.process.log_tail()}")
     fleet.stop(sink, decode)
 
 

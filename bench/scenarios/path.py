@@ -68,7 +68,7 @@ def run(results: Results, pace: Pace) -> None:
         _run_ttft(results, probe, 30 if pace.is_quick else PAIRS)
         fleet.stop(probe)
         for case in QUICK_CASES if pace.is_quick else CASES:
-            _run_case(results, pace, case, client, meters)
+            _run_case(results, pace, case, client, decode, meters)
 
 
 def _replica(fleet: Fleet, role: str, config: Path, redis_url: str, engine: str) -> Process:
@@ -119,27 +119,30 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def _run_case(
-    results: Results, pace: Pace, case: Case, client: Process, meters: dict[str, Callable[[], int]]
+    results: Results,
+    pace: Pace,
+    case: Case,
+    client: Process,
+    decode: Process,
+    meters: dict[str, Callable[[], int]],
 ) -> None:
     client.ask("open", streams=case.streams, prompt=PROMPT_TOKENS, tokens=OUTPUT_TOKENS)
     time.sleep(pace.warm_s)
-    before, first, started_s = (
-        {who: read() for who, read in meters.items()},
-        client.ask("counters"),
-        time.monotonic(),
-    )
+    rows, flushes = decode.metric("kvmesh_decode_sent_tokens"), decode.metric("kvmesh_decode_gather_flushes")
+    before, first = {who: read() for who, read in meters.items()}, client.ask("counters")
+    started_s = time.monotonic()
     time.sleep(pace.window_s)
-    after, last, ended_s = (
-        {who: read() for who, read in meters.items()},
-        client.ask("counters"),
-        time.monotonic(),
-    )
+    after, last = {who: read() for who, read in meters.items()}, client.ask("counters")
+    ended_s = time.monotonic()
+    rows = decode.metric("kvmesh_decode_sent_tokens") - rows
+    flushes = decode.metric("kvmesh_decode_gather_flushes") - flushes
     tokens = last["tokens"] - first["tokens"]
     messages = last["frames"] - first["frames"]
     if not tokens:
-        results.problem(f"{NAME}, {case}: no token arrived in the window")
+        results.problem(NAME, "no token arrived in the window", case)
         return
     results.add(NAME, str(case), "tokens per second", "tokens/s", tokens / (ended_s - started_s))
+    results.add(NAME, str(case), aims.ROWS, "rows", rows / (flushes or 1))
     results.add(NAME, str(case), "tokens per client message", "tokens", tokens / messages)
     for who in meters:
         results.add(

@@ -31,10 +31,10 @@ def test_the_median_is_judged() -> None:
 def test_the_page_says_what_misses_and_keeps_the_notes() -> None:
     """The page names each missed aim with its excess, and ends with the notes it was given."""
     results = filled()
-    results.problem("the source was late")
+    results.problem("index", "the source was late", "b")
     text = report.page(results, {"cpu": "x"}, "python -m bench", 60.0, "\nBecause of this.\n")
     assert "**Missed by 20%**: router, a, missed: 12.0 us, aim at most 10.0 us." in text
-    assert "- the source was late" in text
+    assert "- index, b: the source was late" in text
     assert text.endswith(f"{report.NOTES}\nBecause of this.\n")
 
 
@@ -68,3 +68,13 @@ def test_a_missed_delay_says_where_it_comes_from() -> None:
     (line,) = report.sentences(results)
     assert "Missed by 100%" in line
     assert "4.00 between frontend and prefill replica" in line
+
+
+def test_figures_under_a_wrong_load_are_not_judged() -> None:
+    """A source that is late makes frames cheap: such a case is neither met nor missed, in any repeat."""
+    results = filled()
+    results.problem("router", "decode-0 began 40% of its steps late", "a")
+    results.add("router", "a", "other", "us", 1.0)
+    assert all(figure.is_doubtful for figure in results.of("router"))
+    assert not any(figure.is_doubtful for figure in results.of("index"))
+    assert {line.partition(":")[0] for line in report.sentences(results)} == {"- **Not judged**"}
