@@ -87,7 +87,7 @@ async def serving_frontend(**section: Any) -> AsyncIterator[Serving]:
     try:
         yield Serving(frontend, address, channel, inference_pb2_grpc.InferenceServiceStub(channel))
     finally:
-        await channel.close()
+        await channel.close(None)
         links.cancel()
         await asyncio.gather(links, return_exceptions=True)
         await frontend.server.grpc.stop(0)

@@ -50,7 +50,7 @@ async def test_bad_input_is_refused_by_name(
     serving: Serving, pool: Pool, data: Callable[[], bytes], field: str, value: str, allowed: str
 ) -> None:
     """The status says what to repair, and nothing behind the frontend is touched."""
-    generate = serving.channel.unary_stream("/kvmesh.inference.v1.InferenceService/Generate")
+    generate = serving.channel.unary_stream("/kvmesh.inference.v1.InferenceService/Generate", None, None)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in generate(data()):
             pass

@@ -31,7 +31,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 async def test_members_appear_change_and_leave(redis_server: Any) -> None:
     """A registration is seen by nudge, its changes too, and a deregistration removes it at once."""
-    link, seen = RedisLink(redis_server.url), []
+    link, seen = RedisLink(redis_server.url), list[Any]()
     one, two = Registration(link, "m", member("a")), Registration(link, "m", member("b"))
     membership = Membership(link, "m", seen.append)
     async with asyncio.TaskGroup() as tasks:

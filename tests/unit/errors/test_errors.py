@@ -14,7 +14,7 @@ def rpc_error(error: MeshError) -> grpc.aio.AioRpcError:
     """Return what a client sees of `error`."""
     status = errors.to_status(error)
     trailers = grpc.aio.Metadata(*((key, value) for key, value in status.trailing_metadata))
-    return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailers, status.details)
+    return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailers, status.details, None)
 
 
 @pytest.mark.parametrize("reason", TABLE)
@@ -52,7 +52,9 @@ def test_details_stay_small_however_much_is_wrong() -> None:
 def test_a_foreign_error_has_no_reason() -> None:
     """A status without our details is read as what it is."""
     read = errors.from_rpc_error(
-        grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
+        grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone", None
+        )
     )
     assert (read.code, read.reason, read.message) == (grpc.StatusCode.UNAVAILABLE, "", "gone")
 

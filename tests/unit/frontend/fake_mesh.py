@@ -36,7 +36,7 @@ def next_token(history: bytes) -> int:
 
 def oracle(prompt: bytes, max_output_tokens: int) -> list[int]:
     """Return the whole output of `prompt`."""
-    history, ids = prompt, []
+    history, ids = prompt, list[int]()
     while len(ids) < max_output_tokens:
         ids.append(next_token(history))
         history += frames.pack_ids(ids[-1:])

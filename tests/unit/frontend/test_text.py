@@ -22,7 +22,7 @@ TOKENIZER = ModelTokenizer.load(MODEL)
 LIBRARY = Tokenizer.from_str((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
 TEXT_IDS = sorted(set(range(TOKENIZER.vocab_size)) - TOKENIZER.special_ids)
 
-texts = st.text(st.characters(exclude_categories=("Cs",)))
+texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(texts)

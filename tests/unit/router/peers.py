@@ -644,7 +644,7 @@ class World:
     def settle(self) -> None:
         """Deliver everything until nothing moves."""
         for _ in range(10_000):
-            moved = [wire.move() for wire in [*self.links, *self.streams]]
+            moved = [link.move() for link in self.links] + [stream.move() for stream in self.streams]
             if not any(moved):
                 return
         raise AssertionError("the wires never fall silent")
