@@ -9,14 +9,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
 from kvmesh.attach.outbox import UpwardOutbox
-from kvmesh.attach.server import OutboxStuck, write_outbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
+from kvmesh.attach.writer import OutboxStuck, Writer
 from kvmesh.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -114,28 +114,25 @@ class AttachLink:
 
     async def _serve(self) -> str:
         channel = self._open_channel(self.address)
-        writer: asyncio.Task[None] | None = None
-        reader: asyncio.Task[str] | None = None
+        tasks: list[asyncio.Task[Any]] = []
         call = None
         try:
             call = attach_pb2_grpc.AttachServiceStub(channel).Attach()  # type: ignore[call-arg]  # stubs lack the writing form
-            self._ready.set()
-            writer = asyncio.create_task(
-                write_outbox(call, self.outbox, self._ready, self._clock), name=f"attach-write:{self.name}"
-            )
-            reader = asyncio.create_task(self._read(call), name=f"attach-read:{self.name}")
-            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            writer = Writer(call.write, self.outbox, self._clock)
+            reading = asyncio.create_task(self._read(call), name=f"attach-read:{self.name}")
+            writing = asyncio.create_task(writer.run(), name=f"attach-write:{self.name}")
+            watching = asyncio.create_task(writer.watch(), name=f"attach-watch:{self.name}")
+            tasks = [reading, writing, watching]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if watching in done:
+                await watching
             # The reader knows the status of a broken stream, the writer only that it broke.
-            if reader not in done:
+            if reading not in done:
                 call.cancel()
-                error = writer.exception()
-                if isinstance(error, OutboxStuck):
-                    raise error
-            return await reader
+            return await reading
         finally:
             if call is not None:
                 call.cancel()
-            tasks = [task for task in (writer, reader) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -28,13 +28,17 @@ def _nothing() -> None:
 class Outbox:
     """Counts what waits and tells when the peer stopped reading.
 
-    `on_ready` is called when the outbox turns from empty to not empty; a shell sets it to wake its writer.
+    `on_ready` is called when the first row that somebody waits for is added, `on_lazy` when an empty outbox gets one that
+    nobody waits for; a shell sets both to wake its writer, now or a little later.
     """
 
-    __slots__ = ("_full_since_s", "on_ready", "waiting_bytes")
+    __slots__ = ("_full_since_s", "is_urgent", "on_lazy", "on_ready", "waiting_bytes")
 
     def __init__(self) -> None:
         self.on_ready: Callable[[], None] = _nothing
+        self.on_lazy: Callable[[], None] = _nothing
+        self.is_urgent = False
+        """True while a row waits that somebody waits for."""
         self.waiting_bytes = 0
         self._full_since_s: float | None = None
 
@@ -52,13 +56,20 @@ class Outbox:
         return self.waiting_bytes > HARD_BYTES or now_s - self._full_since_s >= STUCK_S
 
     def _add(self, variable_bytes: int = 0) -> None:
-        was_empty = self.waiting_bytes == 0
+        self.waiting_bytes += ROW_BYTES + variable_bytes
+        if not self.is_urgent:
+            self.is_urgent = True
+            self.on_ready()
+
+    def _add_lazy(self, variable_bytes: int = 0) -> None:
+        was_empty = not self.waiting_bytes
         self.waiting_bytes += ROW_BYTES + variable_bytes
         if was_empty:
-            self.on_ready()
+            self.on_lazy()
 
     def _taken(self) -> None:
         self.waiting_bytes = 0
+        self.is_urgent = False
         self._full_since_s = None
 
 
@@ -117,7 +128,10 @@ class UpwardOutbox(Outbox):
         if self._submits.pop(slot, None) is not None or self._adopts.pop(slot, None) is not None:
             return True
         self._cancels[slot] = reason
-        self._add()
+        if reason == pb.Cancel.REASON_TRANSFERRED:
+            self._add_lazy()
+        else:
+            self._add()
         return False
 
     def take(self, now_s: float) -> pb.AttachRequest | None:
@@ -178,25 +192,28 @@ class DownwardOutbox(Outbox):
             self._logprobs.append(logprobs)
         elif self._logprobs is not None:
             self._logprobs.append(_NAN * count)
-        was_empty = not self.waiting_bytes
         self.waiting_bytes += ROW_BYTES + size + len(logprobs)
-        if was_empty:
+        if not self.is_urgent:
+            self.is_urgent = True
             self.on_ready()
 
-    def accept(self, slot: int) -> None:
-        """Add an acceptance."""
+    def accept(self, slot: int, *, urgent: bool = True) -> None:
+        """Add an acceptance; `urgent` if the caller goes on only when it has it."""
         self._message.acceptances.add(slot=slot)
-        self._add()
+        if urgent:
+            self._add()
+        else:
+            self._add_lazy()
 
     def placement(self, row: pb.Placement) -> None:
         """Add a placement."""
         self._message.placements.append(row)
-        self._add(64 * len(row.candidates))
+        self._add_lazy(64 * len(row.candidates))
 
     def start(self, slot: int, queue_us: int) -> None:
         """Add a start."""
         self._message.starts.add(slot=slot, queue_us=queue_us)
-        self._add()
+        self._add_lazy()
 
     def first_token(self, row: pb.FirstToken) -> None:
         """Add a first token."""
@@ -206,7 +223,7 @@ class DownwardOutbox(Outbox):
     def transfer(self, slot: int, transfer_us: int) -> None:
         """Add a transfer."""
         self._message.transfers.add(slot=slot, transfer_us=transfer_us)
-        self._add()
+        self._add_lazy()
 
     def finish(self, slot: int, end_position: int, reason: pb.Finish.Reason.ValueType) -> None:
         """Add a finish."""
@@ -246,7 +263,7 @@ class DownwardOutbox(Outbox):
     def load(self, report: pb.LoadReport) -> None:
         """Set the load report; a later one replaces one that still waits."""
         self._message.load_report.CopyFrom(report)
-        self._add()
+        self._add_lazy()
 
     def take(self, now_s: float) -> pb.AttachResponse | None:
         """Return everything that waits as one message, or None. The outbox is empty afterwards."""

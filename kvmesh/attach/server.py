@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import grpc
 
 from kvmesh.attach.frames import FrameError
-from kvmesh.attach.outbox import STUCK_S, DownwardOutbox
+from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
+from kvmesh.attach.writer import OutboxStuck, Writer
 from kvmesh.call import Call, GrpcCall
 from kvmesh.clock import Clock
 
@@ -73,37 +75,28 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
         if not first.HasField("hello") or first.hello.protocol_version != PROTOCOL_VERSION:
             return f"hello.protocol_version must be {PROTOCOL_VERSION} in the first message"
         outbox = DownwardOutbox(self._hello)
-        ready = asyncio.Event()
-        outbox.on_ready = ready.set
-        ready.set()
+        writer = Writer(call.write, outbox, self._clock)
         session = self._service.open_session(first.hello, outbox, self._clock.now_s())
         self.stream_count += 1
-        reader = asyncio.create_task(
-            self._read(call, session, first), name=f"attach-read:{first.hello.process_id}"
-        )
-        writer = asyncio.create_task(
-            write_outbox(call, outbox, ready, self._clock), name=f"attach-write:{first.hello.process_id}"
-        )
+        peer = first.hello.process_id
+        reading = asyncio.create_task(self._read(call, session, first), name=f"attach-read:{peer}")
+        writing = asyncio.create_task(writer.run(), name=f"attach-write:{peer}")
+        watching = asyncio.create_task(writer.watch(), name=f"attach-watch:{peer}")
+        tasks = (reading, writing, watching)
         try:
-            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            problem = None
-            for task in done:
-                error = task.exception()
-                if isinstance(error, FrameError):
-                    problem = str(error)
-                    log.warning("attach stream of %s broke the protocol: %s", first.hello.process_id, error)
-                elif isinstance(error, OutboxStuck):
-                    log.warning("attach stream of %s dropped: %s", first.hello.process_id, error)
-                elif error is not None and not isinstance(error, (grpc.RpcError, grpc.aio.UsageError)):
-                    log.error("attach stream of %s failed", first.hello.process_id, exc_info=error)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            problem = _problem(peer, [error for task in done if (error := task.exception()) is not None])
+            if problem is not None:
+                writer.close()
+                await asyncio.wait((writing,), timeout=LAST_WRITE_S)
             return problem
         finally:
             self.stream_count -= 1
-            for task in (reader, writer):
+            for task in tasks:
                 task.cancel()
             session.on_closed(self._clock.now_s())
             self._service.after_event()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(
         self, call: Call[pb.AttachRequest, pb.AttachResponse], session: Session, first: pb.AttachRequest
@@ -115,36 +108,15 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
             message = await call.read()
 
 
-class OutboxStuck(Exception):
-    """The peer reads no more: its outbox stayed full."""
-
-
-async def write_outbox(call: Any, outbox: Any, ready: asyncio.Event, clock: Clock) -> None:
-    """Write what `outbox` collects until cancelled: one message per write, everything that piled up meanwhile in the next.
-
-    Raises OutboxStuck if the outbox stays full while a write is in flight.
-    """
-    while True:
-        await ready.wait()
-        ready.clear()
-        message = outbox.take(clock.now_s())
-        if message is None:
-            continue
-        write = asyncio.ensure_future(call.write(message))
-        try:
-            while not write.done():
-                await asyncio.wait((write,), timeout=STUCK_S / 4)
-                if not write.done() and outbox.is_stuck(clock.now_s()):
-                    raise OutboxStuck(f"{outbox.waiting_bytes} bytes wait for a peer that does not read")
-            await write
-        except asyncio.CancelledError:
-            # A status cannot be sent while a write is in flight, so an ending stream gives it a moment.
-            await asyncio.wait((write,), timeout=LAST_WRITE_S)
-            raise
-        finally:
-            if not write.done():
-                write.cancel()
-            elif not write.cancelled():
-                write.exception()  # seen: the reader knows better why the stream ended
-        if outbox.waiting_bytes:
-            ready.set()
+def _problem(peer: str, errors: Sequence[BaseException]) -> str | None:
+    """Log why a stream ended; return what the peer did wrong, or None."""
+    problem = None
+    for error in errors:
+        if isinstance(error, FrameError):
+            problem = str(error)
+            log.warning("attach stream of %s broke the protocol: %s", peer, error)
+        elif isinstance(error, OutboxStuck):
+            log.warning("attach stream of %s dropped: %s", peer, error)
+        elif not isinstance(error, (grpc.RpcError, grpc.aio.UsageError, grpc.aio.InternalError)):
+            log.error("attach stream of %s failed", peer, exc_info=error)
+    return problem

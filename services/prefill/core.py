@@ -104,7 +104,7 @@ class PrefillCore:
             submit=submit,
         )
         self.holdings.enqueue(slot, session, submit.slot)
-        session.outbox.accept(submit.slot)
+        session.outbox.accept(submit.slot, urgent=False)
         self.prefilling.pump(now_s)
 
     def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:

@@ -83,7 +83,7 @@ class Admission:
         self._holdings.queue.add(item, at_head=submit.resumed)
         self._holdings.timetable.by(item, item.queue_until_s)
         self._holdings.is_news = True
-        session.outbox.accept(submit.slot)
+        session.outbox.accept(submit.slot, urgent=False)
 
     def adopt(self, session: FrontendSession, adopt: pb.Adopt, now_s: float) -> None:
         """Ask the decode replica for a running attempt."""

@@ -75,6 +75,22 @@ def test_on_ready_is_called_once_per_message() -> None:
     assert len(calls) == 2
 
 
+def test_rows_nobody_waits_for_do_not_wake_the_writer_at_once() -> None:
+    """A lazy row asks for a later write, once; an urgent row behind it still wakes the writer, and takes it along."""
+    outbox, calls = ob.DownwardOutbox(), list[str]()
+    outbox.on_ready = lambda: calls.append("now")
+    outbox.on_lazy = lambda: calls.append("later")
+    outbox.start(1, 5)
+    outbox.transfer(1, 5)
+    assert calls == ["later"] and not outbox.is_urgent
+    outbox.tokens(1, 0, b"1234")
+    assert calls == ["later", "now"] and outbox.is_urgent
+    message = outbox.take(0.0)
+    assert message is not None and message.starts and message.transfers and message.frame.slots
+    outbox.accept(2, urgent=False)
+    assert calls == ["later", "now", "later"] and not outbox.is_urgent
+
+
 def test_an_outbox_that_stays_full_is_stuck() -> None:
     """Full for less than the limit is patience, longer is a dead peer; a hard limit needs no patience."""
     outbox = ob.DownwardOutbox()

@@ -185,7 +185,6 @@ async def test_a_caller_without_hello_is_refused() -> None:
 
 async def test_a_peer_that_reads_no_more_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream whose outbox stays full ends by itself; memory stays within the hard limit."""
-    monkeypatch.setattr("kvmesh.attach.server.STUCK_S", 0.2)
     monkeypatch.setattr(ob, "STUCK_S", 0.2)
     monkeypatch.setattr(ob, "SOFT_BYTES", 1 << 20)
     echo = Echo()
