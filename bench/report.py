@@ -12,6 +12,8 @@ from bench import aims
 from bench.results import Figure, Key, Results
 
 PARTS = (aims.EDGE_PART, aims.MESH_PART, aims.CALL_PART)
+TRIPS = 3
+"""Round trips over Attach before a prefill's first token: through the router, for the reservation, for the prefill."""
 NOTES = "<!-- Below: written by hand, kept when the page is written again. -->"
 TITLES = {
     "floor": "Floor: source and sink, nothing between",
@@ -143,7 +145,17 @@ def _share(results: Results, figure: Figure) -> str:
         told = ", ".join(
             f"{number(part.median)} {part.key.metric[6:-5]}" for part in parts if part is not None
         )
-        return f" Of these milliseconds: {told}."
+        trip = results.figures.get(Key("floor", case, aims.ATTACH_TRIP))
+        edge = results.figures.get(Key("floor", case, aims.EDGE_TRIP))
+        floor = ""
+        if trip is not None and edge is not None:
+            least = edge.median + TRIPS * trip.median
+            floor = (
+                f" With nothing behind them a call of the client API takes {number(edge.median)} and a round trip over "
+                f"Attach {number(trip.median)}; there are {TRIPS} of these one after another (frontend to router, router "
+                f"to decode, router to prefill): {number(least)} at least."
+            )
+        return f" Of these milliseconds: {told}.{floor}"
     own = results.figures.get(Key(figure.key.scenario, case, aims.PER_FRAME))
     reading = results.figures.get(Key("floor", case, aims.PER_FRAME))
     writing = results.figures.get(Key("floor", case, aims.FRAME_WRITER))

@@ -6,10 +6,11 @@ frontend.
 
 from __future__ import annotations
 
+import statistics
 import time
 
 from bench import accounting, aims
-from bench.processes import TEST_CORE, Fleet, Process
+from bench.processes import ANY_CORE, TEST_CORE, Fleet, Process
 from bench.results import Results
 from bench.windows import QUICK_CASES, Case, Pace, add_stream_figures, check_faults, measure
 
@@ -17,6 +18,9 @@ NAME = "floor"
 PROMPT_TOKENS = 256
 ENDLESS = 500_000
 ANSWER_TOKENS = 4
+LATENCY_CASE = "one request at a time"
+LATENCY_PER_S = 30
+LATENCY_S = 2.0
 
 
 def run(results: Results, pace: Pace) -> None:
@@ -33,6 +37,18 @@ def run(results: Results, pace: Pace) -> None:
         spent_ms = window.cpu_s * 1e3 / window.counts["finished"]
         results.add(NAME, aims.RATE_200, "CPU per request of the writer", "ms", spent_ms)
     with Fleet() as fleet:
+        source = fleet.neighbour(
+            "source", "bench.source", "--role", "decode", "--id", "source-0", core=ANY_CORE
+        )
+        sink = fleet.neighbour(
+            "sink", "bench.sink", "--target", source.address, "--phase", "local", core=ANY_CORE
+        )
+        results.add(NAME, LATENCY_CASE, aims.ATTACH_TRIP, "ms", _latency_ms(sink))
+        edge = fleet.neighbour("edge-anywhere", "bench.edge", core=ANY_CORE)
+        client = fleet.neighbour("client-anywhere", "bench.client", "--target", edge.address, core=ANY_CORE)
+        edge.ask("pace", step_ms=1000)
+        results.add(NAME, LATENCY_CASE, aims.EDGE_TRIP, "ms", _latency_ms(client))
+    with Fleet() as fleet:
         edge = fleet.neighbour("edge", "bench.edge", core=TEST_CORE)
         client = fleet.neighbour("client", "bench.client", "--target", edge.address)
         for case in QUICK_CASES:
@@ -44,6 +60,14 @@ def run(results: Results, pace: Pace) -> None:
         client.ask("close")
         spent_ms = window.cpu_s * 1e3 / (window.counts["started"] or 1)
         results.add(NAME, aims.RATE_200, "CPU per request of a server of the client API", "ms", spent_ms)
+
+
+def _latency_ms(load: Process) -> float:
+    """Return the median time to the first token of requests that come alone and have only that one."""
+    load.ask("rate", per_s=LATENCY_PER_S, prompt=PROMPT_TOKENS, tokens=1)
+    time.sleep(LATENCY_S)
+    load.ask("close")
+    return float(statistics.median(load.ask("counters")["ttft_ms"]))
 
 
 def _run_frames(results: Results, pace: Pace, case: Case, source: Process, sink: Process) -> None:
