@@ -133,8 +133,15 @@ class Answers:
 
     def on_refusal(self, item: Relayed, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
         """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
-        if item.stage is Stage.RESERVING and refusal.reason in PLACE_AGAIN:
-            self._releases.requeue(item, now_s)
+        if replica is item.decode and item.stage in (Stage.RESERVING, Stage.PREFILLING):
+            if refusal.reason in PLACE_AGAIN:
+                self._holdings.cancel_prefill(item, SUPERSEDED)
+                self._releases.requeue(item, now_s)
+                return
+        elif replica is item.decode and item.stage is Stage.TRANSFERRING:
+            # Its prompt was computed before decode said no: tokens are out, so this is no refusal any more.
+            self._forget_at(item, replica)
+            self._fail(item, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
             return
         if replica is item.prefill and item.stage is not Stage.PREFILLING:
             self._prefill_over(item, now_s)

@@ -45,6 +45,10 @@ class ReplicaState:
         """Blocks a new request may take; infinite before the first report."""
         return self.block_total - self.block_reserved if self.block_total else float("inf")
 
+    def has_ample_room(self) -> bool:
+        """True if a quarter of the blocks is free, by the last report and what was sent since: a reservation is certain."""
+        return 0 < self.block_total <= 4 * (self.block_total - self.block_reserved)
+
 
 @dataclass(frozen=True, slots=True)
 class PoolView:

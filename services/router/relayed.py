@@ -26,7 +26,7 @@ class Stage(Enum):
     RESERVING = "reserving"
     """Submitted to decode, which has not answered."""
     PREFILLING = "prefilling"
-    """Decode holds KV for it; submitted to prefill."""
+    """Decode holds KV for it, or has so much room that it will; submitted to prefill."""
     TRANSFERRING = "transferring"
     """Decode has the handoff; the KV blocks are moving."""
     GENERATING = "generating"

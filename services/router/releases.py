@@ -123,9 +123,12 @@ class Releases:
         )
         item.outbox.placement(_row(item, placement, now_s))
         self._holdings.dispatched(item, now_s)
+        if item.prefill is not None and decode.state.has_ample_room():
+            # Decode will not refuse: waiting for its word would cost a round trip before every first token.
+            self.prefill(item)
 
     def prefill(self, item: Relayed) -> None:
-        """Decode holds KV for it: submit to prefill."""
+        """Decode holds KV for it, or surely will: submit to prefill."""
         prefill = item.prefill
         assert prefill is not None and item.stage is Stage.RESERVING, item
         item.stage = Stage.PREFILLING

@@ -303,6 +303,56 @@ def test_a_refused_reservation_is_tried_once_elsewhere_and_then_waits() -> None:
     assert len(told.placements) == 3 and not told.refusals and len(told.acceptances) == 1
 
 
+def with_room(desk: Desk) -> None:
+    """Let both decode replicas report that they are empty."""
+    for name in ("decode-0", "decode-1"):
+        desk.down(
+            name, load_report=pb.LoadReport(engine_ready=True, block_total_count=1000, block_free_count=1000)
+        )
+
+
+def test_prefill_does_not_wait_for_a_decode_that_has_ample_room() -> None:
+    """Both get the attempt at once; the first token may come before decode's acceptance, the handoff follows the submit."""
+    desk = Desk()
+    with_room(desk)
+    desk.submit()
+    decode, submit = desk.placed()
+    (prefill,) = desk.up("prefill-0").submits
+    desk.down("prefill-0", first_tokens=[first(prefill.slot)])
+    assert [row.slot for row in desk.up(decode).handoffs] == [submit.slot]
+    desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+    assert not desk.up("prefill-0").submits, "submitted twice"
+
+
+def test_a_decode_that_refuses_beside_a_running_prefill_costs_the_prefill() -> None:
+    """The prefill is cancelled, and the attempt is placed on the other decode replica."""
+    desk = Desk()
+    with_room(desk)
+    desk.submit()
+    decode, submit = desk.placed()
+    (prefill,) = desk.up("prefill-0").submits
+    desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
+    again, _ = desk.placed()
+    assert again != decode
+    told = desk.up("prefill-0")
+    assert [row.slot for row in told.cancels] == [prefill.slot] and len(told.submits) == 1
+    assert not desk.told().refusals
+
+
+def test_a_decode_that_refuses_behind_the_first_token_fails_the_attempt() -> None:
+    """A token is out: the frontend resumes behind it, and the handoff is released."""
+    desk = Desk()
+    with_room(desk)
+    desk.submit()
+    decode, submit = desk.placed()
+    (prefill,) = desk.up("prefill-0").submits
+    desk.down("prefill-0", first_tokens=[first(prefill.slot)])
+    desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
+    (failure,) = desk.told().failures
+    assert failure.code == pb.Failure.CODE_HANDOFF_LOST and not failure.untouched
+    assert [row.slot for row in desk.up("prefill-0").cancels] == [prefill.slot]
+
+
 def test_other_refusals_go_up_and_free_the_other_side() -> None:
     """Decode's INVALID and prefill's QUEUE_FULL end the attempt with their numbers."""
     desk = Desk()
