@@ -12,8 +12,8 @@ from bench import aims
 from bench.results import Figure, Key, Results
 
 PARTS = (aims.EDGE_PART, aims.MESH_PART, aims.CALL_PART)
-TRIPS = 3
-"""Round trips over Attach before a prefill's first token: through the router, for the reservation, for the prefill."""
+TRIPS = 2
+"""Round trips over Attach before a prefill's first token where decode's reservation is certain: through the router, to it."""
 NOTES = "<!-- Below: written by hand, kept when the page is written again. -->"
 TITLES = {
     "floor": "Floor: source and sink, nothing between",
@@ -153,7 +153,7 @@ def _share(results: Results, figure: Figure) -> str:
             floor = (
                 f" With nothing behind them a call of the client API takes {number(edge.median)} and a round trip over "
                 f"Attach {number(trip.median)}; there are {TRIPS} of these one after another (frontend to router, router "
-                f"to decode, router to prefill): {number(least)} at least."
+                f"to prefill): {number(least)} at least."
             )
         return f" Of these milliseconds: {told}.{floor}"
     own = results.figures.get(Key(figure.key.scenario, case, aims.PER_FRAME))
