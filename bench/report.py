@@ -13,7 +13,7 @@ from bench.results import Figure, Key, Results
 
 PARTS = (aims.EDGE_PART, aims.MESH_PART, aims.CALL_PART)
 TRIPS = 2
-"""Round trips over Attach before a prefill's first token where decode's reservation is certain: through the router, to it."""
+"""Round trips over Attach before a first token where decode is certain to have room: to the router, to prefill."""
 NOTES = "<!-- Below: written by hand, kept when the page is written again. -->"
 TITLES = {
     "floor": "Floor: source and sink, nothing between",
