@@ -39,7 +39,7 @@ exactness: setup  ## Every prompt alone against the mesh under load, token by to
 	$(BIN)/python -m pytest -q -m exactness --timeout=7200 tests/integration
 
 bench: setup  ## Measure and write docs/measurements (minutes)
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench --write docs/measurements/cost.md
 
 proto: setup  ## Write the stubs again from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/stubs.py
