@@ -1,4 +1,4 @@
-"""The Attach protocol: frames, outboxes, logs, and the two ends of a stream.
+"""The Attach protocol: frames, outboxes, logs, names, and the two ends of a stream.
 
-Pure parts (no I/O, no clock): `frames`, `outbox`, `token_log`. Shells: `client`, `server`.
+Pure parts (no I/O, no clock): `frames`, `names`, `outbox`, `token_log`. Shells: `client`, `server`.
 """

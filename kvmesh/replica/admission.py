@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import (
@@ -52,8 +53,8 @@ def check_submit(
             f"model version {submit.model_version!r} is not served here; {facts.model_version!r} is",
         )
     if submit.phase not in phases:
-        allowed = " or ".join(pb.Phase.Name(phase) for phase in phases)
-        return _invalid("phase", pb.Phase.Name(submit.phase), f"{allowed} runs here")
+        allowed = " or ".join(name_of(pb.Phase, phase) for phase in phases)
+        return _invalid("phase", name_of(pb.Phase, submit.phase), f"{allowed} runs here")
     if submit.block_tokens != facts.tokens_per_block:
         return _invalid("block_tokens", submit.block_tokens, f"{facts.tokens_per_block} is served here")
     output = submit.budget.max_output_tokens

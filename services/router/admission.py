@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvmesh import blocks
+from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.frontends import FrontendSession
 from services.router.holdings import Holdings
@@ -150,7 +151,7 @@ class Admission:
             retry_ms = self._releases.retry_after_ms()
             message = f"{why} after {waited_s:.3f} s in the router's queue of {len(self._holdings.queue)}"
             item.outbox.refuse(item.slot, reason, message, retry_after_ms=retry_ms)
-        self._holdings.end(item, now_s, pb.Refusal.Reason.Name(reason))
+        self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, reason))
 
     def expire(self, item: Relayed, now_s: float) -> None:
         """Nobody adopted it, or nobody needs its handoff any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
 from services.router.holdings import Holdings
@@ -119,7 +120,7 @@ class Answers:
             self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, reason)
-        self._holdings.end(item, now_s, pb.Finish.Reason.Name(reason))
+        self._holdings.end(item, now_s, name_of(pb.Finish.Reason, reason))
 
     def on_failure(self, item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
         """Something broke at `replica`."""
@@ -157,7 +158,7 @@ class Answers:
                 retry_after_ms=refusal.retry_after_ms,
                 field=refusal.field,
             )
-        self._holdings.end(item, now_s, pb.Refusal.Reason.Name(refusal.reason))
+        self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, refusal.reason))
 
     def on_gap(self, item: Relayed, replica: Replica, message: str, now_s: float) -> None:
         """Tokens are missing: the attempt has failed."""
@@ -207,7 +208,7 @@ class Answers:
         self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, reason)
-        self._holdings.end(item, now_s, pb.Finish.Reason.Name(reason))
+        self._holdings.end(item, now_s, name_of(pb.Finish.Reason, reason))
 
     def _fail(
         self,
@@ -226,7 +227,7 @@ class Answers:
         self._holdings.cancel_prefill(item, SUPERSEDED)
         if item.outbox is not None:
             item.outbox.fail(item.slot, code, message, replica=replica, untouched=untouched)
-        self._holdings.end(item, now_s, pb.Failure.Code.Name(code))
+        self._holdings.end(item, now_s, name_of(pb.Failure.Code, code))
 
     def _fail_softly(self, item: Relayed, reason: str, now_s: float) -> None:
         """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""

@@ -172,6 +172,12 @@ def test_phases_of_others_are_refused() -> None:
     assert view.refusal is not None and view.refusal.field == "phase"
 
 
+def test_a_phase_of_a_newer_router_is_refused() -> None:
+    """A number this version does not know is refused like any phase that does not run here."""
+    view = Replica().submit(1, 99)  # type: ignore[arg-type]
+    assert view.refusal is not None and view.refusal.field == "phase" and "UNKNOWN" in view.refusal.message
+
+
 def test_other_versions_past_deadlines_and_dead_engines_are_refused() -> None:
     """Each with its own reason, before anything is held."""
     replica = Replica()

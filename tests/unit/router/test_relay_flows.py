@@ -539,6 +539,25 @@ def test_a_lost_prefill_fails_what_it_had_not_handed_over() -> None:
     desk.assert_empty()
 
 
+@pytest.mark.parametrize("part", ["finishes", "failures", "refusals"])
+def test_a_number_of_a_newer_replica_ends_the_attempt_and_not_the_stream(part: str) -> None:
+    """An unknown finish, failure or refusal goes up as it came; the attempt is over and nothing of it is left."""
+    desk = Desk()
+    decode, slot = desk.generating()
+    rows = {
+        "finishes": pb.Finish(slot=slot, end_position=1, reason=99),  # type: ignore[arg-type]
+        "failures": pb.Failure(slot=slot, code=99),  # type: ignore[arg-type]
+        "refusals": pb.Refusal(slot=slot, reason=99),  # type: ignore[arg-type]
+    }
+    desk.told()
+    desk.down(decode, **{part: [rows[part]]})
+    told = desk.told()
+    (row,) = [*told.finishes, *told.failures, *told.refusals]
+    assert (row.code if isinstance(row, pb.Failure) else row.reason) == 99
+    assert desk.ended == ["UNKNOWN"]
+    desk.assert_empty()
+
+
 def test_a_gap_in_the_log_fails_the_attempt() -> None:
     """Tokens that are missing, in a frame or at the finish, are never papered over."""
     for rows in (

@@ -1,0 +1,17 @@
+"""Names of enum values that a peer sent. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+UNKNOWN: Final = "UNKNOWN"
+
+
+def name_of(kind: Any, number: int) -> str:
+    """Return the name of `number` in the generated enum `kind`; UNKNOWN for a number of a newer peer.
+
+    Enums only grow, and replicas are upgraded one by one: an unknown number is no error. One name for all of them, because
+    names become labels of metrics.
+    """
+    value = kind.DESCRIPTOR.values_by_number.get(number)
+    return UNKNOWN if value is None else str(value.name)
