@@ -82,13 +82,13 @@ def test_rows_nobody_waits_for_do_not_wake_the_writer_at_once() -> None:
     outbox.on_lazy = lambda: calls.append("later")
     outbox.start(1, 5)
     outbox.transfer(1, 5)
-    assert calls == ["later"] and not outbox.is_urgent
+    assert (calls, outbox.is_urgent) == (["later"], False)
     outbox.tokens(1, 0, b"1234")
-    assert calls == ["later", "now"] and outbox.is_urgent
+    assert (calls, outbox.is_urgent) == (["later", "now"], True)
     message = outbox.take(0.0)
     assert message is not None and message.starts and message.transfers and message.frame.slots
     outbox.accept(2, urgent=False)
-    assert calls == ["later", "now", "later"] and not outbox.is_urgent
+    assert (calls, outbox.is_urgent) == (["later", "now", "later"], False)
 
 
 def test_an_outbox_that_stays_full_is_stuck() -> None:
