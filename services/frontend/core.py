@@ -7,8 +7,8 @@ to routers without sockets.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol, TypeVar
 
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -22,6 +22,16 @@ from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 
 log = logging.getLogger(__name__)
+
+_BUG: Final = "bug in a request"
+
+
+class _Slotted(Protocol):
+    @property
+    def slot(self) -> int: ...
+
+
+_Row = TypeVar("_Row", bound=_Slotted)
 
 
 class Observer(Protocol):
@@ -77,7 +87,7 @@ class FrontendCore:
         request.on_ready = on_ready
         self.live.admit(request)
         self.retries.on_request(now_s)
-        request.start(now_s)
+        self._guard(request, lambda each: each.start(now_s), now_s)
         self.on_event()
         return request
 
@@ -113,34 +123,16 @@ class FrontendCore:
         if peer is None:
             return
         slots = peer.slots
-        for accepted in message.acceptances:
-            if (request := slots.get(accepted.slot)) is not None:
-                request.on_acceptance(now_s)
-        for placed in message.placements:
-            if (request := slots.get(placed.slot)) is not None:
-                request.on_placement(placed)
-        for started in message.starts:
-            if (request := slots.get(started.slot)) is not None:
-                request.on_start(started)
-        for first in message.first_tokens:
-            if (request := slots.get(first.slot)) is not None:
-                request.on_first_token(first, now_s)
-        for transfer in message.transfers:
-            if (request := slots.get(transfer.slot)) is not None:
-                request.on_transfer(transfer)
+        self._each(slots, message.acceptances, LiveRequest.on_acceptance, now_s)
+        self._each(slots, message.placements, LiveRequest.on_placement, now_s)
+        self._each(slots, message.starts, LiveRequest.on_start, now_s)
+        self._each(slots, message.first_tokens, LiveRequest.on_first_token, now_s)
+        self._each(slots, message.transfers, LiveRequest.on_transfer, now_s)
         if message.HasField("frame"):
-            for row in frames.rows(message.frame):
-                if (request := slots.get(row.slot)) is not None:
-                    request.on_tokens(row, now_s)
-        for finish in message.finishes:
-            if (request := slots.get(finish.slot)) is not None:
-                request.on_finish(finish, now_s)
-        for failure in message.failures:
-            if (request := slots.get(failure.slot)) is not None:
-                request.on_failure(failure, now_s)
-        for refusal in message.refusals:
-            if (request := slots.get(refusal.slot)) is not None:
-                request.on_refusal(refusal, now_s)
+            self._each(slots, frames.rows(message.frame), LiveRequest.on_tokens, now_s)
+        self._each(slots, message.finishes, LiveRequest.on_finish, now_s)
+        self._each(slots, message.failures, LiveRequest.on_failure, now_s)
+        self._each(slots, message.refusals, LiveRequest.on_refusal, now_s)
         self.on_event()
 
     def on_lost(self, link: Link, reason: str, now_s: float) -> None:
@@ -216,10 +208,30 @@ class FrontendCore:
             assert request.wake_s is not None and request.scheduled_s <= request.wake_s, f"{request} sleeps"
             assert (request.end is not None) == (request in self.live.leaving)
 
+    def _each(
+        self,
+        slots: Mapping[int, LiveRequest],
+        rows: Iterable[_Row],
+        take: Callable[[LiveRequest, _Row, float], None],
+        now_s: float,
+    ) -> None:
+        """Give each row to the request of its slot; a bug there ends that request and no other."""
+        for row in rows:
+            request = slots.get(row.slot)
+            if request is None:
+                continue
+            try:
+                take(request, row, now_s)
+            except frames.FrameError:
+                raise
+            except Exception:
+                log.exception(_BUG, extra={"request_id": request.order.request_id})
+                request.on_bug(now_s)
+
     def _guard(self, request: LiveRequest, action: Callable[[LiveRequest], None], now_s: float) -> None:
         """Run `action`; a bug in it ends that request and no other."""
         try:
             action(request)
         except Exception:
-            log.exception("bug in a request", extra={"request_id": request.order.request_id})
+            log.exception(_BUG, extra={"request_id": request.order.request_id})
             request.on_bug(now_s)

@@ -153,8 +153,11 @@ class LiveRequest:
             else:
                 self._again(faults.ROUTER_LOST, now_s, untouched=attempt.is_untouched)
 
-    def on_acceptance(self, now_s: float) -> None:
+    def on_acceptance(self, row: attach.Acceptance, now_s: float) -> None:
         """The submit or the adopt was taken."""
+        self._accepted()
+
+    def _accepted(self) -> None:
         if self.state is State.LEAVING:
             self._close(self._leave_reason)
             self._gone()
@@ -164,16 +167,16 @@ class LiveRequest:
         else:
             self.attempts[-1].is_accepted = True
 
-    def on_placement(self, row: attach.Placement) -> None:
+    def on_placement(self, row: attach.Placement, now_s: float) -> None:
         """The router chose replicas; the last choice counts."""
         self.attempts[-1].placement = row
 
-    def on_start(self, row: attach.Start) -> None:
+    def on_start(self, row: attach.Start, now_s: float) -> None:
         """An engine has the attempt."""
         self.attempts[-1].is_started = True
         self.attempts[-1].replica_queue_us = row.queue_us
 
-    def on_transfer(self, row: attach.Transfer) -> None:
+    def on_transfer(self, row: attach.Transfer, now_s: float) -> None:
         """The KV blocks moved."""
         self.attempts[-1].transfer_us = row.transfer_us
 
@@ -192,7 +195,7 @@ class LiveRequest:
         if self.state is State.LEAVING:
             return
         if self.state is State.ADOPTING:
-            self.on_acceptance(now_s)
+            self._accepted()
         progress, is_first = self.progress, self.progress.first_token_s is None
         attempt = self.attempts[-1]
         attempt.is_started = attempt.has_tokens = True

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kvmesh.attach import frames
+from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2
 from services.frontend import messages
 from services.frontend.core import FrontendCore
+from services.frontend.order import Order
+from services.frontend.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order
@@ -418,6 +423,63 @@ def test_a_bug_ends_one_request_alone() -> None:
     assert clients[0].request.end is not None and clients[0].request.end.outcome == "INTERNAL"
     finish(mesh, clients[1])
     assert clients[1].ids == whole(clients[1])
+
+
+ROWS: dict[str, Callable[[pb.AttachResponse, int], object]] = {
+    "on_acceptance": lambda message, slot: message.acceptances.add(slot=slot),
+    "on_placement": lambda message, slot: message.placements.add(slot=slot),
+    "on_start": lambda message, slot: message.starts.add(slot=slot),
+    "on_first_token": lambda message, slot: message.first_tokens.add(slot=slot, token_id=5),
+    "on_transfer": lambda message, slot: message.transfers.add(slot=slot),
+    "on_finish": lambda message, slot: message.finishes.add(slot=slot),
+    "on_failure": lambda message, slot: message.failures.add(slot=slot),
+    "on_refusal": lambda message, slot: message.refusals.add(slot=slot),
+}
+
+
+@pytest.mark.parametrize("method", [*ROWS, "on_tokens"])
+def test_a_bug_in_a_row_ends_its_request_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream to the router, and every other request on it, goes on."""
+    mesh = mesh_of()
+    clients = [Client(mesh.core, order(each), mesh.now_s) for each in (1, 2)]
+    (router,) = mesh.routers
+    mesh.send_up(router)
+    mesh.arrive_up(router)
+    original = getattr(LiveRequest, method)
+
+    def broken(request: LiveRequest, *arguments: Any) -> None:
+        if request is clients[0].request:
+            raise KeyError(method)
+        original(request, *arguments)
+
+    monkeypatch.setattr(LiveRequest, method, broken)
+    message = pb.AttachResponse()
+    if method == "on_tokens":
+        outbox = DownwardOutbox()
+        outbox.tokens(1, 0, frames.pack_ids((5,)))
+        message = outbox.take(mesh.now_s) or message
+    else:
+        ROWS[method](message, 1)
+    mesh.core.on_response(router, message, mesh.now_s)
+    mesh.core.assert_consistent()
+    assert clients[0].request.end is not None and clients[0].request.end.outcome == "INTERNAL"
+    assert router.is_up and clients[1].request.end is None
+    finish(mesh, clients[1])
+    assert clients[1].ids == whole(clients[1])
+
+
+def test_a_bug_at_the_start_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request ends as a bug; it does not hold a place for ever."""
+    mesh = mesh_of(places=1)
+    monkeypatch.setattr(Order, "submission", None)
+    client = begin(mesh)
+    assert client.request.end is not None and client.request.end.outcome == "INTERNAL"
+    mesh.core.assert_consistent()
+    assert not mesh.core.live.serving and not mesh.core.live.leaving
+    assert not any(peer.slots for peer in mesh.core.peers)
+    assert mesh.core.next_wake_s() is None
+    monkeypatch.undo()
+    assert finish(mesh, begin(mesh)) == "LENGTH"
 
 
 def test_a_session_keeps_its_router_while_it_is_up() -> None:
