@@ -11,7 +11,7 @@ from kvmesh.blocks import count_for
 from services.router.holdings import Holdings
 from services.router.policy import Hit, LoadSeen, ReplicaGone
 from services.router.relayed import Relayed, Stage
-from services.router.releases import Releases
+from services.router.releases import US_MAX, Releases
 from services.router.replicas import Replica
 
 PLACE_AGAIN: Final = (
@@ -57,7 +57,7 @@ class Answers:
         if replica is item.prefill or item.is_local:
             self._holdings.started(item, now_s)
             if item.outbox is not None:
-                item.outbox.start(item.slot, start.queue_us)
+                item.outbox.start(item.slot, min(start.queue_us, US_MAX))
 
     def on_first_token(self, item: Relayed, replica: Replica, first: pb.FirstToken, now_s: float) -> None:
         """The prompt is computed: pass the token on, the handoff to decode; or end it, if the token did."""
@@ -71,6 +71,7 @@ class Answers:
             return
         item.was_taken = True
         item.first_token_s = item.first_token_s or now_s
+        _clamp(first, item, now_s)
         item.cached_tokens = first.cached_token_count
         item.next_position += 1
         self._holdings.settle(item, now_s, self._hit(first, is_measured=is_prefill))
@@ -97,7 +98,7 @@ class Answers:
         item.is_transferred = True
         self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
         if item.outbox is not None:
-            item.outbox.transfer(item.slot, transfer.transfer_us)
+            item.outbox.transfer(item.slot, min(transfer.transfer_us, US_MAX))
 
     def on_finish(self, item: Relayed, replica: Replica, finish: pb.Finish, now_s: float) -> None:
         """The attempt is over at `replica`."""
@@ -281,3 +282,14 @@ class Answers:
             cached_blocks=count_for(first.cached_token_count, self._block_tokens),
             prefill_s=first.prefill_us / 1e6 if is_measured else 0.0,
         )
+
+
+def _clamp(first: pb.FirstToken, item: Relayed, now_s: float) -> None:
+    """Cut what a replica claims down to what can be: it is learned from, and goes on into narrower fields."""
+    cached = min(first.cached_token_count, item.token_count)
+    computed = min(first.computed_token_count, item.token_count - cached)
+    prefill_us = min(first.prefill_us, max(0, round((now_s - item.released_s) * 1e6)))
+    claimed = (first.cached_token_count, first.computed_token_count, first.prefill_us)
+    if claimed != (cached, computed, prefill_us):
+        first.cached_token_count, first.computed_token_count = cached, computed
+        first.prefill_us = prefill_us

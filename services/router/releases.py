@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,6 +12,8 @@ from services.router.policy import Placement, PlacementRequest, PoolView, Wait
 from services.router.relayed import Relayed, Stage
 from services.router.replicas import Replica
 
+log = logging.getLogger(__name__)
+
 PUMP_PAUSE_S: Final = 0.002
 """After nobody could go, the queue is not looked at again for this long: a backlog must not cost a look per event."""
 
@@ -18,6 +21,9 @@ REFUSED_WAIT_S: Final = 0.05
 """An attempt that two decode replicas refused waits this long before it is placed again."""
 
 INTERVAL_SMOOTHING: Final = 0.1
+
+US_MAX: Final = 1 << 53
+"""Times on the wire are bounded by this (285 years), whatever somebody claimed: it fits every field on the way."""
 
 
 class Releases:
@@ -62,18 +68,37 @@ class Releases:
 
     def _pass(self, now_s: float) -> bool:
         """Try the heads of the queue once; True if one of them went."""
-        queue = self._holdings.queue
         self._pump_at_s = float("inf")
         has_gone = False
-        for item in queue.heads():
-            answer = self._ask(item, now_s)
-            if isinstance(answer, Placement):
-                queue.remove(item)
-                self._release(item, answer, now_s)
-                has_gone = True
-            else:
-                self._pump_at_s = min(self._pump_at_s, answer.until_s)
+        for item in self._holdings.queue.heads():
+            try:
+                is_gone = self._try(item, now_s)
+            except Exception as bug:
+                # Whoever happened to pump - a stream, a timer - has nothing to do with it.
+                log.exception("an attempt could not be placed", extra={"request_id": item.request_id})
+                self._fail(item, bug, now_s)
+                is_gone = True
+            has_gone = has_gone or is_gone
         return has_gone
+
+    def _try(self, item: Relayed, now_s: float) -> bool:
+        """Let `item` go if it may; True if it did."""
+        answer = self._ask(item, now_s)
+        if isinstance(answer, Wait):
+            self._pump_at_s = min(self._pump_at_s, answer.until_s)
+            return False
+        self._holdings.queue.remove(item)
+        self._release(item, answer, now_s)
+        return True
+
+    def _fail(self, item: Relayed, bug: Exception, now_s: float) -> None:
+        """End `item`, however far its release came."""
+        self._holdings.cancel_decode(item, pb.Cancel.REASON_SUPERSEDED)
+        self._holdings.cancel_prefill(item, pb.Cancel.REASON_SUPERSEDED)
+        if item.outbox is not None:
+            message = f"bug: {type(bug).__name__}"
+            item.outbox.fail(item.slot, pb.Failure.CODE_INTERNAL, message, untouched=not item.was_taken)
+        self._holdings.end(item, now_s, "CODE_INTERNAL")
 
     def _ask(self, item: Relayed, now_s: float) -> Placement | Wait:
         if now_s < item.not_before_s:
@@ -190,4 +215,4 @@ def _row(item: Relayed, placement: Placement, now_s: float) -> pb.Placement:
 
 
 def _us(seconds: float) -> int:
-    return max(0, round(seconds * 1e6))
+    return round(min(max(0.0, seconds * 1e6), US_MAX))

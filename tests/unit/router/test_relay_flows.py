@@ -15,7 +15,10 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.admission import RelayLimits
 from services.router.mirror import PrefixMirror
 from services.router.placement import KappaPolicy
+from services.router.policy import Placement, PlacementRequest, PoolView, Wait
 from services.router.relay import Relay
+from services.router.relayed import Relayed
+from services.router.releases import US_MAX, _us
 from services.router.replicas import Replica
 
 A, B = "a" * 32, "b" * 32
@@ -552,10 +555,74 @@ def test_a_number_of_a_newer_replica_ends_the_attempt_and_not_the_stream(part: s
     desk.told()
     desk.down(decode, **{part: [rows[part]]})
     told = desk.told()
-    (row,) = [*told.finishes, *told.failures, *told.refusals]
-    assert (row.code if isinstance(row, pb.Failure) else row.reason) == 99
+    numbers: list[int] = [row.reason for row in told.finishes]
+    numbers += [row.reason for row in told.refusals]
+    numbers += [row.code for row in told.failures]
+    assert numbers == [99]
     assert desk.ended == ["UNKNOWN"]
     desk.assert_empty()
+
+
+@pytest.mark.parametrize("microseconds", [10**12, 2**64 - 1])
+def test_a_prefill_that_lies_about_its_time_teaches_nothing_impossible(microseconds: int) -> None:
+    """A first token's counts and time are cut to what can be, for the cost model and for the frontend alike."""
+    desk = Desk()
+    _, _, prefill_slot = desk.reserved()
+    desk.wait(0.5)
+    desk.told()
+    liar = first(prefill_slot)
+    liar.prefill_us, liar.cached_token_count, liar.computed_token_count = microseconds, 2**32 - 1, 2**32 - 1
+    desk.down("prefill-0", first_tokens=[liar])
+    (row,) = desk.told().first_tokens
+    assert (row.cached_token_count, row.computed_token_count) == (20, 0) and row.prefill_us <= 500_000
+    assert desk.policy.measured_total_s <= 0.5
+    assert desk.policy.cold_prefill_s(20) < 1.0
+    desk.reserved(request_id=B)
+
+
+def test_times_beyond_the_wire_are_cut() -> None:
+    """What a replica claims to have waited is bounded, and so is an estimate beyond all measure."""
+    desk = Desk()
+    decode, decode_slot, prefill_slot = desk.reserved()
+    desk.told()
+    desk.down("prefill-0", starts=[pb.Start(slot=prefill_slot, queue_us=2**64 - 1)])
+    desk.down("prefill-0", first_tokens=[first(prefill_slot)])
+    desk.down(decode, transfers=[pb.Transfer(slot=decode_slot, transfer_us=2**64 - 1)])
+    told = desk.told()
+    assert [told.starts[0].queue_us, told.transfers[0].transfer_us] == [US_MAX, US_MAX]
+    for seconds, microseconds in ((1e30, US_MAX), (float("inf"), US_MAX), (-1.0, 0), (float("nan"), 0)):
+        assert _us(seconds) == microseconds
+
+
+def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether the choice or the release raises: it fails with INTERNAL, is logged, and its neighbours are placed."""
+    desk = Desk()
+    desk.links["decode-1"][0].is_draining = True
+    real_place, real_submit = desk.policy.place, desk.relay.releases._submit
+
+    def place(request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
+        if request.request_id == A:
+            raise ZeroDivisionError
+        return real_place(request, view, now_s)
+
+    def submit(item: Relayed, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
+        if item.request_id == B:
+            raise ValueError
+        return real_submit(item, slot, phase)
+
+    desk.policy.place = place  # type: ignore[method-assign]
+    desk.relay.releases._submit = submit  # type: ignore[method-assign]
+    desk.submit(A)
+    desk.submit(B)
+    desk.submit("c" * 32)
+    told = desk.told()
+    assert [(row.slot, row.code, row.untouched) for row in told.failures] == [
+        (1, pb.Failure.CODE_INTERNAL, True),
+        (2, pb.Failure.CODE_INTERNAL, True),
+    ]
+    assert len(caplog.records) == 2
+    (submitted,) = desk.up("decode-0").submits
+    assert submitted.request_id == "c" * 32
 
 
 def test_a_gap_in_the_log_fails_the_attempt() -> None:
