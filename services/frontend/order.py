@@ -44,7 +44,7 @@ class Order:
     is_resumed: bool = False
     """True if the client brought it from a broken stream."""
     received_ids: tuple[int, ...] = ()
-    """Output the client has already."""
+    """Output the client has already: empty unless `is_resumed`."""
     logprobs: bool = False
     explain: bool = False
     traceparent: str = ""

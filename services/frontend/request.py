@@ -65,7 +65,7 @@ class LiveRequest:
     def __init__(self, order: Order, output: Output, hub: Hub, limits: Limits) -> None:
         self.order = order
         self.progress = Progress(order, output)
-        self.tries = Tries(limits.attempts_max, was_taken=order.is_resumed)
+        self.tries = Tries(limits.attempts_max)
         self.on_ready: Callable[[], None] = _nothing
         self.state = State.WAITING
         self.end: End | None = None
@@ -360,7 +360,7 @@ class LiveRequest:
             received,
             block_tokens=self._limits.block_tokens,
             credit_position=self.progress.open_credit(),
-            resumed=self.tries.was_taken,
+            resumed=self.tries.was_taken or bool(self.order.received_ids),
         )
         ttft_s = self.order.ttft_deadline_s if self.progress.first_token_s is None else None
         peer.link.outbox.submit(submit, self.order.deadline_s, ttft_s)

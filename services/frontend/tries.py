@@ -47,14 +47,15 @@ class Tries:
         "was_taken",
     )
 
-    def __init__(self, attempts_max: int, *, was_taken: bool) -> None:
+    def __init__(self, attempts_max: int) -> None:
         self._attempts_max = attempts_max
         self._executions = 0
         self._streak = 0
         """Attempts in a row that brought no token."""
         self._stuck_since_s: float | None = None
-        self.was_taken = was_taken
-        """True once an engine had the request, here or at another frontend."""
+        self.was_taken = False
+        """True once an engine had the request, as this frontend saw itself: a token tells of another frontend's attempt,
+        and nobody can tell its first use from its tenth."""
         self.retries = 0
         self.resumes = 0
 

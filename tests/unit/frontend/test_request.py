@@ -401,6 +401,30 @@ def test_a_resume_from_anywhere_is_complete(count: int) -> None:
     assert len(mesh.submits) == (0 if count == 60 else 1)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_resume_token_alone_is_no_way_past_the_queue(count: int) -> None:
+    """Only who has tokens waits at the head; each attempt that no engine took costs retry budget, token or not."""
+    mesh = mesh_of(2, retries=0.0)
+    ids = tuple(oracle(order(LONG).prompt_ids, 60)[:count])
+    client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)
+    mesh.settle()
+    assert [submit.resumed for submit in mesh.submits] == [count > 0]
+    cut_home(mesh)
+    assert finish(mesh, client) == "RETRY_BUDGET_EXHAUSTED"
+
+
+def test_a_reused_resume_token_is_refused_by_a_full_mesh() -> None:
+    """It waits no better than a new request: the client is told when to come back, and nothing is asked again."""
+    mesh = mesh_of(2)
+    client = begin(mesh, attempt_base=256, is_resumed=True)
+    for router in mesh.routers:
+        mesh.send_up(router)
+        mesh.arrive_up(router)
+    mesh.refuse(mesh.runs[0], pb.Refusal.REASON_QUEUE_FULL, 250)
+    assert finish(mesh, client) == "QUEUE_FULL"
+    assert len(mesh.submits) == 1
+
+
 def test_places_are_bounded_and_come_back() -> None:
     """One more than there is room for is refused, with a time to come back; an end makes room."""
     mesh = mesh_of(places=1)
