@@ -1,6 +1,7 @@
 """What a refusal or a failure from behind means for a request, and what a client is told when nothing is left to try.
 
-Pure. Faults carry the names of the protocol: "REPLICA_LOST", "QUEUE_FULL"; "ROUTER_LOST" is the frontend's own.
+Pure. Faults carry the names of the protocol: "REPLICA_LOST", "QUEUE_FULL"; "ROUTER_LOST" and "ADOPTED" are the
+frontend's own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from kvmesh.errors import TABLE, MeshError
 ROUTER_LOST: Final = "ROUTER_LOST"
 NO_ROUTER: Final = "NO_ROUTER"
 GAP: Final = "GAP"
+ADOPTED: Final = "ADOPTED"
+"""A late adopt of the request itself took the attempt away from its slot."""
 
 FULL: Final = frozenset(
     {pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_TIMEOUT}

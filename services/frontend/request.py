@@ -85,6 +85,8 @@ class LiveRequest:
         """A router that just failed the request; another one is preferred."""
         self._lost_fault = ""
         self._leave_reason: CancelReason = attach.Cancel.REASON_CLIENT
+        self._steals = 0
+        """Times the attempt was taken away from its slot by a late adopt."""
         self._retry_at_s: float | None = None
         self._give_up_s: float | None = None
         self._adopt_until_s: float | None = None
@@ -235,7 +237,10 @@ class LiveRequest:
                 self._deadline(now_s)
             case attach.Finish.REASON_SLOW_READER:
                 self._end(End(error=faults.slow_reader(len(self.progress.ids))), now_s)
-            case attach.Finish.REASON_ADOPTED | attach.Finish.REASON_SUPERSEDED:
+            case attach.Finish.REASON_ADOPTED:
+                # Only this request adopts its attempts: an adopt through a stream that is gone came late.
+                self._stolen(now_s)
+            case attach.Finish.REASON_SUPERSEDED:
                 self._end(End(error=faults.superseded()), now_s)
             case _:
                 self._again("INTERNAL", now_s, untouched=False)
@@ -350,6 +355,7 @@ class LiveRequest:
         self._retry_at_s = self._give_up_s = None
         self._peer, self._slot = peer, peer.open(self)
         context_tokens = self.order.prompt_tokens + len(received)
+        self._steals = 0
         self.attempts.append(
             Attempt(self._number, self._cause, len(received), context_tokens, peer.name, now_s)
         )
@@ -371,6 +377,15 @@ class LiveRequest:
         self.state, self._lost_fault = State.ADOPTING, fault
         self._adopt_until_s = now_s + self._limits.orphan_s
         self._adopt()
+
+    def _stolen(self, now_s: float) -> None:
+        """ATTACHED -> ADOPTING, the slot being closed: as if its stream had been lost, so often and no more."""
+        attempt = self.attempts[-1]
+        self._steals += 1
+        if attempt.decode_replica and attempt.has_tokens and self._steals <= self._limits.attempts_max:
+            self._seek(faults.ADOPTED, now_s)
+        else:
+            self._again(faults.ADOPTED, now_s, untouched=False)
 
     def _adopt(self) -> None:
         """Ask for the running attempt, or wait for a router to ask."""

@@ -425,6 +425,50 @@ def test_a_reused_resume_token_is_refused_by_a_full_mesh() -> None:
     assert len(mesh.submits) == 1
 
 
+def steal(mesh: FakeMesh) -> None:
+    """Let a late adopt through a broken stream take the attempt away from its slot."""
+    (attempt,) = mesh.runs
+    router, slot = attempt.router, attempt.slot
+    assert router is not None
+    router.runs.clear()
+    router.downward.clear()
+    attempt.router, attempt.orphan_until_s = None, mesh.now_s + ORPHAN_S
+    answer = pb.AttachResponse()
+    answer.finishes.add(slot=slot, end_position=attempt.log.end, reason=pb.Finish.REASON_ADOPTED)
+    mesh.core.on_response(router, answer, mesh.now_s)
+    mesh.core.assert_consistent()
+
+
+def test_a_late_adopt_of_the_request_itself_is_only_a_lost_slot() -> None:
+    """Nobody else adopts this attempt: it is asked for again, and the client sees nothing."""
+    mesh = mesh_of(2)
+    client = begin(mesh)
+    run(mesh, client, 10)
+    steal(mesh)
+    assert client.request.state.value == "adopting"
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert (len(mesh.submits), client.request.adoptions) == (1, 1)
+
+
+def test_an_attempt_that_is_taken_again_and_again_is_resumed() -> None:
+    """Asking for it has an end, even where something behind takes it away each time."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 10)
+    for _ in range(20):
+        if len(mesh.submits) > 1:
+            break
+        steal(mesh)
+        for router in mesh.routers:
+            mesh.send_up(router)
+            mesh.arrive_up(router)
+    assert mesh.adopts == 4, "as often as a request may be tried"
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert client.request.attempts[0].fault == "ADOPTED"
+
+
 def test_places_are_bounded_and_come_back() -> None:
     """One more than there is room for is refused, with a time to come back; an end makes room."""
     mesh = mesh_of(places=1)
