@@ -22,6 +22,11 @@ from typing import Annotated, Any, ClassVar, Final, get_args, get_origin, get_ty
 
 import msgspec
 
+from kvmesh.deadlines import REMAINING_MS_MAX
+
+RUNTIME_MAX_S: Final = REMAINING_MS_MAX / 1000
+"""Longest a request may run: what the budget of a hop can carry."""
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 """Folder that holds the packages; relative paths of the configuration start here."""
 
@@ -251,11 +256,17 @@ class Frontend(Section, frozen=True, kw_only=True):
         int, Allowed("Requests live at once; more are refused.", 1, 1_000_000, "requests")
     ] = 1024
     default_deadline_s: Annotated[
-        float, Allowed("Deadline of a request that brings none.", 0.1, 86_400, "s")
+        float, Allowed("Deadline of a request that brings none.", 0.1, RUNTIME_MAX_S, "s")
     ] = 120.0
-    runtime_max_s: Annotated[float, Allowed("Longest deadline; longer ones are cut.", 0.1, 86_400, "s")] = (
-        600.0
-    )
+    runtime_max_s: Annotated[
+        float,
+        Allowed(
+            "Longest deadline; longer ones are cut. A budget inside the mesh carries an hour at most.",
+            0.1,
+            RUNTIME_MAX_S,
+            "s",
+        ),
+    ] = 600.0
     max_output_tokens_default: Annotated[
         int, Allowed("Output tokens of a request that names no limit.", 1, 1_000_000, "tokens")
     ] = 256

@@ -43,6 +43,8 @@ from kvmesh.config import (
         ),
         ("[engine]\nkv_blocks = 127", "allowed are 128 or more blocks of 32 tokens."),
         ("[frontend]\ndefault_deadline_s = 700", "allowed are 0.1 to 600 s."),
+        ("[frontend]\nruntime_max_s = 3601", "allowed is 0.1 to 3600 s."),
+        ("[frontend]\ndefault_deadline_s = 3601", "allowed is 0.1 to 3600 s."),
         ("[frontend]\nmax_output_tokens_default = 5000", "allowed are 1 to 4096 tokens."),
         ("[frontend]\nport = 65535\nreplicas = 2", "allowed are 0 to 65534."),
         ("[engine]\nmax_sequence_tokens = 100", "frontend.max_output_tokens_default = 256 leaves no room"),
