@@ -81,7 +81,7 @@ class Admission:
         item = self._take(session, submit, now_s)
         self._holdings.add(item)
         self._holdings.live[item.request_id] = item
-        self._holdings.queue.add(item, at_head=submit.resumed)
+        self._holdings.queue.add(item)
         self._holdings.timetable.by(item, item.queue_until_s)
         self._holdings.is_news = True
         session.outbox.accept(submit.slot, urgent=False)
@@ -184,6 +184,7 @@ class Admission:
             end_token_id=submit.end_token_id,
             blocks=blocks.count_for(tokens + budget.max_output_tokens, submit.block_tokens),
             priority=budget.priority,
+            is_resumed=submit.resumed,
             deadline_s=deadline_s,
             ttft_deadline_s=ttft_deadline_s,
             queue_until_s=min(
@@ -220,8 +221,10 @@ class Admission:
         if not any(one.role == "decode" and one.is_here() for one in self._replicas.values()):
             return Refused(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
         queue = self._holdings.queue
-        if queue.is_full() and not submit.resumed:
-            message = f"router queue full: {len(queue)}/{queue.requests_max}"
+        if queue.is_full(is_resumed=submit.resumed):
+            # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
+            count, kind = queue.count(is_resumed=submit.resumed), "resumed" if submit.resumed else "new"
+            message = f"router queue full: {count}/{queue.requests_max} {kind} requests"
             retry_ms = self._releases.retry_after_ms()
             return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_ms)
         return None

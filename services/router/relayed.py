@@ -66,6 +66,8 @@ class Relayed:
     blocks: int = 0
     """KV blocks it will need at decode."""
     priority: int = 0
+    is_resumed: bool = False
+    """It goes ahead of others in the queue."""
     ticket: int = 0
     deadline_s: float = float("inf")
     ttft_deadline_s: float | None = None

@@ -163,7 +163,7 @@ class Releases:
         prefill.outbox.submit(submit, item.deadline_s, item.ttft_deadline_s)
 
     def requeue(self, item: Relayed, now_s: float) -> None:
-        """A decode replica refused it: back to the head of its band, to be placed elsewhere, or later."""
+        """A decode replica refused it: back to the head of its lane, to be placed elsewhere, or later."""
         holdings = self._holdings
         assert item.decode is not None, item
         refused_by = item.decode.name

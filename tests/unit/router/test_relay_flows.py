@@ -731,6 +731,19 @@ def test_higher_priorities_go_first_and_a_resumed_one_at_the_head_of_its_band() 
     assert order == ["2", "3", "1"]
 
 
+def test_resumed_attempts_wait_in_their_order_and_are_bounded_too() -> None:
+    """They go ahead of new ones, first come first served; beyond the queue's places they are refused as all others."""
+    desk = Desk(queue=2)
+    for name in ("decode-0", "decode-1"):
+        desk.lose(name)
+    for number in range(8):
+        desk.submit(request_id=f"{number:032x}", resumed=number % 2 == 1, attempt=2)
+    assert [item.slot for item in desk.relay.queue] == [2, 4, 1, 3]
+    refusals = desk.told().refusals
+    assert [row.slot for row in refusals] == [5, 6, 7, 8]
+    assert all(row.reason == pb.Refusal.REASON_QUEUE_FULL and row.retry_after_ms for row in refusals)
+
+
 def test_a_masked_replica_keeps_its_streams() -> None:
     """A lost lease keeps new requests away and cuts nothing."""
     desk = Desk()
