@@ -1,33 +1,49 @@
 """The process's connection to Redis: opened on first use, opened again after it broke, never retried behind the back.
 
-A shell. Commands stay within Redis 6.2. Keys of a mesh start with its name: `key("kvmesh", "proc", "decode-0")`.
+A shell. Whatever Redis answers or does not answer, callers see one error, RedisAway: no Redis may end a process.
+Commands stay within Redis 6.2. Keys of a mesh start with its name: `key("kvmesh", "proc", "decode-0")`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
 """A Redis that does not answer a command within this is away. Blocking reads ask for less."""
 
+SUCCESSION: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "UNBLOCKED")
+"""Answers of a Redis that starts, or has lost its mastership: what its successor knows may be less."""
+
+REFUSAL: Final = ("OOM", "NOREPLICAS", "NOPERM", "MISCONF", "BUSY", "EXECABORT")
+"""Answers of a Redis that is there and does not want this command now."""
+
 Command = Sequence[str | bytes | int | float]
 Answer = TypeVar("Answer")
 
 
 class RedisAway(Exception):
-    """Redis cannot be reached or takes no commands now. Go on with what is known and try again later."""
+    """Redis cannot be reached or did not take a command. Go on with what is known and try again later."""
 
 
 def key(mesh: str, *parts: str) -> str:
@@ -38,15 +54,18 @@ def key(mesh: str, *parts: str) -> str:
 class RedisLink:
     """Connections to one Redis, shared by all tasks of the process. `close` it before the loop ends.
 
-    Every method raises RedisAway when Redis is not there; nothing is retried, so that the caller knows what was lost.
+    Every method raises RedisAway when Redis is not there or answers with an error; nothing is retried, so that the caller
+    knows what was lost.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.is_connected = False
-        """True if the last command was answered."""
+        """True if the last command was answered, be it with a refusal."""
         self.break_total = 0
-        """Times the connection was lost."""
+        """Times the connection was lost, or another Redis may have taken over."""
+        self._refused: dict[str, str] = {}
+        """Why a command was refused the last time, by its name: told once."""
         self._client = redis.asyncio.Redis.from_url(
             url,
             decode_responses=False,
@@ -57,8 +76,11 @@ class RedisLink:
         )
 
     async def execute(self, *command: str | bytes | int | float) -> Any:
-        """Run one command and return its answer. Raises ResponseError where the command itself is wrong."""
-        return await self._watch(self._client.execute_command(*command))  # type: ignore[no-untyped-call]  # the library left it out
+        """Run one command and return its answer."""
+        return await self._watch(
+            self._client.execute_command(*command),  # type: ignore[no-untyped-call]  # the library left it out
+            str(command[0]),
+        )
 
     async def pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         """Run `commands` in one round trip (`atomic`: as one MULTI) and return their answers in order.
@@ -68,7 +90,9 @@ class RedisLink:
         pipe = self._client.pipeline(transaction=atomic)
         for command in commands:
             pipe.execute_command(*command)
-        answers = await self._watch(pipe.execute())
+        answers = await self._watch(
+            pipe.execute(), "+".join(sorted({str(command[0]) for command in commands}))
+        )
         return list(answers)
 
     def subscription(self) -> Any:
@@ -76,46 +100,94 @@ class RedisLink:
         return self._client.pubsub(ignore_subscribe_messages=True)
 
     async def watch(self, awaitable: Awaitable[Answer]) -> Answer:
-        """Await a call of the client library; its errors of connection become RedisAway."""
-        return await self._watch(awaitable)
+        """Await a call of the client library; its errors become RedisAway."""
+        return await self._watch(awaitable, "subscription")
 
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()
 
-    async def _watch(self, awaitable: Awaitable[Answer]) -> Answer:
+    async def _watch(self, awaitable: Awaitable[Answer], command: str) -> Answer:
         task = asyncio.current_task()
         assert task is not None
         cancels = task.cancelling()
+        away: RedisAway
         try:
             answer = await awaitable
-        except (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError) as error:
-            self._lost(error)
-            raise RedisAway(f"Redis at {self.url} is away: {error}") from error
+        except (RedisError, OSError) as error:
+            away = self._failed(error, command)
+            away.__cause__ = error
         except RuntimeError as error:
             # What uvloop raises on a write to a connection that the peer just closed.
-            if "handler is closed" not in str(error):
+            if "handler is closed" not in str(error) and task.cancelling() == cancels:
                 raise
-            self._lost(error)
-            raise RedisAway(f"Redis at {self.url} is away: {error}") from error
-        except ResponseError as error:
-            if not str(error).startswith(
-                ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "OOM")
-            ):
-                raise
-            self._lost(error)
-            raise RedisAway(f"Redis at {self.url} takes no commands: {error}") from error
-        if task.cancelling() > cancels:
+            away = self._lost(str(error))
+            away.__cause__ = error
+        else:
+            if task.cancelling() == cancels:
+                self._answered(command)
+                return answer
             # The library writes inside asyncio.wait_for, which on Python 3.11 drops a cancel that arrives when the
             # write has just ended. Whoever cancelled us waits for it.
             raise asyncio.CancelledError
+        if task.cancelling() > cancels:
+            raise asyncio.CancelledError from away  # the same, where the write failed
+        raise away
+
+    def _answered(self, command: str) -> None:
+        self._connected()
+        if self._refused.pop(command, None) is not None:
+            log.info("Redis at %s takes %s again", self.url, command)
+
+    def _connected(self) -> None:
         if not self.is_connected:
             self.is_connected = True
             log.info("connected to Redis at %s", self.url)
-        return answer
 
-    def _lost(self, error: Exception) -> None:
+    def _failed(self, error: Exception, command: str) -> RedisAway:
+        reason = _reason(error)
+        if not isinstance(error, ResponseError) or reason.startswith(SUCCESSION):
+            return self._lost(reason)
+        self._connected()
+        if self._refused.get(command) != reason:
+            self._refused[command] = reason
+            level = logging.WARNING if reason.startswith(REFUSAL) else logging.ERROR
+            log.log(level, "Redis at %s refuses %s: %s", self.url, command, reason)
+        return RedisAway(f"Redis at {self.url} refuses {command}: {reason}")
+
+    def _lost(self, reason: str) -> RedisAway:
         if self.is_connected or self.break_total == 0:
-            log.warning("Redis at %s is away: %s", self.url, error)
+            log.warning("Redis at %s is away: %s", self.url, reason)
             self.break_total += 1
         self.is_connected = False
+        return RedisAway(f"Redis at {self.url} is away: {reason}")
+
+
+_TYPED: Final = (
+    (BusyLoadingError, "LOADING"),
+    (MasterDownError, "MASTERDOWN"),
+    (ClusterDownError, "CLUSTERDOWN"),
+    (TryAgainError, "TRYAGAIN"),
+    (ReadOnlyError, "READONLY"),
+    (OutOfMemoryError, "OOM"),
+    (NoPermissionError, "NOPERM"),
+)
+"""Errors from whose text the library takes the first word."""
+
+
+def _reason(error: Exception) -> str:
+    """Return what Redis said, its code first and without the command, which the library puts before it in a pipeline."""
+    text = str(error)
+    _, cause, rest = text.rpartition(_PIPELINE)
+    if cause:
+        text = rest.strip("()'\",")
+    for kind, code in _TYPED:
+        if isinstance(error, kind) and not text.startswith(code):
+            return f"{code} {text}"
+    found = _SCRIPT.search(text)
+    return found.group(1) if found else text
+
+
+_PIPELINE: Final = "of pipeline caused error: "
+_SCRIPT: Final = re.compile(r".*@user_script: ?\d*: ?-?(.*)$", re.DOTALL)
+"""How Redis 6.2 wraps an error of a command inside a script."""

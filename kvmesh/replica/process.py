@@ -29,6 +29,7 @@ from kvmesh.redis_link import RedisLink
 from kvmesh.replica import options as command_line
 from kvmesh.replica.options import Options, ReplicaRole
 from kvmesh.replica.shell import ReplicaCore, ReplicaShell
+from kvmesh.tasks import end
 from kvmesh.telemetry import Tracing, start_logging, tracing_of
 from kvmesh.triton.capabilities import ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 ENGINE_WAIT_S: Final = 10.0
 """An engine that is not ready by then is missing. `kvmesh up` starts replicas when their engines are ready."""
 
-CANCEL_AGAIN_S: Final = 0.5
 ATTACH_NAME: Final = "kvmesh.attach.v1.AttachService"
 USAGE_ERROR: Final = 2
 
@@ -165,7 +165,7 @@ class _Replica:
         address = await self._server.listen(self._options.listen)
         registration = Registration(self._redis, mesh, self._member(address))
         self._registration = registration
-        membership = Membership(self._redis, mesh, self._role.on_members)
+        membership = Membership(self._redis, mesh, self._role.on_members, own=registration)
         async with asyncio.TaskGroup() as tasks:
             background = [
                 _start(tasks, self._engine.run(), "engine"),
@@ -174,8 +174,10 @@ class _Replica:
                 _start(tasks, membership.run(), "membership"),
                 _start(tasks, self._register(registration, metrics_address), "registration"),
             ]
-            await self._server.run(self._drain)
-            await _end(background)
+            try:
+                await self._server.run(self._drain)
+            finally:
+                await end(background)
 
     async def close(self) -> None:
         """Leave the mesh, then end what is left."""
@@ -215,15 +217,6 @@ class _Replica:
         if self._registration is not None:
             self._registration.update(draining=True)
         await self._shell.drain()
-
-
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel `tasks` until they are over: a client library that fails in that moment can swallow a cancellation."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
 def _start(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import random
+import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -23,8 +24,11 @@ from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.membership import Member, Membership, Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
+from kvmesh.tasks import end
 from services.frontend.core import FrontendCore
+from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core
+from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
 from services.frontend.service import SERVICE_NAME, InferenceService, Terms
@@ -85,12 +89,15 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
         stack.push_async_callback(redis.close)
         member = frontend.member(address)
         registration = Registration(redis, config.mesh.name, member)
-        membership = Membership(redis, config.mesh.name, frontend.on_members)
+        membership = Membership(redis, config.mesh.name, frontend.on_members, own=registration)
+        secret = MeshSecret(redis, config.mesh.name, frontend.seal)
+        await secret.renew()
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         running = [
             tasks.create_task(frontend.links.run(), name="router-links"),
             tasks.create_task(membership.run(), name="membership"),
             tasks.create_task(registration.run(), name="registration"),
+            tasks.create_task(secret.run(), name="mesh-secret"),
         ]
         await frontend.server.set_serving(True)
         frontend.server.announce(metrics_address)
@@ -105,9 +112,7 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
         try:
             await frontend.server.run(drain)
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await end(running)
             await registration.deregister()
             frontend.close()
     return 0
@@ -122,8 +127,9 @@ class Frontend:
         self._version = version
         self._block_tokens = config.engine.block_tokens
         self._name = place.name
-        self._boot_id = f"{random.getrandbits(64):016x}"
+        self._boot_id = f"{secrets.randbits(64):016x}"
         self._is_seeded = True
+        self.seal = Seal(secrets.token_bytes(SECRET_BYTES))
         self._idle = asyncio.Event()
         self.metrics = Metrics("frontend")
         self.tracing = telemetry.tracing_of(config.telemetry, "frontend", place.name)
@@ -161,7 +167,7 @@ class Frontend:
             terms,
             clock,
             self.tracing,
-            random.getrandbits,
+            self.seal,
             is_seeded=lambda: self._is_seeded,
             on_refused=counts.on_refused,
         )

@@ -25,6 +25,7 @@ from kvmesh.membership import Member, Membership, Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.router.v1 import router_pb2_grpc
+from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of
 from services.router import telemetry
 from services.router.admission import RelayLimits
@@ -93,7 +94,7 @@ async def serve(config: MeshConfig, place: Place) -> int:
         router.metrics.process_gauges()
         address = await router.server.listen(place.listen)
         registration = Registration(router.redis, config.mesh.name, router.member(address))
-        membership = Membership(router.redis, config.mesh.name, router.on_members)
+        membership = Membership(router.redis, config.mesh.name, router.on_members, own=registration)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(router.links.run(), name="replica-links"),
@@ -116,8 +117,7 @@ async def serve(config: MeshConfig, place: Place) -> int:
 
                 await router.server.run(drain)
             finally:
-                for task in running:
-                    task.cancel()
+                await end(running)
         await registration.deregister()
     return 0
 
