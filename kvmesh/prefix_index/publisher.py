@@ -17,6 +17,7 @@ from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from kvmesh.prefix_index.translation import EngineEventError, Translation
 from kvmesh.redis_link import Command, RedisAway, RedisLink, key
+from kvmesh.tasks import persist
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ RETENTION_INTERVALS = 4
 SNAPSHOT_LIFE_INTERVALS = 100
 """A snapshot nobody renews is forgotten after this many intervals, or a day."""
 
-AWAY_RETRY_S = 0.2
+AWAY_PAUSE_S = 0.2
 CLOSE_S = 2.0
 
 
@@ -106,27 +107,30 @@ class Publisher:
             self._plenty.set()
 
     async def run(self) -> None:
-        """Publish until cancelled."""
+        """Publish until cancelled. No answer of Redis ends it."""
+        await persist(self._publish, "kv-publisher", pause_s=AWAY_PAUSE_S, on_failure=self._drop_pending)
+
+    async def _publish(self) -> None:
         while True:
             await self._wait()
             if not self._cache.epoch:
                 continue
-            try:
-                if self._needs_snapshot():
-                    await self._write_snapshot()
-                elif self._pending:
-                    await self._flush()
-            except RedisAway:
-                self._drop_pending()
-                await asyncio.sleep(AWAY_RETRY_S)
+            if self._needs_snapshot():
+                await self._write_snapshot()
+            elif self._pending:
+                await self._flush()
 
     async def close(self) -> None:
         """Write a last snapshot, for a router that starts later. Never raises, takes at most CLOSE_S."""
         if not self._cache.epoch:
             return
-        with suppress(RedisAway, TimeoutError):
+        try:
             async with asyncio.timeout(CLOSE_S):
                 await self._write_snapshot()
+        except (RedisAway, TimeoutError):
+            log.info("the last snapshot of the cache could not be written")
+        except Exception:
+            log.exception("the last snapshot of the cache could not be written")
 
     async def _wait(self) -> None:
         due_s = 1.0

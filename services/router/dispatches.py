@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Final
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index.events import format_stream_id, parse_stream_id
-from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.redis_link import RedisLink, key
+from kvmesh.tasks import persist
 from services.router import dispatch_notes
 from services.router.dispatch_notes import NOTES_MAX, NoteError
 from services.router.holdings import DISPATCH_LIFE_S, Note
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 FLUSH_S: Final = 0.003
 STREAM_ENTRIES: Final = 10_000
 BLOCK_MS: Final = 500
-AWAY_RETRY_S: Final = 0.2
+AWAY_PAUSE_S: Final = 0.2
 WAITING_MAX: Final = 8 * NOTES_MAX
 """Notes that wait to be written; the oldest are dropped beyond it."""
 
@@ -51,6 +51,8 @@ class Dispatches:
         self._clock = clock or MonotonicClock()
         self._others: dict[str, str] = {}
         self._waiting: list[Note] = []
+        self._writing = 0
+        """Notes of the entry that is being written."""
         self._news = asyncio.Event()
         self._company = asyncio.Event()
 
@@ -78,10 +80,15 @@ class Dispatches:
         self._news.set()
 
     async def run(self) -> None:
-        """Write and read until cancelled."""
+        """Write and read until cancelled. No answer of Redis ends it."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._write(), name="dispatches-write")
-            tasks.create_task(self._read(), name="dispatches-read")
+            tasks.create_task(
+                persist(self._write, "dispatches-write", pause_s=AWAY_PAUSE_S, on_failure=self._drop),
+                name="dispatches-write",
+            )
+            tasks.create_task(
+                persist(self._read, "dispatches-read", pause_s=AWAY_PAUSE_S), name="dispatches-read"
+            )
 
     async def _write(self) -> None:
         while True:
@@ -90,25 +97,24 @@ class Dispatches:
             self._news.clear()
             while self._waiting:
                 notes, self._waiting = self._waiting[:NOTES_MAX], self._waiting[NOTES_MAX:]
+                self._writing = len(notes)
                 data = dispatch_notes.encode(self._router, self._boot_id, notes)
-                try:
-                    await self._redis.execute(
-                        *("XADD", self._stream, "MAXLEN", "~", STREAM_ENTRIES, "*"),
-                        *(dispatch_notes.FIELD, data),
-                    )
-                except RedisAway:
-                    self.dropped_total += len(notes) + len(self._waiting)
-                    self._waiting.clear()
+                await self._redis.execute(
+                    *("XADD", self._stream, "MAXLEN", "~", STREAM_ENTRIES, "*"),
+                    *(dispatch_notes.FIELD, data),
+                )
+                self._writing = 0
+
+    def _drop(self) -> None:
+        self.dropped_total += self._writing + len(self._waiting)
+        self._writing = 0
+        self._waiting.clear()
 
     async def _read(self) -> None:
-        position: str | None = None
+        position: str | None = None  # a restarted Redis starts its stream anew
         while True:
             await self._company.wait()
-            with suppress(RedisAway):
-                position = await self._read_once(position)
-                continue
-            position = None  # a restarted Redis starts its stream anew
-            await asyncio.sleep(AWAY_RETRY_S)
+            position = await self._read_once(position)
 
     async def _read_once(self, position: str | None) -> str:
         if position is None:
