@@ -7,8 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+import pytest
+
 from kvmesh.membership import Member, Membership, Registration, read_members
 from kvmesh.redis_link import RedisLink
+from kvmesh.tasks import end
 
 
 def member(name: str) -> Member:
@@ -91,3 +95,35 @@ async def test_an_old_process_does_not_take_its_successors_lease(redis_server: A
     await new.deregister()
     assert await read_members(link, "m") == []
     await link.close()
+
+
+async def test_a_newer_process_keeps_the_name(redis_server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Two processes with one name: the one started later has the lease, also after a flush; the older one says so once."""
+    link = RedisLink(redis_server.url)
+    old = Registration(link, "m", msgspec.structs.replace(member("a"), boot_id="old"))
+    new = Registration(link, "m", msgspec.structs.replace(member("a"), boot_id="new"))
+    tasks = [asyncio.create_task(old.run())]
+    try:
+        async with asyncio.timeout(10):
+            while not await read_members(link, "m"):
+                await asyncio.sleep(0.01)
+            tasks.append(asyncio.create_task(new.run()))
+            while (await read_members(link, "m"))[0].boot_id != "new":
+                await asyncio.sleep(0.01)
+            await link.execute("FLUSHALL")
+            old.update(draining=True)  # the older one may well be the first to write again
+            while not old.is_superseded:
+                await asyncio.sleep(0.01)
+        old.update(kv_address="x")
+        new.update(draining=True)
+        await until(lambda: not new._changed.is_set())
+        assert not new.is_superseded and [task.done() for task in tasks] == [False, False]
+        await old.deregister()
+        async with asyncio.timeout(5):
+            while not (found := await read_members(link, "m")) or not found[0].draining:
+                await asyncio.sleep(0.01)
+        assert [m.boot_id for m in found] == ["new"]
+        assert sum("nobody finds this one" in record.message for record in caplog.records) == 1
+    finally:
+        await end(tasks)
+        await link.close()

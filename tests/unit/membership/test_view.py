@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 
-from kvmesh.membership import LEASE_S, Member, View
+from kvmesh.membership import LEASE_S, MISSING_S, POLL_S, RENEW_S, Member, View
 
 
 def member(name: str, boot_id: str = "b1") -> Member:
@@ -18,13 +20,54 @@ def member(name: str, boot_id: str = "b1") -> Member:
     )
 
 
-def test_a_member_without_lease_is_gone_at_once() -> None:
-    """A single expired or returned lease is believed."""
+def test_a_member_without_lease_is_gone_after_two_polls() -> None:
+    """A single expired lease is believed when a second poll, later than any renewal, misses it too."""
     view = View()
     assert view.take([member("a"), member("b")], 0.0)
     assert not view.take([member("b"), member("a")], 1.0)
-    assert view.take([member("b")], 2.0)
+    assert not view.take([member("b")], 2.0)
+    assert not view.take([member("b")], 2.0 + MISSING_S - 0.1), (
+        "polls may be close together: there are nudges"
+    )
+    assert view.take([member("b")], 2.0 + MISSING_S)
     assert set(view.members) == {"b"}
+    view.take([member("a"), member("b")], 10.0)
+    assert not view.take([member("b")], 11.0)
+    assert not view.take([member("a"), member("b")], 12.0)
+    assert not view.take([member("b")], 13.0), "counted from the poll that missed it last"
+
+
+def test_a_flushed_redis_takes_nobody_away() -> None:
+    """After a flush the first polls find only those who renewed already; whoever lives has renewed MISSING_S later."""
+    names = ["a", "b", "c"]
+    for seed in range(200):
+        rng = random.Random(seed)
+        view = View()
+        view.take([member(name) for name in names], 0.0)
+        flushed_s = 10.0 + rng.random()
+        renewed_s = {name: flushed_s + rng.random() * RENEW_S for name in names}
+        now_s = 10.0
+        while now_s < 20.0:
+            back = [name for name in names if now_s < flushed_s or now_s >= renewed_s[name]]
+            assert not view.take([member(name) for name in back], now_s), f"seed={seed} at {now_s}"
+            now_s += rng.random() * POLL_S
+
+
+def test_a_farewell_is_believed_at_once() -> None:
+    """Who gave its lease back is gone with the next poll, be Redis in doubt or not; its successor is not."""
+    view = View()
+    view.take([member("a"), member("b")], 0.0)
+    view.farewell("nobody")
+    view.farewell("b1")  # the boot id of both: only who is missing is gone
+    assert view.take([member("b")], 0.1)
+    assert set(view.members) == {"b"}
+    view.take([member("a", "a1"), member("b", "b2")], 1.0)
+    view.doubt(1.0)
+    view.farewell("a1")
+    assert not view.take([member("a", "a1"), member("b", "b2")], 1.1), "a poll that was under way"
+    assert view.take([member("b", "b2")], 1.2)
+    view.take([member("a", "a2"), member("b", "b2")], 2.0)
+    assert not view.take([member("b", "b2")], 2.1), "another process of that name"
 
 
 def test_a_redis_that_came_back_empty_takes_nobody_away() -> None:
