@@ -121,6 +121,10 @@ class UpwardOutbox(Outbox):
         elif position > known:
             self._credits[slot] = position
 
+    def is_waiting(self, slot: int) -> bool:
+        """Return whether the submit or adopt of `slot` has not been sent."""
+        return slot in self._submits or slot in self._adopts
+
     def cancel(self, slot: int, reason: pb.Cancel.Reason.ValueType) -> bool:
         """Cancel `slot`. Return True if its submit or adopt had not been sent: then the peer never hears of it."""
         self._handoffs.pop(slot, None)

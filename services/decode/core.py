@@ -157,6 +157,10 @@ class DecodeCore:
             message = f"request {adopt.request_id} is {found} here; attempt {adopt.attempt} is wanted"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
             return
+        if adopt.adoption < slot.adoption:
+            message = f"adoption {slot.adoption} of the request is known here; {adopt.adoption} came late"
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_SUPERSEDED, message)
+            return
         log = slot.log
         if not log.start <= adopt.position <= slot.known_position():
             message = f"position is {adopt.position}: {log.start} to {slot.known_position()} is allowed"
@@ -168,6 +172,7 @@ class DecodeCore:
         self.holdings.revive(slot)
         self.holdings.attach(slot, session, adopt.slot)
         slot.has_first_row = False
+        slot.adoption = adopt.adoption
         log.sent, log.credit = adopt.position, adopt.credit_position
         self.adoption_total += 1
         session.outbox.accept(adopt.slot)

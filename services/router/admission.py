@@ -94,6 +94,11 @@ class Admission:
             message = f"decode replica {adopt.decode_replica!r} is not known here"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_NO_REPLICA, message)
             return
+        known = self._holdings.live.get(adopt.request_id)
+        if known is not None and known.attempt > adopt.attempt:
+            message = f"attempt {known.attempt} of the request is known here"
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_SUPERSEDED, message)
+            return
         item = Relayed(
             request_id=adopt.request_id,
             attempt=adopt.attempt,
@@ -118,6 +123,7 @@ class Admission:
                 position=adopt.position,
                 credit_position=adopt.credit_position,
                 decode_replica=adopt.decode_replica,
+                adoption=adopt.adoption,
             )
         )
         self._holdings.add(item)
@@ -131,7 +137,11 @@ class Admission:
     def close_session(self, session: FrontendSession, now_s: float) -> None:
         """The stream of `session` is gone."""
         for item in list(session.slots.values()):
-            is_running = item.stage in (Stage.TRANSFERRING, Stage.GENERATING, Stage.ADOPTING)
+            is_running = item.stage in (Stage.TRANSFERRING, Stage.GENERATING)
+            if item.stage is Stage.ADOPTING and item.decode is not None:
+                # Not to be sent any more: it would come late, behind the adopt of another router. One that was sent is
+                # not cancelled: the cancel would end what the other router adopts.
+                is_running = not item.decode.outbox.is_waiting(item.decode_slot)
             if is_running:
                 self._holdings.orphan(item, now_s + self._limits.orphan_s)
             else:

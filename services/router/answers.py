@@ -39,10 +39,7 @@ class Answers:
             return
         replica.answered(item.decode_slot)
         if item.stage is Stage.ADOPTING:
-            item.stage = Stage.GENERATING
-            self._holdings.live[item.request_id] = item
-            if item.outbox is not None:
-                item.outbox.accept(item.slot)
+            self._adopted(item, now_s)
         elif item.stage is Stage.RESERVING and item.prefill is None:
             item.stage, item.submit = Stage.GENERATING, None
         elif item.stage is Stage.RESERVING:
@@ -238,6 +235,21 @@ class Answers:
         if item.outbox is not None:
             item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
         self._linger(item, now_s, "CODE_REPLICA_LOST")
+
+    def _adopted(self, item: Relayed, now_s: float) -> None:
+        """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
+        known = self._holdings.live.get(item.request_id)
+        if known is not None and known.attempt > item.attempt:
+            self._holdings.cancel_decode(item, SUPERSEDED)
+            if item.outbox is not None:
+                message = f"attempt {known.attempt} of the request is known here"
+                item.outbox.refuse(item.slot, pb.Refusal.REASON_SUPERSEDED, message)
+            self._holdings.end(item, now_s, "REASON_SUPERSEDED")
+            return
+        item.stage = Stage.GENERATING
+        self._holdings.live[item.request_id] = item
+        if item.outbox is not None:
+            item.outbox.accept(item.slot)
 
     def _adopted_away(self, item: Relayed, now_s: float) -> None:
         """Another stream reads it now, perhaps another one of ours. Its handoff may still be on the move."""

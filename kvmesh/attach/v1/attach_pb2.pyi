@@ -399,7 +399,8 @@ Global___Handoff: _TypeAlias = Handoff  # noqa: Y015
 @_typing.final
 class Adopt(_message.Message):
     """Takes over a running slot whose stream broke, or that still hangs on another stream. Not an attempt: nothing is
-    recomputed. Answered by an acceptance and the tokens from `position` on, or by a refusal with REASON_UNKNOWN_REQUEST.
+    recomputed. Answered by an acceptance and the tokens from `position` on, or by a refusal: with REASON_UNKNOWN_REQUEST if
+    nothing like it runs.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -410,6 +411,7 @@ class Adopt(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     CREDIT_POSITION_FIELD_NUMBER: _builtins.int
     DECODE_REPLICA_FIELD_NUMBER: _builtins.int
+    ADOPTION_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """New slot of this stream. The rules of `Submit.slot` hold."""
     request_id: _builtins.str
@@ -422,6 +424,10 @@ class Adopt(_message.Message):
     """Position below which tokens may be sent."""
     decode_replica: _builtins.str
     """Decode replica the request ran on, as told by its placement."""
+    adoption: _builtins.int
+    """Number of this adoption of the request, ascending. A lower one than the slot was adopted with came late and is refused
+    with REASON_SUPERSEDED. 0: not counted, lower than any.
+    """
     def __init__(
         self,
         *,
@@ -431,10 +437,11 @@ class Adopt(_message.Message):
         position: _builtins.int = ...,
         credit_position: _builtins.int = ...,
         decode_replica: _builtins.str = ...,
+        adoption: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "credit_position", b"credit_position", "decode_replica", b"decode_replica", "position", b"position", "request_id", b"request_id", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adoption", b"adoption", "attempt", b"attempt", "credit_position", b"credit_position", "decode_replica", b"decode_replica", "position", b"position", "request_id", b"request_id", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -958,7 +965,7 @@ class Refusal(_message.Message):
         REASON_NO_REPLICA: Refusal._Reason.ValueType  # 8
         """No replica is there to serve the request."""
         REASON_SUPERSEDED: Refusal._Reason.ValueType  # 9
-        """A higher attempt of the request is known."""
+        """A higher attempt of the request is known, or a later adoption of it."""
         REASON_QUEUE_TIMEOUT: Refusal._Reason.ValueType  # 10
         """The request waited longer in the queue than it may."""
 
@@ -984,7 +991,7 @@ class Refusal(_message.Message):
     REASON_NO_REPLICA: Refusal.Reason.ValueType  # 8
     """No replica is there to serve the request."""
     REASON_SUPERSEDED: Refusal.Reason.ValueType  # 9
-    """A higher attempt of the request is known."""
+    """A higher attempt of the request is known, or a later adoption of it."""
     REASON_QUEUE_TIMEOUT: Refusal.Reason.ValueType  # 10
     """The request waited longer in the queue than it may."""
 

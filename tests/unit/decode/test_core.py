@@ -277,6 +277,27 @@ def test_a_living_stream_learns_that_its_slot_was_adopted() -> None:
     assert new.ids == expected(PROMPT, 8, -1)[1:] and new.finish is not None
 
 
+@pytest.mark.parametrize(("first", "second", "wins"), [(2, 1, 1), (2, 0, 1), (1, 2, 2), (1, 1, 2), (0, 0, 2)])
+def test_a_late_adoption_does_not_take_the_slot_from_a_newer_one(first: int, second: int, wins: int) -> None:
+    """A lower number than the slot was adopted with is refused, and the reader keeps the slot."""
+    replica = Replica()
+    replica.submit(1, LOCAL, request_id="a" * 32)
+    replica.step(2)
+    views = []
+    for slot, adoption in ((2, first), (3, second)):
+        views.append(replica.reader.open(slot, 1))
+        row = pb.Adopt(slot=slot, request_id="a" * 32, attempt=1, position=1, credit_position=100)
+        row.adoption = adoption
+        replica.send(adopts=[row])
+    replica.step(6)
+    winner, loser = views[wins - 1], views[2 - wins]
+    assert winner.ids == expected(PROMPT, 8, -1)[1:] and winner.finish is not None
+    if wins == 1:
+        assert loser.refusal is not None and loser.refusal.reason == pb.Refusal.REASON_SUPERSEDED
+    else:
+        assert loser.finish is not None and loser.finish.reason == pb.Finish.REASON_ADOPTED
+
+
 def test_a_finished_log_can_be_adopted_for_a_while() -> None:
     """Its finish row may have been lost with the stream that carried it."""
     replica = Replica()

@@ -475,6 +475,47 @@ def test_an_adoption_that_overtakes_the_transfer_releases_the_old_handoff() -> N
     assert desk.cancels("prefill-0") == [(prefill_slot, pb.Cancel.REASON_TRANSFERRED)]
 
 
+def test_an_adopt_that_was_not_sent_when_its_frontend_is_lost_is_never_sent() -> None:
+    """It would take the slot from whoever adopts through another router. One on its way is not cancelled."""
+    desk = Desk()
+    adopts = [
+        pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-0", adoption=3),
+        pb.Adopt(slot=2, request_id=B, attempt=1, decode_replica="decode-1"),
+    ]
+    desk.ask(adopts=adopts)
+    (sent,) = desk.up("decode-0").adopts
+    assert sent.adoption == 3
+    desk.session.on_closed(desk.now_s)
+    assert desk.up("decode-0") == desk.up("decode-1") == pb.AttachRequest()
+    refusal = pb.Refusal(slot=sent.slot, reason=pb.Refusal.REASON_SUPERSEDED)
+    desk.down("decode-0", refusals=[refusal])
+    desk.assert_empty()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_adoption_of_a_lower_attempt_does_not_hide_a_higher_one(is_late: bool) -> None:
+    """Whether the higher attempt came before the adopt or before decode's answer: it stays the known one."""
+    desk = Desk()
+    for name in ("decode-0", "decode-1"):
+        desk.links[name][0].is_draining = is_late
+    if is_late:
+        desk.slot = 1
+        desk.ask(adopts=[pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-0")])
+        (sent,) = desk.up("decode-0").adopts
+        desk.links["decode-0"][0].is_draining = False
+        desk.submit(attempt=257)
+        desk.up("decode-0")
+        desk.down("decode-0", acceptances=[pb.Acceptance(slot=sent.slot)])
+        assert desk.cancels("decode-0") == [(sent.slot, pb.Cancel.REASON_SUPERSEDED)]
+    else:
+        desk.submit(attempt=257)
+        desk.slot += 1
+        desk.ask(adopts=[pb.Adopt(slot=2, request_id=A, attempt=1, decode_replica="decode-0")])
+        assert not desk.up("decode-0").adopts and not desk.up("decode-1").adopts
+    assert desk.relay.holdings.live[A].attempt == 257
+    assert [row.reason for row in desk.told().refusals] == [pb.Refusal.REASON_SUPERSEDED]
+
+
 def test_an_adoption_nobody_knows_is_refused() -> None:
     """By the router for an unknown or unreachable replica, by decode for an unknown request."""
     desk = Desk()
