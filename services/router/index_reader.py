@@ -13,7 +13,8 @@ from typing import Any, Final
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, EventError
-from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.redis_link import RedisLink, key
+from kvmesh.tasks import persist
 from services.router.mirror import Outcome, PrefixMirror
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ BLOCK_MS: Final = 500
 SLICE_S: Final = 0.004
 """The event loop gets a turn after this much work on events."""
 
-AWAY_RETRY_S: Final = 0.1
+AWAY_PAUSE_S: Final = 0.1
 RELOAD_PAUSE_S: Final = 0.5
 """A replica whose snapshot did not help is tried again after this, or at its next batch after it."""
 
@@ -48,6 +49,8 @@ class IndexReader:
         self._wanted: set[str] = set()
         self._to_load: dict[str, float] = {}
         """Replicas whose snapshot must be read, and not before when."""
+        self._loading: set[str] = set()
+        """Replicas whose snapshot is being read now, and which were wanted all that time."""
         self._breaks_seen = -1
 
     def set_replicas(self, names: Iterable[str]) -> None:
@@ -56,19 +59,17 @@ class IndexReader:
         for name in self._wanted - wanted:
             self._mirror.drop(name)
             self._to_load.pop(name, None)
+            self._loading.discard(name)
         for name in wanted - self._wanted:
             self._mirror.add(name)
             self._to_load[name] = float("-inf")
+            self._loading.discard(name)
             self.is_caught_up = False
         self._wanted = wanted
 
     async def run(self) -> None:
-        """Read until cancelled."""
-        while True:
-            try:
-                await self._follow()
-            except RedisAway:
-                await asyncio.sleep(AWAY_RETRY_S)
+        """Read until cancelled. No answer of Redis ends it."""
+        await persist(self._follow, "index-reader", pause_s=AWAY_PAUSE_S)
 
     async def _follow(self) -> None:
         await self._find_position()
@@ -102,14 +103,12 @@ class IndexReader:
         )
         if not answer:
             return
-        turn_s = self._clock.now_s()
+        turns = _Turns(self._clock)
         for entry_id, batch in self._entries(answer[0][1]):
+            self._position = entry_id  # before it is taken: an entry that fails is not read for ever
             if batch is not None:
                 self._take(batch, entry_id)
-            self._position = entry_id
-            if self._clock.now_s() - turn_s > SLICE_S:
-                await asyncio.sleep(0)
-                turn_s = self._clock.now_s()
+            await turns.breathe()
 
     def _take(self, batch: Batch, entry_id: StreamId) -> None:
         name = batch.replica
@@ -125,20 +124,21 @@ class IndexReader:
     async def _reload(self, names: set[str]) -> None:
         """Load the snapshots of `names`, then what the stream tells of them up to where we are."""
         start = self._position
-        loaded = set()
-        for name in sorted(names):
+        self._loading = set()
+        for name in sorted(names & self._wanted):
+            self._loading.add(name)
+            self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
             snapshot = await self._snapshot(name)
-            if name not in self._wanted:
+            if name not in self._loading:
                 continue
             if snapshot is None:
-                self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
+                self._loading.remove(name)
                 continue
             await self._slices(self._mirror.load(snapshot))
             self.reload_total += 1
-            loaded.add(name)
             start = min(start, snapshot.stream_id)
-        incomplete = await self._replay(loaded, start) if loaded else set()
-        for name in loaded:
+        incomplete = await self._replay(self._loading, start) if self._loading else set()
+        for name in self._loading:
             if name in incomplete:
                 self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
             else:
@@ -159,6 +159,7 @@ class IndexReader:
     async def _replay(self, names: set[str], start: StreamId) -> set[str]:
         """Apply entries in (start, our position] of `names`; return those that still miss something."""
         incomplete: set[str] = set()
+        turns = _Turns(self._clock)
         while start < self._position:
             entries = await self._redis.execute(
                 *("XRANGE", self._stream, f"({events.format_stream_id(start)}"),
@@ -166,6 +167,7 @@ class IndexReader:
             )
             for entry_id, batch in self._entries(entries):
                 start = entry_id
+                await turns.breathe()
                 if batch is not None and batch.replica in names:
                     outcome = self._mirror.apply(batch, entry_id)
                     if outcome is Outcome.RELOAD:
@@ -174,7 +176,6 @@ class IndexReader:
                         incomplete.discard(batch.replica)
             if len(entries) < READ_COUNT:
                 break
-            await asyncio.sleep(0)
         return incomplete
 
     def _entries(self, entries: Any) -> Iterator[tuple[StreamId, Batch | None]]:
@@ -192,3 +193,17 @@ class IndexReader:
     async def _slices(self, work: Iterator[None]) -> None:
         for _ in work:
             await asyncio.sleep(0)
+
+
+class _Turns:
+    """Gives the event loop a turn after each SLICE_S of work."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since_s = clock.now_s()
+
+    async def breathe(self) -> None:
+        """Let the loop run if this turn has been long enough."""
+        if self._clock.now_s() - self._since_s > SLICE_S:
+            await asyncio.sleep(0)
+            self._since_s = self._clock.now_s()
