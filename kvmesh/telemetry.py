@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import re
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
@@ -78,7 +78,7 @@ class Tracing:
         instance: str,
         sample_ratio: float,
         processor: SpanProcessor | None = None,
-        random_bits: Callable[[int], int] = random.getrandbits,
+        random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
         self._processor = processor
         self._sample_ratio = sample_ratio

@@ -11,17 +11,18 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.attempts import of_s
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
+from services.frontend.resume_token import Seal
 
 EXPLAINED_ATTEMPTS_MAX: Final = 32
 """Attempts in an explanation: the first and the last of them when there were more."""
 
 
-def started(order: Order) -> pb.GenerateResponse:
-    """Return the first message."""
+def started(order: Order, seal: Seal) -> pb.GenerateResponse:
+    """Return the first message; `seal` signs its resume token."""
     return pb.GenerateResponse(
         started=pb.Started(
             request_id=order.request_id,
-            resume_token=order.resume_token().pack(),
+            resume_token=order.resume_token().pack(seal),
             prompt_token_count=order.prompt_tokens,
             model_version=order.model_version,
             seed=order.seed,

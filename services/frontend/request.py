@@ -85,6 +85,8 @@ class LiveRequest:
         """A router that just failed the request; another one is preferred."""
         self._lost_fault = ""
         self._leave_reason: CancelReason = attach.Cancel.REASON_CLIENT
+        self._adopt_total = 0
+        """Adopts that were sent: the number of each, so that decode knows a late one."""
         self._steals = 0
         """Times the attempt was taken away from its slot by a late adopt."""
         self._retry_at_s: float | None = None
@@ -396,6 +398,7 @@ class LiveRequest:
         else:
             self._avoid = ""
             self._peer, self._slot = peer, peer.open(self)
+            self._adopt_total += 1
             peer.link.outbox.adopt(
                 attach.Adopt(
                     slot=self._slot,
@@ -404,6 +407,7 @@ class LiveRequest:
                     position=len(self.progress.ids),
                     credit_position=self.progress.open_credit(),
                     decode_replica=self.attempts[-1].decode_replica,
+                    adoption=self._adopt_total,
                 )
             )
         self._hub.schedule(self)

@@ -1,16 +1,17 @@
 """The resume token: what another frontend needs to go on with a broken stream. Opaque to clients; holds no prompt.
 
 Pure. Layout, little-endian: 2 bytes mark and version, 16 bytes request id, 8 bytes seed, 2 bytes attempt base, 8 bytes
-digest of everything that shapes the output, 1 byte length and the model version, 4 bytes check over all before.
+digest of everything that shapes the output, 1 byte length and the model version, 16 bytes HMAC-SHA256 over all before.
+Who could make a token could end a stranger's stream: only the mesh signs (decision 0007).
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import struct
 from dataclasses import dataclass
 from typing import Final
-
-import xxhash
 
 ATTEMPT_STRIDE: Final = 256
 """Attempt numbers one frontend may use: [base + 1, base + ATTEMPT_STRIDE). A frontend that resumes starts at the next
@@ -18,13 +19,55 @@ base, above anything the first one could have sent, so that what still runs for 
 
 ATTEMPT_BASE_MAX: Final = 65_536 - ATTEMPT_STRIDE
 
-_MARK: Final = b"k\x01"
+_MARK: Final = b"k\x02"
 _HEAD: Final = struct.Struct("<2s16sQHQB")
-_CHECK: Final = struct.Struct("<I")
+_SIGNATURE_BYTES: Final = 16
+
+SECRET_BYTES: Final = 32
+"""Length of the mesh's secret."""
+
+
+TOKEN_BYTES_MAX: Final = _HEAD.size + 255 + _SIGNATURE_BYTES
 
 
 class ResumeTokenError(ValueError):
     """The bytes are no resume token this version reads; says why without showing them."""
+
+
+class Seal:
+    """Signs tokens with the mesh's secret, and knows its own signatures again.
+
+    After a change of the secret the one before still holds, so that streams that run can be resumed here.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secrets: tuple[bytes, ...] = (secret,)
+
+    @property
+    def secret(self) -> bytes:
+        """What new tokens are signed with."""
+        return self._secrets[0]
+
+    def take(self, secret: bytes) -> bool:
+        """Sign with `secret` from now on. Return True if that is another one."""
+        if secret == self.secret:
+            return False
+        self._secrets = (secret, self.secret)
+        return True
+
+    def sign(self, body: bytes) -> bytes:
+        """Return `body` with its signature behind it."""
+        return body + _signature(self.secret, body)
+
+    def open(self, data: bytes) -> bytes | None:
+        """Return what was signed, or None if the signature is not the mesh's."""
+        body, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
+        found = [hmac.compare_digest(_signature(each, body), signature) for each in self._secrets]
+        return body if any(found) else None
+
+
+def _signature(secret: bytes, body: bytes) -> bytes:
+    return hmac.digest(secret, body, hashlib.sha256)[:_SIGNATURE_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +82,8 @@ class ResumeToken:
     digest: int
     model_version: str
 
-    def pack(self) -> bytes:
-        """Return the token as bytes."""
+    def pack(self, seal: Seal) -> bytes:
+        """Return the token as bytes, signed."""
         version = self.model_version.encode()
         body = (
             _HEAD.pack(
@@ -53,18 +96,18 @@ class ResumeToken:
             )
             + version
         )
-        return body + _CHECK.pack(xxhash.xxh32_intdigest(body))
+        return seal.sign(body)
 
 
-def unpack(data: bytes) -> ResumeToken:
+def unpack(data: bytes, seal: Seal) -> ResumeToken:
     """Read a token. Raises ResumeTokenError."""
-    if len(data) < _HEAD.size + _CHECK.size:
+    if not _HEAD.size + _SIGNATURE_BYTES <= len(data) <= TOKEN_BYTES_MAX:
         raise ResumeTokenError(f"it has {len(data)} bytes")
     if data[: len(_MARK)] != _MARK:
         raise ResumeTokenError("it is of another kind or version")
-    body, check = data[: -_CHECK.size], data[-_CHECK.size :]
-    if xxhash.xxh32_intdigest(body) != _CHECK.unpack(check)[0]:
-        raise ResumeTokenError("its check does not match")
+    body = seal.open(data)
+    if body is None:
+        raise ResumeTokenError("its signature is not this mesh's")
     _, request_id, seed, base, digest, length = _HEAD.unpack_from(body)
     version = body[_HEAD.size :]
     if len(version) != length:

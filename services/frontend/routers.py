@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import grpc
 
@@ -14,13 +15,26 @@ from kvmesh.attach.client import AttachLink
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.membership import Member
+from kvmesh.tasks import end
 from services.frontend.core import FrontendCore
+
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A router's process, its stream and the task that keeps it."""
+
+    member: Member
+    link: AttachLink
+    task: asyncio.Task[None]
 
 
 class RouterLinks:
-    """One kept link per router. Owned by who calls `run`; its tasks end with it.
+    """One kept link per router's process. Owned by who calls `run`; its tasks end with it.
 
-    `update` may be called at any time, also before `run`.
+    A process that started again is another one: it gets a link of its own beside the old process's, which takes nothing
+    new and is closed when nothing runs there or its stream is down. `update` may be called at any time, also before `run`.
     """
 
     def __init__(
@@ -37,7 +51,8 @@ class RouterLinks:
         self._clock = clock
         self._open_channel = open_channel
         self._wanted: dict[str, Member] = {}
-        self._links: dict[str, tuple[AttachLink, asyncio.Task[None]]] = {}
+        self._links: dict[str, Linked] = {}
+        """By the link's name: the process's, and its boot where an older process of that name is still here."""
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -46,7 +61,7 @@ class RouterLinks:
     @property
     def up_count(self) -> int:
         """Links whose stream is up."""
-        return sum(link.is_up for link, _ in self._links.values())
+        return sum(linked.link.is_up for linked in self._links.values())
 
     def update(self, members: Iterable[Member]) -> None:
         """Take the members of the mesh; those that are no routers of this model version are left out."""
@@ -64,8 +79,8 @@ class RouterLinks:
                 self._changed.clear()
                 is_settled = await self._settle()
                 try:
-                    # A link whose lease is gone is looked at again until its stream is gone, too.
-                    async with asyncio.timeout(None if is_settled else 1.0):
+                    # A link that is not wanted any more is looked at again until it can be closed.
+                    async with asyncio.timeout(None if is_settled else LOOK_S):
                         await self._changed.wait()
                 except TimeoutError:
                     pass
@@ -76,38 +91,49 @@ class RouterLinks:
     async def _settle(self) -> bool:
         """Bring the links in line with the members. False: some must be looked at again."""
         is_settled = True
-        for name, (link, _) in list(self._links.items()):
-            member = self._wanted.get(name)
-            if member is not None and member.address == link.address:
+        for name, linked in list(self._links.items()):
+            member = self._wanted.get(linked.member.process_id)
+            peer = self._core.peers.get(name)
+            assert peer is not None, f"{name} has a link and is no peer"
+            if member is not None and _is_same(member, linked.member):
+                peer.is_draining = member.draining
                 continue
-            if link.is_up:
+            if member is not None:
+                peer.is_draining = True
+            is_unused = member is not None and not peer.slots and not linked.link.outbox.waiting_bytes
+            if linked.link.is_up and not is_unused:
                 is_settled = False
             else:
                 await self._close(name)
-        for name, member in self._wanted.items():
-            if name not in self._links:
+        for member in list(self._wanted.values()):
+            if not any(_is_same(member, linked.member) for linked in self._links.values()):
                 self._open(member)
-            peer = self._core.peers.get(name)
-            if peer is not None:
-                peer.is_draining = member.draining
         return is_settled
 
     def _open(self, member: Member) -> None:
+        is_free = member.process_id not in self._links
+        name = member.process_id if is_free else f"{member.process_id}@{member.boot_id}"
         link = AttachLink(
-            member.process_id,
+            name,
             member.address,
             self._hello,
             self._core,
             self._clock,
             self._open_channel,
             keep=True,
+            expected_process=member.process_id,
+            expected_boot=member.boot_id,
         )
-        self._core.add_router(link)
-        task = asyncio.create_task(link.run(), name=f"router-link:{member.process_id}")
-        self._links[member.process_id] = (link, task)
+        self._core.add_router(link).is_draining = member.draining
+        task = asyncio.create_task(link.run(), name=f"router-link:{name}")
+        self._links[name] = Linked(member, link, task)
 
     async def _close(self, name: str) -> None:
-        _, task = self._links.pop(name)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end([self._links[name].task])
+        self._links.pop(name, None)
         self._core.remove_router(name)
+
+
+def _is_same(one: Member, other: Member) -> bool:
+    """True if both tell of one process at one place."""
+    return (one.process_id, one.boot_id, one.address) == (other.process_id, other.boot_id, other.address)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from services.frontend.detokenizer import Detokenizer
 from services.frontend.order import Order
 from services.frontend.output import Output
 from services.frontend.request import LiveRequest
-from services.frontend.resume_token import ATTEMPT_STRIDE
+from services.frontend.resume_token import ATTEMPT_STRIDE, Seal
 from services.frontend.tokenizer import ModelTokenizer
 from services.frontend.validation import Asked, Bounds
 
@@ -51,7 +52,8 @@ class Terms:
 
 
 class InferenceService:
-    """Serves kvmesh.inference.v1. `random_bits(n)` returns n random bits: request ids and seeds.
+    """Serves kvmesh.inference.v1. `random_bits(n)` returns n random bits: request ids
+    and seeds, which clients see and must not guess of each other. `seal` signs resume tokens.
 
     `is_seeded()` tells whether all engines of the mesh make the same tokens wherever they run. `on_refused` counts what
     never became a live request.
@@ -65,7 +67,8 @@ class InferenceService:
         terms: Terms,
         clock: Clock,
         tracing: Tracing,
-        random_bits: Callable[[int], int],
+        seal: Seal,
+        random_bits: Callable[[int], int] = secrets.randbits,
         is_seeded: Callable[[], bool] = lambda: True,
         on_refused: Callable[[MeshError], None] = lambda _: None,
     ) -> None:
@@ -75,6 +78,7 @@ class InferenceService:
         self._terms = terms
         self._clock = clock
         self._tracing = tracing
+        self._seal = seal
         self._random_bits = random_bits
         self._is_seeded = is_seeded
         self._on_refused = on_refused
@@ -124,7 +128,7 @@ class InferenceService:
         """Write what is there as one message, then what piled up meanwhile, until the end. Raises MeshError."""
         output = request.output
         try:
-            await call.write(messages.started(request.order))
+            await call.write(messages.started(request.order, self._seal))
             while True:
                 tokens = output.take()
                 if tokens is not None:
@@ -151,7 +155,7 @@ class InferenceService:
     ) -> Order:
         """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
         self._core.check_room()
-        asked = validation.check(wire.parse(data, self._terms.message_bytes_max), self._bounds)
+        asked = validation.check(wire.parse(data, self._terms.message_bytes_max), self._bounds, self._seal)
         prompt_ids = array("i", await self._tokenize(asked)).tobytes()
         return self._order(asked, prompt_ids, arrived_s, remaining_s, context)
 

@@ -16,7 +16,7 @@ import xxhash
 from kvmesh.errors import Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import resume_token
-from services.frontend.resume_token import ResumeToken
+from services.frontend.resume_token import ResumeToken, Seal
 
 TEMPERATURE_MAX: Final = 10.0
 TOP_K_MAX: Final = 1_000_000
@@ -82,8 +82,11 @@ class Asked:
         return sum(len(content.encode()) for _, content in self.chat or ())
 
 
-def check(message: pb.GenerateRequest, bounds: Bounds) -> Asked:
-    """Return what `message` asks for. Raises MeshError (INVALID_ARGUMENT) with a violation per wrong field."""
+def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> Asked:
+    """Return what `message` asks for; `seal` knows the mesh's resume tokens.
+
+    Raises MeshError (INVALID_ARGUMENT) with a violation per wrong field.
+    """
     wrong = [
         *_prompt(message, bounds),
         *_sampling(message.sampling),
@@ -93,7 +96,7 @@ def check(message: pb.GenerateRequest, bounds: Bounds) -> Asked:
     ]
     if wrong:
         raise invalid("FIELD_OUT_OF_RANGE", wrong)
-    token = _resume(message, bounds)
+    token = _resume(message, bounds, seal)
     _check_prompt_size(message, bounds)
     return _asked(message, bounds, token)
 
@@ -222,12 +225,12 @@ def _received(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation
     yield from _ids(_RECEIVED, message.options.resume.received_token_ids, bounds)
 
 
-def _resume(message: pb.GenerateRequest, bounds: Bounds) -> ResumeToken | None:
+def _resume(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> ResumeToken | None:
     if not message.options.HasField("resume"):
         return None
     allowed = "a resume token of this model from a `started` message"
     try:
-        token = resume_token.unpack(message.options.resume.resume_token)
+        token = resume_token.unpack(message.options.resume.resume_token, seal)
     except resume_token.ResumeTokenError as error:
         raise invalid("RESUME_TOKEN_INVALID", [Violation(_TOKEN, f"no token: {error}", allowed)]) from None
     if token.model_version != bounds.model_version:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import random
 from contextlib import AsyncExitStack
 
 import grpc
@@ -13,6 +15,8 @@ from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.config import MeshConfig
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import resume_token
+from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.tokenizer import ModelTokenizer
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import PHASES, Pool, oracle, serving_router
@@ -224,6 +228,7 @@ async def test_another_frontend_goes_on_with_a_broken_stream(pool: Pool) -> None
         address = await stack.enter_async_context(serving_router(pool, "router-0"))
         first = await stack.enter_async_context(serving_frontend())
         second = await stack.enter_async_context(serving_frontend())
+        second.frontend.seal.take(first.frontend.seal.secret)
         for serving in (first, second):
             serving.route([("router-0", address)])
             await serving.until_up(1)
@@ -246,6 +251,33 @@ async def test_another_frontend_goes_on_with_a_broken_stream(pool: Pool) -> None
         changed = request(99, options=pb.GenerateOptions(resume=resume))
         details = from_rpc_error(await error_of(second.stub.Generate(changed)))
         assert (details.code.name, details.reason) == ("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
+
+
+async def test_ids_and_seeds_cannot_be_computed_from_others(serving: Serving) -> None:
+    """Whoever knows the state of a random number generator of the process knows no id, seed or boot id."""
+    told = []
+    for _ in range(2):
+        random.seed(7)
+        answer = await Answer(serving.stub.Generate(request(1))).read()
+        assert answer.started is not None
+        told.append((answer.started.request_id, answer.started.seed))
+    assert told[0][0] != told[1][0] and told[0][1] != told[1][1]
+
+
+async def test_a_forged_resume_token_ends_nobodys_stream(pool: Pool, serving: Serving) -> None:
+    """A token must be the mesh's own: knowing a request's id is not enough to take it over."""
+    pool.tokens_max = 5
+    victim = await Answer(serving.stub.Generate(request(10))).read(5)
+    assert victim.started is not None
+    token = resume_token.unpack(victim.started.resume_token, serving.frontend.seal)
+    forged = dataclasses.replace(token, attempt_base=512).pack(Seal(b"x" * SECRET_BYTES))
+    resume = pb.Resume(resume_token=forged, received_token_ids=victim.ids)
+    call = serving.stub.Generate(request(10, options=pb.GenerateOptions(resume=resume)))
+    details = from_rpc_error(await error_of(call))
+    assert (details.code.name, details.reason) == ("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
+    assert "options.resume.resume_token" in details.violations
+    pool.tokens_max = 1 << 30
+    assert (await victim.read()).finished is not None
 
 
 async def test_a_full_frontend_says_when_to_come_back(pool: Pool) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import resume_token, validation, wire
-from services.frontend.resume_token import ResumeToken
+from services.frontend.resume_token import SECRET_BYTES, ResumeToken, Seal
 from services.frontend.validation import Bounds
 
 BOUNDS = Bounds(
@@ -25,6 +25,7 @@ BOUNDS = Bounds(
     max_output_tokens_max=1024,
 )
 NAN, INFINITE = float("nan"), float("inf")
+SEAL = Seal(bytes(range(SECRET_BYTES)))
 TOKEN = ResumeToken("0" * 31 + "1", 7, 0, 99, "v1")
 
 
@@ -98,17 +99,23 @@ BAD = [
         "at most 128",
     ),
     (lambda message: setattr(message, "model", "other"), "model", "'other'", "'reference'"),
-    (resumed(TOKEN.pack(), [5000]), "options.resume.received_token_ids[0]", "5000", "0 to 4095"),
+    (resumed(TOKEN.pack(SEAL), [5000]), "options.resume.received_token_ids[0]", "5000", "0 to 4095"),
     (resumed(b"", []), "options.resume.resume_token", "0 bytes", "a resume token"),
-    (resumed(b"k\x01" + b"x" * 60, []), "options.resume.resume_token", "check", "a resume token"),
+    (resumed(b"k\x02" + b"x" * 60, []), "options.resume.resume_token", "signature", "a resume token"),
     (
-        resumed(ResumeToken("0" * 32, 1, 0, 0, "v2").pack(), []),
+        resumed(TOKEN.pack(Seal(bytes(SECRET_BYTES))), []),
+        "options.resume.resume_token",
+        "signature",
+        "a resume token",
+    ),
+    (
+        resumed(ResumeToken("0" * 32, 1, 0, 0, "v2").pack(SEAL), []),
         "options.resume.resume_token",
         "'v2'",
         "'v1'",
     ),
     (
-        resumed(ResumeToken("0" * 32, 1, 65_280, 0, "v1").pack(), []),
+        resumed(ResumeToken("0" * 32, 1, 65_280, 0, "v1").pack(SEAL), []),
         "options.resume.resume_token",
         "254 times",
         "fewer",
@@ -130,7 +137,7 @@ def test_a_bad_field_is_named_with_value_and_range(
 ) -> None:
     """A client can repair its request from the error alone."""
     with pytest.raises(MeshError) as caught:
-        validation.check(good(change), BOUNDS)
+        validation.check(good(change), BOUNDS, SEAL)
     assert caught.value.code.name == "INVALID_ARGUMENT"
     (violation, *_) = caught.value.violations
     assert violation.field == field
@@ -143,40 +150,40 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     """One round trip is enough to learn everything."""
     message = pb.GenerateRequest(sampling=pb.Sampling(top_p=0, top_k=-1), model="x")
     with pytest.raises(MeshError) as caught:
-        validation.check(message, BOUNDS)
+        validation.check(message, BOUNDS, SEAL)
     fields = [violation.field for violation in caught.value.violations]
     assert fields == ["prompt", "sampling.top_p", "sampling.top_k", "model"]
 
 
 def test_defaults_are_filled_in() -> None:
     """An asked-for nothing is complete."""
-    asked = validation.check(good(), BOUNDS)
+    asked = validation.check(good(), BOUNDS, SEAL)
     assert (asked.temperature, asked.top_p, asked.top_k, asked.seed) == (1.0, 1.0, 0, None)
     assert (asked.max_output_tokens, asked.priority, asked.ttft_timeout_s) == (256, 0, None)
 
 
 def test_presence_counts_where_zero_means_something() -> None:
     """Temperature 0 is greedy and seed 0 is a seed."""
-    asked = validation.check(good(sampling(temperature=0.0, seed=0)), BOUNDS)
+    asked = validation.check(good(sampling(temperature=0.0, seed=0)), BOUNDS, SEAL)
     assert (asked.temperature, asked.seed) == (0.0, 0)
 
 
 @pytest.mark.parametrize(("prompt", "output"), [(1, 256), (4095, 1), (4000, 96)])
 def test_output_is_cut_where_the_context_ends(prompt: int, output: int) -> None:
     """A long prompt gets what is left, at least one token."""
-    assert validation.fit(validation.check(good(), BOUNDS), prompt, BOUNDS) == output
+    assert validation.fit(validation.check(good(), BOUNDS, SEAL), prompt, BOUNDS) == output
 
 
 @pytest.mark.parametrize("prompt", [0, 4096, 9999])
 def test_a_prompt_without_room_is_refused(prompt: int) -> None:
     """The number of tokens and the allowed range are told."""
     with pytest.raises(MeshError, match=rf"text is {prompt} tokens; 1 to 4095"):
-        validation.fit(validation.check(good(), BOUNDS), prompt, BOUNDS)
+        validation.fit(validation.check(good(), BOUNDS, SEAL), prompt, BOUNDS)
 
 
 def test_more_output_than_allowed_cannot_be_resumed() -> None:
     """A client cannot have what it did not ask for."""
-    asked = validation.check(good(resumed(TOKEN.pack(), [5] * 300)), BOUNDS)
+    asked = validation.check(good(resumed(TOKEN.pack(SEAL), [5] * 300)), BOUNDS, SEAL)
     with pytest.raises(MeshError, match="at most 256 tokens"):
         validation.fit(asked, 10, BOUNDS)
 
@@ -193,26 +200,26 @@ def test_more_output_than_allowed_cannot_be_resumed() -> None:
 )
 def test_a_resumed_request_must_be_as_it_was(change: Callable[[pb.GenerateRequest], object]) -> None:
     """Whatever shapes the output is in the digest."""
-    asked = validation.check(good(), BOUNDS)
+    asked = validation.check(good(), BOUNDS, SEAL)
     digest = validation.digest(asked, b"\5\0\0\0", validation.fit(asked, 1, BOUNDS))
     message = good(change)
-    token = ResumeToken("0" * 32, 7, 0, digest, "v1").pack()
+    token = ResumeToken("0" * 32, 7, 0, digest, "v1").pack(SEAL)
     resumed(token, [])(message)
-    changed = validation.check(message, BOUNDS)
+    changed = validation.check(message, BOUNDS, SEAL)
     with pytest.raises(MeshError, match="differs from this one"):
         validation.check_resumed(
             changed, validation.digest(changed, b"\5\0\0\0", validation.fit(changed, 1, BOUNDS))
         )
-    same = validation.check(good(resumed(token, [])), BOUNDS)
+    same = validation.check(good(resumed(token, [])), BOUNDS, SEAL)
     validation.check_resumed(same, digest)
 
 
 def test_a_resumed_request_keeps_its_seed() -> None:
     """Another seed would be another answer."""
     message = good(sampling(seed=8))
-    resumed(TOKEN.pack(), [])(message)
+    resumed(TOKEN.pack(SEAL), [])(message)
     with pytest.raises(MeshError, match=r"sampling\.seed is 8"):
-        validation.check_resumed(validation.check(message, BOUNDS), TOKEN.digest)
+        validation.check_resumed(validation.check(message, BOUNDS, SEAL), TOKEN.digest)
 
 
 @given(
@@ -228,13 +235,26 @@ def test_a_resumed_request_keeps_its_seed() -> None:
 )
 def test_a_resume_token_reads_back_and_never_reads_wrong(token: ResumeToken, data: st.DataObject) -> None:
     """A token is what was packed, or an error: never something else."""
-    packed = token.pack()
-    assert resume_token.unpack(packed) == token
+    packed = token.pack(SEAL)
+    assert resume_token.unpack(packed, SEAL) == token
     at = data.draw(st.integers(0, len(packed) - 1))
     broken = bytearray(packed)
     broken[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(resume_token.ResumeTokenError):
-        resume_token.unpack(bytes(broken))
+        resume_token.unpack(bytes(broken), SEAL)
+
+
+def test_a_token_holds_over_one_change_of_the_secret() -> None:
+    """Streams that run while the mesh gets another secret can be resumed; two changes later they cannot."""
+    seal = Seal(b"1" * SECRET_BYTES)
+    packed = TOKEN.pack(seal)
+    assert not seal.take(b"1" * SECRET_BYTES)
+    assert seal.take(b"2" * SECRET_BYTES)
+    assert resume_token.unpack(packed, seal) == TOKEN
+    assert TOKEN.pack(seal) != packed
+    assert seal.take(b"3" * SECRET_BYTES)
+    with pytest.raises(resume_token.ResumeTokenError):
+        resume_token.unpack(packed, seal)
 
 
 def field(number: int, value: bytes) -> bytes:
@@ -300,7 +320,7 @@ def test_random_bytes_get_a_typed_error_or_a_request() -> None:
         for _ in range(draw.randint(1, 3)):
             data[draw.randrange(len(data))] = draw.randrange(256)
         try:
-            validation.check(wire.parse(bytes(data[: draw.randint(1, len(data))]), 1024), BOUNDS)
+            validation.check(wire.parse(bytes(data[: draw.randint(1, len(data))]), 1024), BOUNDS, SEAL)
         except MeshError as error:
             assert error.code.name == "INVALID_ARGUMENT" and error.violations
             refused += 1

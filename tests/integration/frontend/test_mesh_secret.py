@@ -1,0 +1,76 @@
+"""The mesh's secret: the same at every frontend, also after Redis forgot it; and what holds while there is none."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kvmesh.redis_link import RedisLink
+from services.frontend import resume_token
+from services.frontend.mesh_secret import MeshSecret
+from services.frontend.resume_token import SECRET_BYTES, ResumeToken, Seal
+
+TOKEN = ResumeToken("0" * 31 + "1", 7, 0, 99, "v1")
+
+
+def seals(count: int) -> list[Seal]:
+    return [Seal(bytes([number + 1]) * SECRET_BYTES) for number in range(count)]
+
+
+async def test_every_frontend_takes_the_tokens_of_every_other(redis_url: str) -> None:
+    """The first one's secret is the mesh's; who had signed with another one still takes that."""
+    redis = RedisLink(redis_url)
+    first, second = seals(2)
+    old = TOKEN.pack(second)
+    for seal in (first, second):
+        await MeshSecret(redis, "kvmesh", seal).renew()
+    assert first.secret == second.secret
+    assert resume_token.unpack(TOKEN.pack(first), second) == TOKEN
+    assert resume_token.unpack(TOKEN.pack(second), first) == TOKEN
+    assert resume_token.unpack(old, second) == TOKEN
+    (other,) = seals(1)
+    await MeshSecret(redis, "another-mesh", other).renew()
+    assert await redis.execute("PTTL", "kvmesh:resume-secret") == -1
+    await redis.close()
+
+
+async def test_a_redis_that_forgot_is_told_again(redis_url: str) -> None:
+    """Tokens outlive Redis: the secret in memory is written again, and a new frontend gets the same."""
+    redis = RedisLink(redis_url)
+    first, second = seals(2)
+    keeper = MeshSecret(redis, "kvmesh", first)
+    await keeper.renew()
+    before = TOKEN.pack(first)
+    await redis.execute("FLUSHALL")
+    await keeper.renew()
+    await MeshSecret(redis, "kvmesh", second).renew()
+    assert resume_token.unpack(before, second) == TOKEN
+    await redis.close()
+
+
+async def test_without_redis_tokens_hold_here_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A frontend that never reached Redis signs with a secret of its own, and says once what that means."""
+    redis = RedisLink("redis://127.0.0.1:1")
+    (seal,) = seals(1)
+    keeper = MeshSecret(redis, "kvmesh", seal)
+    with caplog.at_level(logging.WARNING, "services.frontend.mesh_secret"):
+        await keeper.renew()
+        await keeper.renew()
+    assert [record.message for record in caplog.records if "at this frontend only" in record.message] == [
+        "resume tokens hold at this frontend only until Redis is there"
+    ]
+    assert resume_token.unpack(TOKEN.pack(seal), seal) == TOKEN
+    await redis.close()
+
+
+@pytest.mark.parametrize("garbage", [("SET", ""), ("SET", "short"), ("RPUSH", "list")])
+async def test_a_secret_that_is_none_is_not_taken(redis_url: str, garbage: tuple[str, str]) -> None:
+    """Whatever stands in its place, nobody signs with what everybody can guess, and nobody ends for it."""
+    redis = RedisLink(redis_url)
+    command, value = garbage
+    await redis.execute(command, "kvmesh:resume-secret", value)
+    (seal,) = seals(1)
+    await MeshSecret(redis, "kvmesh", seal).renew()
+    assert seal.secret == bytes([1]) * SECRET_BYTES
+    await redis.close()
