@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.request import LiveRequest
 from tests.simulation.mesh import ORPHAN_S, Mesh
 from tests.simulation.streams import Stream
 
@@ -142,3 +143,56 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
         assert adoptions > 10 and resumes > 10, (
             f"the schedule breaks nothing: {adoptions} adoptions, {resumes} resumes"
         )
+
+
+def test_a_late_adopt_of_a_lost_router_disturbs_nobody() -> None:
+    """Router 1 is lost, router 2 takes the adopt and is lost, router 3 adopts; then router 2's adopt reaches decode."""
+    mesh = Mesh(random.Random(3), frontends=1, routers=3, prefills=1, decodes=1)
+    mesh.connect()
+    mesh.travel()
+    client = mesh.submit()
+    while client.request.order.max_output_tokens < 40:
+        client = mesh.submit()
+    request = client.request
+    for _ in range(200):
+        go(mesh)
+        if len(client.ids) > 4:
+            break
+    assert 4 < len(client.ids) < 30, request
+    stream_to(mesh, "frontend-0", request).cut(mesh.now_s)
+    second = stream_to(mesh, "frontend-0", request)
+    second.write_up(mesh.now_s)
+    second.arrive_up(mesh.now_s)
+    late = next(one for one in mesh.streams if (one.caller, one.name) == (second.name, "decode-0"))
+    late.frozen = True
+    second.cut(mesh.now_s, server_knows=False)
+    late.write_up(mesh.now_s)
+    assert late.up, "the adopt is on its way"
+    for _ in range(4):
+        mesh.travel()
+    assert (request.state.value, request.adoptions) == ("attached", 1)
+    late.frozen = False
+    go(mesh)
+    second.notice(mesh.now_s)
+    for _ in range(400):
+        go(mesh)
+    assert client.ids == mesh.oracle(client.order)
+    assert (len(request.attempts), request.adoptions) == (1, 1)
+    mesh.advance(ORPHAN_S)
+    mesh.assert_consistent()
+
+
+def go(mesh: Mesh) -> None:
+    """Let everything travel, every engine make a step, every client read."""
+    mesh.travel()
+    for engine in mesh.engines.values():
+        engine.step(mesh.now_s)
+    for client in mesh.clients:
+        client.read()
+    mesh.advance(0.01)
+
+
+def stream_to(mesh: Mesh, caller: str, request: LiveRequest) -> Stream:
+    """Return the stream through which `request` is served, or asks to be."""
+    assert request._peer is not None, request
+    return next(one for one in mesh.streams if (one.caller, one.name) == (caller, request._peer.name))
