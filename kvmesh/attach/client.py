@@ -60,7 +60,10 @@ class AttachLink:
         open_channel: Callable[[str], grpc.aio.Channel],
         *,
         keep: bool,
+        expected_process: str = "",
+        expected_boot: str = "",
     ) -> None:
+        """`expected_process`, `expected_boot`: who must say hello; empty: anybody. Addresses are reused, boots never."""
         self.name = name
         self.address = address
         self.keep = keep
@@ -68,6 +71,8 @@ class AttachLink:
         self.failures = 0
         """Times in a row that the stream could not be opened."""
         self._hello = hello
+        self._expected_process = expected_process
+        self._expected_boot = expected_boot
         self._sink = sink
         self._clock = clock
         self._open_channel = open_channel
@@ -110,7 +115,10 @@ class AttachLink:
         was_up, self.is_up = self.is_up, False
         self.failures = 0 if was_up else self.failures + 1
         self.outbox = self._new_outbox()
-        self._sink.on_lost(self, reason, self._clock.now_s())
+        try:
+            self._sink.on_lost(self, reason, self._clock.now_s())
+        except Exception:  # a bug in a sink must not end the link for good
+            log.exception("the loss of the attach link to %s was not taken", self.name)
 
     async def _serve(self) -> str:
         channel = self._open_channel(self.address)
@@ -145,12 +153,25 @@ class AttachLink:
             return await _status(call)
         if not isinstance(message, pb.AttachResponse) or not message.HasField("hello"):
             raise ValueError("the peer did not say hello in its first message")
+        self._check(message.hello)
         self.is_up = True
         self._sink.on_attached(self, message.hello, self._clock.now_s())
         while isinstance(message, pb.AttachResponse):
             self._sink.on_response(self, message, self._clock.now_s())
             message = await call.read()
         return await _status(call)
+
+    def _check(self, hello: pb.Hello) -> None:
+        """Raise ValueError if somebody else answers."""
+        for what, expected, said in (
+            ("process", self._expected_process, hello.process_id),
+            ("boot", self._expected_boot, hello.boot_id),
+        ):
+            if expected and said != expected:
+                text = f"{self.address} is {what} {said!r}; {expected!r} is expected there"
+                if not self.failures:
+                    log.warning("attach link to %s: %s", self.name, text)
+                raise ValueError(text)
 
 
 async def _status(call: grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]) -> str:

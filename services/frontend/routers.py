@@ -52,7 +52,7 @@ class RouterLinks:
         self._open_channel = open_channel
         self._wanted: dict[str, Member] = {}
         self._links: dict[str, Linked] = {}
-        """By the link's name: the process's, and its boot where an older process of that name is still here."""
+        """By the link's name: the process's, with place and boot where an older process of that name is still here."""
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class RouterLinks:
 
     def _open(self, member: Member) -> None:
         is_free = member.process_id not in self._links
-        name = member.process_id if is_free else f"{member.process_id}@{member.boot_id}"
+        name = member.process_id if is_free else f"{member.process_id}@{member.address}/{member.boot_id}"
         link = AttachLink(
             name,
             member.address,

@@ -17,6 +17,7 @@ from kvmesh.attach.client import AttachLink
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.membership import Member
+from kvmesh.tasks import end
 from services.router.relay import Relay
 from services.router.replicas import Replica
 
@@ -63,6 +64,8 @@ class ReplicaLinks:
         self._wanted: dict[str, Member] = {}
         self._linked: dict[str, Linked] = {}
         self._retired: list[Linked] = []
+        """Processes whose name a newer one has; each is closed once nothing runs there."""
+        self._closing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -95,9 +98,7 @@ class ReplicaLinks:
                     pass
         finally:
             everybody = [*self._linked.values(), *self._retired]
-            for linked in everybody:
-                linked.task.cancel()
-            await asyncio.gather(*(linked.task for linked in everybody), return_exceptions=True)
+            await end((*(linked.task for linked in everybody), *self._closing))
 
     def _is_wanted(self, member: Member) -> bool:
         return (
@@ -118,7 +119,8 @@ class ReplicaLinks:
             elif member is None and self._is_down(linked, now_s, GONE_S):
                 self._close(self._linked.pop(name), now_s)
         for linked in list(self._retired):
-            if self._is_down(linked, now_s, 0.0):
+            # A living process that has lost its name keeps its stream as long as it has something of ours.
+            if self._is_down(linked, now_s, 0.0) or _is_unused(linked):
                 self._retired.remove(linked)
                 self._close(linked, now_s)
         for name, member in self._wanted.items():
@@ -147,6 +149,8 @@ class ReplicaLinks:
             self._clock,
             self._open_channel,
             keep=True,
+            expected_process=member.process_id,
+            expected_boot=member.boot_id,
         )
         replica.connect(link)
         task = asyncio.create_task(link.run(), name=f"replica-link:{member.process_id}")
@@ -154,7 +158,13 @@ class ReplicaLinks:
         return Linked(replica, member.boot_id, link, task)
 
     def _close(self, linked: Linked, now_s: float) -> None:
-        """Its stream is down already: nothing is lost by ending the task."""
+        """Its stream is down or unused: nothing is lost by ending the task."""
         linked.task.cancel()
+        self._closing.add(linked.task)
+        linked.task.add_done_callback(self._closing.discard)
         self._relay.remove_replica(linked.replica, now_s)
         log.info("replica gone", extra={"replica": linked.replica.name, "address": linked.link.address})
+
+
+def _is_unused(linked: Linked) -> bool:
+    return not linked.replica.slots and not linked.link.outbox.waiting_bytes

@@ -199,3 +199,52 @@ async def test_a_peer_that_reads_no_more_is_dropped(monkeypatch: pytest.MonkeyPa
                     echo.outboxes[0].tokens(1, 0, chunk)
                 await asyncio.sleep(0)
         call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("process", "boot", "reason"),
+    [
+        ("other", "", "is process 'echo'; 'other' is"),
+        ("echo", "old", "is boot 'boot'; 'old' is"),
+        ("echo", "boot", ""),
+    ],
+)
+async def test_a_link_serves_nobody_but_whom_it_was_opened_for(process: str, boot: str, reason: str) -> None:
+    """A peer that is not the expected process, or not its expected boot, is not attached; the reason names both."""
+    echo, sink = Echo(), Collector()
+    async with serving(echo) as (_, port):
+        hello = pb.Hello(process_id="caller", boot_id="c", protocol_version=1)
+        link = AttachLink(
+            "echo",
+            f"127.0.0.1:{port}",
+            hello,
+            sink,
+            CLOCK,
+            _channel,
+            keep=True,
+            expected_process=process,
+            expected_boot=boot,
+        )
+        task = asyncio.create_task(link.run())
+        await until(lambda: bool(sink.lost if reason else sink.attached))
+        assert link.is_up == (not reason) and bool(sink.attached) == (not reason)
+        assert not reason or reason in sink.lost[0]
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_a_bug_in_the_sink_does_not_end_a_link() -> None:
+    """A sink that fails when the stream is lost is told of the next one all the same."""
+
+    class Fragile(Collector):
+        def on_lost(self, link: AttachLink, reason: str, now_s: float) -> None:
+            super().on_lost(link, reason, now_s)
+            raise RuntimeError("a bug")
+
+    echo, sink = Echo(), Fragile()
+    async with serving(echo) as (server, port), linked(sink, port):
+        await until(lambda: len(sink.attached) == 1)
+        await server.stop(0)
+        await until(lambda: bool(sink.lost))
+        async with serving(echo, port):
+            await until(lambda: len(sink.attached) == 2)

@@ -1,0 +1,127 @@
+"""A router's links follow processes, not names: who restarted has a stream of its own, who is somebody else has none."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from kvmesh import server as mesh_server
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.server import AttachService
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.attach.v1 import attach_pb2_grpc
+from kvmesh.clock import MonotonicClock
+from kvmesh.membership import Member
+from services.router.admission import RelayLimits
+from services.router.links import ReplicaLinks
+from services.router.mirror import PrefixMirror
+from services.router.placement import KappaPolicy
+from services.router.relay import Relay
+
+
+class Quiet:
+    """A replica that answers nothing."""
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> Quiet:
+        return self
+
+    def after_event(self) -> None:
+        return None
+
+    def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
+        return None
+
+    def on_closed(self, now_s: float) -> None:
+        return None
+
+
+@asynccontextmanager
+async def replica(name: str, boot_id: str) -> AsyncIterator[tuple[AttachService, Member]]:
+    server = grpc.aio.server()
+    hello = pb.Hello(process_id=name, boot_id=boot_id, protocol_version=1)
+    attach = AttachService(Quiet(), hello, MonotonicClock())
+    attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield attach, member(name, address, boot_id)
+    finally:
+        await server.stop(0)
+
+
+def member(name: str, address: str, boot_id: str) -> Member:
+    return Member(
+        process_id=name, role="decode", address=address, boot_id=boot_id, model_version="m", block_tokens=4
+    )
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[ReplicaLinks, Relay]]:
+    policy = KappaPolicy(
+        "r",
+        PrefixMirror(),
+        random.Random(1),
+        block_tokens=4,
+        dispatch_ahead_s=1.0,
+        local_prefill_tokens_max=8,
+    )
+    relay = Relay("r", "m", 4, policy, RelayLimits(8, 60.0, 3.0))
+    hello = pb.Hello(process_id="r", boot_id="r", protocol_version=1)
+    links = ReplicaLinks(relay, hello, "m", 4, MonotonicClock(), mesh_server.channel, lambda names: None)
+    task = asyncio.create_task(links.run())
+    try:
+        yield links, relay
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_living_process_that_lost_its_name_is_left_when_nothing_runs_there() -> None:
+    """Its stream stays while a slot of ours is open there and is closed after that, however often the name moves."""
+    async with (
+        replica("decode-0", "A") as (old, old_member),
+        replica("decode-0", "B") as (new, new_member),
+        linked() as (links, relay),
+    ):
+        links.update([old_member])
+        await until(lambda: "decode-0" in relay.replicas and relay.replicas["decode-0"].is_up)
+        first = relay.replicas["decode-0"]
+        item: Any = object()
+        first.slots[1] = item
+        links.update([new_member])
+        await until(lambda: new.stream_count == 1 and relay.replicas["decode-0"].is_up)
+        assert first.is_retired and relay.replicas["decode-0"] is not first
+        await asyncio.sleep(0)
+        links.update([new_member])  # makes it look at once
+        await until(lambda: not links._changed.is_set())
+        assert old.stream_count == 1 and first.is_up
+        del first.slots[1]
+        await until(lambda: old.stream_count == 0)
+        for turn in range(6):
+            links.update([old_member if turn % 2 == 0 else new_member])
+            await until(lambda: relay.replicas["decode-0"].is_up)
+        await until(lambda: (old.stream_count, new.stream_count) == (0, 1))
+        assert len(links) == 1
+
+
+async def test_another_process_at_the_address_is_not_the_replica() -> None:
+    """An address that somebody else has now, or a later boot, takes no request."""
+    async with replica("prefill-9", "C") as (_, other), linked() as (links, relay):
+        links.update([member("decode-7", other.address, "C"), member("prefill-9", other.address, "old")])
+        await until(
+            lambda: all(link.link.failures > 1 for link in links._linked.values()) and len(links) == 2
+        )
+        assert not any(each.is_up for each in relay.replicas.values())
+        links.update([other])
+        await until(lambda: relay.replicas["prefill-9"].is_up)
