@@ -22,6 +22,9 @@ SCAN_BLOCKS: Final = 8
 BENDS_MAX: Final = 4
 """Different depths found by bisection; the rest by a scan."""
 
+MASKS_MAX: Final = 1 << 16
+"""Masks that are shared; beyond it all are forgotten and shared anew. Blocks keep the masks they have."""
+
 AUDIT_BLOCKS: Final = 16
 AUDIT_SHARE: Final = 0.01
 """A replica whose count differs from its own by more than both is loaded again."""
@@ -67,7 +70,7 @@ class PrefixMirror:
         self._expected: dict[int, int] = {}
         self._replicas: dict[str, _Replica] = {}
         self._masks: dict[int, int] = {}
-        """Each distinct mask once: equal masks share one integer object."""
+        """Equal masks share one integer object. Masks come and go with the blocks: see MASKS_MAX."""
         self._names: dict[int, str] = {}
         self._live = 0
         self._unclosed = 0
@@ -208,6 +211,7 @@ class PrefixMirror:
                 else:
                     del shard[value]
         replica.blocks -= removed
+        self._bound_masks()
         return removed
 
     def _set(self, hashes: Sequence[int], bit: int) -> int:
@@ -219,7 +223,13 @@ class PrefixMirror:
                 added += 1
                 new = old | bit
                 shard[value] = masks.setdefault(new, new)
+        self._bound_masks()
         return added
+
+    def _bound_masks(self) -> None:
+        # Finding out which are still in use would be a walk over all blocks.
+        if len(self._masks) > MASKS_MAX:
+            self._masks.clear()
 
     def apply(self, batch: Batch, entry_id: tuple[int, int] = (1 << 64, 0)) -> Outcome:
         """Apply a batch read at `entry_id` of the stream. At most about 1,000 blocks each, as publishers write them."""
@@ -287,6 +297,7 @@ class PrefixMirror:
                     del shard[value]
             if len(touched) > len(shard):
                 self._shards[index] = dict(shard)  # a dict does not shrink by itself
+            self._bound_masks()
             yield
         self._dead &= ~dead
         for bit in _bits(dead):

@@ -9,6 +9,7 @@ import pytest
 
 from kvmesh import blocks
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
+from services.router import mirror as mirrors
 from services.router.mirror import Outcome, PrefixMirror
 
 
@@ -246,4 +247,26 @@ def test_a_replica_dropped_while_it_loads_leaves_nothing() -> None:
     assert mirror.block_count == 0
     mirror.add("b")
     assert mirror.blocks_of("b") == 0
+    mirror.assert_consistent()
+
+
+def test_masks_that_were_seen_once_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under many replicas that come to share blocks in all combinations, what is kept beside the blocks is bounded."""
+    monkeypatch.setattr(mirrors, "MASKS_MAX", 50)
+    rng = random.Random(4)
+    mirror = PrefixMirror()
+    names = [f"p{index}" for index in range(12)]
+    held: dict[str, set[int]] = {name: set() for name in names}
+    for name in names:
+        mirror.add(name)
+    for _ in range(3000):
+        name, value = rng.choice(names), rng.randrange(20)
+        if value in held[name]:
+            held[name].remove(value)
+            assert mirror.remove(name, [value]) == 1
+        else:
+            held[name].add(value)
+            assert mirror.store(name, [value]) == 1
+        assert len(mirror._masks) <= 50
+    assert {name: mirror.blocks_of(name) for name in names} == {name: len(held[name]) for name in names}
     mirror.assert_consistent()
