@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 
-from kvmesh import server as mesh_server
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -67,7 +66,7 @@ async def test_a_router_that_started_again_is_reached_while_its_predecessor_drai
     """New requests go to the newer process at once; the older one's stream is closed when its last request is over."""
     core = FrontendCore(Limits(3, 3.0, 4), places=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
-    links = RouterLinks(core, hello, "m", MonotonicClock(), mesh_server.channel)
+    links = RouterLinks(core, hello, "m", MonotonicClock(), _channel)
     async with AsyncExitStack() as stack:
         old, old_member = await router(stack, "A")
         new, new_member = await router(stack, "B")
@@ -98,7 +97,7 @@ async def test_a_router_that_started_again_at_its_address_is_attached_again() ->
     """A new boot at the old address is a new process, and the one before is not waited for."""
     core = FrontendCore(Limits(3, 3.0, 4), places=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
-    links = RouterLinks(core, hello, "m", MonotonicClock(), mesh_server.channel)
+    links = RouterLinks(core, hello, "m", MonotonicClock(), _channel)
     async with AsyncExitStack() as stack:
         attach, member = await router(stack, "B")
         task = asyncio.create_task(links.run())
@@ -114,3 +113,7 @@ async def test_a_router_that_started_again_at_its_address_is_attached_again() ->
 
 def _fields(member: Member) -> dict[str, Any]:
     return {name: getattr(member, name) for name in member.__struct_fields__}
+
+
+def _channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 
-from kvmesh import server as mesh_server
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -72,7 +71,7 @@ async def linked() -> AsyncIterator[tuple[ReplicaLinks, Relay]]:
     )
     relay = Relay("r", "m", 4, policy, RelayLimits(8, 60.0, 3.0))
     hello = pb.Hello(process_id="r", boot_id="r", protocol_version=1)
-    links = ReplicaLinks(relay, hello, "m", 4, MonotonicClock(), mesh_server.channel, lambda names: None)
+    links = ReplicaLinks(relay, hello, "m", 4, MonotonicClock(), _channel, lambda names: None)
     task = asyncio.create_task(links.run())
     try:
         yield links, relay
@@ -125,3 +124,7 @@ async def test_another_process_at_the_address_is_not_the_replica() -> None:
         assert not any(each.is_up for each in relay.replicas.values())
         links.update([other])
         await until(lambda: relay.replicas["prefill-9"].is_up)
+
+
+def _channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
