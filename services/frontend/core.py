@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Final, Protocol, TypeVar
 
 from kvmesh.attach import frames
@@ -72,17 +73,15 @@ class FrontendCore:
 
     # Clients.
 
-    def check_room(self) -> None:
-        """Raise MeshError (DRAINING, LIVE_REQUESTS_FULL) if no request may come in now."""
-        if self.is_draining:
-            raise MeshError(
-                "DRAINING", "the frontend is shutting down; another one is there", retry_after_s=0.1
-            )
-        self.live.check_room()
+    def place_to_read(self) -> AbstractContextManager[None]:
+        """Return what holds a place while a request is read. Raises MeshError (DRAINING, LIVE_REQUESTS_FULL)."""
+        self._check_draining()
+        return self.live.place_to_read()
 
     def submit(self, order: Order, output: Output, on_ready: Callable[[], None], now_s: float) -> LiveRequest:
         """Start a request. `on_ready` is called from now on, also before this returns. Raises MeshError."""
-        self.check_room()
+        self._check_draining()
+        self.live.check_room()
         request = LiveRequest(order, output, self, self._limits)
         request.on_ready = on_ready
         self.live.admit(request)
@@ -207,6 +206,12 @@ class FrontendCore:
         for request in known:
             assert request.wake_s is not None and request.scheduled_s <= request.wake_s, f"{request} sleeps"
             assert (request.end is not None) == (request in self.live.leaving)
+
+    def _check_draining(self) -> None:
+        if self.is_draining:
+            raise MeshError(
+                "DRAINING", "the frontend is shutting down; another one is there", retry_after_s=0.1
+            )
 
     def _each(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from kvmesh.errors import MeshError
@@ -19,13 +20,17 @@ _SMOOTHING: Final = 0.1
 
 
 class Live:
-    """Requests whose client waits (at most `places`), and those that only still clean up behind them (leaving).
+    """Requests whose client waits, and those that only still clean up behind them (leaving).
+
+    Being read and being served takes a place each; there are `places`.
 
     Invariant: every request has at most one current entry in the heap; older ones are skipped when they come up.
     """
 
     def __init__(self, places: int) -> None:
         self.places = places
+        self.reading = 0
+        """Requests whose message is being parsed and tokenized."""
         self.serving: set[LiveRequest] = set()
         self.leaving: set[LiveRequest] = set()
         self._heap: list[tuple[float, int, LiveRequest]] = []
@@ -41,11 +46,12 @@ class Live:
 
     def check_room(self) -> None:
         """Raise MeshError if every place is taken."""
-        if len(self.serving) >= self.places:
+        taken = len(self.serving) + self.reading
+        if taken >= self.places:
             raise MeshError(
                 "LIVE_REQUESTS_FULL",
-                f"the frontend is full: {len(self.serving)}/{self.places} requests are live",
-                {"live": str(len(self.serving)), "places": str(self.places)},
+                f"the frontend is full: {taken}/{self.places} requests are live",
+                {"live": str(taken), "places": str(self.places)},
                 retry_after_s=self.retry_after_s,
             )
 
@@ -53,6 +59,19 @@ class Live:
     def retry_after_s(self) -> float:
         """Seconds until the next place is likely to be free, from the rate at which requests end."""
         return min(RETRY_AFTER_MAX_S, max(0.05, self._between_ends_s or 1.0))
+
+    @contextmanager
+    def place_to_read(self) -> Iterator[None]:
+        """Hold a place while a request is read; raises MeshError if every place is taken.
+
+        At the end the place is free: who admits the request then does so before anybody else runs.
+        """
+        self.check_room()
+        self.reading += 1
+        try:
+            yield
+        finally:
+            self.reading -= 1
 
     def admit(self, request: LiveRequest) -> None:
         """Take a place. Ask `check_room` first."""

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 SERVICE_NAME: Final = "kvmesh.inference.v1.InferenceService"
 
 THREAD_BYTES_MIN: Final = 8192
-"""A prompt of this size takes some milliseconds to tokenize: a thread does it, so that no other stream waits."""
+"""A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that
+no other stream waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class InferenceService:
         self._clock = clock
         self._tracing = tracing
         self._seal = seal
+        self._big = asyncio.Lock()
+        """Held while a thread checks a big message: several at once would leave the loop little of the interpreter."""
         self._random_bits = random_bits
         self._is_seeded = is_seeded
         self._on_refused = on_refused
@@ -154,10 +157,18 @@ class InferenceService:
         self, data: bytes, arrived_s: float, remaining_s: float | None, context: TraceContext
     ) -> Order:
         """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
-        self._core.check_room()
-        asked = validation.check(wire.parse(data, self._terms.message_bytes_max), self._bounds, self._seal)
-        prompt_ids = array("i", await self._tokenize(asked)).tobytes()
+        with self._core.place_to_read():
+            if len(data) < THREAD_BYTES_MIN:
+                asked = self._check(data)
+            else:
+                async with self._big:
+                    asked = await asyncio.to_thread(self._check, data)
+            prompt_ids = array("i", await self._tokenize(asked)).tobytes()
         return self._order(asked, prompt_ids, arrived_s, remaining_s, context)
+
+    def _check(self, data: bytes) -> Asked:
+        message = wire.parse(data, self._terms.message_bytes_max, self._bounds.max_sequence_tokens)
+        return validation.check(message, self._bounds, self._seal)
 
     async def _tokenize(self, asked: Asked) -> list[int] | tuple[int, ...]:
         if asked.token_ids is not None:

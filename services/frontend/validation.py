@@ -9,11 +9,12 @@ import math
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Final
 
 import xxhash
 
-from kvmesh.errors import Violation, invalid
+from kvmesh.errors import MAX_VIOLATIONS, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import resume_token
 from services.frontend.resume_token import ResumeToken, Seal
@@ -87,13 +88,15 @@ def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> Asked:
 
     Raises MeshError (INVALID_ARGUMENT) with a violation per wrong field.
     """
-    wrong = [
-        *_prompt(message, bounds),
-        *_sampling(message.sampling),
-        *_limits(message.limits, bounds),
-        *_names(message, bounds),
-        *_received(message, bounds),
-    ]
+    _check_counts(message, bounds)
+    found = chain(
+        _prompt(message, bounds),
+        _sampling(message.sampling),
+        _limits(message.limits, bounds),
+        _names(message, bounds),
+        _received(message, bounds),
+    )
+    wrong = list(islice(found, MAX_VIOLATIONS))
     if wrong:
         raise invalid("FIELD_OUT_OF_RANGE", wrong)
     token = _resume(message, bounds, seal)
@@ -153,6 +156,24 @@ def check_resumed(asked: Asked, found: int) -> None:
 
 _TOKEN: Final = "options.resume.resume_token"
 _RECEIVED: Final = "options.resume.received_token_ids"
+
+
+def _check_counts(message: pb.GenerateRequest, bounds: Bounds) -> None:
+    """Refuse what has more items than the context has tokens, before anybody looks at one of them."""
+    most = bounds.max_sequence_tokens
+    for path, count, what, allowed, reason in (
+        ("chat.messages", len(message.chat.messages), "messages", most, "PROMPT_TOO_LONG"),
+        ("tokens.ids", len(message.tokens.ids), "tokens", most - 1, "PROMPT_TOO_LONG"),
+        (
+            _RECEIVED,
+            len(message.options.resume.received_token_ids),
+            "tokens",
+            most - 1,
+            "FIELD_OUT_OF_RANGE",
+        ),
+    ):
+        if count > allowed:
+            raise invalid(reason, [Violation(path, f"{count} {what}", f"1 to {allowed}")])
 
 
 def _prompt(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:
@@ -251,7 +272,6 @@ def _check_prompt_size(message: pb.GenerateRequest, bounds: Bounds) -> None:
     path, size = "text", len(message.text.encode())
     if kind == "chat":
         path, size = "chat.messages", sum(len(each.content.encode()) for each in message.chat.messages)
-        size = max(size, len(message.chat.messages) * bounds.token_bytes_max)
     if size > size_max:
         allowed = f"at most {bounds.max_sequence_tokens - 1} tokens (never more than {size_max} bytes)"
         raise invalid("PROMPT_TOO_LONG", [Violation(path, f"{size} bytes long", allowed)])

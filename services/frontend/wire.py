@@ -7,21 +7,31 @@ which field to look at.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from kvmesh.errors import MeshError, Violation, invalid
+from kvmesh.errors import MAX_VIOLATIONS, MeshError, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
 
+LOOK_BYTES_MIN: Final = 8192
+"""A message of this size is looked at field by field before it is parsed; a smaller one cannot hold many."""
 
-def parse(data: bytes, bytes_max: int) -> pb.GenerateRequest:
-    """Return the request in `data`. Raises MeshError (INVALID_ARGUMENT) naming field, value and range."""
+
+def parse(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
+    """Return the request in `data`. Raises MeshError (INVALID_ARGUMENT) naming field, value and range.
+
+    `tokens_max` is the longest context: from it follows how many fields and numbers are worth unfolding. Two bytes may be
+    a message, and a message takes a hundred bytes of memory.
+    """
     if len(data) > bytes_max:
         what = Violation(MESSAGE, f"{len(data)} bytes", f"at most {bytes_max} bytes")
         raise invalid("MESSAGE_TOO_LARGE", [what])
+    if len(data) >= LOOK_BYTES_MIN:
+        _look(data, fields_bound(tokens_max), 2 * tokens_max)
     message = pb.GenerateRequest()
     try:
         message.ParseFromString(data)
@@ -33,10 +43,51 @@ def parse(data: bytes, bytes_max: int) -> pb.GenerateRequest:
         again = pb.GenerateRequest.FromString(data)
         found = [
             Violation(path, f"unknown field {number}", "only fields of kvmesh.inference.v1")
-            for path, number in _unknown(again, "")
+            for path, number in islice(_unknown(again, ""), MAX_VIOLATIONS)
         ]
         raise invalid("FIELD_UNKNOWN", found)
     return message
+
+
+def fields_bound(tokens_max: int) -> int:
+    """Return the most fields a message may have: a chat message or an unpacked id may be a token, other fields are few."""
+    return min(4 * tokens_max, _FIELDS_MAX) + 1024
+
+
+_FIELDS_MAX: Final = 65_536
+"""Beyond this only packed ids count: a walk over so many fields takes a tenth of a second."""
+
+
+def _look(data: bytes, fields_max: int, numbers_max: int) -> None:
+    """Raise MeshError if the message has too many fields or numbers, or cannot be walked to its end."""
+    fields = numbers = 0
+    try:
+        for path, field, value in _fields(data, pb.GenerateRequest.DESCRIPTOR, "", 0):
+            fields += 1
+            if fields > fields_max:
+                what = f"more than {fields_max} fields"
+                raise invalid("MESSAGE_TOO_LARGE", [Violation(_group(path), what, f"at most {fields_max}")])
+            if value is not None and field is not None and field.cpp_type in _NUMBERS:
+                # Ten bytes are the longest number.
+                too_long = len(value) > 10 * numbers_max
+                numbers += numbers_max + 1 if too_long else len(value.translate(None, _CONTINUED))
+                if numbers > numbers_max:
+                    what = f"more than {numbers_max} numbers"
+                    raise invalid(
+                        "MESSAGE_TOO_LARGE", [Violation(_group(path), what, f"at most {numbers_max}")]
+                    )
+    except _Truncated as error:
+        raise _truncated(error) from None
+
+
+_NUMBERS: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
+_CONTINUED: Final = bytes(range(0x80, 0x100))
+"""Bytes that do not end a number."""
+
+
+def _group(path: str) -> str:
+    """Return the path of the whole repeated field that `path` is an item of."""
+    return (path[: path.rindex("[")] if path.endswith("]") else path) or MESSAGE
 
 
 MESSAGE: Final = "(message)"
@@ -61,7 +112,9 @@ def _unknown(message: Message, path: str) -> Iterator[tuple[str, int]]:
 def _malformed(data: bytes, descriptor: Descriptor) -> MeshError:
     """Return why `data` did not parse: a text that is no UTF-8, or bytes that are no message."""
     try:
-        for path, value in _texts(data, descriptor, "", 0):
+        for path, field, value in _fields(data, descriptor, "", 0):
+            if value is None or field is None or field.type != FieldDescriptor.TYPE_STRING:
+                continue
             try:
                 value.decode("utf-8")
             except UnicodeDecodeError as error:
@@ -69,7 +122,7 @@ def _malformed(data: bytes, descriptor: Descriptor) -> MeshError:
                 what = f"bytes {bad} at offset {error.start}"
                 return invalid("INVALID_UTF8", [Violation(path, what, "valid UTF-8")])
     except _Truncated as error:
-        return invalid("MESSAGE_MALFORMED", [Violation(error.path or MESSAGE, str(error), "a whole message")])
+        return _truncated(error)
     what = f"{len(data)} bytes that do not parse"
     return invalid("MESSAGE_MALFORMED", [Violation(MESSAGE, what, "a kvmesh.inference.v1.GenerateRequest")])
 
@@ -80,35 +133,46 @@ class _Truncated(Exception):
         self.path = path
 
 
+def _truncated(error: _Truncated) -> MeshError:
+    return invalid("MESSAGE_MALFORMED", [Violation(error.path or MESSAGE, str(error), "a whole message")])
+
+
 _DEPTH_MAX: Final = 16
 
 
-def _texts(data: bytes, descriptor: Descriptor, path: str, depth: int) -> Iterator[tuple[str, bytes]]:
-    """Yield (path, bytes) of every string field in the encoded message `data`. Raises _Truncated."""
+def _fields(
+    data: bytes, descriptor: Descriptor, path: str, depth: int
+) -> Iterator[tuple[str, FieldDescriptor | None, bytes | None]]:
+    """Yield (path, field, value) of every field in the encoded message `data`, outer ones first. Raises _Truncated.
+
+    The field is None if the proto does not know it; then, and where the value is None (a bare number), the path is the
+    message's own.
+    """
     counts: dict[int, int] = {}
     at = 0
     while at < len(data):
         key, at = _varint(data, at, path)
         number, kind = key >> 3, key & 7
+        field = descriptor.fields_by_number.get(number)
         if kind != 2:
             at = _skip(data, at, kind, path)
+            yield path, field, None
             continue
         length, at = _varint(data, at, path)
         if at + length > len(data):
             raise _Truncated(path, f"field {number} of {length} bytes, {len(data) - at} of them there")
         value, at = data[at : at + length], at + length
-        field = descriptor.fields_by_number.get(number)
         if field is None:
+            yield path, None, value
             continue
         here = _join(path, field.name)
         if field.is_repeated:
             index = counts.get(number, 0)
             counts[number] = index + 1
             here = f"{here}[{index}]"
-        if field.type == FieldDescriptor.TYPE_STRING:
-            yield here, value
-        elif field.message_type is not None and depth < _DEPTH_MAX:
-            yield from _texts(value, field.message_type, here, depth + 1)
+        yield here, field, value
+        if field.message_type is not None and depth < _DEPTH_MAX:
+            yield from _fields(value, field.message_type, here, depth + 1)
 
 
 def _varint(data: bytes, at: int, path: str) -> tuple[int, int]:

@@ -131,7 +131,7 @@ class ChatPrompt(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """Messages, oldest first; at least one. The last one is usually from the user."""
+        """Messages, oldest first; at least one, and no more than the context has tokens. The last one is usually from the user."""
 
     def __init__(
         self,
@@ -208,7 +208,9 @@ class TokenPrompt(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids. Range of each: 0 to the size of the vocabulary, exclusive. At least one."""
+        """Token ids. Range of each: 0 to the size of the vocabulary, exclusive. At least one, and fewer than the context has
+        tokens.
+        """
 
     def __init__(
         self,
@@ -360,10 +362,10 @@ class Resume(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     RECEIVED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.bytes
-    """Token from the `started` message of the broken stream."""
+    """Token from the `started` message of the broken stream. Signed by the mesh: another one is INVALID_ARGUMENT."""
     @_builtins.property
     def received_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens received so far, in order. The answer goes on behind them."""
+        """Tokens received so far, in order. The answer goes on behind them. Empty: the request waits as a new one does."""
 
     def __init__(
         self,

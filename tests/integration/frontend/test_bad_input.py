@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import grpc
@@ -9,6 +10,7 @@ import pytest
 
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import wire
 from tests.integration.frontend.conftest import Serving
 from tests.integration.frontend.scripted_router import Pool
 
@@ -62,6 +64,24 @@ async def test_bad_input_is_refused_by_name(
         assert value in text and allowed in text
     assert not pool.submits
     await serving.until_empty()
+
+
+@pytest.mark.parametrize(("size", "is_beside"), [(100, False), (10_000, True)])
+async def test_a_big_message_is_checked_beside_the_loop(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, size: int, is_beside: bool
+) -> None:
+    """Other streams go on while it is taken apart; a small one is not worth a thread."""
+    threads, parse = set(), wire.parse
+
+    def watched(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
+        threads.add(threading.get_ident())
+        return parse(data, bytes_max, tokens_max)
+
+    monkeypatch.setattr(wire, "parse", watched)
+    with pytest.raises(grpc.aio.AioRpcError):
+        async for _ in serving.stub.Generate(pb.GenerateRequest(text="x" * size, model="no")):
+            pass
+    assert len(threads) == 1 and (threading.get_ident() not in threads) == is_beside
 
 
 async def test_a_good_request_passes_beside_the_bad_ones(serving: Serving, pool: Pool) -> None:

@@ -11,6 +11,7 @@ import pytest
 from kvmesh.attach import frames
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
 from services.frontend import messages
 from services.frontend.core import FrontendCore
@@ -479,6 +480,23 @@ def test_places_are_bounded_and_come_back() -> None:
     assert caught.value.retry_after_s > 0  # type: ignore[attr-defined]
     finish(mesh, client)
     begin(mesh)
+
+
+def test_a_request_that_is_read_holds_a_place() -> None:
+    """Messages that are being parsed cannot add up beside the requests that live."""
+    mesh = mesh_of(places=2)
+    begin(mesh)
+    with mesh.core.place_to_read():
+        with pytest.raises(MeshError, match="2/2 requests are live"):
+            mesh.core.place_to_read().__enter__()
+        with pytest.raises(MeshError, match="2/2 requests are live"):
+            begin(mesh)
+    with pytest.raises(KeyError), mesh.core.place_to_read():
+        raise KeyError
+    begin(mesh)
+    mesh.core.is_draining = True
+    with pytest.raises(MeshError, match="shutting down"):
+        mesh.core.place_to_read()
 
 
 def test_a_bug_ends_one_request_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.errors import MeshError
+from kvmesh.errors import MAX_VIOLATIONS, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import resume_token, validation, wire
 from services.frontend.resume_token import SECRET_BYTES, ResumeToken, Seal
@@ -297,17 +297,126 @@ WIRE = [
 def test_bytes_that_are_no_good_request_are_named(data: bytes, reason: str, path: str, value: str) -> None:
     """protobuf says only that parsing failed; the client learns where."""
     with pytest.raises(MeshError) as caught:
-        wire.parse(data, 1024)
+        wire.parse(data, 1024, BOUNDS.max_sequence_tokens)
     assert caught.value.reason == reason
     assert caught.value.code.name == "INVALID_ARGUMENT"
     assert caught.value.violations[0].field == path
     assert value in caught.value.violations[0].value
 
 
+def varint(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def large(number: int, value: bytes) -> bytes:
+    """Return a length-delimited field of any length."""
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+MIB4 = (4 << 20) - 64
+FLOODS = {
+    "empty chat messages": (large(2, b"\x0a\x00" * (MIB4 // 2)), "chat.messages"),
+    "unknown fields": (b"\x0a\x01x" + b"\xf8\x07\x01" * (MIB4 // 3), "(message)"),
+    "unknown fields of a message": (
+        large(2, large(1, b"\x08\x02" + b"\xf8\x07\x01" * (MIB4 // 3))),
+        "chat.messages",
+    ),
+    "unknown groups": (b"\x0a\x01x" + b"\xfb\x07\xfc\x07" * (MIB4 // 4), "(message)"),
+    "token ids": (large(3, large(1, b"\x01" * MIB4)), "tokens.ids"),
+    "token ids one by one": (large(3, b"\x08\x01" * (MIB4 // 2)), "tokens"),
+    "packed token ids in many pieces": (large(3, b"\x0a\x01\x05" * (MIB4 // 3)), "tokens.ids"),
+    "many prompts": (large(3, b"\x0a\x01\x05") * (MIB4 // 5), "tokens.ids"),
+    "received tokens": (
+        b"\x0a\x01x" + large(8, large(2, large(2, b"\x01" * MIB4))),
+        "options.resume.received_token_ids",
+    ),
+    "stop strings": (b"\x0a\x01x" + large(4, b"\x2a\x00" * (MIB4 // 2)), "sampling.stop"),
+    "malformed": (b"\x18\x01" * (MIB4 // 2) + b"\x0a\x7f", "(message)"),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_of_fields_is_refused_before_it_is_unfolded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MiB may be millions of fields: no parser gets them, and what is looked at is bounded."""
+    data, path = FLOODS[name]
+    monkeypatch.setattr(pb.GenerateRequest, "ParseFromString", None)
+    looked = 0
+    varint_of = wire._varint
+
+    def counted(data: bytes, at: int, path: str) -> tuple[int, int]:
+        nonlocal looked
+        looked += 1
+        return varint_of(data, at, path)
+
+    monkeypatch.setattr(wire, "_varint", counted)
+    with pytest.raises(MeshError) as caught:
+        wire.parse(data, 4 << 20, BOUNDS.max_sequence_tokens)
+    assert caught.value.code.name == "INVALID_ARGUMENT"
+    assert caught.value.violations[0].field == path
+    assert len(caught.value.violations) == 1
+    assert looked <= 3 * wire.fields_bound(BOUNDS.max_sequence_tokens)
+
+
+def test_the_longest_good_requests_pass() -> None:
+    """The bound is on floods: every token of the context may be given, in every form there is."""
+    ids = [4095] * 4000
+    for change in (
+        tokens(*ids),
+        chat(*[(2, "x")] * 4096),
+        resumed(TOKEN.pack(SEAL), [*ids]),
+    ):
+        data = good(change).SerializeToString()
+        assert len(data) > 8000
+        validation.check(wire.parse(data, 4 << 20, BOUNDS.max_sequence_tokens), BOUNDS, SEAL)
+    one_by_one = large(3, b"".join(b"\x08" + varint(each) for each in ids))
+    message = wire.parse(one_by_one, 4 << 20, BOUNDS.max_sequence_tokens)
+    assert validation.check(message, BOUNDS, SEAL).token_ids == tuple(ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "value", "reason"),
+    [
+        (tokens(*[5] * 4096), "tokens.ids", "4096 tokens", "PROMPT_TOO_LONG"),
+        (tokens(*[-1] * 4096), "tokens.ids", "4096 tokens", "PROMPT_TOO_LONG"),
+        (chat(*[(0, "")] * 4097), "chat.messages", "4097 messages", "PROMPT_TOO_LONG"),
+        (
+            resumed(TOKEN.pack(SEAL), [-1] * 4096),
+            "options.resume.received_token_ids",
+            "4096 tokens",
+            "FIELD_OUT_OF_RANGE",
+        ),
+    ],
+)
+def test_what_is_too_many_is_counted_and_not_looked_at(
+    change: Callable[[pb.GenerateRequest], object], path: str, value: str, reason: str
+) -> None:
+    """What cannot fit the context is refused as a whole, whatever its items are."""
+    with pytest.raises(MeshError) as caught:
+        validation.check(good(change), BOUNDS, SEAL)
+    assert caught.value.reason == reason
+    assert [(each.field, each.value) for each in caught.value.violations] == [(path, value)]
+
+
+def test_no_more_violations_are_collected_than_told() -> None:
+    """Sixteen are enough to learn from; nobody unfolds the rest."""
+    with pytest.raises(MeshError) as caught:
+        validation.check(good(chat(*[(9, "x")] * 4000)), BOUNDS, SEAL)
+    assert len(caught.value.violations) == MAX_VIOLATIONS
+    with pytest.raises(MeshError) as caught:
+        wire.parse(b"\x0a\x01x" + b"\xf8\x07\x01" * 1000, 1 << 20, BOUNDS.max_sequence_tokens)
+    assert len(caught.value.violations) == MAX_VIOLATIONS
+
+
 def test_a_good_message_passes() -> None:
     """Every known field may be set."""
     message = good(sampling(temperature=0.5, stop=["é"]))
-    assert wire.parse(message.SerializeToString(), 1024) == message
+    assert wire.parse(message.SerializeToString(), 1024, BOUNDS.max_sequence_tokens) == message
 
 
 def test_random_bytes_get_a_typed_error_or_a_request() -> None:
@@ -320,7 +429,11 @@ def test_random_bytes_get_a_typed_error_or_a_request() -> None:
         for _ in range(draw.randint(1, 3)):
             data[draw.randrange(len(data))] = draw.randrange(256)
         try:
-            validation.check(wire.parse(bytes(data[: draw.randint(1, len(data))]), 1024), BOUNDS, SEAL)
+            validation.check(
+                wire.parse(bytes(data[: draw.randint(1, len(data))]), 1024, BOUNDS.max_sequence_tokens),
+                BOUNDS,
+                SEAL,
+            )
         except MeshError as error:
             assert error.code.name == "INVALID_ARGUMENT" and error.violations
             refused += 1
