@@ -6,7 +6,7 @@
 {"event_id": 8, "data": {"type": "removed", "block_hashes": [u64, ...]}}
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ import msgspec
 import numpy as np
 
 from engines.reference.cache import CacheEvent, Stored
+
+PART_BLOCKS = 128
+"""Blocks in one part of a snapshot: a reader takes a part in 1 to 5 ms, and no message grows with the cache."""
 
 _PRIORITY = 35  # TensorRT-LLM's default retention priority
 
@@ -46,9 +49,27 @@ def event_data(event: CacheEvent) -> dict[str, Any]:
     return {"type": "stored", "parent_hash": event.parent, "blocks": blocks}
 
 
-def snapshot_message(boot_id: str, event_id: int, snapshot: Iterable[Stored]) -> bytes:
-    """First message of a subscription: the cache's content after event `event_id` (0: before the first one)."""
-    body = {"boot_id": boot_id, "event_id": event_id, "snapshot": [event_data(event) for event in snapshot]}
+def snapshot_messages(boot_id: str, event_id: int, snapshot: Iterable[Stored]) -> Iterator[bytes]:
+    """First messages of a subscription: the cache's content after event `event_id` (0: before the first one), in parts.
+
+    Each part has at most PART_BLOCKS blocks and says whether there are `more`; a parent may be in an earlier part.
+    """
+    part, room, data = 0, PART_BLOCKS, list[dict[str, Any]]()
+    for stored in snapshot:
+        parent, rest = stored.parent, stored.blocks
+        while rest:
+            if not room:
+                yield _part(boot_id, event_id, part, data, more=True)
+                part, room, data = part + 1, PART_BLOCKS, []
+            taken, rest = rest[:room], rest[room:]
+            data.append(event_data(Stored(parent, taken)))
+            parent = taken[-1][0]
+            room -= len(taken)
+    yield _part(boot_id, event_id, part, data, more=False)
+
+
+def _part(boot_id: str, event_id: int, part: int, data: list[dict[str, Any]], *, more: bool) -> bytes:
+    body = {"boot_id": boot_id, "event_id": event_id, "part": part, "more": more, "snapshot": data}
     return msgspec.json.encode(body)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from engines.reference import errors
 from engines.reference.cache import CacheEvent, Stored
 from engines.reference.core import LoadReport
-from engines.reference.events import NumberedEvent, batch_message, snapshot_message
+from engines.reference.events import NumberedEvent, batch_message, snapshot_messages
 
 COALESCE_S = 0.002  # events gather this long before they are sent
 BUFFERED_EVENTS_MAX = 4096
@@ -166,7 +166,8 @@ class Publisher:
                 one.reader.finish(errors.SUBSCRIPTION_OVERFLOW.format(events=self.buffered_events_max))
                 continue
             if snapshot is not None:
-                one.reader.send(snapshot_message(self.boot_id, one.event_id, snapshot))
+                for message in snapshot_messages(self.boot_id, one.event_id, snapshot):
+                    one.reader.send(message)
             if pending:
                 one.reader.send(batch_message(self.boot_id, pending))
 

@@ -34,16 +34,18 @@ class Change(NamedTuple):
 class Translation:
     """The content of one engine's cache as mesh hashes.
 
-    Invariant: `seq` is the engine's id of the last event that is in `_mesh_hashes`.
+    Invariant: `seq` is the engine's id of the last event that is in `_mesh_hashes`, once `epoch` is set.
     """
 
     def __init__(self, block_tokens: int, salt: str) -> None:
         self.epoch = ""
-        """Boot id of the engine; empty before the first snapshot."""
+        """Boot id of the engine; empty before the end of the first snapshot."""
         self.seq = 0
         self._block_bytes = 4 * block_tokens
         self._root = blocks.root_hash(salt)
         self._mesh_hashes: dict[int, int] = {}
+        self._next_part = ("", 0, 0)
+        """Boot id, event id and number of the part that goes on with a snapshot; no boot id: none does."""
 
     @property
     def block_count(self) -> int:
@@ -73,13 +75,22 @@ class Translation:
             raise EngineEventError(f"the engine's event message cannot be read: {error!r}") from error
 
     def _restart(self, message: Mapping[str, Any]) -> None:
-        self._mesh_hashes = {}
+        """Take a snapshot, or one part of it; the content is unknown until the last one."""
+        boot_id, event_id = str(message["boot_id"]), int(message["event_id"])
+        part = int(message.get("part", 0))
+        if part == 0:
+            self._mesh_hashes = {}
+        elif (boot_id, event_id, part) != self._next_part:
+            raise EngineEventError(f"part {part} of a snapshot of boot {boot_id!r} without the one before")
+        self.epoch, self._next_part = "", ("", 0, 0)
         for data in message["snapshot"]:
             self._store(data)
-        self.seq = int(message["event_id"])
-        self.epoch = str(message["boot_id"])
-        if not self.epoch or self.seq < 0:
-            raise EngineEventError(f"boot_id is {self.epoch!r}, event_id {self.seq}")
+        if not boot_id or event_id < 0:
+            raise EngineEventError(f"boot_id is {boot_id!r}, event_id {event_id}")
+        if message.get("more", False):
+            self._next_part = (boot_id, event_id, part + 1)
+        else:
+            self.epoch, self.seq = boot_id, event_id
 
     def _follow(self, message: Mapping[str, Any]) -> list[Change]:
         if not self.epoch or message["boot_id"] != self.epoch:

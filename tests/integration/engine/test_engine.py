@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -193,9 +194,8 @@ async def test_events_replay_to_exactly_the_cache(prefill: Client) -> None:
     """Snapshot plus events equals the engine's table: every block it hits is known, and as many as it reports."""
     cached: set[int] = set()
     async with aclosing(prefill.subscribe("kv_events")) as messages:
-        snapshot = await anext(messages)
+        snapshot = await _read_snapshot(messages, cached)
         event_id = snapshot["event_id"]
-        _apply(snapshot["snapshot"], cached)
         prompts = [_prompt(900 + turn, 60 + turn) for turn in range(30)]
         for prompt in prompts:
             assert (await prefill.run(prompt, 3)).error is None
@@ -211,8 +211,17 @@ async def test_events_replay_to_exactly_the_cache(prefill: Client) -> None:
                     _apply([event["data"]], cached)
     async with aclosing(prefill.subscribe("kv_events")) as messages:
         again: set[int] = set()
-        _apply((await anext(messages))["snapshot"], again)
+        await _read_snapshot(messages, again)
     assert again == cached
+
+
+async def _read_snapshot(messages: AsyncIterator[dict[str, Any]], cached: set[int]) -> dict[str, Any]:
+    """Apply all parts of a snapshot; return the last one."""
+    while True:
+        part: dict[str, Any] = await anext(messages)
+        _apply(part["snapshot"], cached)
+        if not part["more"]:
+            return part
 
 
 def _apply(events: list[dict[str, Any]], cached: set[int]) -> None:

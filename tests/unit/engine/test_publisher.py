@@ -10,6 +10,7 @@ import numpy as np
 
 from engines.reference import errors
 from engines.reference.cache import Removed, Stored
+from engines.reference.events import PART_BLOCKS, snapshot_messages
 from engines.reference.publisher import Publisher
 from tests.unit.engine.engines import CONFIG, running, wait_until
 
@@ -46,7 +47,12 @@ class Collector:
         """Snapshot and events applied in order."""
         seen: set[int] = set()
         first = self.messages[0]
-        for data in [*first["snapshot"], *(event["data"] for event in self.events())]:
+        parts = [message for message in self.messages if "snapshot" in message]
+        assert [(part["part"], part["more"]) for part in parts] == [
+            (number, number < len(parts) - 1) for number in range(len(parts))
+        ]
+        snapshot = [data for part in parts for data in part["snapshot"]]
+        for data in [*snapshot, *(event["data"] for event in self.events())]:
             if data["type"] == "stored":
                 assert data["parent_hash"] is None or data["parent_hash"] in seen
                 seen |= {block["block_hash"] for block in data["blocks"]}
@@ -106,3 +112,17 @@ def test_load_reports_come_on_change_and_regularly() -> None:
     publisher.unsubscribe(1)
     wait_until(lambda: reader.end == [None], "ended")
     publisher.close()
+
+
+def test_a_large_snapshot_comes_in_parts() -> None:
+    """However long the runs are, no message holds more than its share, and the parts add up to the cache."""
+    for count in (0, 1, PART_BLOCKS, PART_BLOCKS + 1, 5 * PART_BLOCKS - 3):
+        run = Stored(None, tuple((value + 1, _TOKENS) for value in range(count)))
+        runs = [run] if count else []
+        runs += [Stored(1, ((10_000 + value, _TOKENS),)) for value in range(min(count, 7))]
+        reader = Collector()
+        for message in snapshot_messages("boot", 9, runs):
+            reader.send(message)
+        assert len(reader.cached()) == count + min(count, 7)
+        sizes = [sum(len(data["blocks"]) for data in part["snapshot"]) for part in reader.messages]
+        assert max(sizes) <= PART_BLOCKS and len(sizes) == max(1, -(-sum(sizes) // PART_BLOCKS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from typing import Any
 
 import pytest
@@ -132,3 +133,35 @@ def test_a_partial_block_is_not_told() -> None:
     assert translation.apply({"boot_id": "b", "events": [{"event_id": 1, "data": data}]}) == []
     assert translation.block_count == 0
     assert translation.seq == 1
+
+
+def test_a_snapshot_in_parts_is_known_with_its_last_part() -> None:
+    """Cut anywhere, it adds up to the whole; a part that is missing or of another snapshot ends the subscription."""
+    for seed in range(50):
+        rng = random.Random(seed)
+        engine = FakeEngine(rng)
+        for _ in range(10):
+            engine.step()
+        whole = engine.snapshot()
+        parts: list[dict[str, Any]] = []
+        data = whole["snapshot"]
+        while data or not parts:
+            size = rng.randint(1, 5)
+            taken, data = data[:size], data[size:]
+            parts.append({**whole, "snapshot": taken, "part": len(parts), "more": bool(data)})
+        translation = Translation(BLOCK, SALT)
+        if rng.random() < 0.5:
+            translation.apply(whole)
+        if len(parts) > 1 and rng.random() < 0.5:
+            translation.apply(parts[0])  # a subscription that broke in the middle
+        for part in parts:
+            assert translation.apply(part) is None
+            assert bool(translation.epoch) == (not part["more"]), f"seed={seed}"
+        assert set(array("Q", translation.packed())) == engine.mesh_hashes(), f"seed={seed}"
+        assert translation.apply(engine.step()) is not None
+        if len(parts) > 2:
+            translation.apply(parts[0])
+            for wrong in (parts[2], {**parts[1], "event_id": whole["event_id"] + 1}, engine.step()):
+                with pytest.raises(EngineEventError):
+                    translation.apply(wrong)
+                translation.apply(parts[0])
