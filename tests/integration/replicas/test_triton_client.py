@@ -1,0 +1,185 @@
+"""The client's streams against a scripted Triton server: what is sent, how it is read, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from kvmesh.attach import frames
+from kvmesh.triton.client import TritonClient, opened
+from kvmesh.triton.errors import CallError, EngineLost, EngineStalled, HandoffLost, InvalidRequest
+from kvmesh.triton.port import EngineCall, Kind
+from kvmesh.triton.tensors import RequestTensors, parameters_of
+from tests.integration.harness import until
+
+CALL = EngineCall(
+    Kind.GENERATION_ONLY, "r-1", frames.pack_ids([5, 6]), 4, context_phase_params=b"h", kv_peer="a:1"
+)
+INPUTS = frozenset({"input_ids", "input_lengths", "request_output_len", "streaming"})
+
+
+class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # made without types
+    """Keeps the requests of a stream, waits for its half-close, answers as the test says."""
+
+    def __init__(self, answer: Callable[[Any], AsyncIterator[Any]]) -> None:
+        self.answer = answer
+        self.requests: list[Any] = []
+        self.half_closed = 0
+        self.cancelled = 0
+
+    async def ModelStreamInfer(  # named by the protocol
+        self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        """See Triton's protocol."""
+        try:
+            async for request in requests:
+                self.requests.append(request)
+            self.half_closed += 1
+            async for response in self.answer(context):
+                yield response
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+@asynccontextmanager
+async def serving(triton: Triton) -> AsyncIterator[TritonClient]:
+    """Yield a client of `triton`."""
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = TritonClient(f"127.0.0.1:{port}")
+    try:
+        yield client
+    finally:
+        await client.close()
+        await server.stop(0)
+
+
+def stream(client: TritonClient, timeout_s: float = 10.0) -> Any:
+    """Open a stream for CALL."""
+    inputs = RequestTensors(INPUTS).of_call(CALL)
+    return client.stream(
+        inputs, request_id=CALL.request_id, parameters=parameters_of(CALL), timeout_s=timeout_s
+    )
+
+
+async def two(context: Any) -> AsyncIterator[Any]:
+    """Answer twice."""
+    for number in range(2):
+        yield service_pb2.ModelStreamInferResponse(
+            infer_response=service_pb2.ModelInferResponse(id="r-1", model_version=str(number))
+        )
+
+
+async def test_a_stream_carries_one_request_and_is_half_closed() -> None:
+    """Id, parameters, tensors and their bytes arrive as they were made; every answer comes back, then the end."""
+    triton = Triton(two)
+    async with serving(triton) as client, opened(stream(client)) as responses:
+        versions = [response.model_version async for response in responses]
+        assert versions == ["0", "1"]
+        (request,) = triton.requests
+        assert (request.model_name, request.id) == (client.model, "r-1") and triton.half_closed == 1
+        assert {key: value.string_param for key, value in request.parameters.items()} == {
+            "request_type": "generation_only",
+            "kv_peer": "a:1",
+        }
+        contents = dict(zip([one.name for one in request.inputs], request.raw_input_contents, strict=True))
+        assert contents["input_ids"] == CALL.token_ids and contents["context_phase_params"] == b"h"
+        assert [list(one.shape) for one in request.inputs if one.name == "input_ids"] == [[1, 2]]
+
+
+async def test_an_error_message_has_no_code_and_is_known_by_its_text() -> None:
+    """It ends the reading with a typed error, whatever comes behind it."""
+
+    async def refuse(context: Any) -> AsyncIterator[Any]:
+        yield service_pb2.ModelStreamInferResponse(error_message="KV cache transfer failed: gone")
+        await asyncio.Event().wait()
+
+    triton = Triton(refuse)
+    async with serving(triton) as client:
+        with pytest.raises(HandoffLost, match="gone"):
+            async with opened(stream(client)) as responses:
+                await anext(responses)
+        await until(lambda: triton.cancelled == 1, 5.0, "the server hears of the cancel")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(grpc.StatusCode.UNAVAILABLE, EngineLost), (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest)],
+)
+async def test_a_status_is_known_by_its_code(code: grpc.StatusCode, kind: type[CallError]) -> None:
+    """Also after answers."""
+
+    async def abort(context: Any) -> AsyncIterator[Any]:
+        async for response in two(context):
+            yield response
+        await context.abort(code, "no")
+
+    async with serving(Triton(abort)) as client, opened(stream(client)) as responses:
+        await anext(responses)
+        await anext(responses)
+        with pytest.raises(kind):
+            await anext(responses)
+
+
+async def test_a_call_that_is_over_before_its_request_is_written_says_why() -> None:
+    """Its time was up, or nobody is there: the same typed errors as later."""
+    async with serving(Triton(two)) as client:
+        responses = stream(client, timeout_s=0.0)
+        await until(responses._call.done, 5.0, "the call is over")
+        with pytest.raises(EngineStalled):
+            await anext(responses)
+    gone = TritonClient("127.0.0.1:1")
+    with pytest.raises(EngineLost):
+        async with opened(stream(gone)) as responses:
+            await anext(responses)
+    await gone.close()
+
+
+@pytest.mark.parametrize("when", ["unread", "writing", "reading", "answered"])
+async def test_a_cancel_ends_the_call_once_and_leaves_nothing(when: str) -> None:
+    """Whenever it comes, the call is over, the server hears of it at most once, and no task is left."""
+
+    async def hold(context: Any) -> AsyncIterator[Any]:
+        if when == "answered":
+            async for response in two(context):
+                yield response
+        await asyncio.Event().wait()
+
+    triton = Triton(hold)
+    async with serving(triton) as client:
+        before = asyncio.all_tasks()
+        responses = stream(client)
+        async with opened(responses):
+            reading = asyncio.ensure_future(_read(responses, 1 if when == "answered" else 9))
+            if when == "answered":
+                await reading
+            elif when == "reading":
+                await until(lambda: triton.half_closed == 1, 5.0, "the request is there")
+            elif when == "writing":
+                await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+        responses.cancel()
+        assert responses._call.done()
+        if when in ("reading", "answered"):
+            await until(lambda: triton.cancelled == 1, 5.0, "the server hears of the cancel")
+        await until(lambda: not _client_tasks(before), 5.0, "no task is left")
+
+
+def _client_tasks(before: set[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
+    new = asyncio.all_tasks() - before - {asyncio.current_task()}
+    return [task for task in new if "_prepare_rpc" in repr(task) or "_read" in repr(task)]
+
+
+async def _read(responses: Any, count: int) -> None:
+    for _ in range(count):
+        await anext(responses)
