@@ -149,7 +149,7 @@ class _Responses:
     """Writes its one request with the first read. Typed errors instead of error texts and transport exceptions.
 
     `call` is a call of ModelStreamInfer. It is read message by message: grpc's iterators, and tritonclient's around them,
-    cost a quarter of a token's CPU and a task per stream.
+    cost 8 KB and a task per stream, and a few microseconds per answer.
     """
 
     __slots__ = ("_call", "_request")
