@@ -79,7 +79,16 @@ class Gauge:
         self.read = read
 
 
-Series = Counter | Histogram | Gauge
+class Total:
+    """A counter that its owner keeps: whatever `read` returns at a scrape; it must only grow."""
+
+    __slots__ = ("read",)
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self.read = read
+
+
+Series = Counter | Histogram | Gauge | Total
 
 
 class Metrics(Collector):
@@ -113,6 +122,10 @@ class Metrics(Collector):
     def gauge(self, name: str, about: str, read: Callable[[], float], **labels: str) -> None:
         """Export what `read` returns at each scrape."""
         self._add(name, about, labels, Gauge(read))
+
+    def total(self, name: str, about: str, read: Callable[[], float], **labels: str) -> None:
+        """Export as a counter what `read` returns at each scrape. The exporter adds `_total` to its name."""
+        self._add(name, about, labels, Total(read))
 
     def process_gauges(self) -> None:
         """Export open tasks of the running loop, open file descriptors and resident memory."""
@@ -151,11 +164,12 @@ def _names(labels: Labels) -> list[str]:
 def _family(name: str, about: str, series: dict[Labels, Series]) -> Metric:
     labels, first = next(iter(series.items()))
     names = _names(labels)
-    if isinstance(first, Counter):
+    if isinstance(first, Counter | Total):
         counters = CounterMetricFamily(name, about, labels=names)
         for labels, one in series.items():
-            if isinstance(one, Counter):
-                counters.add_metric([value for _, value in labels], one.value)
+            if isinstance(one, Counter | Total):
+                value = one.value if isinstance(one, Counter) else one.read()
+                counters.add_metric([label for _, label in labels], value)
         return counters
     if isinstance(first, Histogram):
         histograms = HistogramMetricFamily(name, about, labels=names)

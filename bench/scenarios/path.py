@@ -128,14 +128,17 @@ def _run_case(
 ) -> None:
     client.ask("open", streams=case.streams, prompt=PROMPT_TOKENS, tokens=OUTPUT_TOKENS)
     time.sleep(pace.warm_s)
-    rows, flushes = decode.metric("kvmesh_decode_sent_tokens"), decode.metric("kvmesh_decode_gather_flushes")
+    rows, flushes = (
+        decode.metric("kvmesh_decode_sent_tokens_total"),
+        decode.metric("kvmesh_decode_gather_flushes_total"),
+    )
     before, first = {who: read() for who, read in meters.items()}, client.ask("counters")
     started_s = time.monotonic()
     time.sleep(pace.window_s)
     after, last = {who: read() for who, read in meters.items()}, client.ask("counters")
     ended_s = time.monotonic()
-    rows = decode.metric("kvmesh_decode_sent_tokens") - rows
-    flushes = decode.metric("kvmesh_decode_gather_flushes") - flushes
+    rows = decode.metric("kvmesh_decode_sent_tokens_total") - rows
+    flushes = decode.metric("kvmesh_decode_gather_flushes_total") - flushes
     tokens = last["tokens"] - first["tokens"]
     messages = last["frames"] - first["frames"]
     if not tokens:

@@ -91,11 +91,11 @@ def export(relay: Relay, policy: KappaPolicy, index: IndexReader, metrics: Metri
     metrics.gauge("orphan_requests", "Attempts whose frontend is lost.", lambda: holdings.orphan_count)
     metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: mirror.block_count)
     metrics.gauge("overlay_blocks", "Blocks expected soon.", lambda: mirror.expected_block_count)
-    metrics.gauge("healed_blocks", "Blocks that real hits corrected.", lambda: mirror.healed_block_total)
-    metrics.gauge("index_reloads", "Snapshots loaded.", lambda: index.reload_total)
-    metrics.gauge("unreadable_entries", "Entries that could not be read.", lambda: index.unreadable_total)
-    metrics.gauge("estimated_seconds", "Prefill seconds expected.", lambda: policy.estimate_total_s)
-    metrics.gauge("measured_seconds", "The real ones of the same prompts.", lambda: policy.measured_total_s)
+    metrics.total("healed_blocks", "Blocks that real hits corrected.", lambda: mirror.healed_block_total)
+    metrics.total("index_reloads", "Snapshots loaded.", lambda: index.reload_total)
+    metrics.total("unreadable_entries", "Entries that could not be read.", lambda: index.unreadable_total)
+    metrics.total("estimated_seconds", "Prefill seconds expected.", lambda: policy.estimate_total_s)
+    metrics.total("measured_seconds", "The real ones of the same prompts.", lambda: policy.measured_total_s)
     metrics.gauge("backlog_requests", "Dispatched prompts not computed.", lambda: len(policy.backlog))
     metrics.gauge(
         "placeable_replicas",

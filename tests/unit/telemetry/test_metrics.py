@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from bisect import bisect_left
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvmesh.metrics import Histogram, Metrics, exposed, open_fds
+
+SERVICES = Path(__file__).parents[3] / "services"
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -56,6 +60,23 @@ def test_histogram_counts_like_its_dumb_twin(values: list[float], bounds: list[f
     expected = [sum(value <= bound for value in values) for bound in bounds] + [len(values)]
     assert [count for _, count in histogram.buckets()] == expected
     assert bisect_left(bounds, bounds[0]) == 0
+
+
+def test_a_total_that_its_owner_keeps_is_a_counter() -> None:
+    """A rate can be taken of it: the type is counter, the name ends with _total, the value is that of the scrape."""
+    metrics = Metrics("decode")
+    sent = 3
+    metrics.total("sent_tokens", "Tokens.", lambda: sent, kind="a")
+    sent = 7
+    assert samples(metrics)[("kvmesh_decode_sent_tokens_total", (("kind", "a"),))] == 7
+    assert "# TYPE kvmesh_decode_sent_tokens_total counter" in metrics.text().decode()
+
+
+def test_no_running_total_is_a_gauge() -> None:
+    """What a core counts since its start is declared as a counter in every service."""
+    declared = "\n".join(path.read_text() for path in sorted(SERVICES.glob("*/*.py")))
+    assert len(re.findall(r"\.total\(", declared)) >= 7
+    assert re.findall(r"\.gauge\([^\n]*(?<!blocks)_total(?:_s)?\b", declared) == []
 
 
 @pytest.mark.parametrize(
