@@ -31,13 +31,13 @@ _BUGS: Final = frozenset({"ENGINE_ERROR", "INTERNAL", "GAP"})
 def of_refusal(reason: pb.Refusal.Reason.ValueType) -> str:
     """Return the fault's name for a refusal; an unknown number is INTERNAL."""
     name = pb.Refusal.Reason.Name(reason) if reason in pb.Refusal.Reason.values() else ""
-    return name.removeprefix("REASON_") if reason else "INTERNAL"
+    return name.removeprefix("REASON_") if reason and name else "INTERNAL"
 
 
 def of_failure(code: pb.Failure.Code.ValueType) -> str:
     """Return the fault's name for a failure; an unknown number is INTERNAL."""
     name = pb.Failure.Code.Name(code) if code in pb.Failure.Code.values() else ""
-    return name.removeprefix("CODE_") if code else "INTERNAL"
+    return name.removeprefix("CODE_") if code and name else "INTERNAL"
 
 
 def given_up(fault: str, attempts: int, tokens_sent: int, retry_after_s: float | None = None) -> MeshError:
