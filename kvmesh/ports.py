@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Iterator
@@ -18,8 +19,11 @@ def free_ports(host: str, count: int) -> Iterator[int]:
     """Return `count` different ports of `host` that nobody listens on now.
 
     They lie below the range from which the kernel takes the ports of outgoing connections: one of that range may be
-    gone before the process that was told it listens. Raises OSError if there are not enough.
+    gone before the process that was told it listens. Raises OSError if there are not enough, or if `host` is no address
+    of this machine.
     """
+    # Once: a name may take seconds to resolve.
+    address = str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     candidates = list(range(FIRST, max(FIRST + count, _ephemeral_first())))
     random.shuffle(candidates)
     found: list[int] = []
@@ -28,8 +32,10 @@ def free_ports(host: str, count: int) -> Iterator[int]:
             break
         with socket.socket() as probe:
             try:
-                probe.bind((host, port))
-            except OSError:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
                 continue
         found.append(port)
     if len(found) < count:

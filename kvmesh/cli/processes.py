@@ -11,7 +11,7 @@ from typing import Final
 
 from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
 from kvmesh.cli.shared_memory import prefix_of
-from kvmesh.config import Engine, MeshConfig
+from kvmesh.config import ConfigError, Engine, MeshConfig
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
 
@@ -39,8 +39,9 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
     """Return the processes of the mesh in the order of a start.
 
     Chooses free ports where the configuration leaves them open. `data_dir` is
-    absolute and exists. Raises PortInUse and RedisMissing.
+    absolute and exists. Raises ConfigError, PortInUse and RedisMissing.
     """
+    _refuse_foreign(config.mesh.host)
     replicas = [
         *(("prefill", f"prefill-{number}") for number in range(config.prefill.replicas)),
         *(("decode", f"decode-{number}") for number in range(config.decode.replicas)),
@@ -112,6 +113,19 @@ def _costs(engine: Engine) -> Iterator[str]:
         for key in ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s"):
             yield f"--{key.replace('_', '-')}"
             yield str(getattr(engine, key))
+
+
+def _refuse_foreign(host: str) -> None:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except UnicodeError:
+            reason = "not a possible name"
+        else:
+            return
+    raise ConfigError(f'mesh.host = "{host}" is no address of this machine: {reason}.')
 
 
 def _refuse_taken(host: str, port: int) -> None:

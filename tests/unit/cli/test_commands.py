@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -301,6 +302,36 @@ def test_an_existing_redis_is_used_as_it_is(tmp_path: Path) -> None:
 def test_free_ports_differ() -> None:
     """Ports are chosen together, so that none is given twice."""
     assert len(set(free_ports("127.0.0.1", 50))) == 50
+
+
+def test_ports_of_a_foreign_address_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is resolved once, and the first answer other than "taken" ends the search."""
+    asked = []
+    resolve = socket.getaddrinfo
+
+    def counted(host: str, *more: Any) -> Any:
+        asked.append(host)
+        return resolve("192.0.2.1", *more)
+
+    monkeypatch.setattr("kvmesh.ports.socket.getaddrinfo", counted)
+    with pytest.raises(OSError, match="Cannot assign") as refused:
+        free_ports("elsewhere", 1)
+    assert refused.value.errno == errno.EADDRNOTAVAIL
+    assert asked == ["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("192.0.2.1", "Cannot assign requested address"), ("ä..b", "not a possible name")],
+)
+def test_a_host_that_is_not_ours_is_one_sentence(
+    host: str, reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The key, the value and what the system says; nothing is started."""
+    config = tmp_path / "kvmesh.toml"
+    config.write_text(f'[mesh]\nhost = "{host}"\n')
+    shown = mistake("up", "--config", str(config), "--data-dir", str(tmp_path / "data"), capfd=capfd)
+    assert shown == f'mesh.host = "{host}" is no address of this machine: {reason}.'
 
 
 def test_a_redis_is_found_on_path_before_the_wheel(tmp_path: Path) -> None:
