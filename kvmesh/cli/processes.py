@@ -121,7 +121,7 @@ def _refuse_foreign(host: str) -> None:
             probe.bind((host, 0))
         except OSError as error:
             reason = error.strerror or str(error)
-        except UnicodeError:
+        except (TypeError, UnicodeError):  # what a socket raises where the name cannot be encoded
             reason = "not a possible name"
         else:
             return
