@@ -7,6 +7,8 @@ configuration is wrong, 130 interrupted.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +17,9 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from kvmesh.cli.mesh_file import MeshBusy, NoMesh, read_mesh
+from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
 from kvmesh.cli.processes import PortInUse
-from kvmesh.config import ConfigError, MeshConfig, describe, load
+from kvmesh.config import RUNTIME_MAX_S, ConfigError, MeshConfig, describe, load
 from kvmesh.redis_binary import RedisMissing
 
 app = typer.Typer(
@@ -27,9 +29,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+class BadOption(ValueError):
+    """An option's value cannot be used; the text is one sentence naming option, value and what is allowed."""
+
+
 DEFAULT_CONFIG: Final = Path("kvmesh.toml")
-MISTAKES: Final = (ConfigError, MeshBusy, NoMesh, PortInUse, RedisMissing)
+MISTAKES: Final = (BadOption, ConfigError, DataDirUnusable, MeshBusy, NoMesh, PortInUse, RedisMissing)
 """What an operator can mend: one sentence, exit status 2."""
+
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a write that only the operator can mend."""
+
+DEADLINE_S_MIN: Final = 0.001
+INT32_MAX: Final = (1 << 31) - 1
+UINT64_MAX: Final = (1 << 64) - 1
+"""What the request's fields can hold; everything narrower is the frontend's to judge."""
 
 ConfigOption = Annotated[
     Path | None,
@@ -43,10 +58,20 @@ DataDirOption = Annotated[
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     try:
-        app(args=None if arguments is None else list(arguments))
+        try:
+            app(args=None if arguments is None else list(arguments))
+        finally:
+            sys.stdout.flush()
     except MISTAKES as mistake:
         sys.stderr.write(f"{mistake}\n")
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in (*NO_ROOM, errno.EPIPE):
+            raise
+        _give_stdout_up()
+        if error.errno != errno.EPIPE:  # a reader that has seen enough is no mistake
+            sys.stderr.write(f"Cannot write the output: {error.strerror}.\n")
+        sys.exit(1)
 
 
 @app.command()
@@ -70,9 +95,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Make the draws repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the output here; may be repeated.")] = None,
     session: Annotated[str, typer.Option(help="Name of the conversation.")] = "",
-    deadline: Annotated[
-        float, typer.Option(help="Seconds until the request is given up.", min=0.001)
-    ] = 120.0,
+    deadline: Annotated[float, typer.Option(help="Seconds until the request is given up.")] = 120.0,
     explain: Annotated[bool, typer.Option("--explain", help="Tell how the request was served.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every response as a JSON line.")] = False,
     address: Annotated[str, typer.Option(help="Frontend host:port; default: the running mesh's.")] = "",
@@ -83,6 +106,16 @@ def generate(
     from kvmesh.cli import generate as command
     from kvmesh.inference.v1 import inference_pb2 as inference
 
+    for option, text in (
+        ("--system", system),
+        ("--session", session),
+        *(("--stop", one) for one in stop or ()),
+    ):
+        _refuse_bytes(option, text)
+    _refuse_outside("--deadline", deadline, DEADLINE_S_MIN, RUNTIME_MAX_S, " s")
+    _refuse_outside("--seed", seed, 0, UINT64_MAX)
+    _refuse_outside("--max-output-tokens", max_output_tokens, 1, INT32_MAX, " tokens")
+    _refuse_outside("--top-k", top_k, -INT32_MAX, INT32_MAX)
     text = _prompt(prompt)
     request = inference.GenerateRequest(session_id=session)
     if chat or system:
@@ -90,16 +123,12 @@ def generate(
         request.chat.CopyFrom(command.chat([*scene, (inference.ChatMessage.ROLE_USER, text)]))
     else:
         request.text = text
-    try:
-        for name, value in (("temperature", temperature), ("top_p", top_p), ("top_k", top_k), ("seed", seed)):
-            if value is not None:
-                setattr(request.sampling, name, value)
-        request.sampling.stop.extend(stop or ())
-        if max_output_tokens is not None:
-            request.limits.max_output_tokens = max_output_tokens
-    except ValueError as error:  # does not even fit the field; everything else is the frontend's to judge
-        sys.stderr.write(f"A number is out of all range: {error}.\n")
-        raise typer.Exit(2) from error
+    for name, value in (("temperature", temperature), ("top_p", top_p), ("top_k", top_k), ("seed", seed)):
+        if value is not None:
+            setattr(request.sampling, name, value)
+    request.sampling.stop.extend(stop or ())
+    if max_output_tokens is not None:
+        request.limits.max_output_tokens = max_output_tokens
     request.options.explain = explain
     target = address or read_mesh(_data_dir(_settings(config), data_dir)).address_of("frontend")
     raise typer.Exit(command.run_interruptible(command.generate(target, request, deadline, as_json=as_json)))
@@ -142,17 +171,39 @@ def _data_dir(settings: MeshConfig, given: Path | None) -> Path:
     return (given or Path(settings.mesh.data_dir)).resolve()
 
 
+def _refuse_outside(option: str, value: float | None, low: float, high: float, unit: str = "") -> None:
+    if value is not None and not low <= value <= high:  # also refuses NaN
+        top = high if isinstance(high, int) else f"{high:g}"
+        raise BadOption(f"{option} = {value} is out of range: allowed are {low} to {top}{unit}.")
+
+
+def _refuse_bytes(option: str, text: str) -> None:
+    """Refuse what the shell passed as bytes that are no text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF  # how Python carries a byte that it cannot decode (PEP 383)
+        raise BadOption(f"{option} is not UTF-8: character {error.start} is the byte {byte:#x}.") from error
+
+
+def _give_stdout_up() -> None:
+    """Lose what is still buffered, so that the interpreter does not try again at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def _prompt(prompt: str) -> str:
     if prompt != "-":
+        _refuse_bytes("The prompt", prompt)
         return prompt
     try:
         # The last line end is the shell's, not the prompt's.
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
-        sys.stderr.write(
-            f"The prompt on stdin is not UTF-8: byte {error.start} is {error.object[error.start]:#x}.\n"
-        )
-        raise typer.Exit(2) from error
+        raise BadOption(
+            f"The prompt on stdin is not UTF-8: byte {error.start} is {error.object[error.start]:#x}."
+        ) from error
 
 
 if __name__ == "__main__":

@@ -23,6 +23,10 @@ class MeshBusy(RuntimeError):
     """Another mesh uses the data folder; the text is one sentence for the operator."""
 
 
+class DataDirUnusable(RuntimeError):
+    """Nothing can be written to the data folder; the text is one sentence for the operator."""
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the running mesh."""
 
@@ -65,12 +69,19 @@ def read_mesh(data_dir: Path) -> MeshFile:
 
 @contextmanager
 def held(data_dir: Path) -> Iterator[None]:
-    """Hold `data_dir` for one mesh inside the block; mesh.json is gone afterwards. Raises MeshBusy.
+    """Hold `data_dir` for one mesh inside the block; mesh.json is gone afterwards. Raises MeshBusy and DataDirUnusable.
 
     The lock is the kernel's: a killed mesh holds nothing.
     """
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / LOCK_FILE).open("w") as lock:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = (data_dir / LOCK_FILE).open("w")
+    except OSError as error:
+        raise DataDirUnusable(
+            f"Cannot use {data_dir} for logs and mesh.json ({error.strerror}): name another --data-dir, "
+            "or set mesh.data_dir."
+        ) from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

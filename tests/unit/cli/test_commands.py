@@ -157,13 +157,30 @@ async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.
     ]
 
 
-async def kvmesh(*arguments: str, stdin: bytes = b"") -> tuple[int, str]:
+@pytest.mark.parametrize("arguments", [("generate", "x"), ("generate", "x", "--json"), ("config",)])
+async def test_output_that_cannot_be_written_is_one_sentence(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A full disk ends the command with status 1 and says so once."""
+    async with frontend() as (address, _):
+        member = Member(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
+        write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
+        where = ("--data-dir", str(tmp_path)) if arguments[0] == "generate" else ()
+        with Path("/dev/full").open("wb") as full:
+            code, shown = await kvmesh(*arguments, *where, stdout=full.fileno())
+    assert (code, shown) == (1, "Cannot write the output: No space left on device.\n")
+
+
+async def kvmesh(
+    *arguments: str | bytes, stdin: bytes = b"", stdout: int = asyncio.subprocess.DEVNULL
+) -> tuple[int, str]:
     """Run the console script; return its exit status and stderr."""
     script = "from kvmesh.cli.main import main; main()"
     process = await asyncio.create_subprocess_exec(
-        *bound_command([sys.executable, "-c", script, *arguments]),
+        *bound_command([sys.executable, "-c", script]),
+        *arguments,
         stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
+        stdout=stdout,
         stderr=asyncio.subprocess.PIPE,
     )
     _, stderr = await process.communicate(stdin)
@@ -210,11 +227,34 @@ def test_wrong_key_busy_port_and_missing_redis_are_one_sentence_each(
     ("arguments", "stdin", "sentence"),
     [
         (("generate", "-"), b"\xff\n", "The prompt on stdin is not UTF-8"),
-        (("generate", "x", "--seed", "-1"), b"", "A number is out of all range"),
+        (("generate", b"caf\xe9"), b"", "The prompt is not UTF-8: character 3 is the byte 0xe9."),
+        (("generate", "x", "--system", b"\xe9"), b"", "--system is not UTF-8"),
+        (("generate", "x", "--stop", b"\xe9"), b"", "--stop is not UTF-8"),
+        (("generate", "x", "--session", b"\xe9"), b"", "--session is not UTF-8"),
+        (
+            ("generate", "x", "--seed", "-1"),
+            b"",
+            "--seed = -1 is out of range: allowed are 0 to 18446744073709",
+        ),
+        (
+            ("generate", "x", "--max-output-tokens", "99999999999999"),
+            b"",
+            "--max-output-tokens = 99999999999999 is out of range: allowed are 1 to 2147483647 tokens.",
+        ),
+        (("generate", "x", "--top-k", "9999999999"), b"", "--top-k = 9999999999 is out of range"),
+        *(
+            (
+                ("generate", "x", "--deadline", deadline),
+                b"",
+                f"--deadline = {shown} is out of range: allowed are 0.001",
+            )
+            for deadline, shown in (("inf", "inf"), ("nan", "nan"), ("0", "0.0"), ("1e9", "1000000000.0"))
+        ),
+        (("up", "--data-dir", "/proc/x"), b"", "Cannot use /proc/x for logs and mesh.json (No such file"),
     ],
 )
-async def test_impossible_prompts_and_numbers(
-    arguments: tuple[str, ...], stdin: bytes, sentence: str
+async def test_impossible_prompts_numbers_and_folders(
+    arguments: tuple[str | bytes, ...], stdin: bytes, sentence: str
 ) -> None:
     """What fits into no request is refused before a mesh is looked for."""
     code, shown = await kvmesh(*arguments, stdin=stdin)
