@@ -8,18 +8,21 @@ when the server dies without a word.
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _CHECK_S = 0.2
 _MISSES = 2  # gRPC opens a moment before HTTP: one miss may be the start
 _CONNECT_TIMEOUT_S = 1.0
 # tritonserver's own exit timeout is 5 s; one that is still there after this hangs.
 _STOP_GRACE_S = 8.0
+_SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -44,7 +47,7 @@ class Lifeline:
         while missed < _MISSES:
             time.sleep(_CHECK_S)
             if os.getppid() != self._parent:
-                os._exit(1)
+                _end()
             if self._is_there():
                 self._was_there, missed = True, 0
             elif self._was_there:
@@ -70,4 +73,12 @@ class Lifeline:
                 with contextlib.suppress(OSError):
                     os.kill(self._parent, signal.SIGKILL)
             time.sleep(_CHECK_S)
-        os._exit(1)
+        _end()
+
+
+def _end() -> None:
+    """End this process. A server that was killed leaves the files in /dev/shm that it shares with us: remove them."""
+    with contextlib.suppress(OSError):
+        for path in _SHARED_MEMORY.findall(Path("/proc/self/maps").read_text(encoding="utf-8")):
+            Path(path).unlink(missing_ok=True)
+    os._exit(1)

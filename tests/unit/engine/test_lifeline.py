@@ -1,0 +1,49 @@
+"""What a killed server leaves behind, its model takes along."""
+
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_MODEL = """
+import mmap, os, sys
+from engines.reference.lifeline import Lifeline
+with open(sys.argv[1], "r+b") as shared:
+    region = mmap.mmap(shared.fileno(), 0)
+lifeline = Lifeline("127.0.0.1:1", lambda: None)
+print("watching", flush=True)
+lifeline._run()
+"""
+
+_SERVER = """
+import subprocess, sys
+model = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE)
+print(model.stdout.readline(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_files_shared_with_a_killed_server_are_removed() -> None:
+    """Kill -9 of the server: the file that the model has mapped is gone, its neighbour stays."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="kvmesh_test_") as folder:
+        shared, other = Path(folder, "shared"), Path(folder, "other")
+        for path in (shared, other):
+            path.write_bytes(bytes(mmap.PAGESIZE))
+        with subprocess.Popen(
+            [sys.executable, "-c", _SERVER, _MODEL, str(shared)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        ) as server:
+            assert server.stdout is not None
+            assert b"watching" in server.stdout.readline()
+            server.kill()
+            server.wait()
+            deadline_s = time.monotonic() + 10
+            while shared.exists() and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+        assert not shared.exists()
+        assert other.exists()
