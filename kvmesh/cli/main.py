@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from kvmesh import __version__
 from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
 from kvmesh.cli.processes import PortInUse
 from kvmesh.config import RUNTIME_MAX_S, ConfigError, MeshConfig, describe, load
@@ -72,6 +73,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno != errno.EPIPE:  # a reader that has seen enough is no mistake
             sys.stderr.write(f"Cannot write the output: {error.strerror}.\n")
         sys.exit(1)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"kvmesh {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Serve large language models behind one gRPC API."""
 
 
 @app.command()

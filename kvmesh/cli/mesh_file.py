@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ class DataDirUnusable(RuntimeError):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the running mesh."""
+    """One process of the running mesh. `pid` 0 and a URL as address: a Redis that the mesh uses and did not start."""
 
     name: str
     role: str
@@ -36,6 +37,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     metrics_address: str
     log: str
+
+    @property
+    def shown_address(self) -> str:
+        """The address without a password."""
+        return without_password(self.address)
 
 
 class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +54,11 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
     def address_of(self, role: str) -> str:
         """Return the address of the first process of `role`."""
         return next(member.address for member in self.processes if member.role == role)
+
+
+def without_password(url: str) -> str:
+    """Return `url` with what stands before its @ left out."""
+    return re.sub(r"(?<=://)[^/]*@", "***@", url)
 
 
 def write_mesh(data_dir: Path, mesh: MeshFile) -> None:

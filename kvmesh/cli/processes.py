@@ -17,6 +17,9 @@ from kvmesh.redis_binary import redis_binary, redis_command
 
 ENGINE_PORTS: Final = ("grpc", "http", "metrics", "kv")
 
+COSTS: Final = ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s")
+"""Keys of [engine] that only the hashed arithmetic heeds."""
+
 
 class PortInUse(RuntimeError):
     """A configured port is taken; the text is one sentence for the operator."""
@@ -110,7 +113,7 @@ def _engine(config: MeshConfig, role: str, name: str, ports: dict[str, int], dat
 
 def _costs(engine: Engine) -> Iterator[str]:
     if engine.arithmetic == "hashed":
-        for key in ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s"):
+        for key in COSTS:
             yield f"--{key.replace('_', '-')}"
             yield str(getattr(engine, key))
 

@@ -97,8 +97,30 @@ async def is_serving(address: str) -> bool:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+async def redis_fault(url: str) -> str:
+    """Send PING to the Redis of the operator at `url`; return why it did not answer, or an empty text."""
+    import redis.asyncio
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    try:
+        async with asyncio.timeout(CALL_S):
+            client = redis.asyncio.Redis.from_url(url, retry=Retry(NoBackoff(), 0))
+            try:
+                await client.execute_command("PING")  # type: ignore[no-untyped-call]  # the library left it out
+            finally:
+                await client.aclose()
+    except TimeoutError:
+        return f"no answer within {CALL_S:g} s"
+    except (redis.RedisError, OSError, ValueError) as error:
+        return str(error).rstrip(".")
+    return ""
+
+
 async def is_redis_ready(address: str) -> bool:
-    """Send PING to a Redis at `host:port`."""
+    """Send PING to a Redis at `host:port`, or at a URL."""
+    if "://" in address:
+        return not await redis_fault(address)
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CALL_S):

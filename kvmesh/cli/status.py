@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Final
+from typing import Any, Final
 
+import grpc
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
 from kvmesh.cli.mesh_file import Member, MeshFile
-from kvmesh.cli.readiness import is_model_ready, is_redis_ready, is_serving
+from kvmesh.cli.readiness import CALL_S, is_model_ready, is_redis_ready, is_serving
+from kvmesh.router.v1 import router_pb2 as router
+from kvmesh.router.v1 import router_pb2_grpc as router_grpc
+from kvmesh.server import channel
 
 SCRAPE_S: Final = 3.0
 _SCRAPE_BYTES_MAX: Final = 4 << 20
+
+_HELD: Final = {
+    "frontend": {"live_requests": "live"},
+    "router": {"live_requests": "live", "queued_requests": "queued", "index_blocks": "index blocks"},
+    "prefill": {"running_requests": "live", "queued_requests": "queued"},
+    "decode": {"running_requests": "live", "pending_slots": "queued"},
+}
+"""Which metrics of a role tell what it holds, and how they are called."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,11 +38,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     is_healthy: bool
     metrics: dict[str, float] | None
+    redis_connected: bool | None = None
+    """What a router says; None where nobody says."""
 
-    def value(self, ending: str) -> float | None:
-        """Return the metric whose name ends so, or None."""
-        found = (value for name, value in (self.metrics or {}).items() if name.endswith(ending))
-        return next(found, None)
+    def value(self, name: str) -> float | None:
+        """Return the process's own metric `name`, or None."""
+        return (self.metrics or {}).get(f"kvmesh_{self.role}_{name}")
+
+    def held(self) -> str:
+        """Return what the process holds, in words; empty where it offers no metrics of its own."""
+        words = [
+            f"{value:.0f} {word}"
+            for name, word in _HELD.get(self.role, {}).items()
+            if (value := self.value(name)) is not None
+        ]
+        reserved, blocks = self.value("reserved_blocks"), self.value("kv_blocks")
+        if reserved is not None and blocks is not None:
+            words.append(f"{reserved:.0f} of {blocks:.0f} KV blocks")
+        if self.redis_connected is not None:
+            words.append("Redis connected" if self.redis_connected else "Redis away")
+        return ", ".join(words)
 
 
 async def status(mesh: MeshFile, console: Console, *, as_json: bool) -> int:
@@ -45,14 +72,29 @@ async def status(mesh: MeshFile, console: Console, *, as_json: bool) -> int:
 
 async def _ask(member: Member) -> Report:
     check = {"redis": is_redis_ready, "engine": is_model_ready}.get(member.role, is_serving)
-    is_healthy, metrics = await asyncio.gather(check(member.address), _scrape(member.metrics_address))
+    is_healthy, metrics, redis_connected = await asyncio.gather(
+        check(member.address), _scrape(member.metrics_address), _redis_connected(member)
+    )
     return Report(
         name=member.name,
         role=member.role,
-        address=member.address,
+        address=member.shown_address,
         is_healthy=is_healthy,
         metrics=metrics,
+        redis_connected=redis_connected,
     )
+
+
+async def _redis_connected(member: Member) -> bool | None:
+    """Ask a router whether Redis answers it."""
+    if member.role != "router":
+        return None
+    async with channel(member.address) as to_router:
+        stub: Any = router_grpc.RouterServiceStub(to_router)
+        try:
+            return bool((await stub.GetStatus(router.GetStatusRequest(), timeout=CALL_S)).redis_connected)
+        except grpc.aio.AioRpcError:
+            return None
 
 
 async def _scrape(address: str) -> dict[str, float] | None:
@@ -85,18 +127,18 @@ def _name(name: str, labels: dict[str, str]) -> str:
 
 
 def _table(reports: list[Report]) -> Table:
-    table = Table("process", "health", "address", "memory", "tasks", "descriptors")
+    table = Table()
+    for name in ("process", "health", "address"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("holds")
+    table.add_column("memory", no_wrap=True)
     for report in reports:
         memory = report.value("process_resident_bytes")
         table.add_row(
             report.name,
             "[green]serving[/]" if report.is_healthy else "[red]not serving[/]",
             report.address,
+            report.held() or "-",
             "-" if memory is None else f"{memory / (1 << 20):.0f} MB",
-            *(_count(report.value(ending)) for ending in ("process_tasks", "process_open_fds")),
         )
     return table
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
-from kvmesh.cli.processes import processes_of
+from kvmesh.cli.mesh_file import Member, MeshFile, held, without_password, write_mesh
+from kvmesh.cli.processes import COSTS, processes_of
+from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.screen import StartProgress, address_table
 from kvmesh.cli.shared_memory import clear_orphans
 from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
-from kvmesh.config import MeshConfig, describe
+from kvmesh.config import ConfigError, Engine, MeshConfig, describe
 
 LOGS = "logs"
 
@@ -30,6 +31,8 @@ async def running_mesh(
     """
     data_dir = data_dir.resolve()
     with held(data_dir):
+        await _refuse_absent(config)
+        _warn_of_costs(config.engine, console)
         clear_orphans()
         # What runs is what was checked, also when somebody edits the file meanwhile.
         config_path = data_dir / "kvmesh.toml"
@@ -39,7 +42,7 @@ async def running_mesh(
             async with supervised(processes, data_dir / LOGS, progress.changed) as supervisor:
                 await supervisor.start()
                 progress.done()
-                mesh = _mesh_file(supervisor, config_path)
+                mesh = _mesh_file(supervisor, config_path, config.redis.url)
                 write_mesh(data_dir, mesh)
                 yield supervisor, mesh
 
@@ -60,8 +63,37 @@ async def up(config: MeshConfig, data_dir: Path, console: Console) -> int:
     return 0
 
 
-def _mesh_file(supervisor: Supervisor, config_path: Path) -> MeshFile:
+async def _refuse_absent(config: MeshConfig) -> None:
+    """Refuse what every process would wait for in vain. Raises ConfigError."""
+    if not config.mesh.model_path.is_dir():
+        raise ConfigError(
+            f'mesh.model_dir = "{config.mesh.model_dir}" is no folder ({config.mesh.model_path}): '
+            "name the one with the tokenizer and the weights."
+        )
+    if config.redis.url and (fault := await redis_fault(config.redis.url)):
+        raise ConfigError(
+            f'redis.url = "{without_password(config.redis.url)}" does not answer ({fault}): '
+            "start it, or leave redis.url empty for an embedded one."
+        )
+
+
+def _warn_of_costs(engine: Engine, console: Console) -> None:
+    keys = [f"engine.{key}" for key in COSTS if getattr(engine, key)]
+    if keys and engine.arithmetic != "hashed":
+        console.print(
+            f'Without effect while engine.arithmetic = "{engine.arithmetic}": {", ".join(keys)}.',
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _mesh_file(supervisor: Supervisor, config_path: Path, redis_url: str) -> MeshFile:
     members = []
+    if redis_url:
+        members.append(
+            Member(name="redis", role="redis", pid=0, address=redis_url, metrics_address="", log="")
+        )
     for name, member in supervisor.members.items():
         assert member.addresses is not None, f"{name} is ready without an address"
         members.append(

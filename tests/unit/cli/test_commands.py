@@ -11,13 +11,15 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from kvmesh import __version__
 from kvmesh.child import bound_command
 from kvmesh.cli import up as up_module
 from kvmesh.cli.generate import chat, generate
@@ -27,13 +29,15 @@ from kvmesh.cli.processes import Process, processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.status import status
 from kvmesh.cli.up import up
-from kvmesh.config import Decode, Engine, Frontend, MeshConfig, Prefill, Redis
+from kvmesh.config import ConfigError, Decode, Engine, Frontend, MeshConfig, Prefill, Redis
 from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binaries
+from kvmesh.router.v1 import router_pb2 as router_pb
+from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 from kvmesh.server import MeshServer
 
 SERVICE = "kvmesh.inference.v1.InferenceService"
@@ -65,6 +69,13 @@ class FakeFrontend(inference_grpc.InferenceServiceServicer):
             attempt.matched_block_count, attempt.prompt_block_count = 7, 9
             attempt.transfer.FromNanoseconds(2_500_000)
         yield inference.GenerateResponse(finished=finished)
+
+
+class FakeRouter(router_grpc.RouterServiceServicer):
+    """A router that tells of its Redis alone."""
+
+    async def GetStatus(self, request: Any, context: Any) -> router_pb.GetStatusResponse:
+        return router_pb.GetStatusResponse(redis_connected=True)
 
 
 @asynccontextmanager
@@ -166,8 +177,11 @@ async def test_output_that_cannot_be_written_is_one_sentence(
         member = Member(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
         write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
         where = ("--data-dir", str(tmp_path)) if arguments[0] == "generate" else ()
-        with Path("/dev/full").open("wb") as full:
-            code, shown = await kvmesh(*arguments, *where, stdout=full.fileno())
+        full = os.open("/dev/full", os.O_WRONLY)
+        try:
+            code, shown = await kvmesh(*arguments, *where, stdout=full)
+        finally:
+            os.close(full)
     assert (code, shown) == (1, "Cannot write the output: No space left on device.\n")
 
 
@@ -305,6 +319,128 @@ async def test_status_asks_every_process(
     assert reports["up"]["metrics"]["kvmesh_frontend_process_open_fds"] > 0
     assert not reports["down"]["is_healthy"]
     assert reports["down"]["metrics"] is None
+
+
+async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture[str]) -> None:
+    """Requests, KV blocks, index blocks and the router's Redis stand in the table and in the JSON."""
+    held_by = {
+        "frontend": {"live_requests": 11},
+        "router": {"live_requests": 12, "queued_requests": 13, "index_blocks": 14},
+        "prefill": {"running_requests": 15, "queued_requests": 16, "reserved_blocks": 17, "kv_blocks": 18},
+        "decode": {"running_requests": 19, "pending_slots": 20, "reserved_blocks": 21, "kv_blocks": 22},
+    }
+    async with AsyncExitStack() as stack:
+        server = MeshServer("router", "router-0", ["kvmesh.router.v1.RouterService"])
+        router_grpc.add_RouterServiceServicer_to_server(FakeRouter(), server.grpc)
+        address = await server.listen("127.0.0.1:0")
+        await server.set_serving(True)
+        stack.push_async_callback(server.grpc.stop, 0)
+        members = []
+        for role, values in held_by.items():
+            metrics = Metrics(role)
+            for name, value in values.items():
+                metrics.gauge(name, "A number.", partial(float, value))
+            where = await stack.enter_async_context(exposed(metrics, "127.0.0.1", 0))
+            members.append(
+                Member(name=role, role=role, pid=1, address=address, metrics_address=where, log="")
+            )
+        mesh = MeshFile(pid=1, config="", processes=tuple(members))
+        assert await status(mesh, Console(width=200), as_json=False) == 0
+        shown = capfd.readouterr().out.splitlines()
+        assert await status(mesh, Console(), as_json=True) == 0
+    rows = {cells[1].strip(): cells[4].strip() for line in shown if len(cells := line.split("│")) > 4}
+    assert rows == {
+        "frontend": "11 live",
+        "router": "12 live, 13 queued, 14 index blocks, Redis connected",
+        "prefill": "15 live, 16 queued, 17 of 18 KV blocks",
+        "decode": "19 live, 20 queued, 21 of 22 KV blocks",
+    }
+    reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
+    assert reports["router"]["redis_connected"] is True
+    assert reports["decode"]["metrics"]["kvmesh_decode_reserved_blocks"] == 21
+
+
+async def test_a_redis_that_does_not_answer_is_refused_at_once(
+    tmp_path: Path, free_port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The key, the address without its password, and why; nothing is started. `status` looks at it as well."""
+    url = f"redis://user:secret@127.0.0.1:{free_port}/3"
+    with pytest.raises(ConfigError) as refused:
+        await asyncio.wait_for(up(MeshConfig(redis=Redis(url=url)), tmp_path, Console()), 10)
+    assert str(refused.value).startswith(
+        f'redis.url = "redis://***@127.0.0.1:{free_port}/3" does not answer (Error 111 connecting to 127.0.0.1'
+    )
+    assert not (tmp_path / "logs").exists()
+    member = Member(name="redis", role="redis", pid=0, address=url, metrics_address="", log="")
+    assert (
+        await status(MeshFile(pid=1, config="", processes=(member,)), Console(width=200), as_json=False) == 1
+    )
+    shown = capfd.readouterr().out
+    assert "not serving" in shown
+    assert "secret" not in shown
+
+
+async def test_a_silent_redis_is_refused_after_two_seconds(tmp_path: Path) -> None:
+    """A server that takes the connection and says nothing keeps nobody waiting."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"does not answer \(no answer within 2 s\)"):
+            await asyncio.wait_for(up(MeshConfig(redis=Redis(url=url)), tmp_path, Console()), 10)
+
+
+async def test_an_external_redis_is_a_row_of_the_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kvmesh status` finds it in mesh.json, without a pid of ours."""
+    fake = Process("frontend-0", "frontend", (sys.executable, "-c", FAKE), (), ReadyLine())
+    monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake])
+
+    async def answers(redis: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await redis.readline():
+            if line.startswith(b"*"):
+                for _ in range(2 * int(line[1:])):
+                    await redis.readline()
+                writer.write(b"+PONG\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answers, "127.0.0.1", 0)
+    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    config = MeshConfig(redis=Redis(url=url))
+    async with server, up_module.running_mesh(config, tmp_path, Console(file=io.StringIO())) as (_, mesh):
+        redis = next(member for member in mesh.processes if member.role == "redis")
+        assert (redis.pid, redis.address) == (0, url)
+        assert await status(MeshFile(pid=1, config="", processes=(redis,)), Console(), as_json=False) == 0
+
+
+def test_a_missing_model_folder_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The key is named before anything is started."""
+    config = tmp_path / "kvmesh.toml"
+    config.write_text(f'[mesh]\nmodel_dir = "{tmp_path}/none"\n')
+    shown = mistake("up", "--config", str(config), "--data-dir", str(tmp_path / "data"), capfd=capfd)
+    assert shown.startswith(f'mesh.model_dir = "{tmp_path}/none" is no folder')
+    assert not (tmp_path / "data" / "logs").exists()
+
+
+@pytest.mark.parametrize(("arithmetic", "is_warned"), [("transformer", True), ("hashed", False)])
+async def test_costs_without_effect_are_told(
+    arithmetic: str, is_warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trained model heeds no cost keys: one line names those that are set."""
+    fake = Process("frontend-0", "frontend", (sys.executable, "-c", FAKE), (), ReadyLine())
+    monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake])
+    config = MeshConfig(engine=Engine(arithmetic=arithmetic, step_s=0.02, prefill_s=0.1))
+    screen = io.StringIO()
+    async with up_module.running_mesh(config, tmp_path, Console(file=screen)):
+        pass
+    line = 'Without effect while engine.arithmetic = "transformer": engine.step_s, engine.prefill_s.\n'
+    assert (line in screen.getvalue()) == is_warned
+
+
+def test_the_version_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """A bug report can name it."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capfd.readouterr().out) == (0, f"kvmesh {__version__}\n")
 
 
 def test_the_list_knows_every_process_and_what_it_waits_for(tmp_path: Path) -> None:
