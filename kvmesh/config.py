@@ -408,17 +408,25 @@ def _number(value: float) -> str:
 
 
 def _refuse_unknown(section: str, found: Mapping[str, Any], known: Mapping[str, Any] | list[str]) -> None:
-    for key in found:
+    for key, value in found.items():
         if key in known:
             continue
-        where = f"{section}.{key}" if section else f"[{key}]"
+        is_section = not section and isinstance(value, Mapping)
+        where = f"{section}.{key}" if section else f"[{key}]" if is_section else key
         near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(sorted(known))}."
-        raise ConfigError(f"Unknown {'key' if section else 'section'} {where}: {hint}")
+        meant = near and (f"{section}.{near[0]}" if section else f"[{near[0]}]")
+        hint = f"did you mean {meant}?" if meant else f"allowed are {', '.join(sorted(known))}."
+        raise ConfigError(f"Unknown {'section' if is_section else 'key'} {where}: {hint}")
 
 
 def _check_value(name: str, kind: type, allowed: Allowed, value: Any) -> None:
-    shown = f'"{value}"' if isinstance(value, str) else repr(value)
+    shown = (
+        f'"{value}"'
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else repr(value)
+    )
     accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
     if type(value) not in accepted:
         words = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}

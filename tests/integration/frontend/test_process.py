@@ -73,7 +73,7 @@ async def test_a_process_serves_and_leaves_cleanly(redis_url: str, pool: Pool) -
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[frontend]\nmax_live_request = 3\n", "did you mean max_live_requests?"),
+        ("[frontend]\nmax_live_request = 3\n", "did you mean frontend.max_live_requests?"),
         ('[mesh]\nmodel_dir = "no/such/model"\n', "model.json: No such file"),
     ],
 )

@@ -219,7 +219,7 @@ def test_wrong_key_busy_port_and_missing_redis_are_one_sentence_each(
     config, data = tmp_path / "kvmesh.toml", ["--data-dir", str(tmp_path / "data")]
     config.write_text("[engine]\nkv_block = 3\n")
     assert mistake("up", "--config", str(config), *data, capfd=capfd) == (
-        "Unknown key engine.kv_block: did you mean kv_blocks?"
+        "Unknown key engine.kv_block: did you mean engine.kv_blocks?"
     )
     with socket.create_server(("127.0.0.1", free_port)):
         config.write_text(f"[frontend]\nport = {free_port}\n")

@@ -23,15 +23,16 @@ from kvmesh.config import (
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[engine]\nkv_block = 3", "Unknown key engine.kv_block: did you mean kv_blocks?"),
-        ("[engin]", "Unknown section [engin]: did you mean engine?"),
+        ("[engine]\nkv_block = 3", "Unknown key engine.kv_block: did you mean engine.kv_blocks?"),
+        ("[engin]", "Unknown section [engin]: did you mean [engine]?"),
+        ("bogus = 1", "Unknown key bogus: allowed are"),
         ("mesh = 3", "mesh = 3 is not a section: write [mesh] and its keys below it."),
         ("[engine]\nkv_blocks = 3", "engine.kv_blocks = 3 is out of range: allowed is 8 to 10000000 blocks."),
         (
             "[engine]\nkv_blocks = '9'",
             'engine.kv_blocks = "9" is not a whole number: allowed is 8 to 10000000 blocks.',
         ),
-        ("[decode]\norphan_s = true", "decode.orphan_s = True is not a number: allowed is 0.05 to 600 s."),
+        ("[decode]\norphan_s = true", "decode.orphan_s = true is not a number: allowed is 0.05 to 600 s."),
         ("[decode]\norphan_s = nan", "decode.orphan_s = nan is out of range: allowed is 0.05 to 600 s."),
         (
             "[engine]\narithmetic = 'gpu'",
