@@ -1,6 +1,5 @@
 """Real tritonservers with the reference engine, and a small client for them."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -15,19 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc.aio as triton
 
+from kvmesh.ports import free_ports
+
 _ROOT = Path(__file__).resolve().parents[3]
 _READY_TIMEOUT_S = 45.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on; held until all are known so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @dataclass
@@ -65,7 +55,7 @@ class Server:
 def launch(directory: Path, *options: str) -> Server:
     """Start a hashed engine on free ports."""
     directory.mkdir(parents=True, exist_ok=True)
-    grpc, http, metrics, kv = free_ports(4)
+    grpc, http, metrics, kv = free_ports("127.0.0.1", 4)
     log, prefix = directory / "log", f"kvmesh_test_{grpc}_"
     command = [sys.executable, "-m", "engines.reference.serve", "--arithmetic=hashed"]
     command += [f"--grpc-port={grpc}", f"--http-port={http}", f"--metrics-port={metrics}", f"--kv-port={kv}"]
