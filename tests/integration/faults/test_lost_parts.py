@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -111,6 +113,24 @@ async def test_a_killed_decode_replica_costs_no_token(mesh: Mesh, with_engine: b
     assert_equal(answers, expected)
     assert attempts(answers) > STREAMS, "no stream ran on the killed replica"
     await mesh.idle(5)
+
+
+async def test_a_frozen_decode_replica_costs_no_token(mesh: Mesh) -> None:
+    """SIGSTOP breaks no connection: pings find the frozen service, its streams resume, and back again it holds nothing."""
+    wanted = requests(8)
+    expected = await undisturbed(mesh, wanted)
+    pid = mesh.parts["decode-0"].pid
+
+    async def freeze() -> None:
+        os.kill(pid, signal.SIGSTOP)
+
+    try:
+        answers = await broken_run(mesh, wanted, freeze)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert_equal(answers, expected)
+    assert attempts(answers) > STREAMS, "no stream ran on the frozen replica"
+    await mesh.idle(mesh.config.decode.orphan_s + 5)
 
 
 async def test_a_killed_prefill_replica_costs_no_token(mesh: Mesh) -> None:
