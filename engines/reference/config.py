@@ -14,6 +14,7 @@ class EngineConfig:
     arithmetic: str  # "transformer" or "hashed"
     host: str = "127.0.0.1"
     kv_port: int = 0  # of the KV listener; 0 takes any free one (tests only: nobody can be told)
+    kv_advertise: str = ""  # "host:port" that other engines dial for KV blocks; empty: host and kv_port
     kv_blocks: int = 2048
     block_tokens: int = 32
     step_tokens_max: int = 512  # rows one step computes, prompts and outputs together
@@ -51,6 +52,11 @@ class EngineConfig:
         for name, (is_fine, allowed) in checks.items():
             if not is_fine:
                 raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)}")
+
+    @property
+    def kv_address(self) -> str:
+        """Where other engines pull KV blocks from, "host:port"."""
+        return self.kv_advertise or f"{self.host}:{self.kv_port}"
 
     def to_json(self) -> str:
         """The form `from_json` reads."""

@@ -72,7 +72,7 @@ class Engine:
         )
         self.listener = KvListener(source, config.host, config.kv_port)
         self.listener.start()
-        core.address = f"{config.host}:{self.listener.port}"
+        core.address = config.kv_advertise or f"{config.host}:{self.listener.port}"
         self.core = core
         self.publisher = Publisher(self.boot_id)
         self.publisher.start()

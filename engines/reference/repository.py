@@ -70,7 +70,7 @@ def config_pbtxt(config: EngineConfig, facts: Facts) -> str:
         "max_batch_tokens": config.step_tokens_max,
         "max_batch_sequences": config.running_max,
         "max_queue_size": config.queue_max,
-        "kv_address": f"{config.host}:{config.kv_port}",
+        "kv_address": config.kv_address,
         "arithmetic": config.arithmetic,
         "model_version": config.model_version,
         "block_hash_salt": config.salt,

@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from engines.reference import repository
+from engines.reference import advertise, repository
 from engines.reference.config import EngineConfig
 from engines.reference.costs import Costs
 from engines.reference.loading import load_arithmetic
@@ -122,6 +122,7 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         arithmetic=options.arithmetic,
         host=options.host,
         kv_port=options.kv_port,
+        kv_advertise=advertise.kv_address(options.host, options.kv_port, options.advertise),
         kv_blocks=options.kv_blocks,
         block_tokens=options.block_tokens,
         step_tokens_max=options.max_step_tokens,
@@ -147,7 +148,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engines.reference.serve", description=__doc__)
     add = parser.add_argument
     add("--arithmetic", choices=("transformer", "hashed"), required=True)
-    add("--host", default=default.host)
+    add("--host", default=default.host, help="to listen on, all ports")
+    add("--advertise", default="", help=advertise.HELP)
     for port in ("grpc", "http", "metrics", "kv"):
         add(f"--{port}-port", type=int, required=True)
     add("--kv-blocks", type=int, default=default.kv_blocks, help="capacity of the KV cache in blocks")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvmesh.advertise import AS_LISTENED, HELP, Advertised, advertised
 from kvmesh.config import MeshConfig, load
 
 ReplicaRole = Literal["prefill", "decode"]
@@ -26,6 +27,8 @@ class Options:
     """Where the replica's Triton server answers gRPC, "host:port"."""
     metrics_port: int
     """0 takes a free one."""
+    advertise: Advertised = AS_LISTENED
+    """What is registered in place of `listen`."""
 
     @property
     def host(self) -> str:
@@ -39,6 +42,7 @@ def parse(role: ReplicaRole, arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--config", default="", help="kvmesh.toml; empty takes the defaults")
     parser.add_argument("--id", required=True, help='name in the mesh, for example "prefill-0"')
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port to serve on")
+    parser.add_argument("--advertise", default="", help=HELP)
     parser.add_argument("--redis", required=True, help="URL of the mesh's Redis")
     parser.add_argument("--engine", required=True, help="host:port of the Triton server's gRPC")
     parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus port; 0 takes a free one")
@@ -51,4 +55,5 @@ def parse(role: ReplicaRole, arguments: Sequence[str] | None = None) -> Options:
         redis_url=given.redis,
         engine=given.engine,
         metrics_port=given.metrics_port,
+        advertise=advertised(given.listen, given.advertise, given.redis),
     )

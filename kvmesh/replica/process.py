@@ -163,7 +163,7 @@ class _Replica:
         """Serve until a signal, then drain."""
         mesh = self._options.config.mesh.name
         address = await self._server.listen(self._options.listen)
-        registration = Registration(self._redis, mesh, self._member(address))
+        registration = Registration(self._redis, mesh, self._member(self._options.advertise.address(address)))
         self._registration = registration
         membership = Membership(self._redis, mesh, self._role.on_members, own=registration)
         async with asyncio.TaskGroup() as tasks:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from kvmesh import config as configuration
 from kvmesh import server as shell
 from kvmesh import telemetry
+from kvmesh.advertise import AS_LISTENED, HELP, Advertised, advertised
 from kvmesh.alarm import Alarm
 from kvmesh.attach.server import PROTOCOL_VERSION
 from kvmesh.attach.v1 import attach_pb2
@@ -55,6 +56,8 @@ class Place:
     listen: str
     redis_url: str
     metrics_port: int
+    advertise: Advertised = AS_LISTENED
+    """What is registered in place of `listen`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,11 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", default="", help="kvmesh.toml; empty: the defaults")
     parser.add_argument("--id", default="frontend-0", help="name of this process in the mesh")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one")
+    parser.add_argument("--advertise", default="", help=HELP)
     parser.add_argument("--redis", required=True, help="URL of the mesh's Redis")
     parser.add_argument("--metrics-port", type=int, default=0, help="0 takes a free one")
     options = parser.parse_args(arguments)
-    place = Place(options.id, options.listen, options.redis, options.metrics_port)
     try:
+        reachable = advertised(options.listen, options.advertise, options.redis)
+        place = Place(options.id, options.listen, options.redis, options.metrics_port, reachable)
         config = configuration.load(options.config) if options.config else MeshConfig()
         telemetry.start_logging(config.telemetry.log_level, "frontend", place.name)
         tokenizer = ModelTokenizer.load(config.mesh.model_path)
@@ -87,7 +92,7 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
         frontend.metrics.process_gauges()
         redis = RedisLink(place.redis_url)
         stack.push_async_callback(redis.close)
-        member = frontend.member(address)
+        member = frontend.member(place.advertise.address(address))
         registration = Registration(redis, config.mesh.name, member)
         membership = Membership(redis, config.mesh.name, frontend.on_members, own=registration)
         secret = MeshSecret(redis, config.mesh.name, frontend.seal)

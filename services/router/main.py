@@ -16,6 +16,7 @@ from typing import Final
 
 from kvmesh import config as configuration
 from kvmesh import server as mesh_server
+from kvmesh.advertise import AS_LISTENED, HELP, Advertised, advertised
 from kvmesh.alarm import Alarm
 from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
 from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
@@ -56,6 +57,8 @@ class Place:
     listen: str
     redis_url: str
     metrics_port: int
+    advertise: Advertised = AS_LISTENED
+    """What is registered in place of `listen`."""
 
     @property
     def host(self) -> str:
@@ -69,11 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", default="", help="kvmesh.toml; empty: the defaults")
     parser.add_argument("--id", default="router-0", help="name of this process in the mesh")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one")
+    parser.add_argument("--advertise", default="", help=HELP)
     parser.add_argument("--redis", required=True, help="URL of the mesh's Redis")
     parser.add_argument("--metrics-port", type=int, default=0, help="0 takes a free one")
     options = parser.parse_args(arguments)
-    place = Place(options.id, options.listen, options.redis, options.metrics_port)
     try:
+        reachable = advertised(options.listen, options.advertise, options.redis)
+        place = Place(options.id, options.listen, options.redis, options.metrics_port, reachable)
         config = configuration.load(options.config) if options.config else MeshConfig()
         start_logging(config.telemetry.log_level, "router", place.name)
         return mesh_server.run(serve(config, place))
@@ -93,7 +98,9 @@ async def serve(config: MeshConfig, place: Place) -> int:
         )
         router.metrics.process_gauges()
         address = await router.server.listen(place.listen)
-        registration = Registration(router.redis, config.mesh.name, router.member(address))
+        registration = Registration(
+            router.redis, config.mesh.name, router.member(place.advertise.address(address))
+        )
         membership = Membership(router.redis, config.mesh.name, router.on_members, own=registration)
         async with asyncio.TaskGroup() as tasks:
             running = [
