@@ -121,6 +121,11 @@ class EngineCore:
         if handoff.boot_id == self.boot_id:
             self._free(self.handoffs.release(handoff.handoff_id))
 
+    def release_handoffs_of(self, request_id: str) -> None:
+        """Give up the handoffs that calls with this Triton id made."""
+        for block_ids in self.handoffs.release_of(request_id):
+            self._free(block_ids)
+
     def handoff_sent(self, handoff_id: int, *, is_acknowledged: bool) -> None:
         """The KV listener is done with a handoff."""
         self._free(self.handoffs.end_send(handoff_id, is_acknowledged=is_acknowledged))
@@ -245,8 +250,9 @@ class EngineCore:
     def _hand_off(self, sequence: Sequence, token: int, log_probability: float, now_ns: int) -> Handoff:
         self._handoff_ids += 1
         expires_s = now_ns * 1e-9 + self.config.handoff_timeout_s
-        self.handoffs.hold(self._handoff_ids, sequence.block_ids.tolist(), expires_s)
-        prompt = sequence.submission.prompt
+        submission = sequence.submission
+        self.handoffs.hold(self._handoff_ids, sequence.block_ids.tolist(), expires_s, submission.request_id)
+        prompt = submission.prompt
         return Handoff(
             boot_id=self.boot_id,
             handoff_id=self._handoff_ids,

@@ -106,7 +106,7 @@ class Engine:
         self._command(partial(self._on_cancel, key))
 
     def stop(self, request_id: str) -> None:
-        """Cancel every live request with this Triton id; unknown ids are fine."""
+        """Cancel every live request with this Triton id and give up its handoff; unknown ids are fine."""
         self._command(partial(self._on_stop, request_id))
 
     def release_handoff(self, handoff: Handoff, then: Callable[[], None]) -> None:
@@ -204,6 +204,7 @@ class Engine:
         for sequence in list(self._live.values()):
             if sequence.submission.request_id == request_id:
                 self.core.cancel(sequence)
+        self.core.release_handoffs_of(request_id)
 
     def _on_release(self, handoff: Handoff, then: Callable[[], None]) -> None:
         self.core.release_handoff(handoff)

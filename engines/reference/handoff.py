@@ -61,6 +61,7 @@ class Held:
     handoff_id: int
     block_ids: list[int]
     expires_s: float
+    request_id: str = ""  # Triton's, of the call that made it
     is_sending: bool = False
     is_doomed: bool = False  # released or expired while sending: goes when the send ends
 
@@ -76,10 +77,10 @@ class HandoffTable:
     _held: dict[int, Held] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def hold(self, handoff_id: int, block_ids: list[int], expires_s: float) -> None:
+    def hold(self, handoff_id: int, block_ids: list[int], expires_s: float, request_id: str = "") -> None:
         """Keep `block_ids` until released, sent and acknowledged, or expired."""
         with self._lock:
-            self._held[handoff_id] = Held(handoff_id, block_ids, expires_s)
+            self._held[handoff_id] = Held(handoff_id, block_ids, expires_s, request_id)
 
     def begin_send(self, handoff_id: int) -> list[int] | None:
         """Blocks to send, kept until `end_send`; None if unknown, being sent already, or on its way out."""
@@ -105,6 +106,13 @@ class HandoffTable:
         """Give a handoff up; unknown ids are fine."""
         with self._lock:
             return self._end(handoff_id)
+
+    def release_of(self, request_id: str) -> list[list[int]]:
+        """Give up what the calls with this Triton id made: whoever stops a call may never have had its answer."""
+        with self._lock:
+            made = [held.handoff_id for held in self._held.values() if held.request_id == request_id]
+            ended = [self._end(handoff_id) for handoff_id in made]
+            return [block_ids for block_ids in ended if block_ids is not None]
 
     def expire(self, now_s: float) -> list[list[int]]:
         """Give up all handoffs past their time."""

@@ -7,7 +7,9 @@ One connection per pull, little-endian lengths:
     listener  the raw bytes of that many blocks, in order
     puller    b"ACK!"          the listener may free the blocks; without it they stay held until they expire
 
-Both ends give up at their deadline; nothing here frees blocks or touches the engine's state but through callbacks.
+Both ends give up at their deadline, and before it when the other end makes no progress for `SILENCE_S`: a peer that is
+dead, frozen or cut off costs so long and no more. Nothing here frees blocks or touches the engine's state but through
+callbacks.
 """
 
 import contextlib
@@ -30,6 +32,8 @@ _ACK = b"ACK!"
 _HEADER_BYTES_MAX = 4096
 _CONNECTIONS_MAX = 256  # pulls served at once; further ones are closed at once and fail at the puller
 _SEND_TIMEOUT_S = 10.0
+SILENCE_S = 2.5  # no byte moved: room for two lost packets of a handshake, sent again after 1 s each
+_CHUNK_BYTES = 256 << 10  # progress is seen this often
 
 
 class _Ask(msgspec.Struct):
@@ -162,7 +166,8 @@ class Puller:
         handoff, deadline_s = self.handoff, time.monotonic() + self.timeout_s
         host, _, port = handoff.address.rpartition(":")
         try:
-            with socket.create_connection((host, int(port)), timeout=self.timeout_s) as connection:
+            patience_s = min(SILENCE_S, self.timeout_s)
+            with socket.create_connection((host, int(port)), timeout=patience_s) as connection:
                 self._socket = connection
                 if self._is_aborted:
                     raise TransferError(errors.TRANSFER_FAILED.format(reason="aborted"))
@@ -202,15 +207,17 @@ def _read_message(connection: socket.socket, deadline_s: float) -> bytearray:
 
 
 def _send(connection: socket.socket, data: memoryview, deadline_s: float) -> None:
-    connection.settimeout(_left_s(deadline_s))
-    connection.sendall(data)
+    # sendall takes its timeout for the whole: in chunks, each is progress.
+    for at in range(0, len(data), _CHUNK_BYTES):
+        connection.settimeout(_patience_s(deadline_s))
+        connection.sendall(data[at : at + _CHUNK_BYTES])
 
 
 def _read(connection: socket.socket, size: int, deadline_s: float) -> bytearray:
     data = bytearray(size)
     view, filled = memoryview(data), 0
     while filled < size:
-        connection.settimeout(_left_s(deadline_s))
+        connection.settimeout(_patience_s(deadline_s))
         count = connection.recv_into(view[filled:])
         if count == 0:
             raise TransferError(
@@ -220,8 +227,9 @@ def _read(connection: socket.socket, size: int, deadline_s: float) -> bytearray:
     return data
 
 
-def _left_s(deadline_s: float) -> float:
+def _patience_s(deadline_s: float) -> float:
+    """How long the next byte may take: to the deadline, at most SILENCE_S."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0.0:
         raise TimeoutError("deadline exceeded")
-    return left_s
+    return min(left_s, SILENCE_S)

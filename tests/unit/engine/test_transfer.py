@@ -230,3 +230,68 @@ def test_error_texts_keep_what_clients_match_on() -> None:
     """The texts are part of the contract; README.md repeats them."""
     assert errors.HANDOFF_UNKNOWN.startswith("KV handoff {handoff} is unknown or expired")
     assert errors.TRANSFER_FAILED.startswith("KV cache transfer failed")
+
+
+@pytest.mark.parametrize("sent", [0, 10, 4 + 3 + 100], ids=["nothing", "half a header", "half the blocks"])
+def test_a_source_that_falls_silent_is_given_up_long_before_the_deadline(
+    sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far it came: a source that sends no more costs the time of silence, not the time of a pull."""
+    monkeypatch.setattr(transfer, "SILENCE_S", 0.2)
+    thawed = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall((_header(3) + b"x" * 192)[:sent])
+        thawed.wait(10.0)
+
+    with _fake_source(serve) as handoff:
+        began_s = time.monotonic()
+        with pytest.raises(TransferError, match="timed out"):
+            _pull(handoff, 0, 3, timeout_s=30.0)
+        assert time.monotonic() - began_s < 5.0
+        thawed.set()
+
+
+def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is measured from the last byte: slow is not silent."""
+    monkeypatch.setattr(transfer, "SILENCE_S", 1.0)
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(_header(3))
+        for _ in range(8):
+            time.sleep(0.2)
+            connection.sendall(b"x" * 24)
+        connection.recv(4)
+
+    with _fake_source(serve) as handoff:
+        assert _pull(handoff, 0, 3, timeout_s=30.0).shape == (3, 8)
+
+
+def test_a_frozen_puller_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that reads no more is dropped after the silence; meanwhile and afterwards others get their blocks."""
+    monkeypatch.setattr(transfer, "SILENCE_S", 0.5)
+    table = _table()
+    table.hold(2, [1, 3], 100.0)
+    with _serving(table) as (handoff, ends):
+        host, _, port = handoff.address.rpartition(":")
+        with socket.create_connection((host, int(port))) as frozen:
+            transfer._write_message(frozen, transfer._Ask("boot", 1, 0, 64, "digest"), time.monotonic() + 2)
+            transfer._read_message(frozen, time.monotonic() + 2.0)
+            assert _pull(replace_address(handoff.address, handoff_id=2), 0, 2).shape == (2, 8)
+            assert ends == [True], "the frozen one was waited for"
+            wait_until(lambda: ends == [True, False], "the frozen one is dropped")
+            assert _pull(handoff, 0, 3).shape == (3, 8)
+
+
+def test_a_stopped_request_gives_up_the_handoff_it_made() -> None:
+    """Its answer may have been lost on the way: nobody else can name the handoff."""
+    table = HandoffTable()
+    table.hold(1, [4], 100.0, "a")
+    table.hold(2, [5, 6], 100.0, "b")
+    table.hold(3, [7], 100.0, "b")
+    assert table.begin_send(3) == [7]
+    assert table.release_of("b") == [[5, 6]] and table.release_of("nobody") == []
+    assert table.held() == (2, 2)
+    assert table.end_send(3, is_acknowledged=False) == [7], "released while it was sent"
