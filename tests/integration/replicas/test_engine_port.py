@@ -18,8 +18,14 @@ from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import EngineLost, HandoffLost, InvalidRequest
 from kvmesh.triton.port import EngineCall, Kind
 from tests.conftest import unused_port
-from tests.integration.harness import START_S_MAX, configure, engine_part, running_engine, until
-from tests.integration.harness import _engine_ready as engine_ready
+from tests.integration.harness import (
+    START_S_MAX,
+    configure,
+    engine_part,
+    engine_ready,
+    running_engine,
+    until,
+)
 from tests.unit.triton.contract import CHECKS, Recorder, Rig, call
 
 pytestmark = pytest.mark.mesh

@@ -1,0 +1,238 @@
+"""What can be asked of a running mesh, whatever its parts run in: processes of this machine, or containers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+import msgspec
+
+from kvmesh import server
+from kvmesh.config import MeshConfig
+from kvmesh.decode.v1 import decode_pb2, decode_pb2_grpc
+from kvmesh.inference.v1 import inference_pb2_grpc
+from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
+from kvmesh.router.v1 import router_pb2, router_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S_MAX = 60.0
+STATUS_S_MAX = 10.0
+"""A part that does not answer for this long fails the test; it may be cut off or frozen."""
+
+
+class LivePart(Protocol):
+    """One part of a mesh: a process with an address, that can be ended and started again."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> str:
+        """ "host:port" of its gRPC (Redis: of its protocol); stays the same for life."""
+        ...
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def start(self) -> None:
+        """Start it; does not wait until it is ready."""
+        ...
+
+    async def end(self, sig: signal.Signals = signal.SIGKILL) -> int:
+        """Send `sig` and wait for the end. Return the exit status."""
+        ...
+
+    def tail(self) -> str:
+        """Return the last lines of its log."""
+        ...
+
+
+PartT = TypeVar("PartT", bound=LivePart)
+
+
+class LiveMesh(ABC, Generic[PartT]):
+    """Parts by name: redis, <replica>-engine, prefill-N, decode-N, router-N, frontend-N.
+
+    A subclass fills `parts` in its constructor and says how they start, when they are ready, and how all end.
+    """
+
+    def __init__(
+        self, config: MeshConfig, connect: Callable[[str], grpc.aio.Channel] = server.channel
+    ) -> None:
+        """Build it; nothing runs yet. `connect` opens the channel to a service at "host:port"."""
+        self.config = config
+        self.parts: dict[str, PartT] = {}
+        self._connect = connect
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def start(self, *names: str) -> None:
+        """Start the named parts, or all, and wait until each is ready and the routers see every replica."""
+        wanted = [self.parts[name] for name in names] if names else list(self.parts.values())
+        first = [part for part in wanted if part.name == "redis" or part.name.endswith("-engine")]
+        services = [part for part in wanted if part not in first]
+        for group in (first, services):
+            await self._launch(group)
+            await asyncio.gather(*(self._ready(part) for part in group))
+        if any(name.startswith("router") for name in names or self.parts):
+            await self.placeable()
+
+    @abstractmethod
+    async def _launch(self, parts: Sequence[PartT]) -> None:
+        """Start `parts` at once; does not wait until they are ready."""
+
+    @abstractmethod
+    async def _ready(self, part: PartT) -> None:
+        """Wait until `part` serves. Raises AssertionError with its log when it ends or does not get there."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End everything."""
+
+    async def placeable(self) -> None:
+        """Wait until every router that runs may place on every replica that runs, and frontends serve."""
+        replicas = set(self.running("prefill", "decode"))
+        for name in self.running("router"):
+
+            async def sees_all(name: str = name) -> bool:
+                status = await self.status(name)
+                return {view.replica for view in status.replicas if view.placeable} == replicas
+
+            await until(sees_all, 15, f"{name} sees {sorted(replicas)}")
+
+    def channel(self, name: str) -> grpc.aio.Channel:
+        """Return the channel to part `name`; closed by `stop`."""
+        if name not in self._channels:
+            self._channels[name] = self._connect(self.parts[name].address)
+        return self._channels[name]
+
+    async def close_channels(self) -> None:
+        """Close every channel; the next call opens new ones."""
+        while self._channels:
+            await self._channels.popitem()[1].close(None)
+
+    def client(self, frontend: str = "frontend-0") -> Any:  # the stub's types are those of the sync API
+        """Return a stub of a frontend."""
+        return inference_pb2_grpc.InferenceServiceStub(self.channel(frontend))
+
+    async def status(self, name: str) -> Any:
+        """Return the status of a router, prefill or decode."""
+        channel = self.channel(name)
+        if name.startswith("router"):
+            router = router_pb2_grpc.RouterServiceStub(channel)
+            return await router.GetStatus(router_pb2.GetStatusRequest(), timeout=STATUS_S_MAX)
+        if name.startswith("prefill"):
+            prefill = prefill_pb2_grpc.PrefillServiceStub(channel)
+            return await prefill.GetStatus(prefill_pb2.GetStatusRequest(), timeout=STATUS_S_MAX)
+        decode = decode_pb2_grpc.DecodeServiceStub(channel)
+        return await decode.GetStatus(decode_pb2.GetStatusRequest(), timeout=STATUS_S_MAX)
+
+    def running(self, *roles: str) -> list[str]:
+        """Return the names of the services of these roles that run."""
+        return [
+            name for name, part in self.parts.items() if part.is_running and name.rpartition("-")[0] in roles
+        ]
+
+    async def held(self) -> dict[str, int]:
+        """Return what the mesh holds for requests right now; all zero when it is idle."""
+        held: dict[str, int] = {}
+        for name in self.running("router"):
+            router = await self.status(name)
+            held[f"{name} queued"] = router.queued_request_count
+            held[f"{name} relayed"] = router.relayed_request_count
+            held[f"{name} orphans"] = router.orphan_count
+            held[f"{name} overlay blocks"] = router.overlay_block_count
+            held[f"{name} dispatched"] = sum(view.dispatched_request_count for view in router.replicas)
+        for name in self.running("prefill", "decode"):
+            status = await self.status(name)
+            if name.startswith("prefill"):
+                held[f"{name} slots"] = status.slot_count
+            else:
+                # Finished logs stay adoptable for the orphan time; they hold 4 bytes a token and nothing of the engine.
+                held[f"{name} pending slots"] = status.pending_slot_count
+                held[f"{name} orphans"] = status.orphan_count
+            held[f"{name} engine calls"] = status.engine_call_count
+            load = status.load_report
+            held[f"{name} blocks in use"] = load.block_total_count - load.block_free_count
+            held[f"{name} blocks reserved"] = load.block_reserved_count
+            held[f"{name} running"] = load.running_request_count
+            held[f"{name} queued"] = load.queued_request_count
+            held[f"{name} handoffs"] = load.held_handoff_count
+        return held
+
+    async def tasks(self) -> dict[str, int]:
+        """Return the asyncio tasks of each router, prefill and decode."""
+        return {
+            name: (await self.status(name)).task_count for name in self.running("router", "prefill", "decode")
+        }
+
+    async def idle(self, timeout_s: float) -> float:
+        """Wait until the mesh holds nothing and return the seconds it took. Raises AssertionError with what is held."""
+        last: dict[str, int] = {}
+
+        async def nothing_held() -> bool:
+            nonlocal last
+            last = {name: count for name, count in (await self.held()).items() if count}
+            return not last
+
+        try:
+            return await until(nothing_held, timeout_s, "mesh idle")
+        except AssertionError:
+            raise AssertionError(f"still held after {timeout_s:g} s: {json.dumps(last, indent=1)}") from None
+
+
+async def until(
+    condition: Callable[[], Awaitable[bool]] | Callable[[], bool],
+    timeout_s: float,
+    what: str,
+    *,
+    every_s: float = 0.005,
+) -> float:
+    """Wait until `condition` holds and return the seconds it took. Raises AssertionError naming `what`."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while True:
+        holds = condition()
+        if isinstance(holds, Awaitable):
+            holds = await holds
+        if holds:
+            return loop.time() - began_s
+        assert loop.time() - began_s < timeout_s, f"not within {timeout_s:g} s: {what}"
+        await asyncio.sleep(every_s)
+
+
+async def engine_ready(address: str) -> bool:
+    """Say whether the model of the engine at `address` is loaded."""
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with suppress(grpc.RpcError):
+            request = service_pb2.ModelReadyRequest(name="tensorrt_llm")
+            return bool((await stub.ModelReady(request, timeout=2)).ready)
+    return False
+
+
+async def accepts(address: str) -> bool:
+    """Say whether somebody accepts connections at `address`."""
+    host, _, port = address.rpartition(":")
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(1):
+            _, writer = await asyncio.open_connection(host, int(port))
+        writer.close()
+        return True
+    return False
+
+
+def configure(**sections: Mapping[str, Any]) -> MeshConfig:
+    """Return the default configuration with some keys of some sections replaced."""
+    default = MeshConfig()
+    return MeshConfig(
+        **{name: msgspec.structs.replace(getattr(default, name), **keys) for name, keys in sections.items()}
+    )
