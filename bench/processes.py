@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bench import accounting
 from kvmesh.child import bound_command
 from kvmesh.redis_binary import redis_binary, redis_command
 
@@ -109,6 +111,12 @@ class Process:
         with contextlib.suppress(OSError):
             self._child.stdin.close()
         self._child.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL to it and to all it started, and do not wait."""
+        for pid in (self.pid, *accounting.descendants(self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Wait until it has ended; kill it if it does not."""

@@ -1,0 +1,121 @@
+"""OpenAI chat completions as a stream: what a worker sends, and whether what a client got is all of it. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.peers.streams import Outcome
+
+MODEL = "mock-model"
+DONE = "[DONE]"
+
+
+def request_body(prompt: str, tokens: int) -> bytes:
+    """Return the body of a streamed request for `tokens` tokens."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+        "stream": True,
+        "temperature": 0,
+    }
+    return json.dumps(body).encode()
+
+
+def token_text(position: int) -> str:
+    """Return the text of the token at `position`; the blank tells two tokens of one event apart."""
+    return f"tok{position} "
+
+
+def chunk(worker: str, text: str | None, finish: str | None = None) -> bytes:
+    """Return one event of the answer of `worker`; no `text`: an event with the finish reason alone."""
+    delta = {} if text is None else {"role": "assistant", "content": text}
+    data = {
+        "id": "chatcmpl-0",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": MODEL,
+        "system_fingerprint": worker,
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+    }
+    return event(json.dumps(data))
+
+
+def event(data: str) -> bytes:
+    """Return one server-sent event."""
+    return f"data: {data}\n\n".encode()
+
+
+@dataclass(slots=True)
+class Answer:
+    """Checks a streamed answer of `expected` tokens as its bytes come in, in whatever pieces."""
+
+    expected: int
+    worker: str = ""
+    token_count: int = 0
+    finish: str = ""
+    is_done: bool = False
+    fault: tuple[Outcome, str] | None = None
+    """The first thing that was not as it should be."""
+    _rest: bytes = field(default=b"", repr=False)
+
+    def feed(self, data: bytes) -> int:
+        """Take more of the body and return how many tokens it brought."""
+        before = self.token_count
+        *events, self._rest = (self._rest + data.replace(b"\r\n", b"\n")).split(b"\n\n")
+        for lines in events:
+            self._take(lines.decode(errors="replace"))
+        return self.token_count - before
+
+    def verdict(self, cut: str = "") -> tuple[Outcome, str]:
+        """Say how the stream ended, now that no more comes. `cut`: what broke the connection, if something did."""
+        if self.fault is not None:
+            return self.fault
+        if self.is_done and not cut and not self._rest.strip():
+            return Outcome.DONE, ""
+        if cut:
+            return Outcome.LOST, cut
+        return Outcome.LOST, "ended without [DONE]" if not self.is_done else "bytes behind [DONE]"
+
+    def _take(self, lines: str) -> None:
+        data = "\n".join(line[5:].strip() for line in lines.split("\n") if line.startswith("data:"))
+        if not data:
+            return  # a comment or a keepalive
+        if self.is_done:
+            self._note(Outcome.WRONG, "an event behind [DONE]")
+        elif data == DONE:
+            self.is_done = True
+            if self.token_count < self.expected:
+                self._note(Outcome.LOST, "ended with [DONE] before the last token")
+            elif self.finish != "length":
+                self._note(Outcome.LOST, f"finish reason {self.finish or 'missing'}")
+        else:
+            self._chunk(data)
+
+    def _chunk(self, data: str) -> None:
+        try:
+            message: dict[str, Any] = json.loads(data)
+            choices = message["choices"]
+        except (ValueError, KeyError, TypeError):
+            self._note(Outcome.LOST, "error event" if "error" in data else "an event that is no chunk")
+            return
+        self.worker = message.get("system_fingerprint") or self.worker
+        for choice in choices:
+            self._tokens(choice.get("delta", {}).get("content") or "")
+            self.finish = choice.get("finish_reason") or self.finish
+
+    def _tokens(self, text: str) -> None:
+        for token in text.split():
+            if self.token_count == self.expected:
+                self._note(Outcome.WRONG, "a token beyond the last")
+                return
+            if token != token_text(self.token_count).strip():
+                self._note(Outcome.WRONG, "a token that is not the expected one")
+                return
+            self.token_count += 1
+
+    def _note(self, outcome: Outcome, detail: str) -> None:
+        if self.fault is None:
+            self.fault = outcome, detail

@@ -1,0 +1,150 @@
+"""The experiment: 16 streams at once, one of four workers killed with SIGKILL and started again on its address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from bench.peers.streams import Fault, Figures, Outcome, Stream, figures, readmitted_s
+from bench.processes import BenchError
+
+WARM_S_MAX = 60.0
+RETRY_S = 0.05
+"""A client that was failed waits this long before its next request."""
+LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What happens when. Seconds on the run's clock, 0 when the load begins."""
+
+    streams: int = 16
+    prompt_words: int = 40
+    tokens: int = 32
+    interval_s: float = 0.02
+    """Between two tokens of a stream, as the worker paces them."""
+    kill_s: float = 2.0
+    start_s: float = 5.0
+    end_s: float = 14.0
+    watch_s: float = 5.0
+    """The returned worker is watched at least this long after it is ready."""
+
+
+class System(Protocol):
+    """What is measured: four workers and all that stands before them. Fresh for every run."""
+
+    workers: frozenset[str]
+    victim: str
+    returned: str
+    """What the victim is called once it is back; may be the same name."""
+
+    async def start(self) -> None:
+        """Start everything and return when it should serve."""
+        ...
+
+    async def stream(self, slot: int, began_s: float) -> Stream:
+        """Send the next request of client `slot` and read it to its end. Raises nothing of the system's making."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the victim, without a warning."""
+        ...
+
+    async def start_again(self) -> None:
+        """Start the victim again and return when it could serve."""
+        ...
+
+    async def close(self, streams: list[Stream]) -> None:
+        """Close the clients, and look at `streams` once more where not all could be judged under load."""
+        ...
+
+
+async def run(system: System, schedule: Schedule, horizon_s: float, say: Callable[[str], None]) -> Figures:
+    """Run the schedule once. The load goes on until the returned worker served, or until `horizon_s` if that is later.
+
+    Raises BenchError where the system does not come up.
+    """
+    say("starts")
+    await system.start()
+    say("warms up")
+    await _warm(system, schedule)
+    load = _Load(system, schedule)
+    async with asyncio.TaskGroup() as group:
+        clients = [group.create_task(load.client(slot)) for slot in range(schedule.streams)]
+        try:
+            fault = await _break(system, schedule, load, say)
+            end_s = max(schedule.end_s, fault.ready_s + schedule.watch_s)
+            say("watches the returned worker")
+            while load.now_s() < end_s or (
+                load.now_s() < horizon_s and readmitted_s(load.streams, fault) is None
+            ):
+                await asyncio.sleep(LOOK_S)
+        except BaseException:
+            for client in clients:
+                client.cancel()
+            raise
+        watched_until_s = load.now_s()
+        load.stop()
+    await system.close(load.streams)
+    return figures(load.streams, fault, watched_until_s)
+
+
+class _Load:
+    """Clients that each send one request after another."""
+
+    def __init__(self, system: System, schedule: Schedule) -> None:
+        self.streams: list[Stream] = []
+        self._system = system
+        self._is_on = True
+        self._now = asyncio.get_running_loop().time
+        self._began_s = self._now()
+
+    def now_s(self) -> float:
+        """Return the time on the run's clock."""
+        return self._now() - self._began_s
+
+    def stop(self) -> None:
+        """Let the clients end behind their streams."""
+        self._is_on = False
+
+    async def client(self, slot: int) -> None:
+        """Send request after request until `stop`."""
+        while self._is_on:
+            stream = await self._system.stream(slot, self._began_s)
+            self.streams.append(stream)
+            if stream.outcome is not Outcome.DONE:
+                await asyncio.sleep(RETRY_S)
+
+
+async def _warm(system: System, schedule: Schedule) -> None:
+    """Return when every worker has served."""
+    load = _Load(system, schedule)
+    async with asyncio.TaskGroup() as group:
+        for slot in range(schedule.streams):
+            group.create_task(load.client(slot))
+        while load.now_s() < WARM_S_MAX and not _have_served(load.streams, system.workers):
+            await asyncio.sleep(LOOK_S)
+        load.stop()
+    if not _have_served(load.streams, system.workers):
+        seen = sorted({f"{stream.outcome} {stream.detail} {stream.workers}" for stream in load.streams})
+        raise BenchError(f"not every worker served within {WARM_S_MAX:g} s; streams ended: {seen[:6]}")
+
+
+def _have_served(streams: list[Stream], workers: frozenset[str]) -> bool:
+    return workers <= {
+        name for stream in streams if stream.outcome is Outcome.DONE for name in stream.workers
+    }
+
+
+async def _break(system: System, schedule: Schedule, load: _Load, say: Callable[[str], None]) -> Fault:
+    await asyncio.sleep(schedule.kill_s - load.now_s())
+    say("kills a worker")
+    killed_s = load.now_s()
+    system.kill()
+    await asyncio.sleep(schedule.start_s - load.now_s())
+    say("starts it again")
+    started_s = load.now_s()
+    await system.start_again()
+    return Fault(system.victim, system.returned, killed_s, started_s, load.now_s())

@@ -1,0 +1,96 @@
+"""A router from PyPI before four mock workers, each a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from bench.peers.chat_client import ChatConnection
+from bench.peers.experiment import Schedule
+from bench.peers.routers import Router
+from bench.peers.streams import Stream
+from bench.processes import ANY_CORE, START_TIMEOUT_S, BenchError, Fleet, Process
+from kvmesh.ports import free_ports
+
+WORKERS = 4
+VICTIM = 2
+READY_POLL_S = 0.01
+TO_LOG = ("sh", "-c", 'exec "$@" >&2', "sh")
+"""Nobody reads a router's stdout: a full pipe would stop it."""
+
+
+class RouterSystem:
+    """Implements System. `environment`: the virtual environment that holds the router."""
+
+    def __init__(
+        self, fleet: Fleet, router: Router, policy: str, environment: Path, schedule: Schedule, seed: int
+    ) -> None:
+        self.workers = frozenset(_name(index) for index in range(WORKERS))
+        self.victim, self.returned = _name(VICTIM), f"{_name(VICTIM)}-again"
+        self._fleet = fleet
+        self._router = router
+        self._policy = policy
+        self._environment = environment
+        self._schedule = schedule
+        self._draw = random.Random(seed)
+        self._ports: list[int] = []
+        self._victim: Process | None = None
+        self._connections: list[ChatConnection] = []
+
+    async def start(self) -> None:
+        """See System."""
+        own, metrics, *self._ports = free_ports("127.0.0.1", 2 + WORKERS)
+        started = [self._start_worker(index, _name(index)) for index in range(WORKERS)]
+        self._victim = started[VICTIM]
+        for process, port in zip(started, self._ports, strict=True):
+            await _listening(process, port)
+        urls = [f"http://127.0.0.1:{port}" for port in self._ports]
+        command = self._router.command(self._environment, own, metrics, self._policy, urls)
+        # Nothing of the caller's environment, a proxy above all, may steer a router.
+        clean = ("env", "-i", f"HOME={self._fleet.folder}", "PATH=/usr/bin:/bin")
+        await _listening(self._fleet.start(self._router.name, [*TO_LOG, *clean, *command], ANY_CORE), own)
+        self._connections = [ChatConnection(own) for _ in range(self._schedule.streams)]
+
+    async def stream(self, slot: int, began_s: float) -> Stream:
+        """See System."""
+        prompt = " ".join(f"{self._draw.getrandbits(24):06x}" for _ in range(self._schedule.prompt_words))
+        return await self._connections[slot].stream(prompt, self._schedule.tokens, began_s)
+
+    def kill(self) -> None:
+        """See System."""
+        assert self._victim is not None
+        self._victim.kill()
+
+    async def start_again(self) -> None:
+        """See System."""
+        await _listening(self._start_worker(VICTIM, self.returned), self._ports[VICTIM])
+
+    async def close(self, streams: list[Stream]) -> None:
+        """See System."""
+        for connection in self._connections:
+            connection.close()
+
+    def _start_worker(self, index: int, name: str) -> Process:
+        options = ["--port", str(self._ports[index]), "--name", name]
+        options += ["--interval-s", str(self._schedule.interval_s)]
+        return self._fleet.start(name, [sys.executable, "-m", "bench.peers.worker", *options], ANY_CORE)
+
+
+def _name(index: int) -> str:
+    return f"worker-{index}"
+
+
+async def _listening(process: Process, port: int) -> None:
+    """Return when `process` accepts connections. Raises BenchError if it ends or takes too long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while process.is_running():
+                with suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    return
+                await asyncio.sleep(READY_POLL_S)
+    raise BenchError(f"{process.name} does not listen at port {port}: {process.log_tail()}")

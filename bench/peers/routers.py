@@ -1,0 +1,75 @@
+"""The routers that kvmesh is compared with: where each comes from and how it is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvmesh.config import ROOT
+
+ENVIRONMENTS = ROOT / ".venv-peers"
+INSTALL_S_MAX = 600.0
+POLICIES = ("cache_aware", "round_robin")
+
+
+class Unavailable(Exception):
+    """A router cannot be had; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router from PyPI; everything it is not told stays at its default."""
+
+    name: str
+    version: str
+    launch: tuple[str, ...]
+    """The program and its subcommand."""
+    options: tuple[str, ...]
+
+    def command(
+        self, folder: Path, port: int, metrics_port: int, policy: str, workers: Sequence[str]
+    ) -> list[str]:
+        """Return the command line; `folder`: the environment, `workers`: their URLs."""
+        program, *subcommand = self.launch
+        return [
+            *(str(folder / "bin" / program), *subcommand, "--worker-urls", *workers),
+            *("--host", "127.0.0.1", "--port", str(port), "--policy", policy),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), *self.options),
+        ]
+
+
+_GRACE = ("--shutdown-grace-period-secs", "1")
+ROUTERS = (
+    Router("sglang-router", "0.3.2", ("sglang-router", "launch"), ("--log-level", "warn", *_GRACE)),
+    Router("smg", "1.13.0", ("smg", "launch"), ("--log-level", "warn", *_GRACE)),
+    Router("vllm-router", "0.1.17", ("vllm-router",), ("--log-level", "warning")),
+)
+
+
+def environment(router: Router, folder: Path = ENVIRONMENTS) -> Path:
+    """Return a virtual environment with `router`, made now if there is none yet. Raises Unavailable."""
+    home = folder / f"{router.name}-{router.version}"
+    marker = home / "installed"
+    if marker.exists():
+        return home
+    wheel = f"{router.name}=={router.version}"
+    _call([sys.executable, "-m", "venv", "--clear", str(home)], wheel)
+    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _call([*pip, "--only-binary", router.name, wheel], wheel)
+    marker.write_text(f"{wheel}\n", encoding="utf-8")
+    return home
+
+
+def _call(command: Sequence[str], wheel: str) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S_MAX)
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout or "").strip().splitlines()
+        raise Unavailable(
+            f"{wheel} cannot be installed: {said[-1] if said else 'pip says nothing'}"
+        ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{wheel} cannot be installed: {error}") from None

@@ -1,0 +1,155 @@
+"""What one stream came to, and what all streams of a run add up to. Pure.
+
+A stream is done when every expected token came in order, nothing beyond, and the end was said as the protocol asks.
+Anything else is a failure: `lost` once a token had come, `refused` before, `wrong` where a token is not the expected one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+class Outcome(enum.Enum):
+    """How a stream ended."""
+
+    DONE = "done"
+    LOST = "lost"
+    """Cut, ended with an error, ended early or fell mute, after its first token."""
+    REFUSED = "refused"
+    """The same before the first token: the client may send it again."""
+    WRONG = "wrong"
+    """A token missing, repeated, altered or beyond the last one."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request as its client saw it. Times are seconds on the run's clock, 0 when the load begins."""
+
+    sent_s: float
+    first_s: float | None = None
+    ended_s: float = 0.0
+    last_token_s: float | None = None
+    pause_s: float = 0.0
+    """Longest time between two arrivals of tokens, or the last one and the end."""
+    pause_end_s: float = 0.0
+    token_count: int = 0
+    workers: list[str] = field(default_factory=list)
+    """Who served it, in order; one name unless it was resumed."""
+    outcome: Outcome | None = None
+    detail: str = ""
+
+    def arrive(self, now_s: float, tokens: int) -> None:
+        """Note that `tokens` came together."""
+        if self.first_s is None:
+            self.first_s = now_s
+        self._pause(now_s)
+        self.last_token_s = now_s
+        self.token_count += tokens
+
+    def end(self, now_s: float, outcome: Outcome, detail: str = "") -> None:
+        """Note the end. A loss before the first token is a refusal."""
+        if outcome is Outcome.LOST and self.first_s is None:
+            outcome = Outcome.REFUSED
+        self._pause(now_s)
+        self.ended_s, self.outcome, self.detail = now_s, outcome, detail
+
+    def _pause(self, now_s: float) -> None:
+        if self.last_token_s is not None and now_s - self.last_token_s > self.pause_s:
+            self.pause_s, self.pause_end_s = now_s - self.last_token_s, now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was done to the worker, on the run's clock. `victim` and `returned` name it before and after."""
+
+    victim: str
+    returned: str
+    killed_s: float
+    started_s: float
+    ready_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One run in numbers."""
+
+    done: int
+    lost: int
+    refused: int
+    wrong: int
+    hit: int
+    """Streams that the victim was serving when it died, as far as their first token told."""
+    resumed: int
+    pause_s: float
+    """Longest pause within a stream, of those that ended after the kill."""
+    quiet_pause_s: float
+    """The same before the kill: what the machine alone costs."""
+    first_wait_s: float
+    """Longest wait for a first token after the kill."""
+    ready_s: float
+    """From the start of the returned worker until it could serve."""
+    readmitted_s: float | None
+    """From ready until the first token of a request that the returned worker served; None: not within `watched_s`."""
+    watched_s: float
+    """How long the returned worker was watched after it was ready."""
+    details: tuple[str, ...]
+    """What failed streams met, each with its count."""
+
+
+def figures(streams: Sequence[Stream], fault: Fault, ended_s: float) -> Figures:
+    """Sum up the streams of a run that was watched until `ended_s`."""
+    count = Counter(stream.outcome for stream in streams)
+    back_s = readmitted_s(streams, fault)
+    failed = Counter(
+        f"{stream.outcome.value}: {stream.detail}"
+        for stream in streams
+        if stream.outcome not in (None, Outcome.DONE)
+    )
+    return Figures(
+        done=count[Outcome.DONE],
+        lost=count[Outcome.LOST],
+        refused=count[Outcome.REFUSED],
+        wrong=count[Outcome.WRONG],
+        hit=sum(was_hit(stream, fault) for stream in streams),
+        resumed=sum(len(stream.workers) > 1 and stream.outcome is Outcome.DONE for stream in streams),
+        pause_s=_longest(stream.pause_s for stream in streams if stream.pause_end_s > fault.killed_s),
+        quiet_pause_s=_longest(stream.pause_s for stream in streams if stream.ended_s <= fault.killed_s),
+        first_wait_s=_longest(
+            stream.first_s - stream.sent_s
+            for stream in streams
+            if stream.first_s is not None and stream.first_s > fault.killed_s
+        ),
+        ready_s=fault.ready_s - fault.started_s,
+        readmitted_s=None if back_s is None else back_s - fault.ready_s,
+        watched_s=ended_s - fault.ready_s,
+        details=tuple(f"{times} x {text}" for text, times in failed.most_common()),
+    )
+
+
+def was_hit(stream: Stream, fault: Fault) -> bool:
+    """True if the victim was serving `stream` when it died."""
+    return (
+        stream.workers[:1] == [fault.victim]
+        and stream.first_s is not None
+        and stream.first_s <= fault.killed_s < stream.ended_s
+    )
+
+
+def readmitted_s(streams: Iterable[Stream], fault: Fault) -> float | None:
+    """Return when the returned worker served its first token of a new request; None if it never did."""
+    served = (
+        stream.first_s
+        for stream in streams
+        if stream.workers[-1:] == [fault.returned]
+        and len(stream.workers) == 1
+        and stream.first_s is not None
+        and stream.first_s >= fault.started_s
+    )
+    return min(served, default=None)
+
+
+def _longest(values: Iterable[float]) -> float:
+    return max(values, default=0.0)

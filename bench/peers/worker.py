@@ -1,0 +1,163 @@
+"""A mock worker: OpenAI chat completions over HTTP/1.1, `tok0 tok1 ...` at a fixed pace, and what routers ask besides.
+
+`python -m bench.peers.worker --port P --name worker-2 --interval-s 0.02` serves loopback until it is ended. The name comes
+back in `system_fingerprint` of every event, so that a client knows who served it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+from contextlib import suppress
+from typing import Any
+
+import uvloop
+
+from bench.peers import chat
+
+HEAD_BYTES_MAX = 1 << 16
+BODY_BYTES_MAX = 1 << 22
+CHAT = "/v1/chat/completions"
+TOKENIZERS = (f"{CHAT}/render", "/render", "/tokenize")
+"""A cache-aware router may ask workers for the ids of a prompt; it gets one made-up id per 4 bytes."""
+
+Head = tuple[str, str, dict[str, str]]
+"""Method, path, headers by their lower-case names."""
+
+
+class Worker:
+    """Answers on one port. One token per write, the first at once, each further `interval_s` after the one before."""
+
+    def __init__(self, name: str, interval_s: float) -> None:
+        self.name = name
+        self._interval_s = interval_s
+
+    async def serve(self, port: int) -> asyncio.Server:
+        """Listen on loopback; port 0 takes a free one."""
+        return await asyncio.start_server(self._connection, "127.0.0.1", port, limit=HEAD_BYTES_MAX)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+            while head := await read_head(reader):
+                method, path, headers = head
+                body = await reader.readexactly(min(int(headers.get("content-length", 0)), BODY_BYTES_MAX))
+                await self._answer(writer, method, path.partition("?")[0], body)
+                if headers.get("connection", "").lower() == "close":
+                    break
+        writer.close()
+
+    async def _answer(self, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> None:
+        if method == "POST" and path == CHAT:
+            asked = json.loads(body)
+            if asked.get("stream"):
+                await self._stream(writer, int(asked.get("max_tokens", 16)))
+                return
+            await _reply(writer, self._whole(int(asked.get("max_tokens", 16))))
+        elif path in TOKENIZERS:
+            ids = list(range(len(body) // 4))
+            await _reply(writer, {"tokens": ids, "token_ids": ids, "count": len(ids), "max_model_len": 8192})
+        else:
+            await _reply(writer, self._facts(path))
+
+    async def _stream(self, writer: asyncio.StreamWriter, tokens: int) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for position in range(tokens):
+            await asyncio.sleep(max(0.0, began_s + position * self._interval_s - loop.time()))
+            _write_chunk(writer, chat.chunk(self.name, chat.token_text(position)))
+            await writer.drain()
+        _write_chunk(writer, chat.chunk(self.name, None, "length") + chat.event(chat.DONE))
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    def _whole(self, tokens: int) -> dict[str, Any]:
+        text = "".join(map(chat.token_text, range(tokens)))
+        return {
+            "id": "chatcmpl-0",
+            "object": "chat.completion",
+            "created": 0,
+            "model": chat.MODEL,
+            "system_fingerprint": self.name,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": text},
+                    "finish_reason": "length",
+                }
+            ],
+            "usage": {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1},
+        }
+
+    def _facts(self, path: str) -> dict[str, Any]:
+        """Return what a router reads at start and on its rounds; health checks look at the status alone."""
+        if path == "/v1/models":
+            model = {
+                "id": chat.MODEL,
+                "object": "model",
+                "created": 0,
+                "owned_by": "mock",
+                "max_model_len": 8192,
+            }
+            return {"object": "list", "data": [model]}
+        return {
+            "status": "ok",
+            "version": "0",
+            "model_id": chat.MODEL,
+            "model_path": chat.MODEL,
+            "served_model_name": chat.MODEL,
+            "tokenizer_path": "",
+            "is_generation": True,
+            "max_model_len": 8192,
+            "load": 0,
+            "loads": [],
+        }
+
+
+async def read_head(reader: asyncio.StreamReader) -> Head | None:
+    """Return the first line's method and path, and the headers, of a request; None where the peer has closed."""
+    try:
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    method, path, *_ = lines[0].split(" ")
+    pairs = (line.partition(":") for line in lines[1:] if line)
+    return method, path, {name.lower(): value.strip() for name, _, value in pairs}
+
+
+async def _reply(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
+    body = json.dumps(answer).encode()
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+    await writer.drain()
+
+
+def _write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Serve until the process is ended."""
+    server = await Worker(arguments.name, arguments.interval_s).serve(arguments.port)
+    async with server:
+        await server.serve_forever()
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="bench.peers.worker", description="A mock worker.")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--interval-s", type=float, required=True)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
