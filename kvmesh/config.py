@@ -279,6 +279,13 @@ class Frontend(Section, frozen=True, kw_only=True):
     attempts_max: Annotated[int, Allowed("Executions of one request, the first included.", 1, 16)] = 4
     retry_budget_ratio: Annotated[float, Allowed("Retries per request, on average.", 0, 1)] = 0.1
     retry_budget_per_s: Annotated[float, Allowed("Retries on top of the ratio.", 0, 1000, "per second")] = 3.0
+    certificate: Annotated[
+        str, Allowed("Certificate shown to clients and what signed it, PEM; empty: clients speak plain text.")
+    ] = ""
+    key: Annotated[str, Allowed("The certificate's key, PEM, without a password.")] = ""
+    client_authority: Annotated[
+        str, Allowed("Authorities that sign clients' certificates, PEM; empty: clients need none.")
+    ] = ""
 
     def check(self) -> None:
         if self.default_deadline_s > self.runtime_max_s:
@@ -296,6 +303,36 @@ class Frontend(Section, frozen=True, kw_only=True):
                 f"frontend.port = {self.port} leaves no port for frontend.replicas = {self.replicas}: "
                 f"allowed are 0 to {65_536 - self.replicas}."
             )
+        given = {name: getattr(self, name) for name in ("certificate", "key", "client_authority")}
+        for name in ("certificate", "key"):
+            if not given[name] and any(given.values()):
+                raise ConfigError(
+                    f'frontend.{name} = "" beside frontend.{" and frontend.".join(_set(given))}: '
+                    "allowed are certificate and key together, or neither."
+                )
+
+
+class Trust(Section, frozen=True, kw_only=True):
+    """Mutual TLS between the processes of the mesh (docs/security.md)."""
+
+    section: ClassVar[str] = "trust"
+
+    certificate: Annotated[
+        str,
+        Allowed(
+            "This process's certificate and what signed it, PEM; empty: no TLS. {role} in a path stands for the role."
+        ),
+    ] = ""
+    key: Annotated[str, Allowed("The certificate's key, PEM, without a password.")] = ""
+    authority: Annotated[str, Allowed("Authorities that sign the mesh's certificates, PEM.")] = ""
+
+    def check(self) -> None:
+        given = {name: getattr(self, name) for name in ("certificate", "key", "authority")}
+        for name, value in given.items():
+            if not value and any(given.values()):
+                raise ConfigError(
+                    f'trust.{name} = "" beside trust.{" and trust.".join(_set(given))}: allowed are all three or none.'
+                )
 
 
 class Telemetry(Section, frozen=True, kw_only=True):
@@ -327,6 +364,7 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     decode: Decode = msgspec.field(default_factory=Decode)
     router: Router = msgspec.field(default_factory=Router)
     frontend: Frontend = msgspec.field(default_factory=Frontend)
+    trust: Trust = msgspec.field(default_factory=Trust)
     telemetry: Telemetry = msgspec.field(default_factory=Telemetry)
 
     def __post_init__(self) -> None:
@@ -335,6 +373,11 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 f"frontend.max_output_tokens_default = {self.frontend.max_output_tokens_default} leaves no "
                 f"room for a prompt: allowed are 1 to {self.engine.max_sequence_tokens - 1} tokens "
                 "(engine.max_sequence_tokens - 1)."
+            )
+        if self.frontend.client_authority and not self.trust.certificate:
+            raise ConfigError(
+                'frontend.client_authority needs trust.certificate, which is "": health checks of a frontend then come '
+                "with certificates of the mesh."
             )
 
 
@@ -401,6 +444,11 @@ def describe(config: MeshConfig) -> str:
             lines += [f"# {allowed.about} Allowed: {allowed.text()}.", f"{key} = {shown}"]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
+
+
+def _set(given: Mapping[str, str]) -> list[str]:
+    """Return the names that have a value."""
+    return [name for name, value in given.items() if value]
 
 
 def _number(value: float) -> str:

@@ -49,6 +49,8 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "TTFT_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
     # The request goes on elsewhere: a client resumed it while the stream still lived.
     "SUPERSEDED": grpc.StatusCode.ABORTED,
+    # The caller's certificate is for another role, or another mesh.
+    "PEER_REFUSED": grpc.StatusCode.PERMISSION_DENIED,
     # The client left; nobody reads this.
     "CLIENT_GONE": grpc.StatusCode.CANCELLED,
     # Bugs, here or behind.

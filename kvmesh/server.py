@@ -71,9 +71,17 @@ class ListenError(OSError):
     """The address cannot be listened on; the text is one sentence for the operator."""
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """Return an insecure channel to `host:port`. The caller closes it."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, name: str = ""
+) -> grpc.aio.Channel:
+    """Return a channel to `host:port`, plain without `credentials`. The caller closes it.
+
+    `name`: who must be there by its certificate, whatever the address is called.
+    """
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)) if name else CHANNEL_OPTIONS
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
@@ -97,8 +105,12 @@ class MeshServer:
         *,
         keepalive_s: float = 1.0,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        credentials: grpc.ServerCredentials | None = None,
+        guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
         """Build the server; no I/O yet. `service_names` are the full names, for health and reflection.
+
+        `credentials`: TLS; None is plain. `guards` see a call last and may refuse it with a MeshError.
 
         A peer with live calls is pinged every `keepalive_s` and dropped when it does
         not answer for twice that: 1 s inside the mesh, more where clients are far away.
@@ -106,8 +118,9 @@ class MeshServer:
         self._role = role
         self._instance = instance
         self._services = tuple(service_names)
+        self._credentials = credentials
         self.grpc = grpc.aio.server(
-            interceptors=(*interceptors, ErrorInterceptor()),
+            interceptors=(*interceptors, ErrorInterceptor(), *guards),
             options=(
                 *_keepalive(keepalive_s),
                 *_SERVER_OPTIONS,
@@ -130,7 +143,10 @@ class MeshServer:
         """
         host = address.rpartition(":")[0]
         try:
-            port = self.grpc.add_insecure_port(address)
+            if self._credentials is None:
+                port = self.grpc.add_insecure_port(address)
+            else:
+                port = self.grpc.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise ListenError(f"Cannot listen on {address}: the port is in use or not ours.") from error
         await self.set_serving(False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
@@ -62,8 +62,12 @@ class AttachLink:
         keep: bool,
         expected_process: str = "",
         expected_boot: str = "",
+        explain: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
-        """`expected_process`, `expected_boot`: who must say hello; empty: anybody. Addresses are reused, boots never."""
+        """`expected_process`, `expected_boot`: who must say hello; empty: anybody. Addresses are reused, boots never.
+
+        `explain` finds out more about an address where no stream can be opened; it may return an empty text.
+        """
         self.name = name
         self.address = address
         self.keep = keep
@@ -76,6 +80,7 @@ class AttachLink:
         self._sink = sink
         self._clock = clock
         self._open_channel = open_channel
+        self._explain = explain
         self._ready = asyncio.Event()
         self.outbox = self._new_outbox()
 
@@ -103,8 +108,17 @@ class AttachLink:
                 log.exception("attach link to %s failed", self.name)
                 reason = f"{type(error).__name__}: {error}"
             self._lose(reason)
+            if self.failures == 1:  # told once for each streak
+                await self._tell(reason)
             delay_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures, 8))
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+
+    async def _tell(self, reason: str) -> None:
+        """Log why the stream could not be opened."""
+        why = ""
+        if self._explain is not None and reason.startswith(grpc.StatusCode.UNAVAILABLE.name):
+            why = await self._explain(self.address)
+        log.warning("cannot attach", extra={"peer": self.name, "address": self.address, "why": why or reason})
 
     def _new_outbox(self) -> UpwardOutbox:
         outbox = UpwardOutbox(self._hello)

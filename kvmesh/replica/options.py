@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from kvmesh import redis_url
 from kvmesh.advertise import AS_LISTENED, HELP, Advertised, advertised
 from kvmesh.config import MeshConfig, load
+
+_NONE: Final[Mapping[str, str]] = {}
 
 ReplicaRole = Literal["prefill", "decode"]
 
@@ -36,14 +39,19 @@ class Options:
         return self.listen.rpartition(":")[0]
 
 
-def parse(role: ReplicaRole, arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line and the file it names. Raises ConfigError; argparse exits with 2 on its own."""
+def parse(
+    role: ReplicaRole, arguments: Sequence[str] | None = None, environment: Mapping[str, str] = _NONE
+) -> Options:
+    """Read the command line and the file it names; `environment` may hold the URL of Redis.
+
+    Raises ConfigError; argparse exits with 2 on its own.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}", description=f"A {role} replica.")
     parser.add_argument("--config", default="", help="kvmesh.toml; empty takes the defaults")
     parser.add_argument("--id", required=True, help='name in the mesh, for example "prefill-0"')
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port to serve on")
     parser.add_argument("--advertise", default="", help=HELP)
-    parser.add_argument("--redis", required=True, help="URL of the mesh's Redis")
+    redis_url.add_option(parser, environment)
     parser.add_argument("--engine", required=True, help="host:port of the Triton server's gRPC")
     parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus port; 0 takes a free one")
     given = parser.parse_args(arguments)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -35,6 +36,7 @@ from kvmesh.triton.capabilities import ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import CallError
+from kvmesh.trust.peers import EXPIRES, Trust
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ Build = Callable[[Options, ModelFacts, Metrics, Tracing], Role]
 def main(role: ReplicaRole, build: Build, arguments: Sequence[str] | None = None) -> int:
     """Run a replica; return its exit status. 2: it could not start, and one sentence on stderr says why."""
     try:
-        options = command_line.parse(role, arguments)
+        options = command_line.parse(role, arguments, os.environ)
     except ConfigError as error:
         return _say(str(error))
     start_logging(options.config.telemetry.log_level, role, options.process_id)
@@ -81,7 +83,7 @@ def main(role: ReplicaRole, build: Build, arguments: Sequence[str] | None = None
 async def _run(options: Options, build: Build) -> int:
     try:
         await _serve(options, build)
-    except (ModelRefused, CallError, mesh_server.ListenError) as error:
+    except (ConfigError, ModelRefused, CallError, mesh_server.ListenError) as error:
         return _say(str(error))
     return 0
 
@@ -89,6 +91,7 @@ async def _run(options: Options, build: Build) -> int:
 async def _serve(options: Options, build: Build) -> None:
     clock = MonotonicClock()
     config = options.config
+    trust = Trust(config, options.role)
     async with AsyncExitStack() as stack:
         client = TritonClient(options.engine)
         stack.push_async_callback(client.close)
@@ -100,13 +103,14 @@ async def _serve(options: Options, build: Build) -> None:
         stack.callback(tracing.close)
         metrics = Metrics(options.role)
         metrics.process_gauges()
+        metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
         role = build(options, facts, metrics, tracing)
         redis = RedisLink(options.redis_url)
         stack.push_async_callback(redis.close)
         metrics_address = await stack.enter_async_context(
             exposed(metrics, options.host, options.metrics_port)
         )
-        replica = _Replica(options, role, facts, client, redis, clock)
+        replica = _Replica(options, role, facts, client, redis, clock, trust)
         stack.push_async_callback(replica.close)
         await replica.serve(metrics_address)
 
@@ -122,6 +126,7 @@ class _Replica:
         client: TritonClient,
         redis: RedisLink,
         clock: Clock,
+        trust: Trust,
     ) -> None:
         config = options.config
         boot_id = secrets.token_hex(8)
@@ -152,7 +157,11 @@ class _Replica:
         hello = pb.Hello(process_id=options.process_id, boot_id=boot_id, protocol_version=PROTOCOL_VERSION)
         attach = AttachService(self._shell, hello, clock)
         self._server = mesh_server.MeshServer(
-            options.role, options.process_id, (ATTACH_NAME, role.service_name)
+            options.role,
+            options.process_id,
+            (ATTACH_NAME, role.service_name),
+            credentials=trust.server_credentials(),
+            guards=trust.guards(),
         )
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self._server.grpc)
         role.add_service(self._server.grpc, Parts(options, attach, self._engine, facts))

@@ -6,16 +6,18 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import random
 import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from kvmesh import config as configuration
+from kvmesh import redis_url, telemetry
 from kvmesh import server as shell
-from kvmesh import telemetry
 from kvmesh.advertise import AS_LISTENED, HELP, Advertised, advertised
 from kvmesh.alarm import Alarm
 from kvmesh.attach.server import PROTOCOL_VERSION
@@ -26,6 +28,8 @@ from kvmesh.membership import Member, Membership, Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.tasks import end
+from kvmesh.trust.edge import Edge
+from kvmesh.trust.peers import EXPIRES, Trust
 from services.frontend.core import FrontendCore
 from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core
@@ -67,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--id", default="frontend-0", help="name of this process in the mesh")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one")
     parser.add_argument("--advertise", default="", help=HELP)
-    parser.add_argument("--redis", required=True, help="URL of the mesh's Redis")
+    redis_url.add_option(parser, os.environ)
     parser.add_argument("--metrics-port", type=int, default=0, help="0 takes a free one")
     options = parser.parse_args(arguments)
     try:
@@ -152,7 +156,18 @@ class Frontend:
         hello = attach_pb2.Hello(
             process_id=place.name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION
         )
-        self.links = RouterLinks(self.core, hello, version, clock, shell.channel)
+        trust = Trust(config, "frontend")
+        edge = Edge(config, trust)
+        self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
+        self.metrics.gauge("client_certificate_expires_seconds", EXPIRES, edge.expires_s)
+        self.links = RouterLinks(
+            self.core,
+            hello,
+            version,
+            clock,
+            trust.channels_to("router"),
+            partial(trust.explain, role="router"),
+        )
         bounds = Bounds(
             model=config.mesh.model,
             model_version=version,
@@ -176,7 +191,13 @@ class Frontend:
             is_seeded=lambda: self._is_seeded,
             on_refused=counts.on_refused,
         )
-        self.server = shell.MeshServer("frontend", place.name, [SERVICE_NAME], keepalive_s=CLIENT_KEEPALIVE_S)
+        self.server = shell.MeshServer(
+            "frontend",
+            place.name,
+            [SERVICE_NAME],
+            keepalive_s=CLIENT_KEEPALIVE_S,
+            credentials=edge.server_credentials(),
+        )
         self.service.register(self.server.grpc)
 
     def member(self, address: str) -> Member:

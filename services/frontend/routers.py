@@ -6,7 +6,7 @@ A shell. A lost lease alone closes nothing: while the stream to a router lives, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -44,12 +44,14 @@ class RouterLinks:
         model_version: str,
         clock: Clock,
         open_channel: Callable[[str], grpc.aio.Channel],
+        explain: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
         self._core = core
         self._hello = hello
         self._model_version = model_version
         self._clock = clock
         self._open_channel = open_channel
+        self._explain = explain
         self._wanted: dict[str, Member] = {}
         self._links: dict[str, Linked] = {}
         """By the link's name: the process's, with place and boot where an older process of that name is still here."""
@@ -123,6 +125,7 @@ class RouterLinks:
             keep=True,
             expected_process=member.process_id,
             expected_boot=member.boot_id,
+            explain=self._explain,
         )
         self._core.add_router(link).is_draining = member.draining
         task = asyncio.create_task(link.run(), name=f"router-link:{name}")

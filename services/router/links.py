@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -51,15 +51,18 @@ class ReplicaLinks:
         model_version: str,
         block_tokens: int,
         clock: Clock,
-        open_channel: Callable[[str], grpc.aio.Channel],
+        open_channel: Callable[[str, str], grpc.aio.Channel],
         on_replicas: Callable[[list[str]], None],
+        explain: Callable[[str, str], Awaitable[str]] | None = None,
     ) -> None:
+        """`open_channel` and `explain` get the address of a replica and its role."""
         self._relay = relay
         self._hello = hello
         self._model_version = model_version
         self._block_tokens = block_tokens
         self._clock = clock
         self._open_channel = open_channel
+        self._explain = explain
         self._on_replicas = on_replicas
         self._wanted: dict[str, Member] = {}
         self._linked: dict[str, Linked] = {}
@@ -147,15 +150,20 @@ class ReplicaLinks:
             self._hello,
             replica,
             self._clock,
-            self._open_channel,
+            lambda address: self._open_channel(address, role),
             keep=True,
             expected_process=member.process_id,
             expected_boot=member.boot_id,
+            explain=self._explaining(role),
         )
         replica.connect(link)
         task = asyncio.create_task(link.run(), name=f"replica-link:{member.process_id}")
         log.info("replica found", extra={"replica": member.process_id, "address": member.address})
         return Linked(replica, member.boot_id, link, task)
+
+    def _explaining(self, role: str) -> Callable[[str], Awaitable[str]] | None:
+        explain = self._explain
+        return None if explain is None else lambda address: explain(address, role)
 
     def _close(self, linked: Linked, now_s: float) -> None:
         """Its stream is down or unused: nothing is lost by ending the task."""

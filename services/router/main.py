@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import random
 import secrets
 import sys
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh import config as configuration
+from kvmesh import redis_url
 from kvmesh import server as mesh_server
 from kvmesh.advertise import AS_LISTENED, HELP, Advertised, advertised
 from kvmesh.alarm import Alarm
@@ -28,6 +30,7 @@ from kvmesh.redis_link import RedisLink
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of
+from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
 from services.router.admission import RelayLimits
 from services.router.dispatches import Dispatches
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--id", default="router-0", help="name of this process in the mesh")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one")
     parser.add_argument("--advertise", default="", help=HELP)
-    parser.add_argument("--redis", required=True, help="URL of the mesh's Redis")
+    redis_url.add_option(parser, os.environ)
     parser.add_argument("--metrics-port", type=int, default=0, help="0 takes a free one")
     options = parser.parse_args(arguments)
     try:
@@ -140,6 +143,7 @@ class Router:
         self._is_view_known = False
         clock = MonotonicClock()
         section, mesh = config.router, config.mesh.name
+        trust = Trust(config, "router")
         self.metrics = Metrics("router")
         self._tracing = tracing_of(config.telemetry, "router", place.name)
         self.redis = RedisLink(place.redis_url)
@@ -174,11 +178,19 @@ class Router:
             self._version,
             self._block_tokens,
             clock,
-            mesh_server.channel,
+            trust.channel,
             self.index.set_replicas,
+            trust.explain,
         )
         telemetry.export(self.relay, policy, self.index, self.metrics)
-        self.server = mesh_server.MeshServer("router", place.name, (ATTACH_NAME, SERVICE_NAME))
+        self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
+        self.server = mesh_server.MeshServer(
+            "router",
+            place.name,
+            (ATTACH_NAME, SERVICE_NAME),
+            credentials=trust.server_credentials(),
+            guards=trust.guards(),
+        )
         attach = AttachService(self.relay, hello, clock)
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self.server.grpc)
         router_pb2_grpc.add_RouterServiceServicer_to_server(

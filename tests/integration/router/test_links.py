@@ -126,5 +126,5 @@ async def test_another_process_at_the_address_is_not_the_replica() -> None:
         await until(lambda: relay.replicas["prefill-9"].is_up)
 
 
-def _channel(address: str) -> grpc.aio.Channel:
+def _channel(address: str, role: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])

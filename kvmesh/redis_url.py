@@ -1,0 +1,35 @@
+"""Where the mesh's Redis is, and how to speak of it without its password."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from typing import Final
+
+VARIABLE: Final = "KVMESH_REDIS_URL"
+"""Environment variable with the URL. Arguments can be read by every user of the machine, the environment cannot."""
+
+_USER: Final = re.compile(r"(?<=://)\S*@")
+_QUERY: Final = re.compile(r"(?<=[?&])((?:\w*password|username)=)[^&\s]*")
+
+
+def without_password(url: str) -> str:
+    """Return `url` with user and password left out."""
+    return _QUERY.sub(r"\1***", _USER.sub("***@", url))
+
+
+def has_password(url: str) -> bool:
+    """Return whether there is something in `url` that not everybody may read."""
+    return without_password(url) != url
+
+
+def add_option(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    """Let `parser` take --redis; without it the URL comes from `environment`."""
+    known = environment.get(VARIABLE, "")
+    parser.add_argument(
+        "--redis",
+        required=not known,
+        default=known,
+        help=f"URL of the mesh's Redis; default: ${VARIABLE}, where no other user reads its password",
+    )

@@ -1,0 +1,107 @@
+"""TLS towards clients: what a frontend shows, and whether clients must show something."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.server import channel
+from kvmesh.trust.material import Files, Keeper, Material
+from kvmesh.trust.peers import Trust
+
+log = logging.getLogger(__name__)
+
+
+class Edge:
+    """A frontend's way to its clients. Without `frontend.certificate` it is plain, also where the mesh inside is not."""
+
+    def __init__(self, config: MeshConfig, trust: Trust) -> None:
+        """Read the files. Raises ConfigError."""
+        section = config.frontend
+        self._trust = trust
+        self._keeper: Keeper | None = None
+        self._clients: Authorities | None = None
+        if section.certificate:
+            self._keeper = Keeper(Files(section.certificate, section.key, "", section="frontend"))
+        if section.client_authority:
+            self._clients = Authorities(section.client_authority)
+
+    @property
+    def is_on(self) -> bool:
+        """True if clients must speak TLS."""
+        return self._keeper is not None
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """Return what the frontend shows its clients and asks of them; None: plain."""
+        if self._keeper is None:
+            return None
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(),
+            self._configuration,
+            require_client_authentication=self._clients is not None,
+        )
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Return a channel of the mesh's own tools to a frontend: the one certificate that it may show is known."""
+        if self._keeper is None:
+            return channel(address)
+        found = self._keeper.current()
+        own = self._trust.material() if self._clients else None
+        credentials = grpc.ssl_channel_credentials(
+            found.certificate, own.key if own else None, own.certificate if own else None
+        )
+        return channel(address, credentials, found.names[0] if found.names else "")
+
+    def expires_s(self) -> float:
+        """Return the Unix time at which the certificate in use ends; 0 without one."""
+        return self._keeper.expires_s if self._keeper else 0.0
+
+    def _configuration(self) -> Any:
+        assert self._keeper is not None, "a plain edge has no configuration"
+        found: Material = self._keeper.current()
+        roots = None
+        if self._clients is not None:
+            own = self._trust.material()
+            # Health checks and `kvmesh status` come with certificates of the mesh.
+            roots = self._clients.current() + b"\n" + (own.authority if own else b"")
+        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], roots)
+
+
+class Authorities:
+    """Who signs the certificates of clients; read again for each new connection."""
+
+    def __init__(self, path: str) -> None:
+        """Read at once. Raises ConfigError."""
+        self._path = path
+        self._good = self._read()
+        self._bad = b""
+
+    def current(self) -> bytes:
+        """Return the authorities, PEM. What cannot be used is logged, and the old ones stay."""
+        try:
+            self._good = self._read()
+        except ConfigError as error:
+            if str(error).encode() != self._bad:  # told once
+                log.error("renewed authorities cannot be used; those before stay in use: %s", error)
+            self._bad = str(error).encode()
+        return self._good
+
+    def _read(self) -> bytes:
+        said = f'frontend.client_authority = "{self._path}"'
+        try:
+            found = Path(self._path).read_bytes()
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode("ascii"))
+        except OSError as error:
+            if isinstance(error, ssl.SSLError):
+                raise ConfigError(
+                    f"{said} cannot be used: allowed is a PEM file with certificates."
+                ) from error
+            raise ConfigError(f"{said} cannot be read: {error.strerror}.") from error
+        except ValueError as error:
+            raise ConfigError(f"{said} cannot be used: allowed is a PEM file with certificates.") from error
+        return found

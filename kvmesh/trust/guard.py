@@ -1,0 +1,78 @@
+"""The interceptor of a server that knows its peers: who may call what is decided by the caller's certificate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+
+import grpc
+
+from kvmesh.errors import MeshError
+from kvmesh.trust.names import MAY_ATTACH, ROLES, name_of
+
+log = logging.getLogger(__name__)
+
+ATTACH: Final = "/kvmesh.attach.v1.AttachService/Attach"
+
+
+class PeerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Refuses calls of peers whose certificate names no role that may make them: PEER_REFUSED, and a line in the log.
+
+    gRPC has verified the certificate itself before. Stands inside the ErrorInterceptor, which turns the refusal into a
+    status. Once per call; a stream's messages cost nothing.
+    """
+
+    def __init__(self, role: str, mesh: str) -> None:
+        self._role = role
+        self._members = frozenset(name_of(one, mesh) for one in ROLES)
+        self._rules: Mapping[str, frozenset[str]] = {
+            ATTACH: frozenset(name_of(one, mesh) for one in MAY_ATTACH.get(role, ()))
+        }
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method
+        codecs = handler.request_deserializer, handler.response_serializer
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                self._guarded(handler.stream_stream, method), *codecs
+            )
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(self._guarded(handler.unary_stream, method), *codecs)
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(self._guarded(handler.stream_unary, method), *codecs)
+        return grpc.unary_unary_rpc_method_handler(self._guarded(handler.unary_unary, method), *codecs)
+
+    def check(self, method: str, names: Iterable[str], peer: str) -> None:
+        """Raise MeshError PEER_REFUSED unless one of `names`, the caller's, may call `method`."""
+        allowed = self._rules.get(method, self._members)
+        names = tuple(names)
+        if not allowed.isdisjoint(names):
+            return
+        shown = ", ".join(sorted(names)) or "nobody"
+        wanted = ", ".join(sorted(allowed)) or "nobody"
+        log.warning(
+            "peer refused: its certificate is for %s",
+            shown,
+            extra={"peer": peer, "method": method, "allowed": wanted},
+        )
+        raise MeshError(
+            "PEER_REFUSED",
+            f"{method} of a {self._role} is for {wanted}; the caller's certificate is for {shown}",
+            metadata={"allowed": wanted, "caller": shown},
+        )
+
+    def _guarded(self, inner: Any, method: str) -> Any:
+        def call(request: Any, context: Any) -> Any:
+            found = context.auth_context().get("x509_subject_alternative_name", ())
+            self.check(method, (name.decode(errors="replace") for name in found), context.peer())
+            return inner(request, context)
+
+        return call

@@ -1,0 +1,210 @@
+"""Certificate, key and authority of a process: read, tried out, and read again when the files change.
+
+Files are tried before they are used: both ends of a handshake are played in memory with them, so that whatever a peer
+would refuse is refused here first, with a sentence, and a half-written renewal is not taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvmesh.config import ConfigError
+
+log = logging.getLogger(__name__)
+
+_ROUNDS_MAX: Final = 16
+"""A handshake in memory takes three or four turns of each side."""
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where the three files are, and the keys of the configuration that name them."""
+
+    certificate: str
+    key: str
+    authority: str
+    """Whom to believe; empty: the certificate's own chain is taken for granted, nobody is verified with it."""
+
+    section: str = "trust"
+    """Where the keys stand, for messages."""
+
+    def stamp(self) -> Stamp:
+        """Return what changes when a file is replaced or written. Raises ConfigError naming the one that is missing."""
+        return tuple(self._stat(key, path) for key, path in self._named())
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        """Return certificate, key, authority. Raises ConfigError."""
+        found = {key: self._bytes(key, path) for key, path in self._named()}
+        return found["certificate"], found["key"], found.get("authority", b"")
+
+    def said(self, key: str) -> str:
+        """Return `section.key = "path"`."""
+        return f'{self.section}.{key} = "{getattr(self, key)}"'
+
+    def _named(self) -> list[tuple[str, str]]:
+        named = [("certificate", self.certificate), ("key", self.key), ("authority", self.authority)]
+        return [(key, path) for key, path in named if path]
+
+    def _stat(self, key: str, path: str) -> tuple[int, int, int]:
+        try:
+            found = os.stat(path)  # noqa: PTH116  # follows links, which is how renewals are swapped in
+        except OSError as error:
+            raise ConfigError(f"{self.said(key)} cannot be read: {error.strerror}.") from error
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _bytes(self, key: str, path: str) -> bytes:
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{self.said(key)} cannot be read: {error.strerror}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What was read and holds together. PEM, each."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    authority: bytes
+    names: tuple[str, ...]
+    """DNS names in the certificate."""
+    expires_s: float
+    """Unix time of the certificate's end."""
+
+
+def read(files: Files, name: str = "") -> Material:
+    """Read `files` and try them out; `name` must be in the certificate (empty: any may).
+
+    Raises ConfigError with what a peer would refuse: the key of another certificate, an authority that did not sign it,
+    one that is over, one of another role.
+    """
+    certificate, key, authority = files.read()
+    seen = _rehearse(files)
+    names = tuple(text for kind, text in seen.get("subjectAltName", ()) if kind == "DNS")
+    if name and name not in names:
+        shown = ", ".join(names) or "nobody (it has no DNS name)"
+        raise ConfigError(f"{files.said('certificate')} is for {shown}: allowed is one for {name}.")
+    return Material(certificate, key, authority, names, float(ssl.cert_time_to_seconds(seen["notAfter"])))
+
+
+class Keeper:
+    """Holds the newest usable material of `files`. May be asked from any thread."""
+
+    def __init__(self, files: Files, name: str = "") -> None:
+        """Read at once. Raises ConfigError."""
+        self.files = files
+        self._name = name
+        self._lock = threading.Lock()
+        self._stamp, self._material = self._settled()
+
+    def current(self) -> Material:
+        """Return the material, read again if a file changed. What cannot be used is logged, and the old one stays."""
+        with self._lock:
+            try:
+                stamp = self.files.stamp()
+            except ConfigError as error:
+                self._refuse((), error)
+                return self._material
+            if stamp != self._stamp:
+                self._renew(stamp)
+            return self._material
+
+    @property
+    def expires_s(self) -> float:
+        """Unix time at which the certificate in use ends."""
+        return self._material.expires_s
+
+    def _renew(self, stamp: Stamp) -> None:
+        try:
+            self._stamp, self._material = self._settled()
+        except ConfigError as error:
+            self._refuse(stamp, error)
+        else:
+            log.info(
+                "certificate renewed", extra={"file": self.files.certificate, "names": self._material.names}
+            )
+
+    def _settled(self) -> tuple[Stamp, Material]:
+        """Read until the files did not change meanwhile; a renewal replaces them one by one."""
+        for _ in range(3):
+            stamp = self.files.stamp()
+            material = read(self.files, self._name)
+            if self.files.stamp() == stamp:
+                return stamp, material
+        raise ConfigError(f"{self.files.said('certificate')} changes while it is read.")
+
+    def _refuse(self, stamp: Stamp, error: ConfigError) -> None:
+        if stamp != self._stamp:  # told once for each change
+            log.error("a renewed certificate cannot be used; the one before stays in use: %s", error)
+        self._stamp = stamp
+
+
+def client_context(files: Files) -> ssl.SSLContext:
+    """Return a context that shows the certificate and verifies the peer's chain, not its name."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, files)
+
+
+def _context(protocol: int, files: Files) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    try:
+        # Without a password an encrypted key would ask at the terminal, and wait.
+        context.load_cert_chain(files.certificate, files.key, password=lambda: "")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(
+                f"{files.said('key')} does not belong to {files.said('certificate')}: allowed is its own key."
+            ) from error
+        raise ConfigError(
+            f"{files.said('certificate')} and {files.said('key')} cannot be used: allowed are PEM files with a "
+            "certificate and its key, without a password."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{files.said('certificate')} cannot be read: {error.strerror}.") from error
+    try:
+        context.load_verify_locations(files.authority or files.certificate)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"{files.said('authority')} cannot be used: allowed is a PEM file with certificates."
+        ) from error
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC does
+    return context
+
+
+def _rehearse(files: Files) -> dict[str, Any]:
+    """Play a handshake with ourselves and return the certificate as a peer sees it. Raises ConfigError."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = _context(ssl.PROTOCOL_TLS_SERVER, files)
+    if not files.authority:
+        server.verify_mode = ssl.CERT_NONE
+    ends = [
+        _context(ssl.PROTOCOL_TLS_CLIENT, files).wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    done = [False, False]
+    for _ in range(_ROUNDS_MAX):
+        for at, end in enumerate(ends):
+            try:
+                end.do_handshake()
+                done[at] = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                raise ConfigError(
+                    f"{files.said('certificate')} does not hold before {files.said('authority')}: "
+                    f"{error.verify_message}."
+                ) from error
+            except ssl.SSLError as error:
+                raise ConfigError(f"{files.said('certificate')} cannot be used: {error.reason}.") from error
+        if all(done):
+            return dict(ends[0].getpeercert() or {})
+    raise ConfigError(f"{files.said('certificate')} cannot be used: a handshake with it does not end.")

@@ -1,0 +1,87 @@
+"""How a process of the mesh talks to others: plain, or by mutual TLS with certificates that name roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import grpc
+
+from kvmesh.config import MeshConfig
+from kvmesh.server import channel
+from kvmesh.trust.diagnosis import explain
+from kvmesh.trust.guard import PeerGuard
+from kvmesh.trust.material import Files, Keeper, Material
+from kvmesh.trust.names import name_of
+
+EXPIRES: Final = "Unix time at which the certificate in use ends; 0 without TLS."
+
+ROLE: Final = "{role}"
+"""Stands in the paths of [trust] for the role of the process that reads them, so that one file serves all."""
+
+
+class Trust:
+    """What a process of `role` shows to its peers, and whom it believes. Without [trust] in the configuration: anybody.
+
+    Certificates are looked at for every new connection, in both directions; what is connected stays so.
+    """
+
+    def __init__(self, config: MeshConfig, role: str) -> None:
+        """Read the files. Raises ConfigError with one sentence if they are missing or do not hold together."""
+        self._role = role
+        self._mesh = config.mesh.name
+        section = config.trust
+        self._keeper: Keeper | None = None
+        if section.certificate:
+            paths = (section.certificate, section.key, section.authority)
+            files = Files(*(path.replace(ROLE, role) for path in paths))
+            self._keeper = Keeper(files, name_of(role, self._mesh))
+
+    def material(self) -> Material | None:
+        """Return what is shown and believed now, or None without TLS."""
+        return self._keeper.current() if self._keeper else None
+
+    @property
+    def is_on(self) -> bool:
+        """True if peers must show a certificate of the mesh."""
+        return self._keeper is not None
+
+    def channel(self, address: str, role: str) -> grpc.aio.Channel:
+        """Return a channel to `host:port`, where only a process of `role` is believed. The caller closes it."""
+        if self._keeper is None:
+            return channel(address)
+        found = self._keeper.current()
+        credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.certificate)
+        return channel(address, credentials, name_of(role, self._mesh))
+
+    def channels_to(self, role: str) -> Callable[[str], grpc.aio.Channel]:
+        """Return what opens channels to processes of `role`."""
+        return partial(self.channel, role=role)
+
+    async def explain(self, address: str, role: str) -> str:
+        """Return why the process of `role` at `address` and this one do not take each other, or an empty text."""
+        files = self._keeper.files if self._keeper else None
+        return await explain(address, name_of(role, self._mesh), files)
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """Return what the process's server shows and asks for; None: plain."""
+        if self._keeper is None:
+            return None
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=True
+        )
+
+    def guards(self) -> Sequence[grpc.aio.ServerInterceptor[Any, Any]]:
+        """Return the interceptors of the process's server."""
+        return (PeerGuard(self._role, self._mesh),) if self.is_on else ()
+
+    def expires_s(self) -> float:
+        """Return the Unix time at which the certificate in use ends; 0 without one."""
+        return self._keeper.expires_s if self._keeper else 0.0
+
+    def _configuration(self) -> Any:
+        """Called by gRPC for each connection, on a thread of its own."""
+        assert self._keeper is not None, "without files there is no configuration"
+        found = self._keeper.current()
+        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.authority)
