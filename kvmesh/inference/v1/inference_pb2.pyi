@@ -471,12 +471,17 @@ class Tokens(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text that became certain with these tokens: complete characters only; may be empty while a character or a stop
     string is undecided.
     """
     position: _builtins.int
     """Position of the first of them in the output, from 0."""
+    resume_token: _builtins.bytes
+    """A newer resume token, which also says where the request runs: another frontend can take it over there and computes
+    nothing again. Empty: the last one holds. An older frontend may not read it; the one in `started` it does.
+    """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens."""
@@ -492,10 +497,11 @@ class Tokens(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         position: _builtins.int = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        resume_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "logprobs", b"logprobs", "position", b"position", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "logprobs", b"logprobs", "position", b"position", "resume_token", b"resume_token", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

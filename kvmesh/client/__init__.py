@@ -1,0 +1,35 @@
+"""The asynchronous client of the mesh: one stream of tokens over however many frontends it takes.
+
+See docs/client.md. Imports gRPC, protobuf and the stubs, and nothing of a service.
+"""
+
+from kvmesh.client.client import Client
+from kvmesh.client.errors import (
+    DeadlinePassed,
+    GenerateError,
+    MeshFault,
+    MeshFull,
+    MeshUnavailable,
+    ProtocolBroken,
+    RequestRefused,
+    Superseded,
+)
+from kvmesh.client.generation import Generation
+from kvmesh.client.journey import Chunk, Patience
+from kvmesh.client.order import order
+
+__all__ = [
+    "Chunk",
+    "Client",
+    "DeadlinePassed",
+    "GenerateError",
+    "Generation",
+    "MeshFault",
+    "MeshFull",
+    "MeshUnavailable",
+    "Patience",
+    "ProtocolBroken",
+    "RequestRefused",
+    "Superseded",
+    "order",
+]

@@ -1,0 +1,79 @@
+"""The client of a mesh. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Unpack
+
+import grpc
+
+from kvmesh.client.connections import Connections
+from kvmesh.client.generation import Generation
+from kvmesh.client.journey import Journey, Patience
+from kvmesh.client.order import Options, order
+from kvmesh.inference.v1 import inference_pb2 as pb
+
+DEADLINE_S = 120.0
+
+
+class Client:
+    """Streams tokens from the mesh behind several frontends. One per process is enough; for one event loop.
+
+    Use it as `async with Client(["10.0.0.4:7000", "10.0.0.5:7000"]) as client`, or call `close`.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        patience: Patience | None = None,
+        channel_options: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        """`addresses`: frontends as "host:port"; any of them serves any request. No I/O yet.
+
+        `credentials`: TLS, as made by `grpc.ssl_channel_credentials`; None: plain text. `channel_options`: options of
+        gRPC on top, for example `("grpc.ssl_target_name_override", "mesh")`. Raises ValueError.
+        """
+        self._patience = patience or Patience()
+        self._connections = Connections(addresses, self._patience, credentials, channel_options)
+
+    def generate(
+        self, prompt: str | None = None, *, deadline_s: float = DEADLINE_S, **options: Unpack[Options]
+    ) -> Generation:
+        """Return the answer to one prompt, to be iterated over; nothing is sent before.
+
+        `deadline_s`: seconds from now until the whole answer must be here, over however many frontends. Errors come from
+        the iteration, as GenerateError; this raises ValueError if the prompt is missing or given twice.
+        """
+        return self.send(order(prompt, **options), deadline_s=deadline_s)
+
+    def send(self, request: pb.GenerateRequest, *, deadline_s: float = DEADLINE_S) -> Generation:
+        """The same for a request that is built already; with `options.resume` set it goes on behind its received tokens."""
+        if not deadline_s > 0:
+            raise ValueError(f"deadline_s is {deadline_s}: more than 0 s is allowed")
+        has_own_key = not request.idempotency_key
+        if has_own_key:
+            keyed = pb.GenerateRequest()
+            keyed.CopyFrom(request)
+            keyed.idempotency_key = uuid.uuid4().hex
+            request = keyed
+        until_s = asyncio.get_running_loop().time() + deadline_s
+        return Generation(
+            self._connections, Journey(request, self._patience, until_s, has_own_key=has_own_key)
+        )
+
+    async def close(self) -> None:
+        """End all streams and connections. Idempotent."""
+        await self._connections.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

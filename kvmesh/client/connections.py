@@ -1,0 +1,211 @@
+"""The client's connections: a channel per frontend, the streams on it, and the question whether a silent one lives.
+
+A shell around `Frontends`. Pings of the transport find a frontend whose process or host is gone or frozen; one whose event
+loop hangs still answers those, and a stream may be silent because the model is slow or the queue long. So a frontend that
+says nothing on any stream is asked for its health: who answers lives, however slow the stream is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from kvmesh.client.frontends import Frontends
+from kvmesh.client.journey import Patience
+from kvmesh.inference.v1 import inference_pb2 as pb
+
+PING_S: Final = 1.0
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", round(PING_S * 1000)),
+    ("grpc.keepalive_timeout_ms", round(PING_S * 1500)),
+    # keepalive_timeout_ms alone does not notice a frozen peer.
+    ("grpc.http2.ping_timeout_ms", round(PING_S * 1500)),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # despite its name, the deadline of one attempt to connect
+    ("grpc.enable_retries", 0),  # the journey alone decides what is sent again
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+
+_GENERATE: Final = "/kvmesh.inference.v1.InferenceService/Generate"
+_CHECK: Final = "/grpc.health.v1.Health/Check"
+
+
+class Stream:
+    """One call of Generate at one frontend."""
+
+    __slots__ = ("address", "call", "is_silenced")
+
+    def __init__(self, address: str, call: Any) -> None:
+        self.address = address
+        self.call = call
+        self.is_silenced = False
+        """True once the call was cut because its frontend does not answer."""
+
+
+class _Peer:
+    """One frontend: its channel, and when it last said anything."""
+
+    def __init__(self, channel: grpc.aio.Channel, now_s: float) -> None:
+        self.channel = channel
+        self.heard_s = now_s
+        self.streams: set[Stream] = set()
+        self.is_asked = False
+        self.generate: Any = channel.unary_stream(
+            _GENERATE,
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+        self.check: Any = channel.unary_unary(
+            _CHECK,
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+
+
+class Connections:
+    """See the module. `close` it before the loop ends."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        patience: Patience,
+        credentials: grpc.ChannelCredentials | None,
+        options: Sequence[tuple[str, Any]],
+    ) -> None:
+        self.frontends = Frontends(addresses, random.Random())
+        self._patience = patience
+        self._credentials = credentials
+        self._options = (*CHANNEL_OPTIONS, *options)
+        self._peers: dict[str, _Peer] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._probes: set[asyncio.Task[None]] = set()
+        self._ending: set[Any] = set()
+        """Calls whose last message is here and whose status is still on its way."""
+        self._wanted = asyncio.Event()
+        self._stalled_s = float("-inf")
+        """When this process itself last was too slow to judge others."""
+        self.is_closed = False
+
+    @asynccontextmanager
+    async def stream(
+        self, avoid: str, request: pb.GenerateRequest, timeout_s: float
+    ) -> AsyncIterator[Stream]:
+        """Send `request` to a frontend, rather not to `avoid`, and yield the stream; it is cancelled on the way out."""
+        if self.is_closed:
+            raise RuntimeError("the client is closed")
+        address = self._choose(avoid)
+        peer = self._peer(address)
+        if not peer.streams:
+            peer.heard_s = self._now_s()
+        stream = Stream(address, peer.generate(request, timeout=timeout_s))
+        self.frontends.on_open(address)
+        peer.streams.add(stream)
+        self._wanted.set()
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._keep_watch(), name="kvmesh-client-watch")
+        try:
+            yield stream
+        finally:
+            peer.streams.discard(stream)
+            self.frontends.on_close(address)
+            if not stream.call.done() and stream.call not in self._ending:
+                stream.call.cancel()
+
+    def heard(self, stream: Stream) -> None:
+        """A message came on `stream`."""
+        peer = self._peers[stream.address]
+        peer.heard_s = self._now_s()
+        self.frontends.on_answer(stream.address)
+
+    def failed(self, stream: Stream) -> None:
+        """The frontend of `stream` is gone, or takes nothing now."""
+        self.frontends.on_failure(stream.address, self._now_s())
+
+    def let_end(self, stream: Stream) -> None:
+        """The last message of `stream` is here: let its status come in its own time."""
+        if not stream.call.done():
+            self._ending.add(stream.call)
+            stream.call.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """End all streams and connections. Idempotent."""
+        self.is_closed = True
+        tasks = [*self._probes, *([self._watch] if self._watch is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for peer in self._peers.values():
+            await peer.channel.close(None)
+
+    def _choose(self, avoid: str) -> str:
+        for address in self.frontends.to_probe(self._now_s()):
+            self._ask(address)
+        return self.frontends.choose(avoid)
+
+    def _peer(self, address: str) -> _Peer:
+        if address not in self._peers:
+            if self._credentials is None:
+                channel = grpc.aio.insecure_channel(address, options=self._options)
+            else:
+                channel = grpc.aio.secure_channel(address, self._credentials, options=self._options)
+            self._peers[address] = _Peer(channel, self._now_s())
+        return self._peers[address]
+
+    async def _keep_watch(self) -> None:
+        """Ask every frontend that has streams and is silent whether it lives."""
+        patience = self._patience
+        tick_s = patience.silence_s / 4
+        while True:
+            if not any(peer.streams for peer in self._peers.values()):
+                self._wanted.clear()
+                await self._wanted.wait()
+            before_s = self._now_s()
+            await asyncio.sleep(tick_s)
+            now_s = self._now_s()
+            if now_s - before_s > tick_s + patience.answer_s / 3:
+                self._stalled_s = now_s
+            for address, peer in self._peers.items():
+                if peer.streams and not peer.is_asked and now_s - peer.heard_s >= patience.silence_s:
+                    self._ask(address)
+
+    def _ask(self, address: str) -> None:
+        task = asyncio.create_task(self._probe(address), name=f"kvmesh-client-probe:{address}")
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, address: str) -> None:
+        """Ask a frontend for its health: any answer tells that it lives."""
+        peer, asked_s = self._peer(address), self._now_s()
+        peer.is_asked = True
+        try:
+            await peer.check(health_pb2.HealthCheckRequest(), timeout=self._patience.answer_s)
+            is_alive = True
+        except grpc.aio.AioRpcError as error:
+            is_alive = error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+        finally:
+            peer.is_asked = False
+        if is_alive:
+            peer.heard_s = self._now_s()
+            self.frontends.on_answer(address)
+        elif self._stalled_s < asked_s and peer.heard_s < asked_s:
+            self.frontends.on_failure(address, self._now_s())
+            for stream in peer.streams:
+                stream.is_silenced = True
+                stream.call.cancel()
+        else:
+            self.frontends.on_unknown(address)
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,172 @@
+"""One answer on its way: an async iterator over its chunks, which goes on elsewhere when its frontend is lost.
+
+A shell around `Journey`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from types import TracebackType
+
+import grpc
+
+from kvmesh.client.connections import Connections, Stream
+from kvmesh.client.errors import GenerateError
+from kvmesh.client.journey import Again, Chunk, GiveUp, Journey
+from kvmesh.errors import from_rpc_error
+from kvmesh.inference.v1 import inference_pb2 as pb
+
+
+class Generation:
+    """Iterate over it once for `Chunk`s: it ends when the answer is complete, or raises GenerateError.
+
+    Leaving the loop early leaves the request running until `aclose`, the end of `async with`, or the garbage collector;
+    cancelling the task that waits for a chunk ends it at once, here and in the engine.
+    """
+
+    def __init__(self, connections: Connections, journey: Journey) -> None:
+        self._connections = connections
+        self._journey = journey
+        self._chunks = self._run()
+
+    def __repr__(self) -> str:
+        return f"Generation({self.request_id[:8] or 'not started'}, {len(self.ids)} tokens, {self.resumes} resumes)"
+
+    @property
+    def ids(self) -> list[int]:
+        """Tokens so far, from position 0."""
+        return self._journey.ids
+
+    @property
+    def text(self) -> str:
+        """Text so far."""
+        return self._journey.text
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Log-probabilities of `ids`; empty unless asked for."""
+        return self._journey.logprobs
+
+    @property
+    def started(self) -> pb.Started | None:
+        """What the mesh said first: request id, seed, tokens of the prompt. None until then."""
+        return self._journey.started
+
+    @property
+    def finish(self) -> pb.Finished | None:
+        """What the mesh said last: finish reason, usage, explanation. None until then."""
+        return self._journey.finished
+
+    @property
+    def request_id(self) -> str:
+        """Identity of the request in the mesh's logs; empty until it started."""
+        return self._journey.started.request_id if self._journey.started is not None else ""
+
+    @property
+    def resumes(self) -> int:
+        """Times the answer went on at another frontend, or again at the same."""
+        return self._journey.resumes
+
+    @property
+    def sends(self) -> int:
+        """Times the request was sent."""
+        return self._journey.sends
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        return await anext(self._chunks)
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Give the rest of the answer up. Idempotent."""
+        await self._chunks.aclose()
+
+    async def all(self) -> Generation:
+        """Take the whole answer and return this. Raises GenerateError."""
+        async with self:
+            async for _ in self:
+                pass
+        return self
+
+    async def _run(self) -> AsyncGenerator[Chunk, None]:
+        journey, avoid = self._journey, ""
+        while journey.finished is None:
+            remaining_s = journey.deadline_s - self._now_s()
+            if remaining_s <= 0:
+                raise journey.deadline_error()
+            request = journey.outgoing()
+            next_step: Again | GiveUp | None = None
+            async with self._connections.stream(avoid, request, remaining_s) as stream:
+                try:
+                    async with aclosing(self._follow(stream)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                    next_step = journey.on_end()
+                except _Lost as lost:
+                    next_step = self._decide(stream, lost)
+                except grpc.aio.AioRpcError as error:
+                    next_step = self._decide(stream, error)
+                avoid = stream.address
+            if isinstance(next_step, GiveUp):
+                raise journey.carry(next_step.error)
+            if next_step is not None and next_step.after_s > 0:
+                await asyncio.sleep(next_step.after_s)
+
+    async def _follow(self, stream: Stream) -> AsyncGenerator[Chunk, None]:
+        """Yield what is new on `stream` until its end. Raises AioRpcError, _Lost, GenerateError."""
+        journey, connections = self._journey, self._connections
+        while True:
+            task = asyncio.current_task()
+            assert task is not None
+            cancels = task.cancelling()
+            try:
+                message = await stream.call.read()
+            except asyncio.CancelledError:
+                if stream.is_silenced and task.cancelling() == cancels:
+                    raise _Lost(f"the frontend at {stream.address} does not answer") from None
+                raise
+            if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
+                return
+            connections.heard(stream)
+            try:
+                chunk = journey.on_message(message)
+            except GenerateError as error:
+                raise journey.carry(error) from None
+            if chunk is not None:
+                yield chunk
+            if journey.finished is not None:
+                connections.let_end(stream)
+                return
+
+    def _decide(self, stream: Stream, error: _Lost | grpc.aio.AioRpcError) -> Again | GiveUp:
+        journey, connections, now_s = self._journey, self._connections, self._now_s()
+        if isinstance(error, _Lost):
+            connections.failed(stream)
+            has_other = connections.frontends.has_other(stream.address)
+            return journey.on_lost(str(error), has_other=has_other, now_s=now_s, jitter=random.random())
+        details = from_rpc_error(error)
+        if details.code is grpc.StatusCode.DEADLINE_EXCEEDED and not details.reason:
+            return GiveUp(journey.deadline_error())
+        if journey.is_frontends_fault(details):
+            connections.failed(stream)
+        has_other = connections.frontends.has_other(stream.address)
+        return journey.on_error(details, has_other=has_other, now_s=now_s, jitter=random.random())
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class _Lost(Exception):
+    """The frontend fell silent."""
