@@ -1,0 +1,33 @@
+"""The Docker engine of this machine, and whether it has the images a test needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import docker
+from docker.errors import DockerException, ImageNotFound
+
+
+@contextmanager
+def connected() -> Iterator[docker.DockerClient]:
+    """Yield a client of the Docker engine and close it. Raises DockerException when none answers."""
+    client = docker.from_env(timeout=60)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def missing(images: Sequence[str]) -> str:
+    """Say in one sentence why containers of `images` cannot run here; empty: they can."""
+    try:
+        with connected() as client:
+            client.ping()
+            for image in images:
+                client.images.get(image)
+    except ImageNotFound:
+        return f"Docker has no image {image}: run `make images`."
+    except DockerException as error:
+        return f"No Docker engine answers here: {error}"
+    return ""

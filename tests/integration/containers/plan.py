@@ -1,0 +1,98 @@
+"""Which containers make a mesh: images, commands and addresses, from the same list that `kvmesh up` starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvmesh.cli.processes import Process, processes_of
+from kvmesh.config import MeshConfig
+
+CONFIG_PATH: Final = "/etc/kvmesh/kvmesh.toml"
+SERVICE_PORT: Final = 7000
+METRICS_PORT: Final = 9100
+REDIS_PORT: Final = 6379
+ENGINE_PORTS: Final = {"http": 8000, "grpc": 8001, "metrics": 8002, "kv": 8003}
+IMAGES: Final = {"redis": "kvmesh-redis:dev", "engine": "kvmesh-engine:dev"}
+SERVICE_IMAGE: Final = "kvmesh:dev"
+_FIRST_HOST: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One container to be: where it is and what it is given."""
+
+    name: str
+    role: str
+    image: str
+    command: Sequence[str]
+    ip: str
+    address: str
+    """"host:port" of its gRPC; of Redis, of its protocol."""
+
+
+def image_of(name: str, role: str, images: Mapping[str, str]) -> str:
+    """Return the image of a part: named for itself, for its role, or the default."""
+    return images.get(name) or images.get(role) or IMAGES.get(role, SERVICE_IMAGE)
+
+
+def planned(config: MeshConfig, subnet: IPv4Network, images: Mapping[str, str]) -> Iterator[Planned]:
+    """Yield the parts of a mesh in the order of a start: redis, engines, services.
+
+    Each has an address of `subnet` for life. `config` has no Redis of its own and chooses no ports or hosts.
+    """
+    assert not config.redis.url, "a mesh in containers brings its own Redis"
+    hosts = iter(list(subnet.hosts())[_FIRST_HOST - 1 :])
+    redis_ip = str(next(hosts))
+    redis = f"{redis_ip}:{REDIS_PORT}"
+    yield Planned("redis", "redis", image_of("redis", "redis", images), _redis(redis_ip), redis_ip, redis)
+
+    outside = msgspec.structs.replace(
+        config,
+        redis=msgspec.structs.replace(config.redis, url=f"redis://{redis}/0"),
+        frontend=msgspec.structs.replace(config.frontend, port=0),
+    )
+    processes = processes_of(outside, Path(CONFIG_PATH), Path("/tmp"))
+    ips = {process.name: str(next(hosts)) for process in processes}
+    for process in processes:
+        ip, port = ips[process.name], ENGINE_PORTS["grpc"] if process.role == "engine" else SERVICE_PORT
+        yield Planned(
+            process.name,
+            process.role,
+            image_of(process.name, process.role, images),
+            (process.role, *_arguments(process, ips)),
+            ip,
+            f"{ip}:{port}",
+        )
+
+
+def _redis(ip: str) -> tuple[str, ...]:
+    return (
+        *("--port", str(REDIS_PORT), "--bind", ip, "--protected-mode", "no", "--dir", "/tmp"),
+        *("--save", "", "--appendonly", "no", "--daemonize", "no"),
+    )
+
+
+def _arguments(process: Process, ips: Mapping[str, str]) -> list[str]:
+    """Return the arguments of the process behind `python -m module`, with the addresses of containers."""
+    given = list(process.command[3:])
+    ip = ips[process.name]
+    if process.role == "engine":
+        # The model that is in the image, and a directory of its own there.
+        for option in ("--model-dir", "--work-dir"):
+            at = given.index(option)
+            del given[at : at + 2]
+        given[given.index("--host") + 1] = ip
+        for kind, port in ENGINE_PORTS.items():
+            given[given.index(f"--{kind}-port") + 1] = str(port)
+        return given
+    given[given.index("--listen") + 1] = f"{ip}:{SERVICE_PORT}"
+    given[given.index("--metrics-port") + 1] = str(METRICS_PORT)
+    if "--engine" in given:
+        given[given.index("--engine") + 1] = f"{ips[f'{process.name}-engine']}:{ENGINE_PORTS['grpc']}"
+    return given
