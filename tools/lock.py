@@ -1,11 +1,13 @@
-"""Write requirements.lock: what this environment has of everything kvmesh needs.
+"""Write the locks from what this environment has, the one truth: requirements.lock, and those of the images.
 
-Walks the requirements of `kvmesh[dev]` through the installed packages and
-writes `name==version`, sorted. Run it in an environment that passes `pip check`.
+`requirements.lock` is everything `kvmesh[dev]` needs. The images get `deploy/images/service.lock`, what a service and
+the command line need at run time, and `engine.lock`, what the reference engine needs besides. All are closures over the
+requirements of the installed packages, `name==version`, sorted. Run it in an environment that passes `pip check`.
 """
 
 from __future__ import annotations
 
+import platform
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -13,38 +15,76 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements.lock"
+IMAGES = ROOT / "deploy" / "images"
 BUILD = "setuptools"
 
+UNUSED = {
+    "huggingface-hub": "tokenizers downloads by name with it; the mesh reads a folder",
+    "pydantic": "typer reads option types of pydantic with it; ours are plain",
+}
+"""Requirements that no image carries, and why nothing misses them."""
 
-def closure(root: Requirement) -> dict[str, str]:
-    """Return the version of every installed package that `root` needs, itself left out."""
+OLDEST_PYTHON = "3.11.0"
+"""Images run the Python of their base, Debian's 3.11.2 for one; requirements are read for the oldest 3.11 there is."""
+
+BACKPORTS = {"async-timeout": "5.0.1"}
+"""What only a Python older than this one needs, and which version of it."""
+
+ENGINE = "nvidia-pytriton"
+"""The reference engine takes the tritonserver of this wheel and none of its Python, hence none of what that needs."""
+
+
+def closure(
+    *roots: Requirement, unused: frozenset[str] = frozenset(), python: str = platform.python_version()
+) -> dict[str, str]:
+    """Return the version of every package that `roots` need on `python`, kvmesh itself and `unused` left out."""
     versions: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
-    waiting = [root, Requirement(BUILD)]
+    waiting = list(roots)
     while waiting:
         need = waiting.pop()
         name = canonicalize_name(need.name)
-        if (name, frozenset(need.extras)) in seen:
+        if name in unused or (name, frozenset(need.extras)) in seen:
             continue
         seen.add((name, frozenset(need.extras)))
+        if python == OLDEST_PYTHON and name in BACKPORTS:
+            versions[name] = BACKPORTS[name]
+            continue
         found = metadata.distribution(need.name)
         versions[name] = found.version
         for text in found.requires or ():
             child = Requirement(text)
-            environments = [{"extra": extra} for extra in (*need.extras, "")]
+            environments = [{"extra": extra, "python_full_version": python} for extra in (*need.extras, "")]
             if child.marker is None or any(child.marker.evaluate(each) for each in environments):
                 waiting.append(child)
-    del versions[canonicalize_name(root.name)]
+    versions.pop("kvmesh", None)
     return versions
 
 
-def main() -> int:
-    versions = closure(Requirement("kvmesh[dev]"))
+def locks() -> dict[Path, str]:
+    """Return every lock's path and text."""
+    everything = closure(Requirement("kvmesh[dev]"), Requirement(BUILD))
+    service = closure(Requirement("kvmesh"), unused=frozenset(UNUSED), python=OLDEST_PYTHON)
+    engine = {ENGINE: metadata.version(ENGINE)}
+    left_out = ", ".join(sorted(UNUSED))
+    return {
+        LOCK: _text("Everything kvmesh[dev] needs", everything),
+        IMAGES / "service.lock": _text(f"What kvmesh needs at run time, without {left_out}", service),
+        IMAGES / "engine.lock": _text("What the reference engine needs besides", engine),
+    }
+
+
+def _text(about: str, versions: dict[str, str]) -> str:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    header = f"# Everything kvmesh[dev] needs, on Python {python}. Written by `make lock`.\n"
-    pins = "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
-    LOCK.write_text(header + pins, encoding="utf-8")
+    header = f"# {about}, on Python {python}. Written by `make lock`.\n"
+    return header + "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
+
+
+def main() -> int:
+    for path, text in locks().items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

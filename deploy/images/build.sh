@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Build the images, each only if what it is made of has changed since.
+#   build.sh [service|engine|redis|faults ...]     default: all four
+#   TAG=dev          of the images: kvmesh:TAG, kvmesh-engine:TAG, kvmesh-redis:TAG, kvmesh-faults:TAG
+#   BASE=            an image with Python 3.11; empty: kvmesh-base:bookworm, which base.sh makes where it is missing
+set -euo pipefail
+cd "$(dirname "$0")"
+root=$(cd ../.. && pwd)
+tag=${TAG:-dev}
+base=${BASE:-}
+targets=("$@")
+[ $# -gt 0 ] || targets=(service engine redis faults)
+
+command -v docker >/dev/null || { echo "build.sh: docker is missing; on Debian: apt-get install docker.io" >&2; exit 1; }
+docker version >/dev/null 2>&1 || { echo "build.sh: no Docker daemon answers; is dockerd running?" >&2; exit 1; }
+# Without its plug-in the client would fall back to the classic builder too, but not without a page of advice.
+docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
+
+# One at a time: tests that run side by side may all ask for the images.
+exec 9>"${TMPDIR:-/tmp}/kvmesh-images-$tag.lock"
+flock 9
+
+if [ -z "$base" ]; then
+  base=kvmesh-base:bookworm
+  docker image inspect "$base" >/dev/null 2>&1 && [ -d debs/redis ] && [ -d debs/faults ] || ./base.sh "$base"
+fi
+
+name_of() { [ "$1" = service ] && echo "kvmesh:$tag" || echo "kvmesh-$1:$tag"; }
+
+sources() {  # what an image of ours is made of, one path a line, from the root of the repository
+  (cd "$root" && find kvmesh services engines -type f \( -name '*.py' -o -path 'engines/reference/model/*' \) \
+    ! -path 'engines/reference/training/*' ! -path '*/__pycache__/*' | LC_ALL=C sort)
+}
+
+digest_of() {  # of the image $1: its files, by name and content, and its base
+  {
+    docker image inspect --format '{{.Id}}' "$base" 2>/dev/null || echo "$base"
+    sha256sum Dockerfile
+    case "$1" in
+      redis | faults) sha256sum install.sh "$1.packages" ;;
+      *)
+        sha256sum service.lock engine.lock installer.lock strip.sh entrypoint kvmesh
+        (cd "$root" && sources | xargs -d '\n' sha256sum)
+        ;;
+    esac
+  } | sha256sum | cut -c1-16
+}
+
+stale=()
+declare -A digests
+for target in "${targets[@]}"; do
+  digests[$target]=$(digest_of "$target")
+  is=$(docker image inspect --format '{{index .Config.Labels "kvmesh.sources"}}' "$(name_of "$target")" 2>/dev/null || true)
+  [ "$is" = "${digests[$target]}" ] || stale+=("$target")
+done
+
+if [ ${#stale[@]} -gt 0 ]; then
+  context=$(mktemp -d)
+  trap 'rm -rf "$context" "$context.log"' EXIT
+  mkdir -p "$context"/{wheelhouse,debs/redis,debs/faults,src}
+  cp Dockerfile ./*.lock ./*.packages strip.sh install.sh entrypoint kvmesh "$context"
+  [ ! -d debs ] || cp -R debs/. "$context/debs"
+  case " ${stale[*]} " in
+    *" service "* | *" engine "*)
+      ./wheelhouse.sh
+      cp wheelhouse/*.whl "$context/wheelhouse"
+      (cd "$root" && sources | tar --create --files-from=- --mode=u=rwX,go=rX) | tar --extract -C "$context/src"
+      cp "$root/LICENSE" "$context/src"
+      ;;
+  esac
+  version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")
+  revision=$(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
+  for target in "${stale[@]}"; do
+    started=$SECONDS
+    docker build --build-arg "BASE=$base" --target "$target" --tag "$(name_of "$target")" \
+      --label "kvmesh.sources=${digests[$target]}" \
+      --label "org.opencontainers.image.title=$(name_of "$target" | cut -d: -f1)" \
+      --label "org.opencontainers.image.version=$version" \
+      --label "org.opencontainers.image.revision=$revision" \
+      --label "org.opencontainers.image.licenses=Apache-2.0" \
+      "$context" >"$context.log" 2>&1 || { cat "$context.log" >&2; exit 1; }
+    echo "build.sh: $(name_of "$target") in $((SECONDS - started)) s" >&2
+  done
+fi
+
+printf '%-24s %8s  %s\n' image MB sources
+for target in "${targets[@]}"; do
+  name=$(name_of "$target")
+  docker image inspect --format '{{.Size}} {{index .Config.Labels "kvmesh.sources"}}' "$name" |
+    awk -v name="$name" '{ printf "%-24s %8.0f  %s\n", name, $1 / 1e6, $2 }'
+done

@@ -1,0 +1,9 @@
+#!/bin/sh
+# Remove from the environment $1 what nothing reads at run time, then compile what is left.
+set -eu
+cd "$1"
+find . \( -name tests -o -name test -o -name __pycache__ \) -type d -prune -exec rm -rf {} +
+find . -type f \( -name '*.pyx' -o -name '*.pxd' -o -name '*.c' -o -name '*.h' -o -name '*.a' -o -name '*.pyi' \) -exec rm -f {} +
+rm -rf lib/python3*/site-packages/numpy/f2py lib/python3*/site-packages/numpy/distutils
+find bin -type f ! -name 'python*' -exec rm -f {} +
+bin/python -m compileall -q --invalidation-mode unchecked-hash lib >/dev/null || true
