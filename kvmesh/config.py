@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Final, get_args, get_origin, get_ty
 import msgspec
 
 from kvmesh.deadlines import REMAINING_MS_MAX
+from kvmesh.redis_url import without_password
 
 RUNTIME_MAX_S: Final = REMAINING_MS_MAX / 1000
 """Longest a request may run: what the budget of a hop can carry."""
@@ -48,6 +49,8 @@ class Allowed(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     pattern: str = ""
     words: str = ""
+    secret: bool = False
+    """A URL that may hold a password; it is never shown."""
 
     def text(self) -> str:
         """Return the range as words, e.g. `1 to 64 blocks` or `"a" or "b"`."""
@@ -131,6 +134,7 @@ class Redis(Section, frozen=True, kw_only=True):
             "Existing Redis (6.2 or later); empty starts an embedded one.",
             pattern=r"(?:(?:rediss?|unix)://\S+)?",
             words="empty, redis://, rediss:// or unix://",
+            secret=True,
         ),
     ] = ""
 
@@ -434,12 +438,14 @@ def keys(section: type[Section]) -> Iterator[tuple[str, type, Allowed]]:
 
 
 def describe(config: MeshConfig) -> str:
-    """Return `config` as commented TOML: the documentation, and what a process prints at start."""
+    """Return `config` as commented TOML, without passwords: the documentation, and what a process prints at start."""
     lines = []
     for name, kind in sections().items():
         lines.append(f"[{name}]")
         for key, _, allowed in keys(kind):
             value = getattr(getattr(config, name), key)
+            if allowed.secret:
+                value = without_password(value)
             shown = json.dumps(value, ensure_ascii=False)  # for these types, JSON and TOML agree
             lines += [f"# {allowed.about} Allowed: {allowed.text()}.", f"{key} = {shown}"]
         lines.append("")
@@ -469,7 +475,7 @@ def _refuse_unknown(section: str, found: Mapping[str, Any], known: Mapping[str, 
 
 def _check_value(name: str, kind: type, allowed: Allowed, value: Any) -> None:
     shown = (
-        f'"{value}"'
+        f'"{without_password(value) if allowed.secret else value}"'
         if isinstance(value, str)
         else str(value).lower()
         if isinstance(value, bool)

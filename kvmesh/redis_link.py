@@ -27,6 +27,9 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from kvmesh.config import ConfigError
+from kvmesh.redis_url import without_password
+
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
@@ -59,21 +62,29 @@ class RedisLink:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.shown = without_password(url)
+        """The URL for logs and messages."""
         self.is_connected = False
         """True if the last command was answered, be it with a refusal."""
         self.break_total = 0
         """Times the connection was lost, or another Redis may have taken over."""
         self._refused: dict[str, str] = {}
         """Why a command was refused the last time, by its name: told once."""
-        self._client = redis.asyncio.Redis.from_url(
-            url,
-            decode_responses=False,
-            protocol=2,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+        try:
+            self._client = redis.asyncio.Redis.from_url(
+                url,
+                decode_responses=False,
+                protocol=2,
+                socket_timeout=TIMEOUT_S,
+                socket_connect_timeout=TIMEOUT_S,
+                retry=Retry(NoBackoff(), 0),
+            )
+        except (ValueError, TypeError):
+            # The library's own sentence may quote a part of the password.
+            raise ConfigError(
+                f"The URL of Redis, {self.shown}, cannot be used: allowed is redis://[[user]:password@]host[:port][/db], "
+                "or rediss:// for TLS, with special characters of the password as %XX."
+            ) from None
 
     async def execute(self, *command: str | bytes | int | float) -> Any:
         """Run one command and return its answer."""
@@ -137,12 +148,12 @@ class RedisLink:
     def _answered(self, command: str) -> None:
         self._connected()
         if self._refused.pop(command, None) is not None:
-            log.info("Redis at %s takes %s again", self.url, command)
+            log.info("Redis at %s takes %s again", self.shown, command)
 
     def _connected(self) -> None:
         if not self.is_connected:
             self.is_connected = True
-            log.info("connected to Redis at %s", self.url)
+            log.info("connected to Redis at %s", self.shown)
 
     def _failed(self, error: Exception, command: str) -> RedisAway:
         reason = _reason(error)
@@ -152,15 +163,15 @@ class RedisLink:
         if self._refused.get(command) != reason:
             self._refused[command] = reason
             level = logging.WARNING if reason.startswith(REFUSAL) else logging.ERROR
-            log.log(level, "Redis at %s refuses %s: %s", self.url, command, reason)
-        return RedisAway(f"Redis at {self.url} refuses {command}: {reason}")
+            log.log(level, "Redis at %s refuses %s: %s", self.shown, command, reason)
+        return RedisAway(f"Redis at {self.shown} refuses {command}: {reason}")
 
     def _lost(self, reason: str) -> RedisAway:
         if self.is_connected or self.break_total == 0:
-            log.warning("Redis at %s is away: %s", self.url, reason)
+            log.warning("Redis at %s is away: %s", self.shown, reason)
             self.break_total += 1
         self.is_connected = False
-        return RedisAway(f"Redis at {self.url} is away: {reason}")
+        return RedisAway(f"Redis at {self.shown} is away: {reason}")
 
 
 _TYPED: Final = (

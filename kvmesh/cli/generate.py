@@ -19,6 +19,7 @@ from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
 from kvmesh.server import channel
 
+OpenChannel = Callable[[str], grpc.aio.Channel]
 Message = tuple[inference.ChatMessage.Role.ValueType, str]
 
 
@@ -47,13 +48,14 @@ async def stream(
     request: inference.GenerateRequest,
     deadline_s: float,
     heard: Callable[[inference.GenerateResponse], None],
+    open_channel: OpenChannel = channel,
 ) -> inference.Finished:
     """Send `request` to the frontend at `address`, give every response to `heard`, return the last one.
 
     Raises RequestFailed.
     """
     finished: inference.Finished | None = None
-    async with channel(address) as to_frontend:
+    async with open_channel(address) as to_frontend:
         stub: Any = inference_grpc.InferenceServiceStub(to_frontend)
         try:
             async with open_stream(stub.Generate(request, timeout=deadline_s)) as responses:
@@ -75,6 +77,7 @@ async def generate(
     *,
     as_json: bool,
     out: TextIO = sys.stdout,
+    open_channel: OpenChannel = channel,
 ) -> int:
     """Run one request; text (or JSON lines) to `out`, explanation and errors to stderr. Returns the exit status."""
     console = Console(stderr=True)
@@ -88,7 +91,7 @@ async def generate(
         out.flush()
 
     try:
-        finished = await stream(address, request, deadline_s, heard)
+        finished = await stream(address, request, deadline_s, heard, open_channel)
     except RequestFailed as failed:
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1

@@ -11,6 +11,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -18,7 +19,8 @@ import typer
 from rich.console import Console
 
 from kvmesh import __version__
-from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
+from kvmesh.cli.certificates import OpensslMissing
+from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, MeshFile, NoMesh, read_mesh
 from kvmesh.cli.processes import PortInUse
 from kvmesh.config import RUNTIME_MAX_S, ConfigError, MeshConfig, describe, load
 from kvmesh.redis_binary import RedisMissing
@@ -36,7 +38,9 @@ class BadOption(ValueError):
 
 
 DEFAULT_CONFIG: Final = Path("kvmesh.toml")
-MISTAKES: Final = (BadOption, ConfigError, DataDirUnusable, MeshBusy, NoMesh, PortInUse, RedisMissing)
+MISTAKES: Final = (
+    *(BadOption, ConfigError, DataDirUnusable, MeshBusy, NoMesh, OpensslMissing, PortInUse, RedisMissing),
+)
 """What an operator can mend: one sentence, exit status 2."""
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -116,12 +120,17 @@ def generate(
     explain: Annotated[bool, typer.Option("--explain", help="Tell how the request was served.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every response as a JSON line.")] = False,
     address: Annotated[str, typer.Option(help="Frontend host:port; default: the running mesh's.")] = "",
+    authority: Annotated[
+        Path | None, typer.Option(help="Speak TLS: PEM file of who signed the frontend's certificate.")
+    ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Send one prompt and stream the answer."""
     from kvmesh.cli import generate as command
+    from kvmesh.cli.dial import Dial, believing
     from kvmesh.inference.v1 import inference_pb2 as inference
+    from kvmesh.server import channel
 
     for option, text in (
         ("--system", system),
@@ -147,8 +156,16 @@ def generate(
     if max_output_tokens is not None:
         request.limits.max_output_tokens = max_output_tokens
     request.options.explain = explain
-    target = address or read_mesh(_data_dir(_settings(config), data_dir)).address_of("frontend")
-    raise typer.Exit(command.run_interruptible(command.generate(target, request, deadline, as_json=as_json)))
+    settings = _settings(config)
+    target, open_channel = address, channel
+    if authority is not None:
+        open_channel = partial(believing, authority)
+    elif not address:
+        mesh = read_mesh(_data_dir(settings, data_dir))
+        target = mesh.address_of("frontend")
+        open_channel = partial(Dial(_settings_of(mesh)).channel, role="frontend")
+    work = command.generate(target, request, deadline, as_json=as_json, open_channel=open_channel)
+    raise typer.Exit(command.run_interruptible(work))
 
 
 @app.command()
@@ -158,16 +175,34 @@ def status(
     data_dir: DataDirOption = None,
 ) -> None:
     """Ask every process of the running mesh how it is."""
+    from kvmesh.cli.dial import Dial
     from kvmesh.cli.status import status as run_status
 
     mesh = read_mesh(_data_dir(_settings(config), data_dir))
-    raise typer.Exit(asyncio.run(run_status(mesh, Console(), as_json=as_json)))
+    raise typer.Exit(asyncio.run(run_status(mesh, Console(), as_json=as_json, dial=Dial(_settings_of(mesh)))))
 
 
 @app.command("config")
 def show_config(config: ConfigOption = None) -> None:
     """Print the configuration in force: every key, its meaning and its range."""
     sys.stdout.write(describe(_settings(config)))
+
+
+@app.command("certificates")
+def make_certificates(
+    folder: Annotated[Path, typer.Argument(help="Where to write them; what is there is renewed.")],
+    roles: Annotated[str, typer.Option(help="Which roles, with commas; default: all.")] = "",
+    days: Annotated[int, typer.Option(help="How long they hold.")] = 30,
+    config: ConfigOption = None,
+) -> None:
+    """Make an authority and certificates, to try mutual TLS with."""
+    from kvmesh.cli.certificates import certificates, section
+    from kvmesh.trust.names import ROLES
+
+    wanted = [role.strip() for role in roles.split(",") if role.strip()] or ROLES
+    for path in certificates(folder, _settings(config).mesh.name, wanted, days=days):
+        sys.stderr.write(f"{path}\n")
+    sys.stdout.write(section(folder.resolve()))
 
 
 @app.command(hidden=True)
@@ -182,6 +217,11 @@ def _settings(path: Path | None) -> MeshConfig:
     if path is not None:
         return load(path)
     return load(DEFAULT_CONFIG) if DEFAULT_CONFIG.exists() else MeshConfig()
+
+
+def _settings_of(mesh: MeshFile) -> MeshConfig:
+    """Return what the running mesh was started with."""
+    return load(mesh.config) if mesh.config else MeshConfig()
 
 
 def _data_dir(settings: MeshConfig, given: Path | None) -> Path:

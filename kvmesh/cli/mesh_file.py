@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from kvmesh.redis_url import without_password
 
 MESH_FILE: Final = "mesh.json"
 LOCK_FILE: Final = "lock"
@@ -56,15 +57,12 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
         return next(member.address for member in self.processes if member.role == role)
 
 
-def without_password(url: str) -> str:
-    """Return `url` with what stands before its @ left out."""
-    return re.sub(r"(?<=://)[^/]*@", "***@", url)
-
-
 def write_mesh(data_dir: Path, mesh: MeshFile) -> None:
-    """Write mesh.json at once or not at all."""
+    """Write mesh.json at once or not at all. Only its owner may read it: a Redis of the operator's has a password."""
     draft = data_dir / f"{MESH_FILE}.draft"
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(mesh), indent=2) + b"\n")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(mesh), indent=2) + b"\n")
     draft.rename(data_dir / MESH_FILE)
 
 

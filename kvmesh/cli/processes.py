@@ -14,6 +14,7 @@ from kvmesh.cli.shared_memory import prefix_of
 from kvmesh.config import ConfigError, Engine, MeshConfig
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
+from kvmesh.redis_url import VARIABLE, has_password
 
 ENGINE_PORTS: Final = ("grpc", "http", "metrics", "kv")
 
@@ -34,6 +35,8 @@ class Process:
     command: tuple[str, ...]
     deps: tuple[str, ...]
     ready: Ready
+    environment: tuple[tuple[str, str], ...] = ()
+    """What it gets beside the supervisor's own environment: what not everybody may read."""
     shared_memory: str = ""
     """Prefix of its files in /dev/shm, removed when it has ended; empty: none."""
 
@@ -52,13 +55,16 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
     host = config.mesh.host
     ports = free_ports(host, 1 + len(ENGINE_PORTS) * len(replicas))
     redis, redis_url, redis_deps = _redis(config, next(ports), data_dir)
+    is_secret = has_password(redis_url)
+    redis_option = () if is_secret else ("--redis", redis_url)
+    environment = ((VARIABLE, redis_url),) if is_secret else ()
 
     def service(role: str, name: str, port: int, deps: tuple[str, ...], *more: str) -> Process:
         command = (
             *(sys.executable, "-m", f"services.{role}", "--config", str(config_path), "--id", name),
-            *("--listen", f"{host}:{port}", "--redis", redis_url, "--metrics-port", "0", *more),
+            *("--listen", f"{host}:{port}", *redis_option, "--metrics-port", "0", *more),
         )
-        return Process(name, role, command, (*redis_deps, *deps), ReadyLine())
+        return Process(name, role, command, (*redis_deps, *deps), ReadyLine(), environment)
 
     engines, services = [], []
     for role, name in replicas:
@@ -108,7 +114,7 @@ def _engine(config: MeshConfig, role: str, name: str, ports: dict[str, int], dat
         *(part for kind, port in ports.items() for part in (f"--{kind}-port", str(port))),
     )
     ready = ModelReady(f"{config.mesh.host}:{ports['grpc']}", f"{config.mesh.host}:{ports['metrics']}")
-    return Process(name, "engine", command, (), ready, prefix)
+    return Process(name, "engine", command, (), ready, shared_memory=prefix)
 
 
 def _costs(engine: Engine) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -84,11 +85,11 @@ async def is_model_ready(address: str) -> bool:
             return False
 
 
-async def is_serving(address: str) -> bool:
+async def is_serving(address: str, open_channel: Callable[[str], grpc.aio.Channel] = channel) -> bool:
     """Ask a service at `host:port` for its health."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    async with channel(address) as to_service:
+    async with open_channel(address) as to_service:
         stub = health_pb2_grpc.HealthStub(to_service)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_S)
@@ -112,8 +113,10 @@ async def redis_fault(url: str) -> str:
                 await client.aclose()
     except TimeoutError:
         return f"no answer within {CALL_S:g} s"
-    except (redis.RedisError, OSError, ValueError) as error:
+    except (redis.RedisError, OSError) as error:
         return str(error).rstrip(".")
+    except (ValueError, TypeError):  # whose text may quote a part of the password
+        return "no URL that can be used; special characters of a password are written as %XX"
     return ""
 
 

@@ -12,11 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import Member, MeshFile
 from kvmesh.cli.readiness import CALL_S, is_model_ready, is_redis_ready, is_serving
+from kvmesh.config import MeshConfig
 from kvmesh.router.v1 import router_pb2 as router
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
-from kvmesh.server import channel
 
 SCRAPE_S: Final = 3.0
 _SCRAPE_BYTES_MAX: Final = 4 << 20
@@ -60,9 +61,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(words)
 
 
-async def status(mesh: MeshFile, console: Console, *, as_json: bool) -> int:
-    """Print one row per process; 0 if all are healthy, else 1."""
-    reports = await asyncio.gather(*(_ask(member) for member in mesh.processes))
+async def status(mesh: MeshFile, console: Console, *, as_json: bool, dial: Dial | None = None) -> int:
+    """Print one row per process; 0 if all are healthy, else 1. `dial` None: no process speaks TLS."""
+    dial = dial or Dial(MeshConfig())
+    reports = await asyncio.gather(*(_ask(member, dial) for member in mesh.processes))
     if as_json:
         print(json.dumps([msgspec.to_builtins(report) for report in reports], indent=2))
     else:
@@ -70,10 +72,9 @@ async def status(mesh: MeshFile, console: Console, *, as_json: bool) -> int:
     return 0 if all(report.is_healthy for report in reports) else 1
 
 
-async def _ask(member: Member) -> Report:
-    check = {"redis": is_redis_ready, "engine": is_model_ready}.get(member.role, is_serving)
+async def _ask(member: Member, dial: Dial) -> Report:
     is_healthy, metrics, redis_connected = await asyncio.gather(
-        check(member.address), _scrape(member.metrics_address), _redis_connected(member)
+        _is_healthy(member, dial), _scrape(member.metrics_address), _redis_connected(member, dial)
     )
     return Report(
         name=member.name,
@@ -85,11 +86,18 @@ async def _ask(member: Member) -> Report:
     )
 
 
-async def _redis_connected(member: Member) -> bool | None:
+async def _is_healthy(member: Member, dial: Dial) -> bool:
+    check = {"redis": is_redis_ready, "engine": is_model_ready}.get(member.role)
+    if check is not None:
+        return await check(member.address)
+    return await is_serving(member.address, lambda address: dial.channel(address, member.role))
+
+
+async def _redis_connected(member: Member, dial: Dial) -> bool | None:
     """Ask a router whether Redis answers it."""
     if member.role != "router":
         return None
-    async with channel(member.address) as to_router:
+    async with dial.channel(member.address, member.role) as to_router:
         stub: Any = router_grpc.RouterServiceStub(to_router)
         try:
             return bool((await stub.GetStatus(router.GetStatusRequest(), timeout=CALL_S)).redis_connected)

@@ -155,6 +155,7 @@ class Supervisor:
             await self.members[name].is_ready.wait()
         self._move(member, State.STARTING)
         # A file, not a pipe: nobody has to read it, and a grandchild that keeps it open hides no death.
+        more = member.process.environment
         with member.log.open("wb") as log:
             child = await asyncio.create_subprocess_exec(
                 *bound_command(member.process.command),
@@ -162,6 +163,7 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, **dict(more)} if more else None,
             )
         member.pid = child.pid
         self._watching.add(

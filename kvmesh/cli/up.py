@@ -10,13 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvmesh.cli.mesh_file import Member, MeshFile, held, without_password, write_mesh
+from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
 from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.screen import StartProgress, address_table
 from kvmesh.cli.shared_memory import clear_orphans
 from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
 from kvmesh.config import ConfigError, Engine, MeshConfig, describe
+from kvmesh.redis_url import without_password
 
 LOGS = "logs"
 

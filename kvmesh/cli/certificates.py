@@ -1,0 +1,150 @@
+"""`kvmesh certificates`: an authority and one certificate a role, to try mutual TLS with. Not for production.
+
+The `openssl` command makes them; production takes them from whoever issues certificates there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from kvmesh.config import ConfigError
+from kvmesh.trust.names import ROLES, name_of
+
+AUTHORITY: Final = "authority"
+DAYS_MAX: Final = 825
+"""What many TLS libraries take as the longest life of a certificate."""
+
+_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+class OpensslMissing(RuntimeError):
+    """The openssl command is missing or failed; the text is one sentence for the operator."""
+
+
+def certificates(
+    folder: Path, mesh: str, roles: Sequence[str] = ROLES, *, days: int = 30, authority: str = AUTHORITY
+) -> list[Path]:
+    """Write `<role>.pem` and `<role>.key` into `folder`, and an authority that signs them where there is none yet.
+
+    Returns the certificates. With the authority there, this renews: running processes take the new files by themselves.
+    Raises ConfigError for a role that does not exist and OpensslMissing.
+    """
+    for role in roles:
+        if role not in ROLES:
+            raise ConfigError(f'--roles names "{role}": allowed are {", ".join(ROLES)}.')
+    if not 1 <= days <= DAYS_MAX:
+        raise ConfigError(f"--days = {days} is out of range: allowed are 1 to {DAYS_MAX} days.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"Cannot write certificates to {folder}: {error.strerror}.") from error
+    with TemporaryDirectory(dir=folder, prefix=".new-") as work:
+        draft = Path(work)
+        if not (folder / f"{authority}.key").exists():
+            _make_authority(draft, f"{mesh} {authority}", days)
+            _publish(draft / "authority.key", folder / f"{authority}.key")
+            _publish(draft / "authority.pem", folder / f"{authority}.pem")
+        for role in roles:
+            _sign(draft, folder / authority, name_of(role, mesh), days)
+            # The key first: whoever reads in between sees two files that do not match, and keeps what it has.
+            _publish(draft / "one.key", folder / f"{role}.key")
+            _publish(draft / "one.pem", folder / f"{role}.pem")
+    return [folder / f"{role}.pem" for role in roles]
+
+
+def section(folder: Path) -> str:
+    """Return the section of kvmesh.toml that uses the certificates in `folder`."""
+    return (
+        "[trust]\n"
+        f'certificate = "{folder}/{{role}}.pem"\n'
+        f'key = "{folder}/{{role}}.key"\n'
+        f'authority = "{folder}/{AUTHORITY}.pem"\n'
+    )
+
+
+def _make_authority(draft: Path, name: str, days: int) -> None:
+    _write(
+        draft / "authority.cnf",
+        f"[req]\ndistinguished_name=dn\nx509_extensions=ca\nprompt=no\n[dn]\nCN={name}\n"
+        "[ca]\nbasicConstraints=critical,CA:true,pathlen:0\nkeyUsage=critical,keyCertSign,cRLSign\n"
+        "subjectKeyIdentifier=hash\n",
+    )
+    _openssl(
+        "req",
+        "-x509",
+        *_KEY,
+        "-days",
+        str(days),
+        "-config",
+        str(draft / "authority.cnf"),
+        "-keyout",
+        str(draft / "authority.key"),
+        "-out",
+        str(draft / "authority.pem"),
+    )
+
+
+def _sign(draft: Path, authority: Path, name: str, days: int) -> None:
+    _write(draft / "one.cnf", f"[req]\ndistinguished_name=dn\nprompt=no\n[dn]\nCN={name}\n")
+    _write(
+        draft / "one.ext",
+        f"basicConstraints=CA:false\nsubjectAltName=DNS:{name}\n"
+        "keyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth,clientAuth\n",
+    )
+    _openssl(
+        "req",
+        "-new",
+        *_KEY,
+        "-config",
+        str(draft / "one.cnf"),
+        "-keyout",
+        str(draft / "one.key"),
+        "-out",
+        str(draft / "one.csr"),
+    )
+    _openssl(
+        "x509",
+        "-req",
+        "-in",
+        str(draft / "one.csr"),
+        "-days",
+        str(days),
+        "-extfile",
+        str(draft / "one.ext"),
+        "-CA",
+        f"{authority}.pem",
+        "-CAkey",
+        f"{authority}.key",
+        "-set_serial",
+        f"0x{os.urandom(16).hex()}",
+        "-out",
+        str(draft / "one.pem"),
+    )
+
+
+def _publish(draft: Path, path: Path) -> None:
+    if path.suffix == ".key":
+        draft.chmod(0o600)
+    draft.replace(path)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _openssl(*arguments: str) -> None:
+    binary = shutil.which("openssl")
+    if binary is None:
+        raise OpensslMissing(
+            "The openssl command was not found: install OpenSSL, or bring certificates of your own."
+        )
+    done = subprocess.run([binary, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise OpensslMissing(f"openssl {arguments[0]} failed: {last[0]}.")

@@ -1,0 +1,39 @@
+"""How the command line reaches the processes of a mesh: as its operator, by TLS where the configuration says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.server import channel
+from kvmesh.trust.edge import Edge
+from kvmesh.trust.names import OPERATOR
+from kvmesh.trust.peers import Trust
+
+OF_THE_MESH: Final = ("router", "prefill", "decode")
+
+
+class Dial:
+    """Opens channels to processes by their role. The caller closes them."""
+
+    def __init__(self, config: MeshConfig, role: str = OPERATOR) -> None:
+        """Read the certificates of `role`, where there are any. Raises ConfigError."""
+        self._trust = Trust(config, role)
+        self._edge = Edge(config, self._trust)
+
+    def channel(self, address: str, role: str) -> grpc.aio.Channel:
+        """Return a channel to the process of `role` at `host:port`."""
+        if role in OF_THE_MESH:
+            return self._trust.channel(address, role)
+        return self._edge.channel(address) if role == "frontend" else channel(address)
+
+
+def believing(authority: Path, address: str) -> grpc.aio.Channel:
+    """Return a channel to a frontend whose certificate `authority` signed. Raises ConfigError."""
+    try:
+        return channel(address, grpc.ssl_channel_credentials(authority.read_bytes()))
+    except OSError as error:
+        raise ConfigError(f'--authority = "{authority}" cannot be read: {error.strerror}.') from error
