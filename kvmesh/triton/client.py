@@ -7,7 +7,7 @@ reaches nobody else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Protocol
 
@@ -26,8 +26,9 @@ _CHANNEL_OPTIONS: Final = [
     ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Despite its name this is the deadline of one attempt to connect: a lost SYN costs no more.
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
@@ -51,20 +52,32 @@ class TritonClient:
     def __init__(self, address: str, model: str = MODEL) -> None:
         self.address = address
         self.model = model
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._open()
 
     async def close(self) -> None:
         """Close the channel; live streams break."""
         await self._channel.close(None)
 
-    async def is_ready(self) -> bool:
+    def renew(self) -> Coroutine[Any, Any, None]:
+        """Take a new channel from now on; what is returned closes the old one, whose streams break, when it is awaited.
+
+        For a server that was silent: its connection may wait for many seconds before it sends again what was lost.
+        """
+        closing = self._channel.close(None)
+        self._open()
+        return closing
+
+    async def is_ready(self, timeout_s: float = UNARY_TIMEOUT_S) -> bool:
         """Return whether the model answers. Never raises for a server that does not."""
         try:
             request = service_pb2.ModelReadyRequest(name=self.model)
-            return bool((await self._stub.ModelReady(request, timeout=UNARY_TIMEOUT_S)).ready)
+            return bool((await self._stub.ModelReady(request, timeout=timeout_s)).ready)
         except grpc.aio.AioRpcError:
             return False
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            return False  # the channel was renewed
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Return when the model is ready. Raises EngineLost after `timeout_s`."""
@@ -122,6 +135,10 @@ class TritonClient:
             async for _ in responses:
                 pass
 
+    def _open(self) -> None:
+        self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
 
 def _request(
     model: str, inputs: list[InferInput], request_id: str, parameters: dict[str, str] | None
@@ -169,6 +186,10 @@ class _Responses:
             response = await self._call.read()
         except grpc.aio.AioRpcError as broken:
             raise errors.of_status(broken.code(), broken.details() or "") from broken
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise EngineLost("the channel was closed under the stream") from None
         if response is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs left it out
             raise StopAsyncIteration
         if response.error_message:
@@ -183,6 +204,12 @@ class _Responses:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(request)
             await self._call.done_writing()
+
+
+def _is_cancelled() -> bool:
+    """True if it is this task that was cancelled, and not merely the call it reads."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 __all__ = ["CallError", "Responses", "TritonClient", "opened"]

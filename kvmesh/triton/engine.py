@@ -1,27 +1,34 @@
-"""The engine port on a real Triton server: one task per call, long-lived streams for load and KV events. A shell."""
+"""The engine port on a real Triton server: one task per call, long-lived streams for load and KV events. A shell.
+
+An engine that is stopped or cut off is found by its silence (see `watch`): then every call fails at once, the channel is
+replaced, and when the same boot answers again it is told what was given up meanwhile (see `debts`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from kvmesh.clock import Clock
+from kvmesh.silence import LOOK_S
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.client import Responses, TritonClient, opened
-from kvmesh.triton.errors import CallError, EngineError, EngineLost
+from kvmesh.triton.debts import Debts
+from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
 from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
 from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of, payload_of
+from kvmesh.triton.watch import PROBE_TIMEOUT_S, EngineWatch
 
 log = logging.getLogger(__name__)
 
-SILENCE_S: Final = 5.0
-"""An engine that reports its load every second and is silent this long does not answer."""
 RETRY_S: Final = 0.25
+RETURN_S: Final = 1.5
+"""While the engine is lost, a stream that brings nothing for this long is opened again on another connection."""
 STOP_RETRY_S: Final = 0.1
 STOP_GIVE_UP_S: Final = 5.0
 RELEASE_TRIES: Final = 3
@@ -63,6 +70,9 @@ class TritonEngine:
         self._calls: dict[int, _Live] = {}
         self._errands: set[asyncio.Task[None]] = set()
         """Stops and releases that are under way."""
+        self._watch = EngineWatch(clock.now_s(), has_load_report=facts.load_report)
+        self._debts = Debts()
+        self._probing: asyncio.Task[None] | None = None
 
     def start(self, call_id: int, call: EngineCall) -> None:
         """See EnginePort."""
@@ -94,20 +104,19 @@ class TritonEngine:
     async def run(self) -> None:
         """Follow the engine's load and KV events until cancelled, opening the streams again when they break."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look(), name="engine-watch")
             if self._facts.load_report:
-                tasks.create_task(self._follow("load_report", self._take_load, SILENCE_S), name="engine-load")
-            else:
-                tasks.create_task(self._probe(), name="engine-probe")
+                tasks.create_task(self._follow("load_report", self._take_load), name="engine-load")
             if self._on_kv_events is not None and self._facts.capabilities.kv_events:
-                tasks.create_task(
-                    self._follow("kv_events", self._on_kv_events, None), name="engine-kv-events"
-                )
+                tasks.create_task(self._follow("kv_events", self._on_kv_events), name="engine-kv-events")
 
     async def close(self) -> None:
         """Cancel all calls and wait for them; releases under way get a moment to finish."""
         if self._errands:
             await asyncio.wait(self._errands, timeout=1.0)
         tasks = [live.task for live in self._calls.values()] + list(self._errands)
+        if self._probing is not None:
+            tasks.append(self._probing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,6 +133,8 @@ class TritonEngine:
         except Exception as bug:
             log.exception("engine call failed", extra={"request_id": call.request_id})
             error = EngineError(f"bug: {type(bug).__name__}")
+        if isinstance(error, EngineLost):
+            self._debts.owe_stop(call.request_id)  # it may go on behind a connection that broke
         if not live.is_over:
             live.is_over = True
             self._sink.on_error(call_id, error, self._clock.now_s())
@@ -131,7 +142,9 @@ class TritonEngine:
 
     async def _answers(self, call_id: int, live: _Live) -> bool:
         """Pass the engine's answers on until the stream ends. Return whether the final one came."""
-        call, sink, clock = live.call, self._sink, self._clock
+        call, sink, clock, watch = live.call, self._sink, self._clock, self._watch
+        if watch.is_lost:
+            raise EngineLost("the engine does not answer")
         live.is_open = True
         stream = self._client.stream(
             self._tensors.of_call(call),
@@ -145,11 +158,12 @@ class TritonEngine:
             async for response in stream:
                 answer = answer_of(response)
                 is_final = is_final or answer.is_final
+                now_s = clock.now_s()
+                watch.on_model(now_s)
                 if live.is_over:
                     if answer.context_phase_params:
                         self.release(answer.context_phase_params)
                     continue
-                now_s = clock.now_s()
                 if is_first:
                     is_first = False
                     sink.on_first(call_id, First(answer.context_phase_params, answer.reused_blocks), now_s)
@@ -182,49 +196,50 @@ class TritonEngine:
                     parameters={"request_type": "release_handoff"},
                 )
             except EngineLost:
+                if self._watch.is_lost:
+                    break
                 await asyncio.sleep(RETRY_S * (attempt + 1))
+            except EngineStalled:
+                break
             except CallError as error:
                 log.warning("engine did not release a handoff: %s", error)
                 return None
+        self._debts.owe_release(context_phase_params)
         return None
 
-    async def _follow(
-        self, what: str, take: Callable[[dict[str, Any]], None], silence_s: float | None
-    ) -> None:
+    # The engine's own streams.
+
+    async def _follow(self, what: str, take: Callable[[dict[str, Any]], None]) -> None:
         while True:
             try:
                 stream = self._client.stream(
                     self._tensors.of_service(), parameters={"request_type": what}, request_id=what
                 )
                 async with opened(stream):
-                    await self._read(stream, what, take, silence_s)
+                    await self._read(stream, what, take)
                 reason = "the stream ended"
             except CallError as error:
                 reason = str(error)
             except TimeoutError:
-                reason = f"no {what} for {silence_s:g} s"
+                reason = f"no {what} for {RETURN_S:g} s"
+                if take == self._take_load:
+                    self._errand(self._client.renew())
             except Exception as error:
                 log.exception("engine stream %s cannot be read", what)
                 reason = f"{type(error).__name__}"
             log.info("engine stream %s broke: %s", what, reason)
-            if silence_s is not None:
+            if take == self._take_load:
                 self._sink.on_ready(False, self._clock.now_s())
                 self._after_event()
             await asyncio.sleep(RETRY_S)
 
-    async def _read(
-        self,
-        stream: Responses,
-        what: str,
-        take: Callable[[dict[str, Any]], None],
-        silence_s: float | None,
-    ) -> None:
+    async def _read(self, stream: Responses, what: str, take: Callable[[dict[str, Any]], None]) -> None:
         while True:
-            async with asyncio.timeout(silence_s):
-                try:
+            try:
+                async with asyncio.timeout(RETURN_S if self._watch.is_lost else None):
                     response = await anext(stream)
-                except StopAsyncIteration:
-                    return
+            except StopAsyncIteration:
+                return
             payload = payload_of(response, what)
             if payload is not None:
                 take(msgspec.json.decode(payload, type=dict[str, Any]))
@@ -232,18 +247,77 @@ class TritonEngine:
     def _take_load(self, report: dict[str, Any]) -> None:
         now_s = self._clock.now_s()
         load = load_of(report)
-        self._sink.on_ready(True, now_s)
+        self._serves(load.boot_id, now_s)
         self._sink.on_load(load, now_s)
         self._after_event()
 
-    async def _probe(self) -> None:
-        """For an engine without load reports: ask every second whether its model is ready."""
-        while True:
-            self._sink.on_ready(await self._client.is_ready(), self._clock.now_s())
-            self._after_event()
-            await asyncio.sleep(1.0)
+    # Lost and back.
 
-    def _errand(self, work: Any) -> None:
+    async def _look(self) -> None:
+        """Look after the engine until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = self._clock.now_s()
+            reason = self._watch.look(now_s)
+            if reason:
+                self._lose(reason, now_s)
+            is_asked = self._probing is not None and not self._probing.done()
+            if not is_asked and (self._watch.wants_probe(now_s) or not self._facts.load_report):
+                self._probing = asyncio.create_task(self._probe(), name="engine-probe")
+
+    async def _probe(self) -> None:
+        """Ask whether the model is ready. For an engine without load reports, that is all there is to know."""
+        is_ready = await self._client.is_ready(PROBE_TIMEOUT_S)
+        now_s = self._clock.now_s()
+        if is_ready:
+            self._watch.on_server(now_s)
+        if self._facts.load_report:
+            return
+        if is_ready:
+            self._serves("", now_s)
+        else:
+            self._sink.on_ready(False, now_s)
+            if self._watch.is_lost:
+                self._errand(self._client.renew())
+        self._after_event()
+        await asyncio.sleep(PROBE_TIMEOUT_S)
+
+    def _lose(self, reason: str, now_s: float) -> None:
+        """Fail every call now: what the engine may still make of them is stopped when it is back."""
+        log.warning("engine at %s is lost: %s", self._client.address, reason)
+        self._sink.on_ready(False, now_s)
+        for call_id, live in list(self._calls.items()):
+            self._debts.owe_stop(live.call.request_id)
+            if not live.is_over:
+                live.is_over = True
+                self._sink.on_error(call_id, EngineLost(reason), now_s)
+            live.task.cancel()
+        self._errand(self._client.renew())
+        self._after_event()
+
+    def _serves(self, boot_id: str, now_s: float) -> None:
+        """The model answers. Back from a silence, or after a broken stream, it hears what it missed."""
+        if self._watch.is_lost:
+            log.info("engine at %s is back", self._client.address, extra={"boot_id": boot_id})
+            self._watch.on_return(now_s)
+        self._watch.on_model(now_s)
+        due = self._debts.settle(boot_id)
+        for handoff in due.releases:
+            self.release(handoff)
+        if due.stops and self._facts.stop:
+            self._errand(self._stop_all(due.stops))
+        self._sink.on_ready(True, now_s)
+
+    async def _stop_all(self, request_ids: tuple[str, ...]) -> None:
+        for request_id in request_ids:
+            try:
+                await self._client.ask(self._tensors.of_stop(), request_id=request_id)
+            except (EngineLost, EngineStalled):
+                self._debts.owe_stop(request_id)
+            except CallError as error:
+                log.info("engine did not take a stop: %s", error)
+
+    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="engine-errand")
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)

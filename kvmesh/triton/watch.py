@@ -1,0 +1,55 @@
+"""Whether an engine is still there: an engine that is stopped or cut off breaks no connection. Pure.
+
+Two things are listened to. The server answers probes even while the model is busy; nothing at all for `SILENCE_S` means
+that server or network is gone. The model reports its load each second, where it can; a server that answers for a model
+which has said nothing for `MODEL_SILENCE_S` has lost it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.silence import Silence
+
+SILENCE_S: Final = 3.0
+MODEL_SILENCE_S: Final = 6.0
+PROBE_AFTER_S: Final = 1.2
+"""The server is probed when nothing was heard for longer than a load report takes to come."""
+
+PROBE_TIMEOUT_S: Final = 1.0
+
+
+class EngineWatch:
+    """Look at it every LOOK_S. `is_lost` from the silence on until `on_return`."""
+
+    def __init__(self, now_s: float, *, has_load_report: bool) -> None:
+        self.is_lost = False
+        self._any = Silence(SILENCE_S, now_s)
+        self._model = Silence(MODEL_SILENCE_S if has_load_report else float("inf"), now_s)
+
+    def on_model(self, now_s: float) -> None:
+        """The model said something: a load report, an answer."""
+        self._any.heard(now_s)
+        self._model.heard(now_s)
+
+    def on_server(self, now_s: float) -> None:
+        """The server answered a probe."""
+        self._any.heard(now_s)
+
+    def on_return(self, now_s: float) -> None:
+        """It serves again."""
+        self.is_lost = False
+        self.on_model(now_s)
+
+    def look(self, now_s: float) -> str:
+        """Return why the engine is lost, once; else nothing."""
+        silences = [silence for silence in (self._any, self._model) if silence.look(now_s)]
+        if self.is_lost or not silences:
+            return ""
+        self.is_lost = True
+        who = "engine" if silences[0] is self._any else "model"
+        return f"nothing was heard of the {who} for {silences[0].lasts_s(now_s):.1f} s"
+
+    def wants_probe(self, now_s: float) -> bool:
+        """Return whether the server is to be asked whether it is there."""
+        return not self.is_lost and self._any.lasts_s(now_s) >= PROBE_AFTER_S

@@ -1,0 +1,113 @@
+"""The engine port on a real tritonserver that is stopped, or loses its model: what fails, when, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvmesh.triton.errors import EngineLost
+from kvmesh.triton.port import Kind
+from kvmesh.triton.watch import MODEL_SILENCE_S, SILENCE_S
+from tests.integration.harness import START_S_MAX, engine_part, engine_ready, until
+from tests.integration.replicas.test_engine_port import CONFIG, running_port
+from tests.unit.triton.contract import Rig, call
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+
+SLACK_S = 2.0
+"""What a busy machine may add to a limit."""
+
+
+def family(pid: int) -> list[int]:
+    """Return `pid` and the processes below it: a tritonserver and its Python stub."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def send(pids: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to each of `pids` that is there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+async def test_a_frozen_engine_is_lost_and_serves_again_when_it_thaws(tmp_path: Path) -> None:
+    """Server and model stopped: calls fail typed within the limit; thawed, it serves and holds nothing of them."""
+    engine = engine_part(CONFIG, tmp_path, "--step-s", "0.05", "--handoff-timeout-s", "60")
+    engine.start()
+    frozen: list[int] = []
+    try:
+        await until(lambda: engine_ready(engine.address), START_S_MAX, "engine ready")
+        async with running_port(engine.address, []) as (rig, _):
+            for number in range(4):
+                rig.engine.start(number, call(name=f"g-{number}", max_output_tokens=150))
+            await rig.until(lambda: all(rig.sink.heard(number).ids for number in range(4)))
+            frozen = family(engine.pid)
+            assert len(frozen) > 1, "the model runs in a process of its own"
+            send(frozen, signal.SIGSTOP)
+            # Its answer, and with it the handoff, will be made after the thaw, for nobody.
+            rig.engine.start(10, call(Kind.CONTEXT_ONLY, "c-10"))
+            lost_s = await until(lambda: not rig.sink.is_ready, SILENCE_S + SLACK_S, "the engine is lost")
+            assert lost_s > SILENCE_S - 1.3, "a load report was late, and nothing else"
+            for number in (0, 1, 2, 3, 10):
+                assert isinstance(rig.sink.heard(number).error, EngineLost), number
+            late = await rig.run(20, call(name="late"))
+            assert isinstance(late.error, EngineLost), "a call to a lost engine waits for nothing"
+            send(frozen, signal.SIGCONT)
+            frozen = []
+            back_s = await until(lambda: rig.sink.is_ready, 2.0 + SLACK_S, "the engine is back")
+            assert back_s < 2.0 + SLACK_S
+            assert (await rig.run(21, call(name="again"))).error is None
+            await idle(rig)
+    finally:
+        send(frozen, signal.SIGCONT)
+        await engine.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_model_is_lost_behind_a_living_server(tmp_path: Path, number: signal.Signals) -> None:
+    """The stub alone is gone: its calls fail typed, however long tritonserver would keep them open."""
+    engine = engine_part(CONFIG, tmp_path, "--step-s", "0.02")
+    engine.start()
+    model: list[int] = []
+    try:
+        await until(lambda: engine_ready(engine.address), START_S_MAX, "engine ready")
+        async with running_port(engine.address, []) as (rig, _):
+            rig.engine.start(1, call(max_output_tokens=400))
+            await rig.until(lambda: bool(rig.sink.heard(1).ids))
+            model = family(engine.pid)[1:]
+            send(model, number)
+            await until(rig.sink.heard(1).is_over, MODEL_SILENCE_S + SLACK_S, "the call is over")
+            assert isinstance(rig.sink.heard(1).error, EngineLost), rig.sink.heard(1).error
+    finally:
+        await engine.end()
+        send(model, signal.SIGKILL)
+
+
+async def idle(rig: Rig) -> None:
+    """Wait until the engine holds nothing of any call."""
+
+    def is_idle() -> bool:
+        load = rig.sink.load
+        assert load is not None
+        return not load.sequences_running and not load.handoffs_held and load.blocks_free == load.blocks_total
+
+    await until(is_idle, 5, f"the engine holds nothing: {rig.sink.load}")
+    assert rig.engine.open_calls() == 0
+    await asyncio.sleep(0)

@@ -1,0 +1,37 @@
+"""Silence: counted while we look, not while we stand still."""
+
+from __future__ import annotations
+
+import random
+
+from kvmesh.silence import LOOK_S, STANDSTILL_S, Silence
+
+
+def test_silence_is_noticed_at_the_limit_and_never_before() -> None:
+    """Looks at any pace below a standstill, messages at any time: lost exactly when nothing came for the limit."""
+    for seed in range(200):
+        draw = random.Random(seed)
+        now_s = heard_s = 100.0
+        silence = Silence(3.0, now_s)
+        for _ in range(100):
+            now_s += draw.uniform(0.0, STANDSTILL_S * 0.99)
+            if draw.random() < 0.2:
+                silence.heard(now_s)
+                heard_s = now_s
+            assert silence.look(now_s) == (now_s - heard_s >= 3.0), f"seed={seed}"
+
+
+def test_time_we_stood_still_does_not_count() -> None:
+    """Stopped for any time and back, a process listens for what was left of the limit."""
+    for seed in range(200):
+        draw = random.Random(seed)
+        now_s = 100.0
+        silence = Silence(3.0, now_s)
+        listened_s = 0.0
+        for _ in range(8):
+            step_s = draw.choice((LOOK_S, draw.uniform(1.0, 60.0)))
+            now_s += step_s
+            listened_s += step_s if step_s <= STANDSTILL_S else 0.0
+            assert silence.look(now_s) == (listened_s >= 3.0), f"seed={seed}"
+        silence.heard(now_s)
+        assert silence.lasts_s(now_s) == 0.0

@@ -1,0 +1,73 @@
+"""When an engine is lost, when it is probed, and what it is told when it is back."""
+
+from __future__ import annotations
+
+import random
+
+from kvmesh.silence import LOOK_S
+from kvmesh.triton import debts
+from kvmesh.triton.debts import Debts
+from kvmesh.triton.watch import MODEL_SILENCE_S, SILENCE_S, EngineWatch
+
+
+def lost_after_s(watch: EngineWatch, now_s: float, *, answers_probes: bool) -> float | None:
+    """Look for a minute; return after how long the engine was lost."""
+    for tick in range(1, round(60 / LOOK_S)):
+        at_s = now_s + tick * LOOK_S
+        if answers_probes and watch.wants_probe(at_s):
+            watch.on_server(at_s)
+        if watch.look(at_s):
+            return at_s - now_s
+    return None
+
+
+def test_an_engine_that_says_nothing_is_lost_within_the_limit_and_once() -> None:
+    """Neither reports nor probes answered: lost after SILENCE_S, told once, and anew after each return."""
+    watch = EngineWatch(100.0, has_load_report=True)
+    for now_s in (100.0, 300.0, 500.0):
+        watch.on_return(now_s)
+        waited_s = lost_after_s(watch, now_s, answers_probes=False)
+        assert waited_s is not None and SILENCE_S <= waited_s <= SILENCE_S + LOOK_S
+        assert watch.is_lost and not watch.look(now_s + 70) and not watch.wants_probe(now_s + 70)
+
+
+def test_a_busy_model_behind_a_living_server_gets_more_time() -> None:
+    """The server answers probes, the model does not: lost later; an engine without reports is never lost for that."""
+    watch = EngineWatch(100.0, has_load_report=True)
+    waited_s = lost_after_s(watch, 100.0, answers_probes=True)
+    assert waited_s is not None and MODEL_SILENCE_S <= waited_s <= MODEL_SILENCE_S + LOOK_S
+    assert lost_after_s(EngineWatch(100.0, has_load_report=False), 100.0, answers_probes=True) is None
+
+
+def test_an_engine_that_speaks_is_not_probed() -> None:
+    """Reports come at least each second: nobody asks in between."""
+    watch = EngineWatch(100.0, has_load_report=True)
+    for tick in range(400):
+        now_s = 100.0 + tick * LOOK_S
+        if tick % 4 == 0:
+            watch.on_model(now_s)
+        assert not watch.look(now_s) and not watch.wants_probe(now_s)
+
+
+def test_debts_are_told_to_the_boot_that_has_them() -> None:
+    """In any order: the same boot hears each once, another one nothing, and nothing grows beyond its bound."""
+    for seed in range(100):
+        draw = random.Random(seed)
+        owed, boot = Debts(), "a"
+        owed.settle(boot)
+        stops: set[str] = set()
+        for number in range(200):
+            choice = draw.randrange(4)
+            if choice < 2:
+                owed.owe_stop(f"r-{number}")
+                stops.add(f"r-{number}")
+            else:
+                answers_as = draw.choice((boot, boot, f"boot-{number}"))
+                due = owed.settle(answers_as)
+                assert set(due.stops) == (stops if answers_as == boot else set()), f"seed={seed}"
+                assert len(owed) == 0
+                boot, stops = answers_as, set()
+    for number in range(debts.DEBTS_MAX + 10):
+        owed.owe_release(b"%d" % number)
+    assert len(owed) == debts.DEBTS_MAX + len(stops)
+    assert b"0" not in owed.settle(boot).releases, "the oldest go first"
