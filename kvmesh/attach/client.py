@@ -18,13 +18,24 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.attach.writer import OutboxStuck, Writer
 from kvmesh.clock import Clock
+from kvmesh.silence import LOOK_S, Silence
 
 log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S = 0.05
-BACKOFF_MAX_S = 1.0
+BACKOFF_MAX_S = 0.5
+"""From the begin of one attempt to that of the next: one that was in the dark for longer is followed at once."""
+
 ATTACH_TIMEOUT_S = 2.0
 """A peer that does not answer hello within this is treated as lost."""
+
+SILENT_S = 3.0
+"""A peer that reports its load each second and has said nothing for this long is lost, though its connection answers
+pings: gRPC does that on a thread of its own, whatever became of the process's event loop."""
+
+
+class PeerSilent(Exception):
+    """Nothing came for SILENT_S."""
 
 
 class Sink(Protocol):
@@ -82,6 +93,8 @@ class AttachLink:
         self._open_channel = open_channel
         self._explain = explain
         self._ready = asyncio.Event()
+        self._silence: Silence | None = None
+        """Of the present stream, once its peer has reported its load."""
         self.outbox = self._new_outbox()
 
     def __repr__(self) -> str:
@@ -94,12 +107,13 @@ class AttachLink:
                 self._ready.clear()
                 await self._ready.wait()
             reason = "closed"
+            began_s = self._clock.now_s()
             try:
                 reason = await self._serve()
             except grpc.RpcError as error:
                 code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
                 reason = f"{code.name if code else 'broken'}: {getattr(error, 'details', lambda: '')()}"
-            except (TimeoutError, OSError, grpc.aio.UsageError, OutboxStuck, ValueError) as error:
+            except (TimeoutError, OSError, grpc.aio.UsageError, OutboxStuck, PeerSilent, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}"
             except asyncio.CancelledError:
                 self._lose("closed by this side")
@@ -110,8 +124,11 @@ class AttachLink:
             self._lose(reason)
             if self.failures == 1:  # told once for each streak
                 await self._tell(reason)
-            delay_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures, 8))
-            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+            delay_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures, 8)) * random.uniform(
+                0.5, 1.0
+            )
+            took_s = self._clock.now_s() - began_s
+            await asyncio.sleep(max(BACKOFF_MIN_S / 2, delay_s - took_s) if self.failures else delay_s)
 
     async def _tell(self, reason: str) -> None:
         """Log why the stream could not be opened."""
@@ -127,6 +144,7 @@ class AttachLink:
 
     def _lose(self, reason: str) -> None:
         was_up, self.is_up = self.is_up, False
+        self._silence = None
         self.failures = 0 if was_up else self.failures + 1
         self.outbox = self._new_outbox()
         try:
@@ -144,10 +162,12 @@ class AttachLink:
             reading = asyncio.create_task(self._read(call), name=f"attach-read:{self.name}")
             writing = asyncio.create_task(writer.run(), name=f"attach-write:{self.name}")
             watching = asyncio.create_task(writer.watch(), name=f"attach-watch:{self.name}")
-            tasks = [reading, writing, watching]
+            listening = asyncio.create_task(self._listen(), name=f"attach-listen:{self.name}")
+            tasks = [reading, writing, watching, listening]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if watching in done:
-                await watching
+            for watch in (watching, listening):
+                if watch in done:
+                    await watch
             # The reader knows the status of a broken stream, the writer only that it broke.
             if reading not in done:
                 call.cancel()
@@ -171,9 +191,23 @@ class AttachLink:
         self.is_up = True
         self._sink.on_attached(self, message.hello, self._clock.now_s())
         while isinstance(message, pb.AttachResponse):
-            self._sink.on_response(self, message, self._clock.now_s())
+            now_s = self._clock.now_s()
+            if self._silence is not None:
+                self._silence.heard(now_s)
+            elif message.HasField("load_report"):
+                # A peer that reports its load does so each second; one that never does may be silent.
+                self._silence = Silence(SILENT_S, now_s)
+            self._sink.on_response(self, message, now_s)
             message = await call.read()
         return await _status(call)
+
+    async def _listen(self) -> None:
+        """Raise PeerSilent once the peer has said nothing for too long."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = self._clock.now_s()
+            if self._silence is not None and self._silence.look(now_s):
+                raise PeerSilent(f"nothing came for {self._silence.lasts_s(now_s):.1f} s")
 
     def _check(self, hello: pb.Hello) -> None:
         """Raise ValueError if somebody else answers."""

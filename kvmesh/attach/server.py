@@ -26,6 +26,9 @@ PROTOCOL_VERSION = 1
 
 LAST_WRITE_S = 0.5
 
+HELLO_S = 5.0
+"""A caller that has not introduced itself by then holds a stream for nothing."""
+
 
 class Session(Protocol):
     """What a service does for one attached caller. Synchronous; answers through the outbox it was opened with."""
@@ -69,7 +72,11 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
 
     async def serve(self, call: Call[pb.AttachRequest, pb.AttachResponse]) -> str | None:
         """Serve one stream until it ends. Return what the peer did wrong, or None."""
-        first = await call.read()
+        try:
+            async with asyncio.timeout(HELLO_S):
+                first = await call.read()
+        except TimeoutError:
+            return f"no hello within {HELLO_S:g} s"
         if first is None:
             return None
         if not first.HasField("hello") or first.hello.protocol_version != PROTOCOL_VERSION:

@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from kvmesh.attach import client as attach_client
 from kvmesh.attach import outbox as ob
+from kvmesh.attach import server as attach_server
 from kvmesh.attach.client import AttachLink
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
@@ -248,3 +250,37 @@ async def test_a_bug_in_the_sink_does_not_end_a_link() -> None:
         await until(lambda: bool(sink.lost))
         async with serving(echo, port):
             await until(lambda: len(sink.attached) == 2)
+
+
+async def test_a_caller_that_never_says_hello_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without a caller holds nothing for long."""
+    monkeypatch.setattr(attach_server, "HELLO_S", 0.2)
+    echo = Echo()
+    async with serving(echo) as (_, port), _channel(f"127.0.0.1:{port}") as channel:
+        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()  # type: ignore[call-arg]
+        with pytest.raises(grpc.aio.AioRpcError, match="no hello"):
+            await call.read()
+        assert not echo.outboxes
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["reports its load", "never did"])
+async def test_a_silent_peer_that_reports_its_load_is_lost(
+    reports: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence ends the stream of a peer that reports; one that never did may be silent. It is attached again."""
+    monkeypatch.setattr(attach_client, "SILENT_S", 0.6)
+    echo, sink = Echo(), Collector()
+    async with serving(echo) as (_, port), linked(sink, port) as link:
+        await until(lambda: link.is_up)
+        beat_until_s = CLOCK.now_s() + 1.5
+        if reports:
+            while CLOCK.now_s() < beat_until_s:
+                echo.outboxes[0].load(pb.LoadReport(engine_ready=True))
+                await asyncio.sleep(0.1)
+            assert not sink.lost, "a peer that speaks is not silent"
+            await until(lambda: bool(sink.lost))
+            assert "PeerSilent" in sink.lost[0] and CLOCK.now_s() - beat_until_s > 0.4
+            await until(lambda: len(sink.attached) == 2)
+        else:
+            await asyncio.sleep(1.5)
+            assert not sink.lost

@@ -1,0 +1,47 @@
+"""A peer whose event loop stands still answers pings all the same: only its silence tells."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from kvmesh.attach.client import ATTACH_TIMEOUT_S, SILENT_S, AttachLink
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.clock import MonotonicClock
+from kvmesh.server import channel
+from tests.unit.attach.test_streams import Collector, until
+
+CLOCK = MonotonicClock()
+WEDGED_S = 6.0
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def test_a_wedged_peer_is_lost_within_the_limit_and_attached_again_when_it_recovers() -> None:
+    """Pings are answered, the loop is not there: lost by silence alone; back within 2 s of being able to."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.unit.attach.wedged", str(WEDGED_S), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    address = (await process.stdout.readline()).decode().strip()
+    hello = pb.Hello(process_id="caller", boot_id="c", protocol_version=1)
+    sink = Collector()
+    link = AttachLink("wedged", address, hello, sink, CLOCK, channel, keep=True)
+    running = asyncio.create_task(link.run())
+    try:
+        await until(lambda: bool(sink.responses))
+        link.outbox.submit(pb.Submit(slot=link.outbox.new_slot(), token_ids=b"\1\0\0\0"), CLOCK.now_s() + 10)
+        wedged_s = CLOCK.now_s()
+        await until(lambda: bool(sink.lost))
+        lost_s = CLOCK.now_s() - wedged_s
+        assert "PeerSilent" in sink.lost[0], "pings found it: it was frozen, not wedged"
+        assert SILENT_S - 1.0 < lost_s < SILENT_S + 1.5
+        await until(lambda: len(sink.attached) == 2, timeout_s=WEDGED_S + 4.0)
+        assert CLOCK.now_s() - wedged_s < WEDGED_S + ATTACH_TIMEOUT_S
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        process.kill()
+        await process.wait()
