@@ -1,0 +1,54 @@
+"""Certificates of every kind for tests: good ones, ones that are over, ones of another authority or another mesh."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from kvmesh.cli import certificates as maker
+from kvmesh.trust.material import Files
+from kvmesh.trust.names import ROLES
+
+MESH = "kvmesh"
+
+
+class Folder:
+    """An authority and what it signed. `files(role)` says where it is."""
+
+    def __init__(self, path: Path, mesh: str = MESH) -> None:
+        self.path = path
+        self.mesh = mesh
+        self.renew(*ROLES)
+
+    def renew(self, *roles: str) -> None:
+        """Sign new certificates."""
+        maker.certificates(self.path, self.mesh, roles)
+
+    def expire(self, *roles: str) -> None:
+        """Put certificates in place that ended when they began."""
+        for role in roles:
+            work = self.path / "work"
+            work.mkdir(exist_ok=True)
+            maker._sign(work, self.path / maker.AUTHORITY, f"{role}.{self.mesh}.internal", 0)
+            (work / "one.key").replace(self.path / f"{role}.key")
+            (work / "one.pem").replace(self.path / f"{role}.pem")
+
+    def take_from(self, other: Folder, *roles: str) -> None:
+        """Put what another authority signed in place."""
+        for role in roles:
+            for suffix in ("key", "pem"):
+                shutil.copy(other.path / f"{role}.{suffix}", self.path / f"{role}.{suffix}")
+
+    def files(self, role: str) -> Files:
+        """Return where the files of `role` are."""
+        return Files(
+            str(self.path / f"{role}.pem"), str(self.path / f"{role}.key"), str(self.path / "authority.pem")
+        )
+
+    def section(self) -> dict[str, str]:
+        """Return the keys of [trust]."""
+        return {
+            "certificate": f"{self.path}/{{role}}.pem",
+            "key": f"{self.path}/{{role}}.key",
+            "authority": f"{self.path}/authority.pem",
+        }

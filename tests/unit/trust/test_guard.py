@@ -1,0 +1,51 @@
+"""Who may call what is decided by the names in the caller's certificate, and by nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvmesh.errors import MeshError
+from kvmesh.trust.guard import ATTACH, PeerGuard
+from kvmesh.trust.names import ROLES, SERVICE_ROLES, name_of
+
+HEALTH = "/grpc.health.v1.Health/Check"
+ATTACHES = {("frontend", "router"), ("router", "prefill"), ("router", "decode")}
+
+
+@pytest.mark.parametrize("server", SERVICE_ROLES)
+@pytest.mark.parametrize("caller", ROLES)
+def test_only_the_way_of_a_request_may_be_attached(caller: str, server: str) -> None:
+    """A frontend attaches to routers, a router to replicas; nobody else to anybody."""
+    guard = PeerGuard(server, "kvmesh")
+    names = [name_of(caller, "kvmesh")]
+    if (caller, server) in ATTACHES:
+        guard.check(ATTACH, names, "peer")
+    else:
+        with pytest.raises(MeshError) as refused:
+            guard.check(ATTACH, names, "peer")
+        assert refused.value.reason == "PEER_REFUSED" and name_of(caller, "kvmesh") in str(refused.value)
+    guard.check(HEALTH, names, "peer")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        ["router.other.internal"],
+        ["*.kvmesh.internal"],
+        ["router.kvmesh.internal.example.com"],
+        ["Router.kvmesh.internal"],
+    ],
+    ids=["none", "other-mesh", "wildcard", "longer", "case"],
+)
+def test_who_is_not_of_the_mesh_may_call_nothing(names: list[str]) -> None:
+    """One authority may serve several meshes: a certificate of another one opens nothing here."""
+    guard = PeerGuard("decode", "kvmesh")
+    for method in (ATTACH, HEALTH, "/kvmesh.decode.v1.DecodeService/GetStatus"):
+        with pytest.raises(MeshError, match="PEER_REFUSED"):
+            guard.check(method, names, "peer")
+
+
+def test_one_of_several_names_is_enough() -> None:
+    """A certificate may be for several roles."""
+    PeerGuard("decode", "kvmesh").check(ATTACH, ["x.example", name_of("router", "kvmesh")], "peer")

@@ -1,0 +1,178 @@
+"""Files that a peer would refuse are refused here, with a sentence; a renewal is taken whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvmesh.config import ConfigError
+from kvmesh.trust.material import Files, Keeper, Material, read
+from tests.certificates import Folder
+
+NAME = "router.kvmesh.internal"
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Another authority with certificates for the same names."""
+    return Folder(tmp_path_factory.mktemp("other"))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Folder:
+    """The mesh's authority."""
+    return Folder(tmp_path / "own")
+
+
+def test_good_files_are_taken(own: Folder) -> None:
+    """Certificate, key and authority that belong together are read, with the names in it and its end."""
+    material = read(own.files("router"), NAME)
+    assert material.names == (NAME,)
+    assert material.certificate.startswith(b"-----BEGIN CERTIFICATE-----")
+    assert b"PRIVATE" in material.key and "PRIVATE" not in repr(material)
+    assert material.expires_s > 1.7e9
+
+
+def _no_certificate(own: Folder, other: Folder) -> None:
+    (own.path / "router.pem").unlink()
+
+
+def _no_authority(own: Folder, other: Folder) -> None:
+    (own.path / "authority.pem").unlink()
+
+
+def _key_of_another(own: Folder, other: Folder) -> None:
+    (own.path / "router.key").write_bytes((own.path / "decode.key").read_bytes())
+
+
+def _no_pem(own: Folder, other: Folder) -> None:
+    (own.path / "router.pem").write_text("certificate")
+
+
+def _empty_authority(own: Folder, other: Folder) -> None:
+    (own.path / "authority.pem").write_text("")
+
+
+def _cut_certificate(own: Folder, other: Folder) -> None:
+    path = own.path / "router.pem"
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def _other_authority(own: Folder, other: Folder) -> None:
+    own.take_from(other, "router")
+
+
+def _over(own: Folder, other: Folder) -> None:
+    own.expire("router")
+
+
+def _other_role(own: Folder, other: Folder) -> None:
+    for suffix in ("pem", "key"):
+        (own.path / f"router.{suffix}").write_bytes((own.path / f"prefill.{suffix}").read_bytes())
+
+
+BAD: list[tuple[Callable[[Folder, Folder], None], str, str]] = [
+    (_no_certificate, "trust.certificate", "No such file"),
+    (_no_authority, "trust.authority", "No such file"),
+    (_key_of_another, "trust.key", "does not belong to trust.certificate"),
+    (_no_pem, "trust.certificate", "allowed are PEM files"),
+    (_cut_certificate, "trust.certificate", "allowed are PEM files"),
+    (_empty_authority, "trust.authority", "allowed is a PEM file"),
+    (_other_authority, "trust.certificate", "does not hold before trust.authority"),
+    (_over, "trust.certificate", "expired"),
+    (
+        _other_role,
+        "trust.certificate",
+        "is for prefill.kvmesh.internal: allowed is one for router.kvmesh.internal",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "key", "words"), BAD, ids=[spoil.__name__.strip("_") for spoil, _, _ in BAD]
+)
+def test_files_that_a_peer_would_refuse_are_refused_with_a_sentence(
+    own: Folder, other: Folder, spoil: Callable[[Folder, Folder], None], key: str, words: str
+) -> None:
+    """Key, path and what is allowed stand in one sentence."""
+    spoil(own, other)
+    with pytest.raises(ConfigError) as refused:
+        read(own.files("router"), NAME)
+    text = str(refused.value)
+    assert key in text and words in text and str(own.path) in text
+    assert text.endswith(".") and "\n" not in text
+
+
+def test_an_encrypted_key_is_refused_and_not_asked_for(own: Folder) -> None:
+    """A process has nobody at its terminal."""
+    (own.path / "router.key").write_text(
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIHeMEkGCSqGSIb3DQEFDTA8\n-----END ENCRYPTED PRIVATE KEY-----\n"
+    )
+    with pytest.raises(ConfigError, match="without a password"):
+        read(own.files("router"), NAME)
+
+
+def test_a_renewal_is_taken_when_the_files_changed(own: Folder) -> None:
+    """Files that did not change are not read again; renewed ones are taken at the next look."""
+    keeper = Keeper(own.files("router"), NAME)
+    before = keeper.current()
+    assert keeper.current() is before
+    own.renew("router")
+    after = keeper.current()
+    assert after.certificate != before.certificate and after is keeper.current()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "key", "words"), BAD, ids=[spoil.__name__.strip("_") for spoil, _, _ in BAD]
+)
+def test_a_spoiled_renewal_leaves_the_one_before_in_use(
+    own: Folder,
+    other: Folder,
+    spoil: Callable[[Folder, Folder], None],
+    key: str,
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is said once, with the reason; the next good renewal is taken."""
+    keeper = Keeper(own.files("router"), NAME)
+    before = keeper.current()
+    authority = (own.path / "authority.pem").read_bytes()
+    spoil(own, other)
+    with caplog.at_level(logging.ERROR):
+        assert [keeper.current() for _ in range(3)] == [before] * 3
+    assert len(caplog.records) == 1 and words in caplog.text
+    (own.path / "authority.pem").write_bytes(authority)
+    own.renew("router")
+    assert keeper.current() != before
+
+
+def test_a_renewal_caught_half_way_is_not_taken(own: Folder) -> None:
+    """Key and certificate are replaced one after the other; in between the old pair serves."""
+    keeper = Keeper(own.files("router"), NAME)
+    before = keeper.current()
+    seen: list[Material] = []
+    old_certificate = (own.path / "router.pem").read_bytes()
+    own.renew("router")
+    new_certificate = (own.path / "router.pem").read_bytes()
+    (own.path / "router.pem").write_bytes(old_certificate)
+    seen.append(keeper.current())
+    (own.path / "router.pem").write_bytes(new_certificate)
+    seen.append(keeper.current())
+    assert seen[0] == before and seen[1].certificate == new_certificate
+
+
+def test_files_swapped_by_a_link_are_seen(own: Folder, tmp_path: Path) -> None:
+    """Mounted secrets are renewed by pointing a link elsewhere."""
+    first, second = tmp_path / "first", Folder(tmp_path / "second")
+    own.path.rename(first)
+    link = tmp_path / "current"
+    link.symlink_to(first)
+    files = Files(*(str(link / name) for name in ("router.pem", "router.key", "authority.pem")))
+    keeper = Keeper(files, NAME)
+    before = keeper.current()
+    (tmp_path / "next").symlink_to(second.path)
+    (tmp_path / "next").replace(link)
+    assert keeper.current().authority != before.authority

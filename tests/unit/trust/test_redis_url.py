@@ -1,0 +1,62 @@
+"""Whatever an URL of Redis looks like, its password is not shown; and it need not stand in the arguments."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.config import ConfigError
+from kvmesh.redis_link import RedisLink
+from kvmesh.redis_url import VARIABLE, add_option, has_password, without_password
+
+SECRETS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12).map(
+    lambda text: "S" + text.replace("?", "_").replace("&", "_") + "E"
+)
+
+
+@given(SECRETS, st.sampled_from(["redis", "rediss", "unix"]), st.sampled_from(["", "mesh"]))
+def test_no_password_survives(secret: str, scheme: str, user: str) -> None:
+    """Also one with characters that an URL should not have."""
+    url = f"{scheme}://{user}:{secret}@redis.example:6379/0"
+    shown = without_password(url)
+    assert secret not in shown and shown.endswith("@redis.example:6379/0") and has_password(url)
+
+
+@given(SECRETS)
+def test_no_password_in_the_query_survives(secret: str) -> None:
+    """The client library takes one there, too."""
+    secret = secret.replace("@", "_")
+    shown = without_password(f"rediss://redis.example:6379/0?db=1&password={secret}&ssl_password={secret}")
+    assert secret not in shown and "db=1" in shown
+
+
+def test_an_url_without_password_is_shown_as_it_is() -> None:
+    """Nothing to hide, nothing changed."""
+    for url in ("redis://127.0.0.1:6379/0", "rediss://redis.example:6380/0?ssl_ca_certs=/x/y.pem", ""):
+        assert without_password(url) == url and not has_password(url)
+
+
+def test_an_url_that_cannot_be_used_is_refused_without_its_password() -> None:
+    """The library's own message may quote a part of it."""
+    with pytest.raises(ConfigError) as refused:
+        RedisLink("redis://mesh:pa/ss@redis.example:6379/0")
+    assert "pa" not in str(refused.value).replace("password", "") and "%XX" in str(refused.value)
+
+
+def _parse(arguments: list[str], environment: dict[str, str]) -> str:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_option(parser, environment)
+    return str(parser.parse_args(arguments).redis)
+
+
+def test_the_environment_names_redis_where_the_arguments_do_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """The argument goes first; without either a process does not start."""
+    assert _parse([], {VARIABLE: "redis://a"}) == "redis://a"
+    assert _parse(["--redis", "redis://b"], {VARIABLE: "redis://a"}) == "redis://b"
+    with pytest.raises((SystemExit, argparse.ArgumentError)):
+        _parse([], {})
+    assert VARIABLE not in os.environ
