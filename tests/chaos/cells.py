@@ -1,0 +1,119 @@
+"""The matrix: which part is hit by which fault, how often, and what the short form takes of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+PARTS: Final = ("frontend", "router", "prefill", "decode", "prefill-engine", "decode-engine", "redis")
+
+FAULTS: Final = ("kill", "term", "pause", "cut", "slow")
+"""SIGKILL; SIGTERM; SIGSTOP for a while; all its packets lost for a while; packets late and some of them lost."""
+
+ENDING: Final = frozenset({"kill", "term"})
+"""Faults that end the part; it is started again."""
+
+FAULT_S: Final = 10.0
+"""How long a pause, a cut and a slow spell last."""
+
+DOWN_S: Final = 2.0
+"""How long an ended part stays away before it is started again: what a supervisor takes."""
+
+SEEDS: Final = {"kill": 5, "term": 2, "pause": 5, "cut": 2, "slow": 2}
+"""Runs of one cell in the long form."""
+
+SHORT: Final = (
+    # Every part and every fault at least once; kills and pauses where most is at stake.
+    ("frontend", "kill"),
+    ("router", "kill"),
+    ("prefill", "slow"),
+    ("decode", "cut"),
+    ("prefill-engine", "kill"),
+    ("decode-engine", "pause"),
+    ("redis", "term"),
+    ("decode", "kill"),
+)
+
+
+class CellError(ValueError):
+    """A cell that does not exist was named; the text says which ones do."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One field of the matrix."""
+
+    part: str
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.part}:{self.fault}"
+
+    @property
+    def ends_the_part(self) -> bool:
+        """True if the part is gone and has to be started again."""
+        return self.fault in ENDING
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Run:
+    """One execution of a cell; the seed decides everything about it."""
+
+    cell: Cell
+    seed: int
+
+    @classmethod
+    def warm(cls) -> Run:
+        """Return a run of no cell: its seed gives the prompts that warm a mesh."""
+        return cls(Cell("none", "none"), 0)
+
+    @property
+    def replay(self) -> str:
+        """The line that does it again."""
+        return f"make chaos ONLY={self.cell} SEED={self.seed}"
+
+
+def parse(text: str) -> list[Cell]:
+    """Return the cells of "prefill:kill,redis:cut"; a part or a fault alone means all of its cells, "" means all.
+
+    Raises CellError naming what does not exist.
+    """
+    cells: dict[Cell, None] = {}
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        part, colon, fault = word.partition(":")
+        if not colon and part in FAULTS:
+            part, fault = "", part
+        if part and part not in PARTS:
+            raise CellError(f"{part!r} is no part of the matrix; allowed are {', '.join(PARTS)}")
+        if fault and fault not in FAULTS:
+            raise CellError(f"{fault!r} is no fault of the matrix; allowed are {', '.join(FAULTS)}")
+        for cell in everything():
+            if part in ("", cell.part) and fault in ("", cell.fault):
+                cells[cell] = None
+    return list(cells) or everything()
+
+
+def everything() -> list[Cell]:
+    """Return all cells, faults of one part together."""
+    return [Cell(part, fault) for part in PARTS for fault in FAULTS]
+
+
+def long_form(cells: list[Cell], seeds: int | None = None, only_seed: int | None = None) -> list[Run]:
+    """Return the runs of `cells`: seeds 1 to what SEEDS says, or `seeds`; or `only_seed` alone.
+
+    Seeds are the outer loop, so that a run that is cut short has seen all of the matrix.
+    """
+    if only_seed is not None:
+        return [Run(cell, only_seed) for cell in cells]
+    wanted = {cell: seeds or SEEDS[cell.fault] for cell in cells}
+    return [
+        Run(cell, seed)
+        for seed in range(1, max(wanted.values(), default=0) + 1)
+        for cell in cells
+        if seed <= wanted[cell]
+    ]
+
+
+def short_form(seed: int = 1) -> list[Run]:
+    """Return the runs of the short form."""
+    return [Run(Cell(part, fault), seed) for part, fault in SHORT]

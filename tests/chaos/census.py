@@ -1,0 +1,156 @@
+"""Looks at every part of a mesh from outside: what it holds, whether it serves, its tasks, descriptors and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import grpc
+import redis.asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvmesh.server import channel
+from tests.chaos.faults import family
+from tests.chaos.records import Budget, Census, Process
+from tests.chaos.rig import Body, Rig
+from tests.integration.live_mesh import accepts, engine_ready
+
+ANSWER_S: Final = 3.0
+"""A part that does not answer for this long does not answer."""
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_FRONTEND_HOLDS: Final = ("live_requests", "leaving_requests", "open_slots")
+
+
+class Unreachable(RuntimeError):
+    """A part does not answer; the text says which and what was asked."""
+
+
+async def take(rig: Rig, at_s: float) -> Census:
+    """Return the state of the mesh now. Raises Unreachable if a service that should run does not answer."""
+    names = list(rig.mesh.parts)
+    services = rig.mesh.running("frontend", "router", "prefill", "decode")
+    scrapes = dict(
+        zip(services, await asyncio.gather(*(scrape(rig, name) for name in services)), strict=True)
+    )
+    serving = await asyncio.gather(*(is_serving(rig, name) for name in names))
+    try:
+        held = await rig.mesh.held()
+    except grpc.aio.AioRpcError as error:
+        raise Unreachable(f"a status was not answered: {error.details()}") from error
+    bodies = await asyncio.gather(*(rig.body(name) for name in names))
+    frontends = [name for name in services if name.startswith("frontend")]
+    for name in frontends:
+        for what in _FRONTEND_HOLDS:
+            held[f"{name} {what}"] = int(scrapes[name].get(f"kvmesh_frontend_{what}", 0))
+    return Census(
+        at_s=at_s,
+        held={what: count for what, count in held.items() if count},
+        processes={
+            name: _process(name, body, scrapes.get(name), is_up)
+            for name, body, is_up in zip(names, bodies, serving, strict=True)
+        },
+        budgets={name: _budget(scrapes[name]) for name in frontends},
+        keys_for_good=await keys_for_good(rig),
+    )
+
+
+async def is_serving(rig: Rig, name: str) -> bool:
+    """Say whether part `name` answers its health check with yes."""
+    part = rig.mesh.parts[name]
+    if not part.is_running:
+        return False
+    if name == "redis":
+        return await accepts(part.address)
+    if name.endswith("-engine"):
+        return await engine_ready(part.address)
+    # A connection of its own: one that broke waits before it tries again.
+    async with channel(part.address) as connection:
+        try:
+            stub = health_pb2_grpc.HealthStub(connection)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+        except grpc.aio.AioRpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def scrape(rig: Rig, name: str) -> dict[str, float]:
+    """Return the samples of service `name`; those with labels are summed. Raises Unreachable."""
+    address = rig.metrics_address(name)
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                writer.write(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
+                answer = await reader.read(-1)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError) as error:
+        raise Unreachable(f"{name} does not tell its metrics at {address}") from error
+    samples: dict[str, float] = {}
+    for metric in text_string_to_metric_families(answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")):
+        for sample in metric.samples:
+            if not sample.name.endswith("_bucket"):
+                samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+    return samples
+
+
+async def keys_for_good(rig: Rig) -> list[str]:
+    """Return the keys of the mesh's Redis that have no time to live, sorted."""
+    host, _, port = rig.mesh.parts["redis"].address.rpartition(":")
+    async with redis.asyncio.Redis(host=host, port=int(port), socket_timeout=ANSWER_S) as client:
+        try:
+            keys = [key async for key in client.scan_iter(count=1000)]
+            times = [await client.ttl(key) for key in keys]
+        except redis.RedisError as error:
+            raise Unreachable(f"Redis does not answer: {error}") from error
+    return sorted(key.decode() for key, left in zip(keys, times, strict=True) if left == -1)
+
+
+async def registered(rig: Rig, mesh: str) -> set[str]:
+    """Return who holds a lease in Redis; nobody if it does not answer."""
+    host, _, port = rig.mesh.parts["redis"].address.rpartition(":")
+    prefix = f"{mesh}:proc:"
+    async with redis.asyncio.Redis(host=host, port=int(port), socket_timeout=ANSWER_S) as client:
+        try:
+            return {key.decode().removeprefix(prefix) async for key in client.scan_iter(f"{prefix}*", 1000)}
+        except redis.RedisError:
+            return set()
+
+
+def _process(name: str, body: Body, samples: dict[str, float] | None, is_up: bool) -> Process:
+    if samples is not None:
+        prefix = f"kvmesh_{name.rpartition('-')[0]}_process_"
+        tasks, fds, resident = (
+            int(samples[prefix + what]) for what in ("tasks", "open_fds", "resident_bytes")
+        )
+        return Process(body.life, is_up, tasks, fds, resident)
+    pid = body.pid
+    return Process(body.life, is_up, None, _fds(pid) if pid else None, resident_bytes(pid) if pid else None)
+
+
+def _budget(samples: dict[str, float]) -> Budget:
+    requests = int(samples.get("kvmesh_frontend_requests_total", 0))
+    return Budget(requests, int(samples.get("kvmesh_frontend_budgeted_retries_total", 0)))
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of `pid` and everything below it. Shared pages count once for each of them."""
+    total = 0
+    for one in family(pid):
+        with suppress(OSError, IndexError):
+            total += int(Path(f"/proc/{one}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+    return total
+
+
+def _fds(pid: int) -> int | None:
+    """Return the open descriptors of `pid` and everything below it; None where another user's are not shown."""
+    try:
+        return sum(sum(1 for _ in Path(f"/proc/{one}/fd").iterdir()) for one in family(pid))
+    except OSError:
+        return None

@@ -1,0 +1,113 @@
+"""How parts are broken and mended; and the faults of a mesh of processes, which are those that signals can make."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.integration.harness import Mesh
+
+
+class Faults(Protocol):
+    """Breaks parts of a running mesh, by name, and mends them."""
+
+    async def kill(self, name: str) -> object:
+        """End the part with SIGKILL and wait until it is gone."""
+        ...
+
+    async def terminate(self, name: str) -> object:
+        """End the part with SIGTERM and wait until it is gone, its drain included."""
+        ...
+
+    async def start(self, name: str) -> object:
+        """Start an ended part again and wait until it is ready."""
+        ...
+
+    async def pause(self, name: str) -> object:
+        """Stop all its processes where they stand."""
+        ...
+
+    async def unpause(self, name: str) -> object:
+        """Let them go on."""
+        ...
+
+    async def cut(self, name: str) -> object:
+        """Lose every packet from and to it, silently."""
+        ...
+
+    async def slow(self, name: str, delay_s: float = 0.05, loss: float = 0.02) -> object:
+        """Delay its packets by `delay_s` and lose a share of them."""
+        ...
+
+    async def mend(self, name: str) -> object:
+        """Take a cut or a slow spell back."""
+        ...
+
+
+class SignalFaults:
+    """The faults that need no network of their own; implements Faults but for `cut` and `slow`."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    async def kill(self, name: str) -> None:
+        await self._mesh.parts[name].end(signal.SIGKILL)
+
+    async def terminate(self, name: str) -> None:
+        await self._mesh.parts[name].end(signal.SIGTERM)
+
+    async def start(self, name: str) -> None:
+        await self._mesh.start(name)
+
+    async def pause(self, name: str) -> None:
+        _signal(self._mesh.parts[name].pid, signal.SIGSTOP)
+
+    async def unpause(self, name: str) -> None:
+        _signal(self._mesh.parts[name].pid, signal.SIGCONT)
+
+    async def cut(self, name: str) -> None:
+        raise NotImplementedError("processes share one network: a part cannot be cut off without containers")
+
+    async def slow(self, name: str, delay_s: float = 0.05, loss: float = 0.02) -> None:
+        raise NotImplementedError("processes share one network: a part cannot be slowed without containers")
+
+    async def mend(self, name: str) -> None:
+        """Nothing to take back."""
+
+
+async def apply(faults: Faults, fault: str, name: str) -> None:
+    """Let `fault`, one of cells.FAULTS, hit part `name`. Returns when the part is hit; an ended part is gone then."""
+    hit: dict[str, Any] = {
+        "kill": faults.kill,
+        "term": faults.terminate,
+        "pause": faults.pause,
+        "cut": faults.cut,
+        "slow": faults.slow,
+    }
+    await hit[fault](name)
+
+
+async def undo(faults: Faults, fault: str, name: str) -> None:
+    """Take `fault` back; an ended part is started again."""
+    reverse: dict[str, Any] = {"kill": faults.start, "term": faults.start, "pause": faults.unpause}
+    await reverse.get(fault, faults.mend)(name)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    """Send `number` to `pid` and everything below it: an engine is a server and its Python."""
+    for each in family(pid):
+        os.kill(each, number)
+
+
+def family(pid: int) -> list[int]:
+    """Return `pid` and its descendants, as far as they can be seen."""
+    found = [pid]
+    for one in found:
+        for children in Path(f"/proc/{one}/task").glob("*/children"):
+            try:
+                found += [int(word) for word in children.read_text(encoding="ascii").split()]
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,134 @@
+"""Runs one cell after another on one mesh, which is built anew where a run left something wrong behind."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from tests.chaos import census
+from tests.chaos.cells import FAULT_S, Run
+from tests.chaos.clients import PlainReader, live
+from tests.chaos.judge import Limits
+from tests.chaos.plan import plan_of, probe_of
+from tests.chaos.records import COMPLETE, Census, Record, Violation
+from tests.chaos.rig import Rig
+from tests.chaos.trial import Trial, readers_of
+from tests.chaos.truth import Truth
+
+log = logging.getLogger(__name__)
+
+RUN_S_MAX: Final = 240.0
+"""A run that takes longer than all its own bounds together is broken."""
+
+WARM_REQUESTS: Final = 24
+IDLE_S_MAX: Final = 20.0
+
+OpenRig = Callable[[Path], AbstractAsyncContextManager[Rig]]
+"""Starts a mesh whose logs go to a folder, and ends it."""
+
+
+class Matrix:
+    """Owns the mesh of the runs, between two of them too."""
+
+    def __init__(
+        self, open_rig: OpenRig, folder: Path, commit: str, limits: Limits, fault_s: float = FAULT_S
+    ) -> None:
+        """`folder` takes the logs of meshes; those of a mesh without violations are overwritten by the next one's."""
+        self._open_rig = open_rig
+        self._folder = folder
+        self._commit = commit
+        self._limits = limits
+        self._fault_s = fault_s
+        self._stack = AsyncExitStack()
+        self._rig: Rig | None = None
+        self._base: Census | None = None
+
+    async def run_all(self, runs: Iterable[Run]) -> AsyncIterator[Record]:
+        """Run all of `runs` and yield each record when it is judged. Close the iterator, or the mesh stays."""
+        try:
+            for run in runs:
+                yield await self.run(run)
+        finally:
+            await self.close()
+
+    async def run(self, run: Run) -> Record:
+        """Run one cell once. Whatever happens becomes a violation of the record."""
+        began, began_s = dt.datetime.now(dt.UTC), time.monotonic()
+        plan = plan_of(run, self._fault_s)
+        try:
+            async with asyncio.timeout(RUN_S_MAX):
+                rig, base = await self._ready()
+                config = rig.mesh.config
+                truth = await asyncio.to_thread(
+                    Truth(config.engine.salt, config.engine.max_sequence_tokens).of, plan.streams
+                )
+                async with readers_of(rig) as readers:
+                    trial = Trial(rig, plan, truth, base, self._limits, readers, self._commit)
+                    record = (await trial.run()).record
+        except Exception as error:
+            log.warning("run broke", exc_info=error)
+            record = _broken(run, plan.target, self._commit, began, time.monotonic() - began_s, error)
+        if record.violations:
+            await self._abandon(run)
+        return record
+
+    async def close(self) -> None:
+        """End the mesh, if there is one."""
+        self._rig = None
+        await self._stack.aclose()
+        self._stack = AsyncExitStack()
+
+    async def _ready(self) -> tuple[Rig, Census]:
+        if self._rig is None or self._base is None:
+            folder = self._folder / "mesh"
+            folder.mkdir(parents=True, exist_ok=True)
+            self._rig = await self._stack.enter_async_context(self._open_rig(folder))
+            self._base = await settled(self._rig)
+        return self._rig, self._base
+
+    async def _abandon(self, run: Run) -> None:
+        """Keep the logs of a mesh that broke an invariant, and end it."""
+        if self._rig is not None:
+            await self._rig.keep_logs(self.logs_of(run))
+        await self.close()
+
+    def logs_of(self, run: Run) -> Path:
+        """Return where the logs of a run with violations are."""
+        return self._folder / f"{run.cell.part}-{run.cell.fault}-{run.seed}"
+
+
+async def settled(rig: Rig) -> Census:
+    """Send requests until every process has talked to every other, and return the census of the idle mesh."""
+    plain = PlainReader(lambda number: rig.mesh.parts[f"frontend-{number}"].address)
+    run = Run.warm()
+    answers = await asyncio.gather(
+        *(live(probe_of(run, number, number % 2), plain, time.monotonic) for number in range(WARM_REQUESTS))
+    )
+    failed = [f"{one.end} {one.code} {one.reason} {one.text}" for one in answers if one.end != COMPLETE]
+    assert not failed, f"{len(failed)} of {WARM_REQUESTS} requests failed on a fresh mesh: {failed[0]}"
+    await rig.mesh.idle(IDLE_S_MAX)
+    return await census.take(rig, 0.0)
+
+
+def _broken(
+    run: Run, target: str, commit: str, began: dt.datetime, seconds: float, error: Exception
+) -> Record:
+    """Return the record of a run that could not be finished."""
+    reasons = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
+    what = "; ".join(f"{type(each).__name__}: {each}" for each in reasons)
+    return Record(
+        part=run.cell.part,
+        fault=run.cell.fault,
+        seed=run.seed,
+        target=target,
+        commit=commit,
+        began=began.isoformat(timespec="seconds"),
+        seconds=round(seconds, 1),
+        violations=[Violation("BROKEN", what[:2000])],
+    )

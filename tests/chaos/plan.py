@@ -1,0 +1,144 @@
+"""What one run does, drawn from its seed alone: who is hit, and every stream with its prompt and its moments. Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from tests.chaos.cells import DOWN_S, FAULT_S, Run
+
+STREAMS: Final = (16, 64)
+PROMPT_TOKENS: Final = (20, 1500)
+OUTPUT_TOKENS: Final = (60, 260)
+"""At some 20 tokens a second a stream lives 3 to 13 s: most of those that run when the fault comes are still there when
+it is noticed, and many when it is over."""
+
+CANCELLED: Final = 0.15
+WITH_DEADLINE: Final = 0.10
+PLAIN: Final = 0.2
+"""Share of streams read by a plain gRPC client, which cannot go to another frontend."""
+
+GREEDY: Final = 0.4
+SHARED: Final = 0.4
+"""Share of prompts that begin as others do."""
+
+ARRIVE_S: Final = 1.5
+"""Streams from before the fault arrive within this time."""
+
+BEFORE, DURING, AFTER = "before", "during", "after"
+PHASES: Final = ((BEFORE, 0.6), (DURING, 0.25), (AFTER, 0.15))
+"""When streams come: ahead of the fault, while the part is away, when it is back."""
+
+FIRST_TOKEN_ID: Final = 16
+VOCABULARY: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One request and its client's intentions."""
+
+    number: int
+    phase: str
+    offset_s: float
+    """When it is sent, in seconds after its phase began."""
+    prompt: tuple[int, ...]
+    max_output_tokens: int
+    seed: int
+    temperature: float
+    top_k: int
+    is_plain: bool
+    frontend: int
+    """Frontend a plain client uses, and the one a resuming client tries first."""
+    cancel_s: float | None = None
+    """The client leaves this long after it sent the request."""
+    deadline_s: float | None = None
+    """The client's own deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run: the part that is hit, when, and the streams in the order of their numbers."""
+
+    run: Run
+    target: str
+    """Name of the process that is hit, for example "prefill-1-engine"."""
+    delay_s: float
+    """The fault comes this long after the last stream of the first phase was sent."""
+    away_s: float
+    """How long the fault lasts, or the part stays away."""
+    streams: tuple[Stream, ...]
+
+
+def plan_of(run: Run, fault_s: float = FAULT_S) -> Plan:
+    """Return the plan of `run`: the same run, the same plan."""
+    rng = random.Random(f"{run.cell} {run.seed}")
+    replica = rng.randrange(2)
+    away_s = DOWN_S if run.cell.ends_the_part else fault_s
+    shared = [
+        _tokens(rng, rng.randint(64, 1000)) for _ in range(3)
+    ]  # beginnings that several prompts have in common
+    count = rng.randint(*STREAMS)
+    streams = tuple(_stream(rng, number, away_s, shared) for number in range(count))
+    return Plan(run, target_of(run.cell.part, replica), rng.uniform(0.2, 1.5), away_s, streams)
+
+
+def target_of(part: str, replica: int) -> str:
+    """Return the name of the process."""
+    if part == "redis":
+        return part
+    role, _, engine = part.partition("-")
+    return f"{role}-{replica}-engine" if engine else f"{role}-{replica}"
+
+
+def probe_of(run: Run, number: int, frontend: int) -> Stream:
+    """Return a small request that looks for the returned part: its prompt is new, and too long for decode alone."""
+    rng = random.Random(f"{run.cell} {run.seed} probe {number}")
+    return Stream(
+        number=number,
+        phase=AFTER,
+        offset_s=0.0,
+        prompt=_tokens(rng, 130),
+        max_output_tokens=2,
+        seed=rng.getrandbits(62),
+        temperature=1.0,
+        top_k=0,
+        is_plain=True,
+        frontend=frontend,
+    )
+
+
+def _stream(rng: random.Random, number: int, away_s: float, shared: list[tuple[int, ...]]) -> Stream:
+    phase = rng.choices([name for name, _ in PHASES], [share for _, share in PHASES])[0]
+    offset_s = rng.uniform(0.0, {BEFORE: ARRIVE_S, DURING: away_s, AFTER: 1.0}[phase])
+    cancel_s = rng.uniform(0.02, 8.0) if rng.random() < CANCELLED else None
+    deadline_s = rng.uniform(0.5, 8.0) if rng.random() < WITH_DEADLINE else None
+    is_greedy = rng.random() < GREEDY
+    return Stream(
+        number=number,
+        phase=phase,
+        offset_s=offset_s,
+        prompt=_prompt(rng, shared),
+        max_output_tokens=rng.randint(*OUTPUT_TOKENS),
+        seed=rng.getrandbits(62),
+        temperature=0.0 if is_greedy else rng.choice((1.0, 0.5)),
+        top_k=0 if is_greedy else rng.choice((0, 8)),
+        is_plain=rng.random() < PLAIN,
+        frontend=rng.randrange(2),
+        cancel_s=cancel_s,
+        deadline_s=deadline_s,
+    )
+
+
+def _prompt(rng: random.Random, shared: list[tuple[int, ...]]) -> tuple[int, ...]:
+    low, high = PROMPT_TOKENS
+    # As many of 20 to 80 tokens as of 400 to 1,500: lengths that are drawn evenly are nearly all long.
+    length = round(low * (high / low) ** rng.random())
+    if rng.random() >= SHARED:
+        return _tokens(rng, length)
+    beginning = rng.choice(shared)[: max(0, length - 8)]
+    return beginning + _tokens(rng, length - len(beginning))
+
+
+def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(FIRST_TOKEN_ID, VOCABULARY) for _ in range(count))

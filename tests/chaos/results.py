@@ -1,0 +1,55 @@
+"""The results file: one JSON line per run, appended when the run is judged, so that a matrix can go on where it stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from tests.chaos.cells import Run
+from tests.chaos.records import Record
+
+
+class ResultsError(ValueError):
+    """The results file cannot be read; the text names file and line."""
+
+
+class Results:
+    """The records of one file, oldest first. A line that was cut off by the end of its writer is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[Record]:
+        """Return what is there; of several records of a run the last. Raises ResultsError."""
+        if not self.path.exists():
+            return []
+        text = self.path.read_text(encoding="utf-8")
+        lines = text.split("\n")
+        whole = lines[:-1]  # what stands behind the last line break was never finished
+        records: dict[tuple[str, str, int], Record] = {}
+        for number, line in enumerate(whole, start=1):
+            try:
+                record = msgspec.json.decode(line, type=Record)
+            except msgspec.DecodeError as error:
+                raise ResultsError(f"{self.path}, line {number}: {error}") from error
+            records.pop(record.key, None)
+            records[record.key] = record
+        return list(records.values())
+
+    def missing(self, runs: Iterable[Run]) -> list[Run]:
+        """Return those of `runs` that have no record yet, in their order."""
+        there = {record.key for record in self.read()}
+        return [run for run in runs if (run.cell.part, run.cell.fault, run.seed) not in there]
+
+    def append(self, record: Record) -> None:
+        """Add a record and have it on disk. A line that was never finished is taken away first."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(msgspec.json.encode(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,144 @@
+"""A whole mesh to break: in containers, or in processes of this machine where only signals are wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from kvmesh.config import MeshConfig
+from tests.chaos.faults import Faults, SignalFaults
+from tests.integration.containers.faults import Faults as ContainerFaults
+from tests.integration.containers.mesh import ContainerMesh, container_mesh
+from tests.integration.containers.plan import METRICS_PORT
+from tests.integration.harness import Mesh, running_mesh
+from tests.integration.live_mesh import LiveMesh, configure
+
+STEP_S: Final = 0.045
+"""One step of an engine: some 20 tokens a second and stream, so that 64 streams leave two cores room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a part runs in."""
+
+    life: str
+    """Differs between two starts."""
+    pid: int
+    """Its first process, as this machine counts; 0 if it does not run."""
+
+
+class Rig(Protocol):
+    """A running mesh and what it takes to break it and to look at it from outside."""
+
+    @property
+    def mesh(self) -> LiveMesh[Any]: ...
+
+    @property
+    def faults(self) -> Faults: ...
+
+    def metrics_address(self, name: str) -> str:
+        """Return where the service `name` tells its metrics, "host:port"."""
+        ...
+
+    async def body(self, name: str) -> Body:
+        """Return what part `name` runs in."""
+        ...
+
+    async def keep_logs(self, folder: Path) -> None:
+        """Write the log of every part into `folder`."""
+        ...
+
+
+def chaos_config() -> MeshConfig:
+    """Return the mesh that is broken: two of each role, `hashed` engines at a pace that leaves the machine room."""
+    return configure(
+        engine={
+            "arithmetic": "hashed",
+            "kv_blocks": 4096,
+            "prefill_kv_blocks": 4096,
+            "max_sequence_tokens": 4096,
+            "step_s": STEP_S,
+            "prefill_token_s": 0.0001,
+            "block_transfer_s": 0.0005,
+        },
+        prefill={"replicas": 2},
+        decode={"replicas": 2},
+        router={"replicas": 2, "snapshot_interval_s": 2.0},
+        frontend={"replicas": 2, "default_deadline_s": 120.0},
+    )
+
+
+class ProcessRig:
+    """Implements Rig with processes."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.faults = SignalFaults(mesh)
+
+    def metrics_address(self, name: str) -> str:
+        return ready_line(self.mesh.parts[name].log.read_text(encoding="utf-8", errors="replace"))
+
+    async def body(self, name: str) -> Body:
+        part = self.mesh.parts[name]
+        pid = part.process.pid if part.process is not None else 0
+        return Body(str(pid), pid)
+
+    async def keep_logs(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in self.mesh.parts.values():
+            if part.log.exists():
+                await asyncio.to_thread(shutil.copyfile, part.log, folder / part.log.name)
+
+
+def ready_line(log: str) -> str:
+    """Return the metrics address that a service told when it was ready, last time. Raises AssertionError without one."""
+    lines = [line for line in log.splitlines() if line.startswith('{"ready"')]
+    assert lines, "no ready line in the log"
+    return str(json.loads(lines[-1])["metrics_address"])
+
+
+class ContainerRig:
+    """Implements Rig with containers."""
+
+    def __init__(self, mesh: ContainerMesh) -> None:
+        self.mesh = mesh
+        self.faults = ContainerFaults(mesh)
+
+    def metrics_address(self, name: str) -> str:
+        return f"{self.mesh.parts[name].ip}:{METRICS_PORT}"
+
+    async def body(self, name: str) -> Body:
+        part = self.mesh.parts[name]
+
+        def look() -> Body:
+            container = part.docker
+            container.reload()
+            state = container.attrs["State"]
+            return Body(f"{state['StartedAt']}", int(state["Pid"]))
+
+        return await part.in_thread(look)
+
+    async def keep_logs(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, part in self.mesh.parts.items():
+            (folder / f"{name}.log").write_bytes(await part.in_thread(part.log))
+
+
+@asynccontextmanager
+async def processes(folder: Path) -> AsyncIterator[Rig]:
+    """Start a mesh of processes; its logs go to `folder`."""
+    async with running_mesh(chaos_config(), folder) as mesh:
+        yield ProcessRig(mesh)
+
+
+@asynccontextmanager
+async def containers(folder: Path) -> AsyncIterator[Rig]:
+    """Start a mesh of containers; its logs go to `folder`. Raises docker's errors where there is no Docker."""
+    async with container_mesh(chaos_config(), folder) as mesh:
+        yield ContainerRig(mesh)

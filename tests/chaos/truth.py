@@ -1,0 +1,42 @@
+"""What each stream must say, computed without a server: the hashed arithmetic and the engine's sampling, alone. Pure.
+
+The engine keys its draws by (seed, absolute position), so one history computed in one piece gives the tokens of any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from engines.reference.arithmetic import Slice
+from engines.reference.hashed import HashedArithmetic
+from engines.reference.sampling import Sampling, choose
+from tests.chaos.plan import Stream
+
+
+class Truth:
+    """Knows the tokens of the mesh's model. `salt` is that of the mesh's engines."""
+
+    def __init__(self, salt: str, max_sequence_tokens: int) -> None:
+        self._arithmetic = HashedArithmetic(salt=salt, max_sequence_tokens=max_sequence_tokens)
+        self._page = np.zeros(1, dtype=np.int32)
+        self._store = self._arithmetic.new_store(1, max_sequence_tokens)
+
+    def tokens(self, stream: Stream) -> list[int]:
+        """Return the whole output of `stream`. Not to be called from two threads at once."""
+        sampling = Sampling(stream.temperature, stream.top_k, 0.0, stream.seed)
+        piece, start = np.array(stream.prompt, dtype=np.int32), 0
+        output: list[int] = []
+        while len(output) < stream.max_output_tokens:
+            (logits,) = self._arithmetic.forward([Slice(piece, start, self._page, True)], self._store)
+            assert logits is not None
+            start += len(piece)
+            token, _ = choose(logits, start, sampling)
+            output.append(token)
+            piece = np.array([token], dtype=np.int32)
+        return output
+
+    def of(self, streams: Iterable[Stream]) -> dict[int, list[int]]:
+        """Return the outputs by stream number."""
+        return {stream.number: self.tokens(stream) for stream in streams}
