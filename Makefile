@@ -2,10 +2,12 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+TAG ?= dev
+BASE ?=
 SOURCES := $(wildcard kvmesh services engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness bench proto docs lock
+.PHONY: help setup demo test check exactness bench proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,3 +51,6 @@ docs: setup  ## Write docs/configuration.md again from kvmesh/config.py
 
 lock: setup  ## Write requirements.lock from what is installed
 	$(BIN)/python tools/lock.py
+
+images: setup  ## Build the container images, tagged TAG (dev); BASE names their base, empty makes one
+	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh

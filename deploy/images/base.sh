@@ -3,7 +3,7 @@
 #   base.sh [IMAGE]            default kvmesh-base:bookworm
 #   MIRROR=http://deb.debian.org/debian   any Debian mirror, also one of your own
 # Needs root, debootstrap and docker. What it holds: Debian's minimal system, Python 3.11, tini, CA certificates.
-# The packages that the images of Redis and of the faults add are left in debs/, so that these build without a network too.
+# The packages that the build, the image of Redis and that of the faults add are left in debs/, so that these build without a network too.
 set -euo pipefail
 cd "$(dirname "$0")"
 debs=$PWD/debs
@@ -28,7 +28,7 @@ debootstrap --variant=minbase --include="$packages" "$suite" "$root" "$mirror" |
        /^[EW]:/ { print > "/dev/stderr" }
        /Unpacking the base system|Configuring the base system|Base system installed/ { sub(/^I: /, "base.sh: "); print > "/dev/stderr" }'
 
-for extra in redis faults; do
+for extra in build redis faults; do
   echo "base.sh: fetching the packages of $extra" >&2
   rm -rf "${debs:?}/$extra"
   mkdir -p "$debs/$extra" "$root/tmp/debs/partial"
@@ -45,7 +45,7 @@ ln -sf python3.11 "$root/usr/bin/python3"
 cd "$root"
 rm -rf var/lib/apt/lists/* var/cache/apt/* var/cache/debconf/*-old var/log/* var/cache/ldconfig/aux-cache \
   usr/share/doc/* usr/share/man/* usr/share/info/* usr/share/locale/* usr/share/lintian usr/share/bug tmp/* \
-  debootstrap var/lib/dpkg/*-old etc/machine-id var/lib/dbus/machine-id etc/hostname etc/resolv.conf
+  usr/lib/x86_64-linux-gnu/gconv debootstrap var/lib/dpkg/*-old etc/machine-id var/lib/dbus/machine-id etc/hostname etc/resolv.conf
 # Compiled modules carry the time of their making; the images compile what they use themselves.
 find usr/lib/python3* -name __pycache__ -type d -prune -exec rm -rf {} +
 rm -rf usr/lib/python3.11/{test,idlelib,tkinter,turtledemo,lib2to3,ensurepip,distutils/tests,pydoc_data}

@@ -22,7 +22,7 @@ flock 9
 
 if [ -z "$base" ]; then
   base=kvmesh-base:bookworm
-  docker image inspect "$base" >/dev/null 2>&1 && [ -d debs/redis ] && [ -d debs/faults ] || ./base.sh "$base"
+  docker image inspect "$base" >/dev/null 2>&1 && [ -d debs/build ] && [ -d debs/redis ] && [ -d debs/faults ] || ./base.sh "$base"
 fi
 
 name_of() { [ "$1" = service ] && echo "kvmesh:$tag" || echo "kvmesh-$1:$tag"; }
@@ -39,7 +39,7 @@ digest_of() {  # of the image $1: its files, by name and content, and its base
     case "$1" in
       redis | faults) sha256sum install.sh "$1.packages" ;;
       *)
-        sha256sum service.lock engine.lock installer.lock strip.sh entrypoint kvmesh
+        sha256sum service.lock engine.lock installer.lock build.packages install.sh strip.sh entrypoint kvmesh
         (cd "$root" && sources | xargs -d '\n' sha256sum)
         ;;
     esac
@@ -57,7 +57,7 @@ done
 if [ ${#stale[@]} -gt 0 ]; then
   context=$(mktemp -d)
   trap 'rm -rf "$context" "$context.log"' EXIT
-  mkdir -p "$context"/{wheelhouse,debs/redis,debs/faults,src}
+  mkdir -p "$context"/{wheelhouse,debs/{build,redis,faults},src}
   cp Dockerfile ./*.lock ./*.packages strip.sh install.sh entrypoint kvmesh "$context"
   [ ! -d debs ] || cp -R debs/. "$context/debs"
   case " ${stale[*]} " in

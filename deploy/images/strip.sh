@@ -6,4 +6,9 @@ find . \( -name tests -o -name test -o -name __pycache__ \) -type d -prune -exec
 find . -type f \( -name '*.pyx' -o -name '*.pxd' -o -name '*.c' -o -name '*.h' -o -name '*.a' -o -name '*.pyi' \) -exec rm -f {} +
 rm -rf lib/python3*/site-packages/numpy/f2py lib/python3*/site-packages/numpy/distutils
 find bin -type f ! -name 'python*' -exec rm -f {} +
+# Symbols for debuggers are most of some extensions. Those of wheels that bring libraries of their own were moved about by
+# patchelf already, which strip may break: left as they are.
+if command -v strip >/dev/null; then
+  find lib -name '*.so' ! -path '*/numpy/*' ! -path '*.libs/*' -exec strip --strip-unneeded {} +
+fi
 bin/python -m compileall -q --invalidation-mode unchecked-hash lib >/dev/null || true

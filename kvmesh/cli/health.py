@@ -1,51 +1,174 @@
 """`kvmesh health`: asks one process whether it serves; what a container's health check runs every few seconds.
 
-So it imports little: gRPC and no more. `python -m kvmesh.cli.health` is the same without the rest of the command line.
+So it imports little: gRPC, and the configuration where there is one. `python -m kvmesh.cli.health` is the same without the
+rest of the command line.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 import grpc
 
 TIMEOUT_S: Final = 2.0
 
+SERVICES: Final = ("frontend", "router", "prefill", "decode")
+ENGINE: Final = "engine"
+SERVICE_ADDRESS: Final = "127.0.0.1:7000"
+ENGINE_PORT: Final = "9001"
+"""Where the images listen unless told otherwise."""
+
+ENGINE_MODEL: Final = "tensorrt_llm"
+PROC: Final = Path("/proc")
+
 _SERVING: Final = b"\x08\x01"
 """HealthCheckResponse with status = SERVING, and ModelReadyResponse with ready = true: field 1 is 1."""
 
+_NAME_BYTES_MAX: Final = 127
+"""Up to here a length is one byte on the wire."""
 
-def health(address: str, model: str = "", timeout_s: float = TIMEOUT_S) -> str:
-    """Ask the process at `host:port`; return why it does not serve, or nothing if it does.
 
-    `model` empty: a service, by grpc.health.v1. Else a Triton server: whether it has loaded that model.
-    """
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whom to ask, and how. An empty `model`: a service, by grpc.health.v1; else a Triton server with that model."""
+
+    address: str
+    model: str = ""
+    role: str = ""
+    """Of the service; needed with `config`."""
+    config: str = ""
+    """Path of the kvmesh.toml that may ask for TLS; empty: plain."""
+
+
+def probe_of(words: Sequence[str]) -> Probe | None:
+    """Return how to ask the process that was started by the command line `words`; None if it is none of ours."""
+    role = next((word for word in words if word in (*SERVICES, ENGINE)), "")
+    if role == ENGINE:
+        return Probe(
+            _dialable(f"{_option(words, 'host')}:{_option(words, 'grpc-port') or ENGINE_PORT}"), ENGINE_MODEL
+        )
+    if role:
+        address = _dialable(_option(words, "listen") or SERVICE_ADDRESS)
+        return Probe(address, role=role, config=_option(words, "config"))
+    return None
+
+
+def health(probe: Probe, timeout_s: float = TIMEOUT_S) -> str:
+    """Ask; return why the process does not serve, or nothing if it does. Raises ConfigError for a wrong `config`."""
+    try:
+        answer = asyncio.run(_answer(probe, timeout_s))
+    except grpc.RpcError as error:
+        code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "no answer"
+        return f"{probe.address} does not answer: {code}."
+    return "" if answer == _SERVING else f"{probe.address} answers, and does not serve now."
+
+
+async def _answer(probe: Probe, timeout_s: float) -> bytes:
     method, request = "/grpc.health.v1.Health/Check", b""
-    if model:
-        name = model.encode()
+    if probe.model:
+        name = probe.model.encode()
         method, request = "/inference.GRPCInferenceService/ModelReady", b"\x0a" + bytes([len(name)]) + name
-    with grpc.insecure_channel(address) as channel:
-        try:
-            answer = channel.unary_unary(method)(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            code = error.code().name if isinstance(error, grpc.Call) else "no answer"
-            return f"{address} does not answer: {code}."
-    return "" if answer == _SERVING else f"{address} answers, and does not serve now."
+    async with _channel(probe) as channel:
+        # Bytes in and out: the messages of both services would cost more to import than the call takes.
+        call: Any = channel.unary_unary(method, None, None)
+        answer: bytes = await call(request, timeout=timeout_s)
+        return answer
+
+
+def _channel(probe: Probe) -> grpc.aio.Channel:
+    if probe.config:
+        from kvmesh.config import load
+
+        config = load(probe.config)
+        if config.trust.certificate or config.frontend.certificate:
+            from kvmesh.cli.dial import Dial
+
+            return Dial(config, probe.role).channel(probe.address, probe.role)
+    return grpc.aio.insecure_channel(probe.address)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if the process serves, else 1 and one sentence on stderr."""
+    """Return 0 if the process serves, else 1 and one sentence on stderr; 2 if the question is wrong."""
     parser = argparse.ArgumentParser(prog="kvmesh health", description="Ask one process whether it serves.")
-    parser.add_argument("address", help="host:port of a service's gRPC, or of a Triton server's with --model")
-    parser.add_argument("--model", default="", help="name of the model that a Triton server must have loaded")
-    options = parser.parse_args(arguments)
-    fault = health(options.address, options.model)
+    add = parser.add_argument
+    add(
+        "address",
+        nargs="?",
+        default="",
+        help="host:port of a service's gRPC, or of a Triton server's with --model",
+    )
+    add("--model", default="", help="name of the model that a Triton server must have loaded")
+    add(
+        "--role",
+        choices=("", *SERVICES),
+        default="",
+        help="of the service, where the configuration asks for TLS",
+    )
+    add("--config", default="", help="the mesh's kvmesh.toml, where it asks for TLS")
+    add(
+        "--process",
+        type=int,
+        default=0,
+        help="ask this process, found by its command line, in place of an address",
+    )
+    given = parser.parse_args(arguments)
+    probe: Probe | None = Probe(given.address, given.model, given.role, given.config)
+    if given.process:
+        probe = probe_of(_command_line(given.process))
+        if probe is None:
+            return _say(f"--process = {given.process} is no process of a mesh.")
+    elif not given.address:
+        return _say("An ADDRESS or --process is needed.")
+    if len(given.model.encode()) > _NAME_BYTES_MAX:
+        return _say(f"--model is longer than {_NAME_BYTES_MAX} bytes.")
+    if given.config and not given.role:
+        return _say(f"--config needs --role: {', '.join(SERVICES)}.")
+    assert probe is not None
+    try:
+        fault = health(probe)
+    except (OSError, ValueError) as error:  # ConfigError is a ValueError
+        return _say(str(error))
     if fault:
         sys.stderr.write(f"{fault}\n")
     return 1 if fault else 0
+
+
+def _command_line(process: int) -> list[str]:
+    try:
+        text = (PROC / str(process) / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return []
+    return text.split("\0")[:-1]
+
+
+def _option(words: Sequence[str], name: str) -> str:
+    """Return the last value given to `--name`, as argparse reads it; empty if there is none."""
+    found = ""
+    for at, word in enumerate(words):
+        if word == f"--{name}" and at + 1 < len(words):
+            found = words[at + 1]
+        elif word.startswith(f"--{name}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def _dialable(address: str) -> str:
+    """Return `address` with the loopback in place of a wildcard."""
+    host, _, port = address.rpartition(":")
+    if host == "[::]":
+        return f"[::1]:{port}"
+    return f"127.0.0.1:{port}" if host in ("", "*", "0.0.0.0") else address
+
+
+def _say(sentence: str) -> int:
+    sys.stderr.write(f"{sentence}\n")
+    return 2
 
 
 if __name__ == "__main__":

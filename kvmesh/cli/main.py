@@ -182,6 +182,20 @@ def status(
     raise typer.Exit(asyncio.run(run_status(mesh, Console(), as_json=as_json, dial=Dial(_settings_of(mesh)))))
 
 
+@app.command()
+def health(
+    address: Annotated[str, typer.Argument(help="host:port of a service's gRPC, or of a Triton server's.")],
+    model: Annotated[str, typer.Option(help="Model that the Triton server must have loaded.")] = "",
+    role: Annotated[str, typer.Option(help="Of the service, where the configuration asks for TLS.")] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Ask one process whether it serves; exit status 0 if it does, else 1."""
+    from kvmesh.cli.health import main as ask
+
+    told = (("--model", model), ("--role", role), ("--config", str(config or "")))
+    raise typer.Exit(ask([address, *(part for option in told if option[1] for part in option)]))
+
+
 @app.command("config")
 def show_config(config: ConfigOption = None) -> None:
     """Print the configuration in force: every key, its meaning and its range."""
