@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final
 
 from kvmesh.config import ConfigError
-from kvmesh.trust.material import Files, client_context
+from kvmesh.trust.material import Files, client_context, read
 
 LOOK_S: Final = 1.0
 """Longest look; who asks is about to wait before the next attempt anyway."""
@@ -44,22 +44,18 @@ async def _look(host: str, port: int, name: str, files: Files | None) -> str:
             return f"the certificate there is not for {name}"
         return f"the certificate there is refused: {error.verify_message}"
     except ssl.SSLError as error:
+        is_tls = error.reason != "WRONG_VERSION_NUMBER"
         if not files:
-            return "TLS is spoken there, and this process has no [trust]" if _is_tls(error) else ""
-        return (
-            f"{_words(error)} there, and this process has [trust]" if not _is_tls(error) else _refused(error)
-        )
-    try:
-        if not files:
+            return "TLS is spoken there, and this process has no [trust]" if is_tls else ""
+        return _refused_ours(files) if is_tls else "no TLS is spoken there, and this process has [trust]"
+    with closing(writer):
+        if files is None:
             return "TLS is spoken there, and this process has no [trust]"
-        # A server that refuses our certificate says so after the handshake (TLS 1.3).
-        await reader.read(1)
-    except ssl.SSLError as error:
-        return _refused(error)
-    finally:
-        with suppress(Exception):
-            writer.close()
-    return ""
+        # A server that refuses our certificate does so after the handshake (TLS 1.3); gRPC's hangs up without a word.
+        with suppress(ssl.SSLError):
+            if await reader.read(1):
+                return ""
+        return _refused_ours(files)
 
 
 def _believing() -> ssl.SSLContext:
@@ -69,14 +65,9 @@ def _believing() -> ssl.SSLContext:
     return context
 
 
-def _is_tls(error: ssl.SSLError) -> bool:
-    return error.reason != "WRONG_VERSION_NUMBER"
-
-
-def _words(error: ssl.SSLError) -> str:
-    return "no TLS is spoken" if error.reason == "WRONG_VERSION_NUMBER" else str(error.reason)
-
-
-def _refused(error: ssl.SSLError) -> str:
-    said = (error.reason or "no reason given").lower().replace("_", " ")
-    return f"our certificate is refused there: {said}"
+def _refused_ours(files: Files) -> str:
+    try:
+        read(files)
+    except ConfigError as error:
+        return f"our certificate is refused there: {error}"
+    return "our certificate is refused there: that process believes another authority, or its clock is wrong"

@@ -1,0 +1,207 @@
+"""Who is not believed is refused at once, with a reason in the log; and is believed as soon as its files are mended."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvmesh.metrics import open_fds
+from kvmesh.trust.peers import Trust
+from tests.certificates import Folder
+from tests.integration.harness import until
+from tests.integration.trust.ends import config_of, linked, serving
+
+AT_ONCE_S = 2.0
+"""A refusal takes milliseconds; the machine may be busy."""
+
+
+@dataclass
+class Case:
+    """Who calls whom, and what the caller's log says."""
+
+    name: str
+    caller: Callable[[Folder, Folder], Trust]
+    server: Callable[[Folder, Folder], Trust]
+    says: str
+
+
+def _trust(role: str) -> Callable[[Folder, Folder], Trust]:
+    return lambda own, _: Trust(config_of(own), role)
+
+
+def _plain(own: Folder, other: Folder) -> Trust:
+    return Trust(config_of(None), "router")
+
+
+def _of_other(role: str) -> Callable[[Folder, Folder], Trust]:
+    return lambda _, other: Trust(config_of(other), role)
+
+
+def _over(role: str) -> Callable[[Folder, Folder], Trust]:
+    """A process whose certificate ended while it ran."""
+
+    def trust(own: Folder, _: Folder) -> Trust:
+        made = Trust(config_of(own), role)
+        old = own.files(role)
+        own.expire(role)
+        # What a process holds that was not renewed in time.
+        assert made._keeper is not None
+        made._keeper._material = type(made._keeper._material)(
+            Path(old.certificate).read_bytes(),
+            Path(old.key).read_bytes(),
+            Path(old.authority).read_bytes(),
+            (),
+            0.0,
+        )
+        made._keeper._stamp = made._keeper.files.stamp()
+        return made
+
+    return trust
+
+
+def _believing_both(own: Folder, other: Folder) -> Trust:
+    """A caller whose own certificate is of another authority."""
+    mixed = Folder(own.path / "mixed")
+    mixed.take_from(other, "frontend")
+    (mixed.path / "authority.pem").write_bytes(
+        (own.path / "authority.pem").read_bytes() + (other.path / "authority.pem").read_bytes()
+    )
+    return Trust(config_of(mixed), "frontend")
+
+
+CASES = [
+    Case("prefill-as-caller", _trust("prefill"), _trust("router"), "is for frontend.kvmesh.internal"),
+    Case("operator-as-caller", _trust("operator"), _trust("router"), "is for frontend.kvmesh.internal"),
+    Case("prefill-as-router", _trust("frontend"), _trust("prefill"), "is not for router.kvmesh.internal"),
+    Case(
+        "caller-of-another-authority",
+        _of_other("frontend"),
+        _trust("router"),
+        "the certificate there is refused",
+    ),
+    Case(
+        "server-of-another-authority",
+        _trust("frontend"),
+        _of_other("router"),
+        "the certificate there is refused",
+    ),
+    Case("caller-that-believes-both", _believing_both, _trust("router"), "believes another authority"),
+    Case(
+        "caller-is-over",
+        _over("frontend"),
+        _trust("router"),
+        "our certificate is refused there: trust.certificate",
+    ),
+    Case("server-is-over", _trust("frontend"), _over("router"), "certificate has expired"),
+    Case("plain-caller", _plain, _trust("router"), "TLS is spoken there, and this process has no [trust]"),
+    Case("plain-server", _trust("frontend"), _plain, "no TLS is spoken there, and this process has [trust]"),
+]
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Another authority with certificates for the same names."""
+    return Folder(tmp_path_factory.mktemp("other"))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Folder:
+    """The mesh's authority."""
+    return Folder(tmp_path / "own")
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+async def test_who_is_not_believed_is_refused_at_once_and_with_a_reason(
+    case: Case, own: Folder, other: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No stream comes up, the caller's log says why, and the attempts leave nothing behind."""
+    server, caller = case.server(own, other), case.caller(own, other)
+    async with serving(server) as (address, service):
+        async with linked(caller, address) as (link, seen):
+            took_s = await until(lambda: "cannot attach" in caplog.text, 10, "the refusal in the log")
+            assert took_s < AT_ONCE_S
+            (record,) = [each for each in caplog.records if each.message == "cannot attach"]
+            assert case.says in vars(record)["why"], vars(record)
+            assert record.levelno == logging.WARNING
+            await until(lambda: link.failures >= 3, 10, "three attempts")
+            tasks, files = len(asyncio.all_tasks()), open_fds()
+            await until(lambda: link.failures >= 8, 20, "more attempts")
+            gc.collect()
+            assert len(asyncio.all_tasks()) <= tasks + 4 and open_fds() <= files + 4, (
+                "attempts leave something"
+            )
+        assert not seen.attached and not service.opened
+        assert len([each for each in caplog.records if each.message == "cannot attach"]) == 1, "told once"
+
+
+async def test_who_is_believed_is_attached(own: Folder) -> None:
+    """The cases above fail for their reasons: with the right certificates on both ends the same stream comes up."""
+    async with (
+        serving(Trust(config_of(own), "router")) as (address, service),
+        linked(Trust(config_of(own), "frontend"), address) as (link, _),
+    ):
+        await until(lambda: link.is_up, 10, "attached")
+        assert service.opened == ["caller"]
+
+
+@pytest.mark.parametrize("side", ["frontend", "router"])
+async def test_a_mended_file_is_taken_without_a_restart(own: Folder, other: Folder, side: str) -> None:
+    """A process that was refused is believed as soon as its certificate is in place, on either end."""
+    server, caller = Trust(config_of(own), "router"), Trust(config_of(own), "frontend")
+    spoiled = _over(side)(own, other)
+    server, caller = (spoiled, caller) if side == "router" else (server, spoiled)
+    async with serving(server) as (address, _), linked(caller, address) as (link, seen):
+        await until(lambda: link.failures >= 2, 10, "refused")
+        own.renew(side)
+        await until(lambda: link.is_up, 10, "attached")
+        assert seen.attached == 1
+
+
+async def test_an_authority_is_changed_without_a_restart(own: Folder, other: Folder) -> None:
+    """Old and new authority in one file, then new certificates, then the old one taken out: each step while serving."""
+    server, caller = Trust(config_of(own), "router"), Trust(config_of(own), "frontend")
+    authority = own.path / "authority.pem"
+    new = (other.path / "authority.pem").read_bytes()
+
+    async def attaches() -> None:
+        async with linked(caller, address) as (link, _):
+            await until(lambda: link.is_up, 10, "attached")
+
+    async with serving(server) as (address, _):
+        await attaches()
+        authority.write_bytes(authority.read_bytes() + new)
+        await attaches()
+        own.take_from(other, "router")
+        await attaches()
+        own.take_from(other, "frontend")
+        await attaches()
+        authority.write_bytes(new)
+        await attaches()
+
+
+async def test_health_is_for_every_role_and_only_with_a_certificate(own: Folder) -> None:
+    """A health check comes with the process's own certificate; one without gets no answer and does not wait."""
+
+    async def check(channel: grpc.aio.Channel) -> grpc.StatusCode:
+        async with channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return grpc.StatusCode.OK
+
+    async with serving(Trust(config_of(own), "router")) as (address, _):
+        for role in ("router", "operator", "decode"):
+            assert await check(Trust(config_of(own), role).channel(address, "router")) is grpc.StatusCode.OK
+        began_s = asyncio.get_running_loop().time()
+        assert await check(_plain(own, own).channel(address, "router")) is grpc.StatusCode.UNAVAILABLE
+        assert asyncio.get_running_loop().time() - began_s < AT_ONCE_S
