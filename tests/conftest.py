@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,6 +66,21 @@ def redis_url(redis_server: str) -> str:
         connection.sendall(b"FLUSHALL\r\n")
         assert connection.recv(16).startswith(b"+OK")
     return redis_server
+
+
+@pytest.fixture(scope="session")
+def needs_images() -> Callable[..., None]:
+    """Called with names of images: skips the test where Docker or one of them is missing; on CI that is a failure."""
+    from tests.integration.containers import daemon
+
+    def require(*images: str) -> None:
+        reason = daemon.missing(images)
+        if reason and os.environ.get("CI") == "true":
+            pytest.fail(f"{reason} On CI the tests in containers must run.", pytrace=False)
+        if reason:
+            pytest.skip(f"NOT TESTED in containers: {reason}")
+
+    return require
 
 
 def _wait_for_port(port: int, server: subprocess.Popen[bytes], log: Path) -> None:

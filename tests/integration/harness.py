@@ -114,12 +114,12 @@ class Mesh(LiveMesh[Part]):
                 process.name, command, address, self.folder / f"{process.name}.log"
             )
 
-    async def _launch(self, parts: Sequence[Part]) -> None:
+    async def launch(self, parts: Sequence[Part]) -> None:
         for part in parts:
             part.start()
 
-    async def _ready(self, part: Part) -> None:
-        async def ready() -> bool:
+    async def ready(self, part: Part) -> None:
+        async def is_ready() -> bool:
             assert part.process is not None
             assert part.process.poll() is None, f"{part.name} ended while starting:\n{part.tail()}"
             if part.name == "redis":
@@ -132,7 +132,7 @@ class Mesh(LiveMesh[Part]):
             # An earlier start left its own ready line in the log.
             part.log.write_text("")
         try:
-            await until(ready, START_S_MAX, f"{part.name} ready")
+            await until(is_ready, START_S_MAX, f"{part.name} ready")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{part.tail()}") from None
 

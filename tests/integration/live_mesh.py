@@ -78,17 +78,17 @@ class LiveMesh(ABC, Generic[PartT]):
         first = [part for part in wanted if part.name == "redis" or part.name.endswith("-engine")]
         services = [part for part in wanted if part not in first]
         for group in (first, services):
-            await self._launch(group)
-            await asyncio.gather(*(self._ready(part) for part in group))
+            await self.launch(group)
+            await asyncio.gather(*(self.ready(part) for part in group))
         if any(name.startswith("router") for name in names or self.parts):
             await self.placeable()
 
     @abstractmethod
-    async def _launch(self, parts: Sequence[PartT]) -> None:
+    async def launch(self, parts: Sequence[PartT]) -> None:
         """Start `parts` at once; does not wait until they are ready."""
 
     @abstractmethod
-    async def _ready(self, part: PartT) -> None:
+    async def ready(self, part: PartT) -> None:
         """Wait until `part` serves. Raises AssertionError with its log when it ends or does not get there."""
 
     @abstractmethod

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
 
+from tests.integration.containers.clocks import CACHE_S
 from tests.integration.containers.mesh import ContainerMesh
+from tests.integration.containers.sidecar import FAULTS_IMAGE, Shape, Sidecar
 
-DELAY_S = 0.05
-LOSS = 0.02
+DELAY_S: Final = 0.05
+LOSS: Final = 0.02
+ALL: Final = "all"
 
 
 class Faults:
@@ -23,37 +29,61 @@ class Faults:
 
     def __init__(self, mesh: ContainerMesh) -> None:
         self.mesh = mesh
+        self._paused: set[str] = set()
+        self._skewed: set[str] = set()
+        self._shapes: dict[str, Shape] = {}
+        self._sidecars: dict[str, tuple[int, Sidecar]] = {}
+        """With the start of the part it belongs to: the network of an earlier start is gone."""
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def kill(self, name: str) -> int:
         """Kill every process of part `name` with SIGKILL and return its exit status, 137.
 
-        Its address answers nothing then: connecting fails after the kernel's 3 s of asking for a neighbour
-        (no route to host), not at once as where a process died and its host lived. Connections it had are
-        closed by its kernel (FIN or RST).
+        The kernel closes its connections (FIN or RST), so peers see the end at once; its address is gone until
+        it starts again, so connecting to it fails after the 3 s that a neighbour is asked for, and is not refused.
         """
-        raise NotImplementedError
+        return await self._end(name, signal.SIGKILL, 45.0)
 
     async def terminate(self, name: str, timeout_s: float = 45.0) -> int:
         """Send SIGTERM to part `name`, wait until it has ended, and return its exit status.
 
         Raises AssertionError when it runs on after `timeout_s`.
         """
-        raise NotImplementedError
+        return await self._end(name, signal.SIGTERM, timeout_s)
+
+    async def _end(self, name: str, sig: signal.Signals, timeout_s: float) -> int:
+        if name in self._paused:
+            await self.unpause(name)  # Docker sends no signal to a frozen container
+        status = await self.mesh.parts[name].end(sig, timeout_s)
+        await self._forget(name)
+        return status
 
     async def start(self, name: str) -> float:
-        """Start part `name` again, at the same address, and return the seconds until it serves."""
-        raise NotImplementedError
+        """Start part `name` again, at the same address, and return the seconds until it serves.
+
+        Its network is whole then: a cut or a delay it had ended with it.
+        """
+        part, loop = self.mesh.parts[name], asyncio.get_running_loop()
+        began_s = loop.time()
+        await self.mesh.launch([part])
+        await self.mesh.ready(part)
+        return loop.time() - began_s
 
     async def pause(self, name: str) -> None:
         """Freeze every process of part `name` (cgroup freezer; of an engine Triton's stubs too).
 
         Its kernel still acknowledges what is sent to it, until its buffers are full.
         """
-        raise NotImplementedError
+        part = self.mesh.parts[name]
+        await part.in_thread(part.docker.pause)
+        self._paused.add(name)
 
     async def unpause(self, name: str) -> None:
-        """Let part `name` run on."""
-        raise NotImplementedError
+        """Let part `name` run on; nothing happens when it is not paused."""
+        if name in self._paused:
+            part = self.mesh.parts[name]
+            await part.in_thread(part.docker.unpause)
+            self._paused.discard(name)
 
     async def cut(self, name: str, from_: str | None = None) -> None:
         """Lose every packet between part `name` and the world, or part `from_`, both ways, without a word.
@@ -61,29 +91,82 @@ class Faults:
         Nothing is reset and nothing is refused: connections stall, connecting times out. Cut from all, the
         part does not hear this machine either: ask it nothing until `mend`.
         """
-        raise NotImplementedError
+        peer = ALL if from_ is None else self.mesh.parts[from_].ip
+        shape = self._shapes.get(name, Shape())
+        await self._apply(name, replace(shape, cuts=shape.cuts | {peer}))
 
-    async def slow(self, name: str, delay_s: float = DELAY_S, loss: float = LOSS) -> None:
+    async def slow(self, name: str, delay_s: float = DELAY_S, loss: float = LOSS) -> str:
         """Delay every packet from and to part `name` by `delay_s` each way, and lose `loss` of them each way.
 
-        A round trip takes 2 x `delay_s` longer.
+        A round trip takes 2 x `delay_s` longer. Return how: "netem", or "queue" where the kernel has no netem.
         """
-        raise NotImplementedError
+        return await self._apply(name, replace(self._shapes.get(name, Shape()), delay_s=delay_s, loss=loss))
 
     async def mend(self, name: str) -> None:
-        """Take back every `cut` and `slow` of part `name`."""
-        raise NotImplementedError
+        """Take back every `cut` and `slow` of part `name`; nothing happens when it has none."""
+        if name in self._shapes:
+            await self._apply(name, Shape())
+            self._shapes.pop(name, None)
+
+    async def _apply(self, name: str, shape: Shape) -> str:
+        part, mesh = self.mesh.parts[name], self.mesh
+        assert part.is_running, f"{name} does not run: it has no network to break"
+        image = mesh.options.images.get("faults", FAULTS_IMAGE)
+        if self._sidecars.get(name, (part.start_count,))[0] != part.start_count:
+            await self._forget(name)
+        async with self._locks[name]:
+            if name not in self._sidecars:
+                beside = part.docker.id
+                made = await part.in_thread(
+                    lambda: Sidecar(f"{mesh.run}-{name}-faults", beside, image, mesh.labels)
+                )
+                self._sidecars[name] = part.start_count, made
+            self._shapes[name] = shape
+            sidecar = self._sidecars[name][1]
+            return await part.in_thread(lambda: sidecar.apply(shape))
+
+    async def _forget(self, name: str) -> None:
+        """A part's network ends with it: drop what was done to it, and the sidecar inside."""
+        async with self._locks[name]:
+            self._shapes.pop(name, None)
+            if name in self._sidecars:
+                await self.mesh.parts[name].in_thread(self._sidecars.pop(name)[1].remove)
 
     async def skew(self, name: str, seconds: float) -> None:
         """Set the wall clock of part `name` to `seconds` ahead of (below 0: behind) this machine's; 0 takes it back.
 
         The part must be among the mesh's `skewable`. Clocks that only measure spans stay right.
         """
-        raise NotImplementedError
+        clock = self.mesh.clocks.get(name)
+        assert clock is not None, f"{name} has no clock of its own: name it in Options.skewable"
+        clock.set(seconds)
+        await asyncio.sleep(CACHE_S)  # until then its processes go by the offset they have read
+        (self._skewed.add if seconds else self._skewed.discard)(name)
 
-    async def clear(self) -> None:
-        """Take back every fault that is on and start every part that does not run; returns when all serve."""
-        raise NotImplementedError
+    async def clear(self) -> dict[str, int]:
+        """Take back every fault that is on and start every part that does not run; returns when all serve.
+
+        Return the exit status of the parts that had ended by themselves: a fault that nobody made.
+        """
+        for name in [*self._paused]:
+            await self.unpause(name)
+        fallen = await self.mesh.fallen()
+        for name in fallen:
+            await self.mesh.parts[name].end()
+            await self._forget(name)
+        for name in [*self._shapes]:
+            await self.mend(name)
+        for name in [*self._skewed]:
+            await self.skew(name, 0)
+        ended = [name for name, part in self.mesh.parts.items() if not part.is_running]
+        if ended:
+            await self.mesh.start(*ended)
+        return fallen
+
+    async def close(self) -> None:
+        """Remove what the faults needed beside the parts. Faults that are on stay on: `clear` first."""
+        for name in [*self._sidecars]:
+            await self._forget(name)
 
     @asynccontextmanager
     async def down(self, name: str, sig: signal.Signals = signal.SIGKILL) -> AsyncIterator[int]:

@@ -102,13 +102,13 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         recipe = Recipe(plan.image, [*plan.command, *more], self.run, plan.ip, self.labels, mounts, env)
         return ContainerPart(plan.name, f"{self.run}-{plan.name}", plan.address, recipe, self._threads)
 
-    async def _launch(self, parts: Sequence[ContainerPart]) -> None:
+    async def launch(self, parts: Sequence[ContainerPart]) -> None:
         await asyncio.gather(*(part.in_thread(part.start) for part in parts))
 
-    async def _ready(self, part: ContainerPart) -> None:
+    async def ready(self, part: ContainerPart) -> None:
         looks = 0
 
-        async def ready() -> bool:
+        async def is_ready() -> bool:
             nonlocal looks
             looks += 1
             if looks % _ALIVE_EVERY == 0:
@@ -123,7 +123,7 @@ class ContainerMesh(LiveMesh[ContainerPart]):
             return await self._serves(part.address)
 
         try:
-            await until(ready, START_S_MAX, f"{part.name} ready", every_s=_LOOK_S)
+            await until(is_ready, START_S_MAX, f"{part.name} ready", every_s=_LOOK_S)
         except AssertionError as error:
             tail = await part.in_thread(part.tail)
             raise AssertionError(f"{error}\n{tail}") from None
@@ -147,6 +147,14 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         """Look at part `name`; not while it is paused."""
         part = self.parts[name]
         return await part.in_thread(lambda: vitals_of(part))
+
+    async def fallen(self) -> dict[str, int]:
+        """Return the exit status of every part that has ended by itself."""
+        started = [part for part in self.parts.values() if part.is_running]
+        statuses = await asyncio.gather(*(part.in_thread(part.exit_status) for part in started))
+        return {
+            part.name: status for part, status in zip(started, statuses, strict=True) if status is not None
+        }
 
     async def stop(self) -> None:
         """Write every log to `folder` and remove all containers and the network."""

@@ -1,0 +1,66 @@
+"""A small container inside the network of a part, that loses and delays its packets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from docker.errors import NotFound
+from testcontainers.core.container import DockerContainer
+
+FAULTS_IMAGE: Final = "kvmesh-faults:dev"
+_PROGRAMS: Final = Path(__file__).with_name("sidecar_programs")
+_PROGRAMS_THERE: Final = "/opt/faults"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a part's network is like."""
+
+    cuts: frozenset[str] = frozenset()
+    """Addresses it is cut off from; "all" for every one."""
+    delay_s: float = 0.0
+    """Every packet waits this long, on its way in and on its way out."""
+    loss: float = 0.0
+    """Share of packets lost, on the way in and on the way out."""
+
+
+class Sidecar:
+    """Root of one part's network, and of nothing else. Gone for good when the part ends: its network ends then."""
+
+    def __init__(self, name: str, beside: str, image: str, labels: Mapping[str, str]) -> None:
+        """Start it `beside` the container of that id; blocks for some 0.5 s."""
+        self._container = (
+            DockerContainer(image, docker_client_kw={"timeout": 60})
+            .with_name(name)
+            .with_command(["sleep", "infinity"])
+            .with_volume_mapping(_PROGRAMS, _PROGRAMS_THERE, "ro")
+            .with_tmpfs_mount("/run", "size=1m")
+            .with_kwargs(
+                network=f"container:{beside}",
+                labels=dict(labels),
+                read_only=True,
+                cap_drop=["ALL"],
+                cap_add=["NET_ADMIN", "NET_RAW"],
+                user="0:0",
+                healthcheck={"test": ["NONE"]},
+            )
+        )
+        self._container.start()
+
+    def apply(self, shape: Shape) -> str:
+        """Make the network like `shape` and return how it slows: "netem", "queue" or "not"; blocks for some 0.2 s."""
+        command = ["python3", "-S", "-E", f"{_PROGRAMS_THERE}/shape.py", str(shape.delay_s), str(shape.loss)]
+        done = self._container.exec([*command, *sorted(shape.cuts)])
+        said = done.output.decode(errors="replace").strip()
+        assert done.exit_code == 0, f"the network stays as it is: {said}"
+        return said
+
+    def remove(self) -> None:
+        """Remove it; rules it has set stay until the part's network ends. Blocks for some 0.3 s."""
+        try:
+            self._container.stop()
+        except NotFound:
+            self._container.get_docker_client().client.close()

@@ -1,0 +1,146 @@
+"""Makes the network of the container it runs beside what the arguments say; run again, it replaces what was.
+
+`python3 shape.py DELAY_S LOSS [all | IP]...`: cut off from all or from these addresses, and slow unless DELAY_S and
+LOSS are 0. Prints how it slows: netem, queue or not. Needs CAP_NET_ADMIN and CAP_NET_RAW in that network, and
+iptables; nothing of it touches another network.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_STATE: Final = Path("/run/shape")
+_DELAYER: Final = _STATE / "delayer.pid"
+_NETEM: Final = _STATE / "netem"
+_SLOW_QUEUE: Final = 0
+_NOBODYS_QUEUE: Final = 9
+_START_S_MAX: Final = 10.0
+
+
+def rules(cuts: Sequence[str], queue_loss: float | None) -> Iterator[str]:
+    """Yield what iptables-restore reads. `queue_loss`: packets go through the delayer and this share is lost."""
+    yield "*mangle"
+    if queue_loss is not None:
+        # Behind the delayer on the way out: the sender's call has returned, so its kernel does not learn of the loss.
+        chance = f"-m statistic --mode random --probability {queue_loss} -j DROP"
+        yield f"-A PREROUTING ! -i lo {chance}"
+        yield f"-A POSTROUTING ! -o lo {chance}"
+    yield "COMMIT"
+    yield "*filter"
+    yield "-A INPUT -i lo -j ACCEPT"
+    yield "-A OUTPUT -o lo -j ACCEPT"
+    for peer in cuts:
+        yield "-A INPUT -j DROP" if peer == "all" else f"-A INPUT -s {peer} -j DROP"
+        # DROP would fail the sender's call. A queue that nobody reads loses a packet as a wire does: without a word.
+        lost = f"-j NFQUEUE --queue-num {_NOBODYS_QUEUE}"
+        yield f"-A OUTPUT {lost}" if peer == "all" else f"-A OUTPUT -d {peer} {lost}"
+    if queue_loss is not None:
+        for chain in ("INPUT", "OUTPUT"):
+            yield f"-A {chain} -j NFQUEUE --queue-num {_SLOW_QUEUE} --queue-bypass"
+    yield "COMMIT"
+
+
+def netem(delay_s: float, loss: float) -> list[list[str]]:
+    """Return the commands that slow by the kernel's netem; what comes in goes through an ifb device first."""
+    shaped = f"netem limit 100000 delay {delay_s * 1000:g}ms loss random {loss * 100:g}%".split()
+    redirect = ["matchall", "action", "mirred", "egress", "redirect", "dev", "shape0"]
+    return [
+        ["tc", "qdisc", "add", "dev", "eth0", "root", *shaped],
+        ["ip", "link", "add", "shape0", "type", "ifb"],
+        ["ip", "link", "set", "shape0", "up"],
+        ["tc", "qdisc", "add", "dev", "shape0", "root", *shaped],
+        ["tc", "qdisc", "add", "dev", "eth0", "ingress"],
+        ["tc", "filter", "add", "dev", "eth0", "parent", "ffff:", *redirect],
+    ]
+
+
+_NO_NETEM: Final = [
+    ["tc", "qdisc", "del", "dev", "eth0", "root"],
+    ["tc", "qdisc", "del", "dev", "eth0", "ingress"],
+    ["ip", "link", "del", "shape0"],
+]
+
+
+def main(delay_s: float, loss: float, cuts: Sequence[str]) -> int:
+    _STATE.mkdir(exist_ok=True)
+    if _NETEM.exists():
+        _try(_NO_NETEM)
+        _NETEM.unlink()
+    delayer = int(_DELAYER.read_text()) if _DELAYER.exists() else 0
+    if delayer:
+        _signal(delayer)  # from now on it delays by nothing, so no packet overtakes another
+    how, queue_loss = "not", None
+    if delay_s or loss:
+        if all(_try([command]) for command in netem(delay_s, loss)):
+            how = "netem"
+            _NETEM.touch()
+        else:
+            _try(_NO_NETEM)
+            how, queue_loss = "queue", loss
+    if delayer:
+        _restore(rules(cuts, None))
+        _signal(delayer)
+        _await_end(delayer)
+        _DELAYER.unlink()
+    if how == "queue":
+        _DELAYER.write_text(str(_start_delayer(delay_s)))
+    _restore(rules(cuts, queue_loss))
+    print(how)
+    return 0
+
+
+def _start_delayer(delay_s: float) -> int:
+    program = Path(__file__).with_name("delay.py")
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-E", str(program), str(_SLOW_QUEUE), str(delay_s)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    if process.stdout.readline() != b"ready\n":
+        raise SystemExit(f"the delayer ended with {process.wait(_START_S_MAX)}")
+    return process.pid
+
+
+def _signal(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
+def _await_end(pid: int) -> None:
+    deadline_s = time.monotonic() + _START_S_MAX
+    while _lives(pid):
+        if time.monotonic() > deadline_s:
+            raise SystemExit("the delayer does not end")
+        time.sleep(0.005)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def _restore(lines: Iterator[str]) -> None:
+    subprocess.run(["iptables-restore"], input="\n".join(lines) + "\n", text=True, check=True)
+
+
+def _try(commands: Sequence[Sequence[str]]) -> bool:
+    """Run all, also behind one that fails; say whether all succeeded."""
+    return (
+        sum(subprocess.run(command, capture_output=True, check=False).returncode for command in commands) == 0
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

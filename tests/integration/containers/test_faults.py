@@ -1,0 +1,264 @@
+"""Each fault is what it says: seen from outside, by plain sockets and by the part itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+import pytest
+
+from tests.integration.containers.faults import Faults
+from tests.integration.containers.mesh import ContainerMesh, Options
+from tests.integration.containers.part import ContainerPart
+from tests.integration.containers.plan import IMAGES, SERVICE_IMAGE
+from tests.integration.containers.shared import SharedMesh
+from tests.integration.containers.sidecar import FAULTS_IMAGE
+from tests.integration.live_mesh import configure, engine_ready
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+
+STALL_S = 1.0
+"""An answer that is not there by now is not on its way."""
+
+AFTER_MEND_S = 6.0
+"""The kernel's next retransmission of what was lost during a stall of `STALL_S`, with room for a slow machine."""
+
+CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 1.5).close()
+    print("connected")
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, needs_images: Callable[..., None]
+) -> Iterator[SharedMesh]:
+    """The smallest mesh: one of each, with a router whose clock may be set."""
+    needs_images(*IMAGES.values(), SERVICE_IMAGE, FAULTS_IMAGE)
+    config = configure(
+        engine={"arithmetic": "hashed", "kv_blocks": 256, "max_sequence_tokens": 2048},
+        prefill={"replicas": 1},
+        decode={"replicas": 1},
+    )
+    shared = SharedMesh(config, tmp_path_factory.mktemp("faults"), Options(skewable=["router-0"]))
+    yield shared
+    asyncio.run(shared.close())
+
+
+@pytest.fixture
+async def lent(shared: SharedMesh) -> AsyncIterator[Faults]:
+    """The faults of the shared mesh."""
+    async with shared.lease() as (_, faults):
+        yield faults
+
+
+@asynccontextmanager
+async def redis_line(mesh: ContainerMesh) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A plain connection to Redis."""
+    host, _, port = mesh.parts["redis"].address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def connect_s(part: ContainerPart, timeout_s: float = 10.0) -> float:
+    """Seconds until a connection stands: one round trip. Raises TimeoutError or OSError."""
+    host, _, port = part.address.rpartition(":")
+    began_s = time.monotonic()
+    async with asyncio.timeout(timeout_s):
+        _, writer = await asyncio.open_connection(host, int(port))
+    took_s = time.monotonic() - began_s
+    writer.close()
+    return took_s
+
+
+async def connects(mesh: ContainerMesh, here: str, there: str) -> str:
+    """What a connection from part `here` to part `there` gives, tried inside `here`."""
+    host, _, port = mesh.parts[there].address.rpartition(":")
+    part = mesh.parts[here]
+    done = await part.in_thread(
+        lambda: part.docker.exec_run(["python3", "-S", "-E", "-c", CONNECT, host, port])
+    )
+    return str(done.output.decode().strip())
+
+
+async def test_a_killed_part_ends_at_once_and_comes_back_at_its_address(lent: Faults) -> None:
+    """SIGKILL gives 137, open connections end, and the address is the same after the start."""
+    mesh = lent.mesh
+    address = mesh.parts["redis"].address
+    async with redis_line(mesh) as (reader, _):
+        async with lent.down("redis") as status:
+            assert status == 128 + signal.SIGKILL
+            async with asyncio.timeout(2):
+                assert await reader.read() == b""
+        assert mesh.parts["redis"].address == address
+        assert await connect_s(mesh.parts["redis"]) < 1
+    assert (await mesh.vitals("redis")).start_count == mesh.parts["redis"].start_count
+
+
+async def test_a_terminated_service_drains_with_status_0(lent: Faults) -> None:
+    """SIGTERM reaches the service behind the container's first process."""
+    for name in ("frontend-0", "router-0", "decode-0", "prefill-0", "redis"):
+        assert await lent.terminate(name) == 0, name
+        assert not lent.mesh.parts[name].is_running
+    await lent.clear()
+
+
+async def test_a_paused_part_is_silent_and_goes_on(lent: Faults) -> None:
+    """The kernel still takes connections and bytes; nobody answers until it runs on; then the answer comes."""
+    async with redis_line(lent.mesh) as (reader, writer):
+        async with lent.paused("redis"):
+            assert await connect_s(lent.mesh.parts["redis"]) < 1
+            writer.write(b"PING\r\n")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(STALL_S):
+                    await reader.readline()
+        async with asyncio.timeout(2):
+            assert await reader.readline() == b"+PONG\r\n"
+
+
+async def test_a_paused_engine_answers_nothing(lent: Faults) -> None:
+    """Triton and its stub are frozen together, and run on together."""
+    address = lent.mesh.parts["decode-0-engine"].address
+    async with lent.paused("decode-0-engine"):
+        assert not await engine_ready(address)
+    assert await engine_ready(address)
+
+
+async def test_cut_off_is_silence_and_no_end(lent: Faults) -> None:
+    """New connections time out, an old one stalls without an error, and what was sent arrives after the mend."""
+    async with redis_line(lent.mesh) as (reader, writer):
+        async with lent.severed("redis"):
+            writer.write(b"PING\r\n")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(STALL_S):
+                    await reader.readline()
+            with pytest.raises(TimeoutError):
+                await connect_s(lent.mesh.parts["redis"], timeout_s=STALL_S)
+            assert await connects(lent.mesh, "redis", "router-0") == "TimeoutError"
+        async with asyncio.timeout(AFTER_MEND_S):
+            assert await reader.readline() == b"+PONG\r\n"
+
+
+async def test_two_parts_cut_from_each_other_reach_all_others(lent: Faults) -> None:
+    """Only the pair is silent, from both ends."""
+    mesh = lent.mesh
+    async with lent.severed("router-0", from_="decode-0"):
+        assert await connects(mesh, "router-0", "decode-0") == "TimeoutError"
+        assert await connects(mesh, "decode-0", "router-0") == "TimeoutError"
+        assert await connects(mesh, "router-0", "prefill-0") == "connected"
+        assert await connects(mesh, "prefill-0", "router-0") == "connected"
+        assert await connect_s(mesh.parts["router-0"]) < 1
+    assert await connects(mesh, "router-0", "decode-0") == "connected"
+
+
+async def test_slow_is_50_ms_each_way_and_2_percent_lost(lent: Faults) -> None:
+    """A round trip takes 0.1 s; a connection whose SYN or answer is lost takes the kernel's 1 s more."""
+    part = lent.mesh.parts["redis"]
+    async with lent.slowed("redis"):
+        took_s = await asyncio.gather(*(connect_s(part) for _ in range(400)))
+    quick = sorted(each for each in took_s if each < 0.9)
+    assert quick[0] >= 0.1 and quick[len(quick) // 2] < 0.25, quick[:: len(quick) // 10]
+    # 1 - 0.98 squared is 4 %, 16 of 400; ten of a million fair runs lie outside of these.
+    assert 2 <= len(took_s) - len(quick) <= 36, f"{len(took_s) - len(quick)} of {len(took_s)} lost a packet"
+    assert await connect_s(part) < 0.09
+
+
+async def test_slow_keeps_up_and_keeps_order(lent: Faults) -> None:
+    """4 MB there and back, thousands of packets, in the few round trips that TCP needs where nothing is lost."""
+    value = bytes(range(256)) * (16 << 10)
+    async with redis_line(lent.mesh) as (reader, writer), lent.slowed("redis", delay_s=0.05, loss=0.0):
+        began_s = time.monotonic()
+        writer.write(b"*2\r\n$4\r\nECHO\r\n$%d\r\n%b\r\n" % (len(value), value))
+        async with asyncio.timeout(30):
+            answer = await reader.readexactly(len(value) + len(b"$%d\r\n\r\n" % len(value)))
+        took_s = time.monotonic() - began_s
+    assert answer == b"$%d\r\n%b\r\n" % (len(value), value)
+    assert 0.5 < took_s < 8, f"{took_s:.1f} s"
+
+
+async def test_cut_and_slow_add_up_and_a_new_start_has_neither(lent: Faults) -> None:
+    """Faults of one network are set together; they end with the network."""
+    mesh = lent.mesh
+    await lent.slow("prefill-0", loss=0.0)
+    await lent.cut("prefill-0", from_="router-0")
+    assert await connects(mesh, "prefill-0", "router-0") == "TimeoutError"
+    assert await connect_s(mesh.parts["prefill-0"]) >= 0.1
+    assert await lent.kill("prefill-0") == 128 + signal.SIGKILL
+    await lent.start("prefill-0")
+    assert await connects(mesh, "prefill-0", "router-0") == "connected"
+    assert await connect_s(mesh.parts["prefill-0"]) < 0.09
+
+
+async def test_packets_pass_when_the_delayer_dies(lent: Faults) -> None:
+    """A dead delayer is no cut."""
+    part = lent.mesh.parts["redis"]
+    if await lent.slow("redis", loss=0.0) != "queue":
+        pytest.skip("this kernel has netem: there is no delayer to die")
+    assert await connect_s(part) >= 0.1
+    sidecar = lent._sidecars["redis"][1]._container
+    await part.in_thread(lambda: sidecar.exec(["sh", "-c", "kill -9 $(cat /run/shape/delayer.pid)"]))
+    assert await connect_s(part) < 0.09
+
+
+async def test_a_skewed_clock_is_what_the_process_goes_by(lent: Faults) -> None:
+    """A process that runs and one that starts see the offset; other parts and this machine do not."""
+    part = lent.mesh.parts["router-0"]
+
+    async def clock_of(part: ContainerPart) -> float:
+        done = await part.in_thread(
+            lambda: part.docker.exec_run(["python3", "-c", "import time; print(time.time())"])
+        )
+        return float(done.output)
+
+    async with lent.skewed("router-0", 3600):
+        assert await clock_of(part) - time.time() == pytest.approx(3600, abs=5)
+        assert await clock_of(lent.mesh.parts["decode-0"]) - time.time() == pytest.approx(0, abs=5)
+        now_s = time.time()
+        await lent.terminate("router-0")
+        lines = [
+            line for line in (await part.in_thread(part.tail)).splitlines() if line.startswith('{"time"')
+        ]
+        logged = datetime.fromisoformat(json.loads(lines[-1])["time"])
+        assert logged.timestamp() - now_s == pytest.approx(3600, abs=10)
+        await lent.start("router-0")
+    assert await clock_of(part) - time.time() == pytest.approx(0, abs=5)
+
+
+async def test_clear_takes_everything_back(lent: Faults) -> None:
+    """Whatever a test leaves on, and whatever fell by itself, `clear` mends; it tells of the latter."""
+    mesh = lent.mesh
+    await lent.pause("decode-0")
+    await lent.slow("prefill-0")
+    await lent.cut("frontend-0")
+    await lent.skew("router-0", -3600)
+    await lent.kill("decode-0-engine")
+    redis = mesh.parts["redis"]
+    await redis.in_thread(lambda: redis.docker.kill("KILL"))
+    assert await lent.clear() == {"redis": 128 + signal.SIGKILL}
+    await mesh.placeable()
+    assert all(await asyncio.gather(*(connect_s(part) for part in mesh.parts.values())))
+
+
+async def test_a_mesh_that_was_left_broken_is_built_anew(shared: SharedMesh) -> None:
+    """A failed user costs the next one a start, never a wrong result."""
+    async with shared.lease() as (first, _):
+        pass
+    with pytest.raises(ZeroDivisionError):
+        async with shared.lease() as (second, faults):
+            assert second is first
+            await faults.pause("redis")
+            raise ZeroDivisionError
+    async with shared.lease() as (third, _):
+        assert third is not first
