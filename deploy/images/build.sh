@@ -2,10 +2,12 @@
 # Build the images, each only if what it is made of has changed since.
 #   build.sh [service|engine|redis|faults ...]     default: all four
 #   TAG=dev          of the images: kvmesh:TAG, kvmesh-engine:TAG, kvmesh-redis:TAG, kvmesh-faults:TAG
+#   SOURCES=         folder whose kvmesh/, services/ and engines/ are built; empty: this repository. For another revision:
+#                      git archive REVISION kvmesh services engines LICENSE | tar -x -C FOLDER
 #   BASE=            an image with Python 3.11; empty: kvmesh-base:bookworm, which base.sh makes where it is missing
 set -euo pipefail
 cd "$(dirname "$0")"
-root=$(cd ../.. && pwd)
+root=$(cd "${SOURCES:-../..}" && pwd)
 tag=${TAG:-dev}
 base=${BASE:-}
 targets=("$@")
@@ -68,7 +70,7 @@ if [ ${#stale[@]} -gt 0 ]; then
       cp "$root/LICENSE" "$context/src"
       ;;
   esac
-  version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")
+  version=$(sed -n 's/^__version__.*"\(.*\)"$/\1/p' "$root/kvmesh/__init__.py")
   revision=$(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
   for target in "${stale[@]}"; do
     started=$SECONDS
