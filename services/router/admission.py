@@ -99,6 +99,11 @@ class Admission:
             message = f"attempt {known.attempt} of the request is known here"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_SUPERSEDED, message)
             return
+        if not decode.is_up and decode.open_failures:
+            # It was tried and is not there: waiting for the next try would cost the frontend the time of a new attempt.
+            message = f"{adopt.decode_replica} cannot be reached"
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
+            return
         item = Relayed(
             request_id=adopt.request_id,
             attempt=adopt.attempt,

@@ -11,7 +11,7 @@ from kvmesh.blocks import count_for
 from services.router.holdings import Holdings
 from services.router.policy import Hit, LoadSeen, ReplicaGone
 from services.router.relayed import Relayed, Stage
-from services.router.releases import US_MAX, Releases
+from services.router.releases import ACCEPT_S, US_MAX, Releases
 from services.router.replicas import Replica
 
 PLACE_AGAIN: Final = (
@@ -20,6 +20,16 @@ PLACE_AGAIN: Final = (
     pb.Refusal.REASON_DRAINING,
 )
 """Refusals of decode after which another decode replica is tried."""
+
+OWN_FAULTS: Final = (
+    pb.Failure.CODE_ENGINE_LOST,
+    pb.Failure.CODE_ENGINE_ERROR,
+    pb.Failure.CODE_STALLED,
+)
+"""Failures that are the replica's own doing."""
+
+NEVER_AGAIN: Final = (pb.Failure.CODE_INVALID, pb.Failure.CODE_INTERNAL)
+"""Failures that another replica would not mend."""
 
 SUPERSEDED: Final = pb.Cancel.REASON_SUPERSEDED
 
@@ -45,7 +55,9 @@ class Answers:
         elif item.stage is Stage.RESERVING:
             assert item.prefill is not None
             if item.prefill.is_up:
-                self._releases.prefill(item)
+                self._releases.prefill(item, now_s)
+            elif self._releases.can_place_again(item):
+                self._releases.again(item, item.prefill.name, now_s)
             else:
                 self._fail(item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.name, now_s)
 
@@ -67,6 +79,10 @@ class Answers:
                 self.on_gap(item, replica, message, now_s)
             return
         item.was_taken = True
+        if is_prefill:
+            replica.ended_well(item.released_s)
+        else:
+            replica.answered_well(item.released_s)
         item.first_token_s = item.first_token_s or now_s
         _clamp(first, item, now_s)
         item.cached_tokens = first.cached_token_count
@@ -93,6 +109,7 @@ class Answers:
         if item.stage is Stage.TRANSFERRING:
             item.stage = Stage.GENERATING
         item.is_transferred = True
+        replica.answered_well(item.released_s)
         self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
         if item.outbox is not None:
             item.outbox.transfer(item.slot, min(transfer.transfer_us, US_MAX))
@@ -114,6 +131,8 @@ class Answers:
             self.on_gap(item, replica, message, now_s)
             return
         else:
+            if reason in (pb.Finish.REASON_LENGTH, pb.Finish.REASON_END_TOKEN):
+                replica.ended_well(item.released_s)
             self._holdings.detach_decode(item)
             self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
         if item.outbox is not None:
@@ -126,8 +145,12 @@ class Answers:
             self._prefill_over(item, now_s)
             return
         untouched = failure.untouched and not (replica is item.decode and item.first_token_s)
+        self._blame(item, replica, failure, now_s)
         self._forget_at(item, replica)
         message, name = failure.message, failure.replica or replica.name
+        if untouched and failure.code not in NEVER_AGAIN and self._releases.can_place_again(item):
+            self._releases.again(item, replica.name, now_s)
+            return
         self._fail(item, failure.code, message, name, now_s, untouched=untouched)
 
     def on_refusal(self, item: Relayed, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
@@ -146,6 +169,14 @@ class Answers:
             self._prefill_over(item, now_s)
             return
         self._forget_at(item, replica)
+        if refusal.reason == pb.Refusal.REASON_DRAINING and self._releases.can_place_again(item):
+            self._releases.again(item, replica.name, now_s)
+            return
+        if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.placed_again:
+            # It has not noticed yet that the stream is gone through which it got this attempt before.
+            message = "it still holds what was taken from it"
+            self._fail(item, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
+            return
         self._holdings.cancel_decode(item, SUPERSEDED)
         self._holdings.cancel_prefill(item, SUPERSEDED)
         if item.outbox is not None:
@@ -160,7 +191,22 @@ class Answers:
 
     def on_gap(self, item: Relayed, replica: Replica, message: str, now_s: float) -> None:
         """Tokens are missing: the attempt has failed."""
+        replica.failed(item.released_s, now_s, message)
         self._fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
+
+    def look_at(self, item: Relayed, now_s: float) -> None:
+        """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
+        decode, prefill = item.decode, item.prefill
+        if decode is not None and decode.is_unanswered(item.decode_slot):
+            if item.released_s + ACCEPT_S <= now_s:
+                self._give_up(item, decode, "no answer to a submit", now_s)
+                return
+            self._holdings.timetable.by(item, item.released_s + ACCEPT_S)
+        if prefill is not None and item.stage is Stage.PREFILLING and self._releases.can_place_again(item):
+            if item.start_by_s <= now_s:
+                self._give_up(item, prefill, "a prompt was not started", now_s)
+            else:
+                self._holdings.timetable.by(item, item.start_by_s)
 
     def on_load(self, seen: LoadSeen) -> None:
         """A replica reported its load."""
@@ -180,12 +226,35 @@ class Answers:
                     message = f"{replica.name} cannot be reached: {reason}"
                     item.outbox.refuse(item.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
                 self._holdings.end(item, now_s, "REPLICA_LOST")
+            elif self._releases.can_place_again(item):
+                self._forget_at(item, replica)
+                self._releases.again(item, replica.name, now_s)
             else:
                 self._forget_at(item, replica)
                 self._fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
         if not replica.is_retired:
             self._holdings.policy.observe(ReplicaGone(replica.name))
         self._holdings.is_news = True
+
+    def _give_up(self, item: Relayed, replica: Replica, why: str, now_s: float) -> None:
+        replica.failed(item.released_s, now_s, why)
+        if self._releases.can_place_again(item):
+            self._releases.again(item, replica.name, now_s)
+        else:
+            self._fail(item, pb.Failure.CODE_STALLED, why, replica.name, now_s)
+
+    def _blame(self, item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
+        """Count what failed against whose doing it was; of a lost handoff, decode's and prefill's."""
+        if failure.untouched:
+            return  # it had no room, or gave back what it had not begun
+        name = name_of(pb.Failure.Code, failure.code)
+        if failure.code in OWN_FAULTS:
+            replica.failed(item.released_s, now_s, name)
+        elif failure.code == pb.Failure.CODE_HANDOFF_LOST and replica is item.decode:
+            # The one that did not give or the one that did not take: the others of each role tell, by going well.
+            replica.failed(item.released_s, now_s, name)
+            if item.prefill is not None:
+                item.prefill.failed(item.released_s, now_s, name)
 
     def _hand_over(self, item: Relayed, prefill: Replica, handoff: bytes) -> None:
         """Give decode the handoff."""

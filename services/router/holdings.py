@@ -107,6 +107,7 @@ class Holdings:
         if item.prefill is not None:
             if item.prefill_slot:
                 item.prefill.slots.pop(item.prefill_slot, None)
+                item.prefill.ejection.left(item)
             item.prefill, item.prefill_slot = None, 0
 
     def cancel_decode(self, item: Relayed, reason: pb.Cancel.Reason.ValueType) -> None:

@@ -93,7 +93,10 @@ class ReplicaLinks:
         try:
             while True:
                 self._changed.clear()
-                self._settle()
+                try:
+                    self._settle()
+                except Exception:  # a bug with one replica must not end the process, and every stream with it
+                    log.exception("the links cannot be brought in line with the members")
                 try:
                     async with asyncio.timeout(LOOK_S):
                         await self._changed.wait()

@@ -141,6 +141,8 @@ class Router:
         self._block_tokens = config.engine.block_tokens
         self._boot_id = secrets.token_hex(8)
         self._is_view_known = False
+        self.has_heir = False
+        """True while another router is there that takes new requests."""
         clock = MonotonicClock()
         section, mesh = config.router, config.mesh.name
         trust = Trust(config, "router")
@@ -211,6 +213,13 @@ class Router:
     def on_members(self, members: Sequence[Member]) -> None:
         """Take a new view of the mesh."""
         self._is_view_known = True
+        self.has_heir = any(
+            member.role == "router"
+            and member.boot_id != self._boot_id
+            and member.model_version == self._version
+            and not member.draining
+            for member in members
+        )
         self.links.update(members)
         self.dispatches.set_routers(
             (member.process_id, member.boot_id) for member in members if member.role == "router"
@@ -231,9 +240,12 @@ class Router:
         return all(replica.is_up for replica in self.relay.replicas.values())
 
     async def drain(self) -> None:
-        """Refuse new requests and wait until the last one ended."""
+        """Refuse new requests and wait until the last one ended, or until another router can take over what is left."""
         self.relay.drain()
         while not self.relay.is_idle():
+            if self.has_heir and self.relay.can_be_taken_over():
+                log.info("the other routers take over", extra={"requests": self.relay.relayed_count})
+                return
             await asyncio.sleep(IDLE_LOOK_S)
 
     def close(self) -> None:

@@ -151,7 +151,8 @@ class KappaPolicy:
             return []
         kappa = self._kappa(view, now_s)
         candidates = []
-        for replica in view.prefill:
+        allowed = [one for one in view.prefill if one.name not in request.excluded] or view.prefill
+        for replica in allowed:
             depth = depths.get(replica.name, 0)
             prefill_s = self._prefill_s(request, depth)
             queue_s = self.backlog.queue_s(replica.name, prefill_s, now_s)

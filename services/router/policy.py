@@ -23,7 +23,7 @@ class PlacementRequest:
     explain: bool = False
     """True if the candidates are wanted."""
     excluded: frozenset[str] = frozenset()
-    """Decode replicas that refused this attempt just now."""
+    """Replicas that did not take this attempt just now: the last choice."""
 
 
 @dataclass(slots=True)

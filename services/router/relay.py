@@ -11,6 +11,7 @@ from typing import Literal
 
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.replica.pulse import Pulse
 from services.router.admission import Admission, RelayLimits
 from services.router.answers import Answers
 from services.router.frontends import FrontendSession
@@ -59,6 +60,8 @@ class Relay:
         self.admission = Admission(
             self.holdings, self.releases, self.replicas, limits, model_version, block_tokens
         )
+        self.ejection_total = 0
+        self._pulse = Pulse()
         self._now_s = 0.0
 
     def __repr__(self) -> str:
@@ -92,6 +95,8 @@ class Relay:
         """See kvmesh.attach.server.Attachable."""
         session = FrontendSession(self, peer.process_id, outbox)
         self.sessions.append(session)
+        self._pulse.is_heard = True
+        outbox.load(self.load_report())
         return session
 
     def after_event(self, now_s: float | None = None) -> None:
@@ -105,7 +110,7 @@ class Relay:
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
-        times = (self.holdings.timetable.next_s(), self.releases.next_wake_s())
+        times = (self.holdings.timetable.next_s(), self.releases.next_wake_s(), self._pulse.next_s())
         return min((time for time in times if time is not None), default=None)
 
     def on_timer(self, now_s: float) -> None:
@@ -116,9 +121,25 @@ class Relay:
                 self.admission.give_up_waiting(item, now_s)
             elif item.expire_s <= now_s:
                 self.admission.expire(item, now_s)
-            elif item.expire_s < float("inf"):
-                self.holdings.timetable.by(item, item.expire_s)
+            else:
+                if item.expire_s < float("inf"):
+                    self.holdings.timetable.by(item, item.expire_s)
+                self.answers.look_at(item, now_s)
         self.releases.pump(now_s)
+        if self._pulse.take(now_s):
+            report = self.load_report()
+            for session in self.sessions:
+                if not session.outbox.is_full():
+                    session.outbox.load(report)
+
+    def load_report(self) -> pb.LoadReport:
+        """Return what frontends hear each second: by its absence they know a router that is there no more."""
+        return pb.LoadReport(
+            queued_request_count=len(self.queue),
+            running_request_count=self.relayed_count,
+            draining=self.admission.is_draining,
+            engine_ready=True,
+        )
 
     def drain(self) -> None:
         """Refuse what is new from now on; adopts are still welcome."""
@@ -128,9 +149,14 @@ class Relay:
         """True if no attempt is left that a frontend reads."""
         return not any(session.slots for session in self.sessions)
 
+    def can_be_taken_over(self) -> bool:
+        """True if everything frontends read here can be adopted through another router, and nothing computed again."""
+        return all(item.stage is Stage.GENERATING for one in self.sessions for item in one.slots.values())
+
     def close_session(self, session: FrontendSession, now_s: float) -> None:
         """The stream of `session` is gone."""
         self.sessions.remove(session)
+        self._pulse.is_heard = bool(self.sessions)
         self.admission.close_session(session, now_s)
 
     @property

@@ -76,6 +76,9 @@ class Relayed:
     not_before_s: float = 0.0
     """It is not placed before: decode replicas just refused it."""
     excluded: frozenset[str] = frozenset()
+    """Replicas that did not take it just now."""
+    placed_again: int = 0
+    """Times a replica gave it back untouched, or did not answer."""
     decode: Replica | None = None
     decode_slot: int = 0
     prefill: Replica | None = None
@@ -90,6 +93,8 @@ class Relayed:
     is_transferred: bool = False
     """Decode said that it has the KV blocks."""
     is_adopted: bool = False
+    start_by_s: float = float("inf")
+    """Prefill has started it by then."""
     expire_s: float = float("inf")
     """An orphan ends then."""
     traceparent: str = ""

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.holdings import Holdings
-from services.router.policy import Placement, PlacementRequest, PoolView, Wait
+from services.router.policy import Placement, PlacementRequest, PoolView, ReplicaState, Wait
 from services.router.relayed import Relayed, Stage
 from services.router.replicas import Replica
 
@@ -19,6 +19,15 @@ PUMP_PAUSE_S: Final = 0.002
 
 REFUSED_WAIT_S: Final = 0.05
 """An attempt that two decode replicas refused waits this long before it is placed again."""
+
+ACCEPT_S: Final = 3.0
+"""Decode says within this whether it takes an attempt: it looks at what it has, and waits for nothing."""
+
+START_S: Final = 5.0
+"""Prefill starts an attempt within this and thrice the expected time: no more than `dispatch_ahead_s` waits before it."""
+
+PLACED_AGAIN_MAX: Final = 3
+"""Times an attempt is given to other replicas because one gave it back, or did not answer."""
 
 INTERVAL_SMOOTHING: Final = 0.1
 
@@ -103,7 +112,7 @@ class Releases:
     def _ask(self, item: Relayed, now_s: float) -> Placement | Wait:
         if now_s < item.not_before_s:
             return Wait("refused just now", item.not_before_s)
-        view = self.view()
+        view = self.view(now_s)
         if item.excluded and all(one.name in item.excluded for one in view.decode):
             item.excluded = frozenset()
             item.not_before_s = now_s + REFUSED_WAIT_S
@@ -118,12 +127,12 @@ class Releases:
         )
         return self._holdings.policy.place(request, view, now_s)
 
-    def view(self) -> PoolView:
-        """Return the replicas that may be sent new requests now."""
+    def view(self, now_s: float) -> PoolView:
+        """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""
         placeable = [replica for replica in self._replicas.values() if replica.is_placeable()]
         return PoolView(
-            [one.state for one in placeable if one.role == "prefill"],
-            [one.state for one in placeable if one.role == "decode"],
+            _trusted([one for one in placeable if one.role == "prefill"], now_s),
+            _trusted([one for one in placeable if one.role == "decode"], now_s),
             max(0, len(self._holdings.queue) - 1),
         )
 
@@ -142,6 +151,8 @@ class Releases:
         item.decode_slot = decode.outbox.new_slot()
         decode.slots[item.decode_slot] = item
         decode.reserve(item.decode_slot, item.blocks)
+        decode.ejection.sent(item, now_s)
+        self._holdings.timetable.by(item, now_s + ACCEPT_S)
         phase = pb.PHASE_CONTEXT_AND_GENERATION if item.prefill is None else pb.PHASE_GENERATION_ONLY
         decode.outbox.submit(
             self._submit(item, item.decode_slot, phase), item.deadline_s, item.ttft_deadline_s
@@ -150,32 +161,56 @@ class Releases:
         self._holdings.dispatched(item, now_s)
         if item.prefill is not None and decode.state.has_ample_room():
             # Decode will not refuse: waiting for its word would cost a round trip before every first token.
-            self.prefill(item)
+            self.prefill(item, now_s)
 
-    def prefill(self, item: Relayed) -> None:
+    def prefill(self, item: Relayed, now_s: float) -> None:
         """Decode holds KV for it, or surely will: submit to prefill."""
         prefill = item.prefill
         assert prefill is not None and item.stage is Stage.RESERVING, item
         item.stage = Stage.PREFILLING
         item.prefill_slot = prefill.outbox.new_slot()
         prefill.slots[item.prefill_slot] = item
+        prefill.ejection.sent(item, now_s)
+        item.start_by_s = now_s + START_S + 3 * (item.placement.estimate_s if item.placement else 0.0)
+        self._holdings.timetable.by(item, item.start_by_s)
         submit = self._submit(item, item.prefill_slot, pb.PHASE_CONTEXT_ONLY)
         prefill.outbox.submit(submit, item.deadline_s, item.ttft_deadline_s)
 
     def requeue(self, item: Relayed, now_s: float) -> None:
         """A decode replica refused it: back to the head of its lane, to be placed elsewhere, or later."""
-        holdings = self._holdings
         assert item.decode is not None, item
         refused_by = item.decode.name
-        holdings.settle(item, now_s)
-        holdings.detach_decode(item)
-        holdings.detach_prefill(item)
-        item.placement = None
         if item.excluded:
             item.excluded = frozenset()
             item.not_before_s = now_s + REFUSED_WAIT_S
         else:
             item.excluded = frozenset((refused_by,))
+        self._enqueue(item, now_s)
+
+    def can_place_again(self, item: Relayed) -> bool:
+        """True if no engine had `item`, its frontend waits, and other replicas may be asked."""
+        return (
+            item.stage in (Stage.RESERVING, Stage.PREFILLING)
+            and not item.was_taken
+            and item.outbox is not None
+            and item.placed_again < PLACED_AGAIN_MAX
+        )
+
+    def again(self, item: Relayed, by: str, now_s: float) -> None:
+        """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
+        assert self.can_place_again(item), item
+        self._holdings.cancel_decode(item, pb.Cancel.REASON_SUPERSEDED)
+        self._holdings.cancel_prefill(item, pb.Cancel.REASON_SUPERSEDED)
+        item.placed_again += 1
+        item.excluded = frozenset((by,))
+        self._enqueue(item, now_s)
+
+    def _enqueue(self, item: Relayed, now_s: float) -> None:
+        holdings = self._holdings
+        holdings.settle(item, now_s)
+        holdings.detach_decode(item)
+        holdings.detach_prefill(item)
+        item.placement = None
         item.stage = Stage.QUEUED
         holdings.queue.add(item, at_head=True)
         holdings.timetable.by(item, item.queue_until_s)
@@ -191,6 +226,12 @@ class Releases:
         submit.credit_position = item.credit
         submit.prefill_estimate_us = _us(item.placement.prefill_s)
         return submit
+
+
+def _trusted(replicas: list[Replica], now_s: float) -> list[ReplicaState]:
+    """Return those that are not ejected; all, where that would leave none."""
+    trusted = [one for one in replicas if one.ejection.may_take(now_s)]
+    return [one.state for one in trusted or replicas]
 
 
 def _row(item: Relayed, placement: Placement, now_s: float) -> pb.Placement:

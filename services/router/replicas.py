@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvmesh.attach import frames
 from kvmesh.attach.outbox import UpwardOutbox
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.ejection import Ejection
 from services.router.policy import LoadSeen, ReplicaState
 from services.router.relayed import Relayed
 
 if TYPE_CHECKING:
     from services.router.relay import Relay
+
+
+log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
@@ -51,6 +56,10 @@ class Replica:
         self.is_retired = False
         """A newer process has the name: this one serves what it has, and tells nothing about the name any more."""
         self.down_since_s: float | None = None
+        self.open_failures = 0
+        """Times in a row that its stream could not be opened."""
+        self.ejection = Ejection()
+        self._engine_boot_id = ""
         self._unanswered: dict[int, int] = {}
         """KV blocks of submits that decode has not answered, by slot: no report counts them yet."""
         self.row_total = 0
@@ -75,10 +84,33 @@ class Replica:
         return self.is_listed and not self.is_draining and not self.is_retired
 
     def is_placeable(self) -> bool:
-        """True if it may be sent new requests."""
+        """True if it may be sent new requests, whether it is trusted with them or not."""
         if not self.is_up or not self.is_here():
             return False
         return self.report is None or (self.report.engine_ready and not self.report.draining)
+
+    # Whether it is trusted.
+
+    def failed(self, sent_s: float, now_s: float, why: str) -> None:
+        """It failed something of its own doing that was sent to it at `sent_s`."""
+        ejection = self.ejection
+        if ejection.on_failure(sent_s, now_s):
+            self._relay.ejection_total += 1
+            for_s = (ejection.until_s or now_s) - now_s
+            log.warning(
+                "replica ejected",
+                extra={"replica": self.name, "for_s": round(for_s, 3), "why": why},
+            )
+
+    def answered_well(self, sent_s: float) -> None:
+        """It began well what was sent to it at `sent_s`."""
+        if self.ejection.on_answer(sent_s):
+            log.info("replica readmitted", extra={"replica": self.name})
+
+    def ended_well(self, sent_s: float) -> None:
+        """It ended well what was sent to it at `sent_s`."""
+        if self.ejection.on_success(sent_s):
+            log.info("replica readmitted", extra={"replica": self.name})
 
     # Blocks at decode, between two load reports.
 
@@ -91,9 +123,15 @@ class Replica:
         """It was accepted or refused: the next report counts it, or does not."""
         self._unanswered.pop(slot, None)
 
+    def is_unanswered(self, slot: int) -> bool:
+        """True if a submit to decode was neither accepted nor refused."""
+        return slot in self._unanswered
+
     def forget(self, slot: int, blocks: int) -> None:
         """A slot is over; its `blocks` come back."""
-        if self.slots.pop(slot, None) is not None:
+        item = self.slots.pop(slot, None)
+        if item is not None:
+            self.ejection.left(item)
             self.answered(slot)
             self.state.block_reserved = max(0, self.state.block_reserved - blocks)
 
@@ -102,6 +140,7 @@ class Replica:
     def on_attached(self, link: Link, peer: pb.Hello, now_s: float) -> None:
         """The stream is up."""
         self.is_up = True
+        self.open_failures = 0
         self.down_since_s = None
         self._relay.after_event(now_s)
 
@@ -139,6 +178,10 @@ class Replica:
         """Every slot of the stream is void."""
         if self.is_up or self.down_since_s is None:
             self.down_since_s = now_s
+        if self.is_up and link is not None:
+            self.failed(now_s, now_s, reason)
+        elif not self.is_up:
+            self.open_failures += 1
         self.is_up = False
         self.report = None
         lost = list(self.slots.values())
@@ -179,6 +222,10 @@ class Replica:
     def _on_load(self, report: pb.LoadReport, now_s: float) -> None:
         self.report = report
         self.reported_s = now_s
+        if report.engine_boot_id and report.engine_boot_id != self._engine_boot_id:
+            if self._engine_boot_id:
+                self.ejection = Ejection()
+            self._engine_boot_id = report.engine_boot_id
         state = self.state
         state.block_total = report.block_total_count
         state.block_free = report.block_free_count

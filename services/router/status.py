@@ -49,6 +49,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             task_count=len(asyncio.all_tasks()),
             redis_connected=self._redis.is_connected,
             healed_block_total=mirror.healed_block_total,
+            ejection_total=relay.ejection_total,
         )
 
     def _view(self, replica: Replica, now_s: float) -> pb.ReplicaView:
@@ -61,6 +62,8 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             index_block_count=self._policy.mirror.blocks_of(replica.name),
             queue_us=round(self._policy.queue_s(replica.name, now_s) * 1e6),
             dispatched_request_count=len(replica.slots),
+            ejected=replica.ejection.is_ejected,
+            failure_count=replica.ejection.failures,
         )
         if replica.report is not None:
             view.load_report.CopyFrom(replica.report)

@@ -97,6 +97,12 @@ def export(relay: Relay, policy: KappaPolicy, index: IndexReader, metrics: Metri
     metrics.total("estimated_seconds", "Prefill seconds expected.", lambda: policy.estimate_total_s)
     metrics.total("measured_seconds", "The real ones of the same prompts.", lambda: policy.measured_total_s)
     metrics.gauge("backlog_requests", "Dispatched prompts not computed.", lambda: len(policy.backlog))
+    metrics.total("ejections", "Times a replica was ejected.", lambda: relay.ejection_total)
+    metrics.gauge(
+        "ejected_replicas",
+        "Replicas that are not trusted with new requests.",
+        lambda: sum(replica.ejection.is_ejected for replica in relay.replicas.values()),
+    )
     metrics.gauge(
         "placeable_replicas",
         "Replicas that may take new requests.",

@@ -169,7 +169,9 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def load_report(self) -> Global___LoadReport:
-        """The replica's load, at most one per message. Replica to router only."""
+        """The sender's load, at most one per message. Replica to router, router to frontend. Whoever sent one sends the next
+        within a second: silence means that it is gone, though its connection may answer pings.
+        """
 
     def __init__(
         self,
@@ -1029,7 +1031,7 @@ Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
 class LoadReport(_message.Message):
-    """Tells a router how loaded a replica is. Sent on change, at most every 50 ms, and at least every second."""
+    """Tells a router how loaded a replica is, a frontend what a router queues and runs. Sent on change, at most every 50 ms, and at least every second."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

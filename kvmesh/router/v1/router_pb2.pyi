@@ -54,6 +54,7 @@ class GetStatusResponse(_message.Message):
     TASK_COUNT_FIELD_NUMBER: _builtins.int
     REDIS_CONNECTED_FIELD_NUMBER: _builtins.int
     HEALED_BLOCK_TOTAL_FIELD_NUMBER: _builtins.int
+    EJECTION_TOTAL_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """Name of the router, for example "router-0"."""
     queued_request_count: _builtins.int
@@ -74,6 +75,8 @@ class GetStatusResponse(_message.Message):
     """True while Redis answers."""
     healed_block_total: _builtins.int
     """Blocks that the hits of real requests corrected in the index."""
+    ejection_total: _builtins.int
+    """Times a replica it knows was ejected: kept from new requests because it failed too many in a row."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaView]:
         """Replicas it knows."""
@@ -92,10 +95,11 @@ class GetStatusResponse(_message.Message):
         task_count: _builtins.int = ...,
         redis_connected: _builtins.bool = ...,
         healed_block_total: _builtins.int = ...,
+        ejection_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["healed_block_total", b"healed_block_total", "index_block_count", b"index_block_count", "orphan_count", b"orphan_count", "overlay_block_count", b"overlay_block_count", "queued_request_count", b"queued_request_count", "redis_connected", b"redis_connected", "relayed_request_count", b"relayed_request_count", "replicas", b"replicas", "router", b"router", "stream_count", b"stream_count", "task_count", b"task_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ejection_total", b"ejection_total", "healed_block_total", b"healed_block_total", "index_block_count", b"index_block_count", "orphan_count", b"orphan_count", "overlay_block_count", b"overlay_block_count", "queued_request_count", b"queued_request_count", "redis_connected", b"redis_connected", "relayed_request_count", b"relayed_request_count", "replicas", b"replicas", "router", b"router", "stream_count", b"stream_count", "task_count", b"task_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -139,6 +143,8 @@ class ReplicaView(_message.Message):
     INDEX_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     QUEUE_US_FIELD_NUMBER: _builtins.int
     DISPATCHED_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    EJECTED_FIELD_NUMBER: _builtins.int
+    FAILURE_COUNT_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Name, for example "decode-1"."""
     role: Global___ReplicaView.Role.ValueType
@@ -155,6 +161,10 @@ class ReplicaView(_message.Message):
     """Microseconds of dispatched work the router expects in front of a new request."""
     dispatched_request_count: _builtins.int
     """Requests dispatched there that have not ended."""
+    ejected: _builtins.bool
+    """True while it is kept from new requests because it failed too many in a row, unless its role has no other."""
+    failure_count: _builtins.int
+    """Failures of its own in a row."""
     @_builtins.property
     def load_report(self) -> _attach_pb2.LoadReport:
         """Its last load report."""
@@ -171,10 +181,12 @@ class ReplicaView(_message.Message):
         index_block_count: _builtins.int = ...,
         queue_us: _builtins.int = ...,
         dispatched_request_count: _builtins.int = ...,
+        ejected: _builtins.bool = ...,
+        failure_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_report", b"load_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dispatched_request_count", b"dispatched_request_count", "index_block_count", b"index_block_count", "load_report", b"load_report", "load_report_age_ms", b"load_report_age_ms", "placeable", b"placeable", "queue_us", b"queue_us", "replica", b"replica", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dispatched_request_count", b"dispatched_request_count", "ejected", b"ejected", "failure_count", b"failure_count", "index_block_count", b"index_block_count", "load_report", b"load_report", "load_report_age_ms", b"load_report_age_ms", "placeable", b"placeable", "queue_us", b"queue_us", "replica", b"replica", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -537,7 +537,7 @@ def test_an_adoption_nobody_knows_is_refused() -> None:
     desk.assert_empty()
 
 
-@pytest.mark.parametrize("phase", ["reserved", "handed_over", "generating"])
+@pytest.mark.parametrize("phase", ["handed_over", "generating"])
 def test_a_lost_decode_fails_what_it_had(phase: str) -> None:
     """The frontend is told whether an engine had it; prefill is freed, at once or when nobody can adopt any more."""
     desk = Desk()
@@ -547,12 +547,11 @@ def test_a_lost_decode_fails_what_it_had(phase: str) -> None:
     desk.lose(decode)
     (failure,) = desk.told().failures
     assert (failure.code, failure.replica) == (pb.Failure.CODE_REPLICA_LOST, decode)
-    assert failure.untouched == (phase == "reserved")
+    assert not failure.untouched
     if phase == "handed_over":
         assert not desk.cancels("prefill-0"), "an orphan may be pulling the blocks"
         desk.wait(3.1)
     assert [reason for _, reason in desk.cancels("prefill-0")] == {
-        "reserved": [pb.Cancel.REASON_SUPERSEDED],
         "handed_over": [pb.Cancel.REASON_COMPLETE],
         "generating": [],
     }[phase]
@@ -824,3 +823,217 @@ def test_slots_must_ascend_within_a_stream() -> None:
         desk.ask(adopts=[adopt])
     with pytest.raises(FrameError):
         desk.ask(credit_slots=[1], credit_positions=[])
+
+
+def other(desk: Desk, not_: str) -> tuple[str, pb.Submit]:
+    """Return the decode replica that was asked instead, and what it got."""
+    decode, submit = desk.placed()
+    assert decode != not_
+    return decode, submit
+
+
+@pytest.mark.parametrize("how", ["lost", "draining", "untouched", "silent"])
+@pytest.mark.parametrize("by", ["decode", "prefill"])
+def test_what_no_engine_had_goes_elsewhere_without_a_word_to_its_frontend(how: str, by: str) -> None:
+    """Given back, lost on the way or never answered: placed on the other replicas at once, and nothing stays behind."""
+    desk = Desk(prefills=2)
+    desk.submit()
+    decode, submit = desk.placed()
+    prefill, prefill_slot = "", 0
+    if by == "prefill":
+        desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+        prefill, prefill_slot = asked_prefill(desk)
+    name, slot = (decode, submit.slot) if by == "decode" else (prefill, prefill_slot)
+    desk.told()
+    if how == "lost":
+        desk.lose(name)
+    elif how == "draining":
+        desk.down(name, refusals=[pb.Refusal(slot=slot, reason=pb.Refusal.REASON_DRAINING)])
+    elif how == "untouched":
+        failure = pb.Failure(slot=slot, code=pb.Failure.CODE_ENGINE_LOST, untouched=True)
+        desk.down(name, failures=[failure])
+    else:
+        desk.wait(2.9)
+        assert not desk.up(name).cancels
+        desk.wait(0.2 if by == "decode" else 60.0)
+        assert [row.slot for row in desk.up(name).cancels] == [slot]
+    if by == "decode":
+        _, submit = other(desk, name)
+    else:
+        decode, submit = desk.placed()
+        desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+        assert asked_prefill(desk)[0] != name
+    assert submit.attempt == 1
+    told = desk.told()
+    assert len(told.placements) == 1 and not told.failures and not told.refusals
+    desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
+    desk.assert_empty()
+
+
+def asked_prefill(desk: Desk) -> tuple[str, int]:
+    """Return the prefill replica that was asked, and its slot."""
+    for name in ("prefill-0", "prefill-1"):
+        if submits := desk.up(name).submits:
+            return name, submits[0].slot
+    raise AssertionError("no prefill was asked")
+
+
+def test_a_replica_that_still_holds_what_was_taken_from_it_costs_an_attempt_and_not_the_request() -> None:
+    """Placed again where it had been: the old slot is not given up yet. The frontend hears of a loss, not of a rival."""
+    desk = Desk()
+    desk.submit()
+    decode, _ = desk.placed()
+    desk.lose(decode)
+    again, submit = other(desk, decode)
+    desk.down(again, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_SUPERSEDED)])
+    told = desk.told()
+    assert not told.refusals
+    assert [(row.code, row.untouched) for row in told.failures] == [(pb.Failure.CODE_REPLICA_LOST, True)]
+    desk.assert_empty()
+
+
+def test_placing_again_ends() -> None:
+    """A mesh that gives everything back is told on: the frontend decides."""
+    desk = Desk(prefills=2)
+    slot = desk.submit()
+    for _ in range(4):
+        decode, submit = desk.placed()
+        desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+        name, prefill_slot = asked_prefill(desk)
+        refusal = pb.Refusal(slot=prefill_slot, reason=pb.Refusal.REASON_DRAINING)
+        desk.down(name, refusals=[refusal])
+    (told,) = desk.told().refusals
+    assert (told.slot, told.reason) == (slot, pb.Refusal.REASON_DRAINING)
+    desk.assert_empty()
+
+
+def test_a_silent_decode_behind_the_first_token_fails_the_attempt() -> None:
+    """It never said that it took the attempt; a token is out: the frontend resumes behind it."""
+    desk = Desk()
+    with_room(desk)
+    desk.submit()
+    decode, _ = desk.placed()
+    (prefill,) = desk.up("prefill-0").submits
+    desk.down("prefill-0", first_tokens=[first(prefill.slot)])
+    desk.told()
+    desk.wait(3.1)
+    (failure,) = desk.told().failures
+    assert (failure.code, failure.replica, failure.untouched) == (pb.Failure.CODE_STALLED, decode, False)
+    desk.assert_empty()
+
+
+def fail_on(desk: Desk, name: str) -> None:
+    """Let one request fail at decode replica `name`, by its own doing; wherever else it is placed it is taken back."""
+    for _ in range(40):
+        desk.submit(request_id=f"{desk.slot + 1:032x}")
+        decode, submit = desk.placed()
+        if decode == name:
+            failure = pb.Failure(slot=submit.slot, code=pb.Failure.CODE_ENGINE_ERROR)
+            desk.down(decode, failures=[failure])
+            return
+        desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
+        desk.up(decode)
+    raise AssertionError(f"{name} is never chosen")
+
+
+def places(desk: Desk, count: int = 30) -> set[str]:
+    """Return where requests go now."""
+    chosen = set()
+    for _ in range(count):
+        desk.submit(request_id=f"{desk.slot + 1:032x}")
+        decode, _ = desk.placed()
+        chosen.add(decode)
+        desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
+        desk.up(decode)
+    return chosen
+
+
+def test_a_replica_that_fails_in_a_row_is_left_alone_tried_and_readmitted() -> None:
+    """One of two is ejected for a second; then one request tries it, and its good end readmits it."""
+    desk = Desk(prefills=0)
+    for _ in range(3):
+        fail_on(desk, "decode-0")
+    assert desk.links["decode-0"][0].ejection.is_ejected and desk.relay.ejection_total == 1
+    assert places(desk) == {"decode-1"}
+    desk.wait(1.05)
+    for _ in range(40):
+        desk.submit(request_id=f"{desk.slot + 1:032x}")
+        decode, submit = desk.placed()
+        if decode == "decode-0":
+            break
+    else:
+        raise AssertionError("no trial")
+    assert places(desk) == {"decode-1"}, "one trial at a time"
+    finish = pb.Finish(slot=submit.slot, end_position=0, reason=pb.Finish.REASON_LENGTH)
+    desk.down("decode-0", finishes=[finish])
+    assert places(desk) == {"decode-0", "decode-1"}
+
+
+def test_the_last_replica_of_a_role_is_not_ejected() -> None:
+    """Both fail: both are chosen all the same; so is one whose only peer is gone."""
+    desk = Desk(prefills=0)
+    for _ in range(3):
+        fail_on(desk, "decode-0")
+    desk.links["decode-1"][0].is_listed = False
+    assert places(desk) == {"decode-0"}
+    desk.links["decode-1"][0].is_listed = True
+    for _ in range(3):
+        fail_on(desk, "decode-1")
+    assert places(desk) == {"decode-0", "decode-1"}
+
+
+def test_another_boot_of_the_engine_starts_clean() -> None:
+    """What the old one failed says nothing of the new one."""
+    desk = Desk()
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="a"))
+    for _ in range(3):
+        fail_on(desk, "decode-0")
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="a"))
+    assert places(desk) == {"decode-1"}
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="b"))
+    assert "decode-0" in places(desk)
+
+
+def test_refusals_and_faults_of_clients_eject_nobody() -> None:
+    """No room, another's mistake, a drain: the replica is as good as before."""
+    desk = Desk()
+    for number in range(12):
+        desk.submit(request_id=f"{number + 1:032x}")
+        decode, submit = desk.placed()
+        if number % 2:
+            desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_INVALID)])
+        else:
+            desk.down(decode, failures=[pb.Failure(slot=submit.slot, code=pb.Failure.CODE_INVALID)])
+    assert not any(replica.ejection.failures for replica, _ in desk.links.values())
+
+
+def test_frontends_hear_of_the_router_each_second() -> None:
+    """Its load report is its heartbeat, also while nothing happens."""
+    desk = Desk()
+    desk.told()
+    for _ in range(5):
+        desk.wait(1.001)
+        assert desk.told().HasField("load_report")
+
+
+def test_a_replica_that_could_not_be_reached_is_not_waited_for_by_an_adopt() -> None:
+    """Lost just now it may be back at once; tried in vain, it is refused, and the frontend resumes elsewhere."""
+    desk = Desk()
+    desk.lose("decode-0")
+    adopt = pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-0")
+    desk.ask(adopts=[adopt])
+    assert not desk.told().refusals
+    desk.lose("decode-0")
+    assert [row.slot for row in desk.told().refusals] == [1]
+    desk.ask(adopts=[pb.Adopt(slot=2, request_id=A, attempt=1, decode_replica="decode-0")])
+    assert [row.reason for row in desk.told().refusals] == [pb.Refusal.REASON_UNKNOWN_REQUEST]
+    desk.assert_empty()
+
+
+@pytest.mark.parametrize("phase", ["submit", "reserved", "handed_over", "generating"])
+def test_a_draining_router_can_be_taken_over_when_everything_generates(phase: str) -> None:
+    """What is adopted through another router must run at its decode replica, with its blocks there."""
+    desk = Desk()
+    assert desk.relay.can_be_taken_over()
+    getattr(desk, phase)()
+    assert desk.relay.can_be_taken_over() == (phase == "generating")
