@@ -35,6 +35,7 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, purity
 	$(BIN)/python -m pytest -q tests/unit/repo
 
 test: check  ## check, then all tests (the short form of exactness among them)
+	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh --if-possible
 	$(BIN)/python -m pytest -q --ignore=tests/unit/repo -m "not exactness"
 
 exactness: setup  ## Every prompt alone against the mesh under load, token by token (minutes)

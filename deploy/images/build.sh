@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
 # Build the images, each only if what it is made of has changed since.
-#   build.sh [service|engine|redis|faults ...]     default: all four
+#   build.sh [--if-possible] [service|engine|redis|faults ...]     default: all four
+#   --if-possible    where Docker or a base is missing, say so and be content
 #   TAG=dev          of the images: kvmesh:TAG, kvmesh-engine:TAG, kvmesh-redis:TAG, kvmesh-faults:TAG
 #   SOURCES=         folder whose kvmesh/, services/ and engines/ are built; empty: this repository. For another revision:
 #                      git archive REVISION kvmesh services engines LICENSE | tar -x -C FOLDER
-#   BASE=            an image with Python 3.11; empty: kvmesh-base:bookworm, which base.sh makes where it is missing
+#   BASE=            an image with Python 3.11 of Debian; empty: kvmesh-base:bookworm, which base.sh makes where it is
+#                    missing, or python:3.11-slim-bookworm where it cannot
 set -euo pipefail
 cd "$(dirname "$0")"
 root=$(cd "${SOURCES:-../..}" && pwd)
 tag=${TAG:-dev}
 base=${BASE:-}
+missing=1
+if [ "${1:-}" = --if-possible ]; then missing=0; shift; fi
 targets=("$@")
 [ $# -gt 0 ] || targets=(service engine redis faults)
 
-command -v docker >/dev/null || { echo "build.sh: docker is missing; on Debian: apt-get install docker.io" >&2; exit 1; }
-docker version >/dev/null 2>&1 || { echo "build.sh: no Docker daemon answers; is dockerd running?" >&2; exit 1; }
+lack() { echo "build.sh: no images are built: $1" >&2; exit "$missing"; }
+command -v docker >/dev/null || lack "docker is missing; on Debian: apt-get install docker.io"
+docker version >/dev/null 2>&1 || lack "no Docker daemon answers; is dockerd running, and may you use it?"
 # Without its plug-in the client would fall back to the classic builder too, but not without a page of advice.
 docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
 
@@ -22,9 +27,18 @@ docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
 exec 9>"${TMPDIR:-/tmp}/kvmesh-images-$tag.lock"
 flock 9
 
-if [ -z "$base" ]; then
-  base=kvmesh-base:bookworm
-  docker image inspect "$base" >/dev/null 2>&1 && [ -d debs/build ] && [ -d debs/redis ] && [ -d debs/faults ] || ./base.sh "$base"
+has() { docker image inspect "$1" >/dev/null 2>&1; }
+made=kvmesh-base:bookworm
+if [ -n "$base" ]; then
+  has "$base" || docker pull "$base" >&2 || lack "the base $base cannot be pulled"
+elif has "$made" && [ -d debs/build ] && [ -d debs/redis ] && [ -d debs/faults ]; then
+  base=$made
+elif [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
+  ./base.sh "$made" && base=$made || lack "the base could not be made"
+else
+  base=python:3.11-slim-bookworm
+  has "$base" || docker pull --quiet "$base" >&2 ||
+    lack "the base $base cannot be pulled; base.sh makes one, as root and with debootstrap (apt-get install debootstrap)"
 fi
 
 name_of() { [ "$1" = service ] && echo "kvmesh:$tag" || echo "kvmesh-$1:$tag"; }
