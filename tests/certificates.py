@@ -27,11 +27,15 @@ class Folder:
     def expire(self, *roles: str) -> None:
         """Put certificates in place that ended when they began."""
         for role in roles:
-            work = self.path / "work"
-            work.mkdir(exist_ok=True)
-            maker._sign(work, self.path / maker.AUTHORITY, f"{role}.{self.mesh}.internal", 0)
-            (work / "one.key").replace(self.path / f"{role}.key")
-            (work / "one.pem").replace(self.path / f"{role}.pem")
+            self.sign(role, f"{role}.{self.mesh}.internal", days=0)
+
+    def sign(self, file: str, name: str = "", *, days: int = 30) -> None:
+        """Sign a certificate for `name` (default: the file's) and put it in place as `file`."""
+        work = self.path / "work"
+        work.mkdir(exist_ok=True)
+        maker._sign(work, self.path / maker.AUTHORITY, name or file, days)
+        (work / "one.key").replace(self.path / f"{file}.key")
+        (work / "one.pem").replace(self.path / f"{file}.pem")
 
     def take_from(self, other: Folder, *roles: str) -> None:
         """Put what another authority signed in place."""

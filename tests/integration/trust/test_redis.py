@@ -1,0 +1,133 @@
+"""A Redis with users that speaks TLS: the mesh serves on it with the rights it needs, and shows its password nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvmesh.child import bound_command
+from kvmesh.redis_binary import redis_binaries
+from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_url import VARIABLE
+from tests.certificates import Folder
+from tests.conftest import unused_port
+from tests.integration.generation import generate_all, token_request
+from tests.integration.harness import Mesh, configure, until
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+
+USER, PASSWORD = "mesh", "correct-horse"
+
+RIGHTS = "~kvmesh:* &kvmesh:* +@read +@write +@scripting +@pubsub +@connection +@transaction -@dangerous"
+"""What docs/security.md gives to the mesh's user."""
+
+
+def _knows_tls(binary: Path) -> bool:
+    """Say whether this Redis was built with TLS: it refuses the option otherwise, and ends for want of a port if not."""
+    command = [str(binary), "--port", "0", "--tls-port", "0"]
+    return "Bad directive" not in subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.fixture
+async def redis_url(tmp_path: Path) -> AsyncIterator[str]:
+    """URL of a Redis that speaks TLS alone, wants a client's certificate, and knows one user."""
+    binaries = [binary for binary in redis_binaries() if _knows_tls(binary)]
+    if not binaries:
+        pytest.skip("NOT TESTED: no Redis of this machine speaks TLS (Debian's redis-server does)")
+    folder = Folder(tmp_path / "redis-certificates")
+    folder.sign("localhost")
+    port = unused_port()
+    rights = tmp_path / "users.acl"
+    rights.write_text(f"user default off\nuser {USER} on >{PASSWORD} {RIGHTS}\n")
+    log = tmp_path / "redis.log"
+    server = _start(binaries[0], port, folder, rights, log)
+    try:
+        await until(lambda: b"Ready to accept connections" in log.read_bytes(), 10, "Redis is up")
+        shown = "&".join(
+            f"ssl_{key}={folder.path / name}"
+            for key, name in (
+                ("ca_certs", "authority.pem"),
+                ("certfile", "operator.pem"),
+                ("keyfile", "operator.key"),
+            )
+        )
+        yield f"rediss://{USER}:{PASSWORD}@localhost:{port}/0?{shown}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _start(binary: Path, port: int, folder: Folder, rights: Path, log: Path) -> subprocess.Popen[bytes]:
+    command = [
+        *(str(binary), "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1"),
+        *("--tls-cert-file", str(folder.path / "localhost.pem")),
+        *("--tls-key-file", str(folder.path / "localhost.key")),
+        *("--tls-ca-cert-file", str(folder.path / "authority.pem"), "--aclfile", str(rights)),
+        *("--save", "", "--appendonly", "no", "--dir", str(log.parent)),
+    ]
+    with log.open("wb") as output:
+        return subprocess.Popen(bound_command(command), stdout=output, stderr=subprocess.STDOUT)
+
+
+async def test_a_mesh_serves_on_a_redis_with_tls_and_a_user(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command it needs is among the rights, and neither logs nor arguments have the password."""
+    monkeypatch.setenv(VARIABLE, redis_url)
+    config = configure(
+        engine={"arithmetic": "hashed"},
+        prefill={"replicas": 1},
+        decode={"replicas": 1},
+        redis={"url": redis_url},
+    )
+    mesh = Mesh(config, tmp_path)
+    try:
+        await mesh.start()
+        wanted = [token_request(range(5, 200), max_output_tokens=8, seed=seed) for seed in range(4)]
+        answers = await generate_all(mesh.client(), wanted, concurrency=4)
+        assert all(not answer.error for answer in answers), [answer.error for answer in answers]
+        router = await mesh.status("router-0")
+        assert router.redis_connected
+        await until(lambda: _indexed(mesh), 20, "the prefix index came through Redis")
+        for part in mesh.parts.values():
+            assert part.process is not None
+            command = Path(f"/proc/{part.process.pid}/cmdline").read_bytes()
+            assert PASSWORD.encode() not in command, f"{part.name}: {command!r}"
+    finally:
+        await mesh.stop()
+    for file in (path for path in tmp_path.rglob("*") if path.is_file() and path.name != "users.acl"):
+        text = file.read_bytes()
+        assert PASSWORD.encode() not in text, file
+        assert b"refuses" not in text, f"{file.name}: {text.decode(errors='replace')}"
+
+
+async def _indexed(mesh: Mesh) -> bool:
+    return bool((await mesh.status("router-0")).index_block_count)
+
+
+@pytest.mark.parametrize("spoil", ["password", "user", "certificate", "authority", "plain"])
+async def test_a_redis_that_refuses_is_away_and_the_reason_has_no_password(
+    redis_url: str, spoil: str, tmp_path: Path
+) -> None:
+    """Wrong password, unknown user, no certificate, another authority, plain text: RedisAway, at once."""
+    other = Folder(tmp_path / "other")
+    authority = redis_url.partition("ssl_ca_certs=")[2].partition("&")[0]
+    wrong = {
+        "password": redis_url.replace(PASSWORD, "wrong-horse"),
+        "user": redis_url.replace(f"{USER}:", "nobody:"),
+        "certificate": redis_url.partition("&ssl_certfile")[0],
+        "authority": redis_url.replace(authority, str(other.path / "authority.pem")),
+        "plain": redis_url.replace("rediss://", "redis://").partition("?")[0],
+    }[spoil]
+    link = RedisLink(wrong)
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(RedisAway) as away:
+                await link.execute("GET", "kvmesh:x")
+    finally:
+        await link.close()
+    assert "horse" not in str(away.value)
