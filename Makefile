@@ -7,10 +7,10 @@ BASE ?=
 SOURCES := $(wildcard kvmesh services engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness bench proto docs lock images
+.PHONY: help setup demo test check exactness bench bench-peers proto docs lock images
 
 help:  ## Show the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/installed  ## Make .venv with the locked versions
 
@@ -43,6 +43,9 @@ exactness: setup  ## Every prompt alone against the mesh under load, token by to
 
 bench: setup  ## Measure and write docs/measurements (minutes)
 	$(BIN)/python -m bench --write docs/measurements/cost.md
+
+bench-peers: setup  ## The same fault under routers from PyPI; writes docs/measurements (minutes)
+	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
 
 proto: setup  ## Write the stubs again from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/stubs.py

@@ -64,7 +64,7 @@ class Answer:
     def feed(self, data: bytes) -> int:
         """Take more of the body and return how many tokens it brought."""
         before = self.token_count
-        *events, self._rest = (self._rest + data.replace(b"\r\n", b"\n")).split(b"\n\n")
+        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         for lines in events:
             self._take(lines.decode(errors="replace"))
         return self.token_count - before

@@ -97,6 +97,7 @@ class _Load:
     def __init__(self, system: System, schedule: Schedule) -> None:
         self.streams: list[Stream] = []
         self._system = system
+        self._schedule = schedule
         self._is_on = True
         self._now = asyncio.get_running_loop().time
         self._began_s = self._now()
@@ -110,7 +111,9 @@ class _Load:
         self._is_on = False
 
     async def client(self, slot: int) -> None:
-        """Send request after request until `stop`."""
+        """Send request after request until `stop`. Clients begin apart, so that a fault meets streams of any age."""
+        stream_s = self._schedule.tokens * self._schedule.interval_s
+        await asyncio.sleep(stream_s * slot / self._schedule.streams)
         while self._is_on:
             stream = await self._system.stream(slot, self._began_s)
             self.streams.append(stream)

@@ -20,7 +20,7 @@ from bench.peers import page
 from bench.peers.experiment import Schedule, System, run
 from bench.peers.mesh_system import MeshSystem
 from bench.peers.router_system import RouterSystem
-from bench.peers.routers import POLICIES, ROUTERS, Router, Unavailable, environment
+from bench.peers.routers import POLICIES, ROUTERS, Policy, Router, Unavailable, environment
 from bench.peers.streams import Figures
 from bench.processes import BenchError, Fleet
 
@@ -85,7 +85,9 @@ def peers(
         raise typer.Exit(1)
 
 
-def _cases(names: list[str], policies: tuple[str, ...], record: page.Record, console: Console) -> list[Case]:
+def _cases(
+    names: list[str], policies: tuple[Policy, ...], record: page.Record, console: Console
+) -> list[Case]:
     """Return what is measured, and make the environments. A router that cannot be had is noted in the record."""
     cases = []
     if MESH in names:
@@ -101,12 +103,13 @@ def _cases(names: list[str], policies: tuple[str, ...], record: page.Record, con
             record.unavailable[router.name] = str(error)
             continue
         cases += [
-            Case(router.name, router.version, policy, _maker(router, policy, home)) for policy in policies
+            Case(router.name, router.version, policy.name, _maker(router, policy, home))
+            for policy in policies
         ]
     return cases
 
 
-def _maker(router: Router, policy: str, home: Path) -> Callable[[Fleet, Schedule, int], System]:
+def _maker(router: Router, policy: Policy, home: Path) -> Callable[[Fleet, Schedule, int], System]:
     return lambda fleet, schedule, seed: RouterSystem(fleet, router, policy, home, schedule, seed)
 
 

@@ -133,8 +133,7 @@ def page(record: Record, notes: str) -> str:
         *_failures(record),
         "## What differs, and what this does not show",
         "",
-        *(line for item in _FAIRNESS for line in _paragraph(f"- {item}", "  ")),
-        "",
+        _FAIRNESS,
     ]
     if record.problems:
         lines += ["## What could not be measured", "", *(f"- {text}" for text in record.problems), ""]
@@ -159,8 +158,8 @@ def _procedure(record: Record) -> str:
     )
 
 
-def _paragraph(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _failures(record: Record) -> list[str]:
@@ -192,28 +191,17 @@ _WORDS = (
     "the client could send it again. Wrong: a token missing, repeated or altered. On the dead worker: streams it was "
     "serving when it died, as far as the client knows. Moved: streams that went on at another worker and ended right."
 )
-_FAIRNESS = (
-    (
-        "Behind the routers are mock workers, one small process each, that answer at a fixed pace; behind kvmesh are four "
-        "decode replicas, each with the reference engine (`hashed`) in a real Triton server that takes as long per step. A "
-        "prompt is so short that kvmesh's decode runs it alone, without prefill. kvmesh's victim is a decode service together "
-        "with its Triton."
-    ),
-    (
-        "The routers speak HTTP to clients and workers, kvmesh gRPC. Clients of both are asyncio tasks of one Python process "
-        "and do the same checks; for kvmesh the right tokens are computed from the prompt in the client."
-    ),
-    (
-        "The routers run with their defaults. None of them claims to resume a stream: its client must send the request again. "
-        "Their breakers and health checks can be set to look more often."
-    ),
-    (
-        "The time from start to ready is that of a mock worker, or of Triton with its model: the column says what it was and "
-        "compares nothing. The time from ready to the first request is the system's own."
-    ),
-    (
-        "Throughput, latency and CPU are not compared: neither the workers nor the protocols are the same, and the pace of the "
-        "tokens bounds the number of streams that are done."
-    ),
-    "The pause before the kill is the machine's own noise; no pause after it can be judged finer than that.",
-)
+_FAIRNESS = """\
+- Behind the routers are mock workers, one small process each, that answer at a fixed pace. Behind kvmesh are four decode
+  replicas, each with the reference engine (`hashed`) in a real Triton server that takes as long per step. A prompt is so
+  short that decode runs it alone, without prefill. kvmesh's victim is a decode service together with its Triton.
+- The routers speak HTTP to clients and workers, kvmesh gRPC. Clients of both are asyncio tasks of one Python process and
+  do the same checks; for kvmesh the right tokens are computed from the prompt by the client.
+- The routers run with their defaults, but for the policy and, in the rows that say so, `--health-check-interval-secs 1` and
+  `--cb-timeout-duration-secs 1`. None of them claims to resume a stream: its client must send the request again.
+- The time from start to ready is that of a mock worker, or of Triton with its model: the column says what it was and
+  compares nothing. The time from ready to the first request is the system's own.
+- Throughput, latency and CPU are not compared: neither the workers nor the protocols are the same, and the pace of the
+  tokens bounds the number of streams that are done.
+- The pause before the kill is the machine's own noise; no pause after it can be judged finer than that.
+"""

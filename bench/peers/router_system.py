@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.peers.chat_client import ChatConnection
 from bench.peers.experiment import Schedule
-from bench.peers.routers import Router
+from bench.peers.routers import Policy, Router
 from bench.peers.streams import Stream
 from bench.processes import ANY_CORE, START_TIMEOUT_S, BenchError, Fleet, Process
 from kvmesh.ports import free_ports
@@ -21,12 +21,15 @@ READY_POLL_S = 0.01
 TO_LOG = ("sh", "-c", 'exec "$@" >&2', "sh")
 """Nobody reads a router's stdout: a full pipe would stop it."""
 
+CLEAN = ("PATH=/usr/bin:/bin", "HF_ENDPOINT=http://127.0.0.1:9", "HF_HUB_OFFLINE=1")
+"""Nothing of the caller's environment, a proxy above all, may steer a router; none may look for tokenizers elsewhere."""
+
 
 class RouterSystem:
     """Implements System. `environment`: the virtual environment that holds the router."""
 
     def __init__(
-        self, fleet: Fleet, router: Router, policy: str, environment: Path, schedule: Schedule, seed: int
+        self, fleet: Fleet, router: Router, policy: Policy, environment: Path, schedule: Schedule, seed: int
     ) -> None:
         self.workers = frozenset(_name(index) for index in range(WORKERS))
         self.victim, self.returned = _name(VICTIM), f"{_name(VICTIM)}-again"
@@ -46,12 +49,14 @@ class RouterSystem:
         started = [self._start_worker(index, _name(index)) for index in range(WORKERS)]
         self._victim = started[VICTIM]
         for process, port in zip(started, self._ports, strict=True):
-            await _listening(process, port)
+            await listening(process, port)
         urls = [f"http://127.0.0.1:{port}" for port in self._ports]
         command = self._router.command(self._environment, own, metrics, self._policy, urls)
-        # Nothing of the caller's environment, a proxy above all, may steer a router.
-        clean = ("env", "-i", f"HOME={self._fleet.folder}", "PATH=/usr/bin:/bin")
-        await _listening(self._fleet.start(self._router.name, [*TO_LOG, *clean, *command], ANY_CORE), own)
+        environment = (f"HOME={self._fleet.folder}", *CLEAN)
+        process = self._fleet.start(
+            self._router.name, [*TO_LOG, "env", "-i", *environment, *command], ANY_CORE
+        )
+        await listening(process, own)
         self._connections = [ChatConnection(own) for _ in range(self._schedule.streams)]
 
     async def stream(self, slot: int, began_s: float) -> Stream:
@@ -66,7 +71,7 @@ class RouterSystem:
 
     async def start_again(self) -> None:
         """See System."""
-        await _listening(self._start_worker(VICTIM, self.returned), self._ports[VICTIM])
+        await listening(self._start_worker(VICTIM, self.returned), self._ports[VICTIM])
 
     async def close(self, streams: list[Stream]) -> None:
         """See System."""
@@ -83,7 +88,7 @@ def _name(index: int) -> str:
     return f"worker-{index}"
 
 
-async def _listening(process: Process, port: int) -> None:
+async def listening(process: Process, port: int) -> None:
     """Return when `process` accepts connections. Raises BenchError if it ends or takes too long."""
     with suppress(TimeoutError):
         async with asyncio.timeout(START_TIMEOUT_S):

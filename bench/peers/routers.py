@@ -12,7 +12,23 @@ from kvmesh.config import ROOT
 
 ENVIRONMENTS = ROOT / ".venv-peers"
 INSTALL_S_MAX = 600.0
-POLICIES = ("cache_aware", "round_robin")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a router is set: what it is called in the table, and the options."""
+
+    name: str
+    options: tuple[str, ...]
+
+
+_QUICK_BACK = ("--health-check-interval-secs", "1", "--cb-timeout-duration-secs", "1")
+POLICIES = (
+    Policy("cache_aware (default)", ("--policy", "cache_aware")),
+    Policy("round_robin", ("--policy", "round_robin")),
+    Policy("cache_aware, health check and breaker 1 s", ("--policy", "cache_aware", *_QUICK_BACK)),
+)
+"""The defaults let a returned worker wait a minute; the last shows what a user can do about that."""
 
 
 class Unavailable(Exception):
@@ -21,7 +37,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router from PyPI; everything it is not told stays at its default."""
+    """A router from PyPI; what it is not told stays at its default."""
 
     name: str
     version: str
@@ -30,14 +46,14 @@ class Router:
     options: tuple[str, ...]
 
     def command(
-        self, folder: Path, port: int, metrics_port: int, policy: str, workers: Sequence[str]
+        self, folder: Path, port: int, metrics_port: int, policy: Policy, workers: Sequence[str]
     ) -> list[str]:
         """Return the command line; `folder`: the environment, `workers`: their URLs."""
         program, *subcommand = self.launch
         return [
             *(str(folder / "bin" / program), *subcommand, "--worker-urls", *workers),
-            *("--host", "127.0.0.1", "--port", str(port), "--policy", policy),
-            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), *self.options),
+            *("--host", "127.0.0.1", "--port", str(port), *policy.options, *self.options),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
         ]
 
 

@@ -81,7 +81,7 @@ class Figures:
     refused: int
     wrong: int
     hit: int
-    """Streams that the victim was serving when it died, as far as their first token told."""
+    """Streams that the victim was serving when it died, as far as the client was told."""
     resumed: int
     pause_s: float
     """Longest pause within a stream, of those that ended after the kill."""
@@ -131,11 +131,7 @@ def figures(streams: Sequence[Stream], fault: Fault, ended_s: float) -> Figures:
 
 def was_hit(stream: Stream, fault: Fault) -> bool:
     """True if the victim was serving `stream` when it died."""
-    return (
-        stream.workers[:1] == [fault.victim]
-        and stream.first_s is not None
-        and stream.first_s <= fault.killed_s < stream.ended_s
-    )
+    return stream.workers[:1] == [fault.victim] and stream.sent_s <= fault.killed_s < stream.ended_s
 
 
 def readmitted_s(streams: Iterable[Stream], fault: Fault) -> float | None:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import socket
+import zlib
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +33,7 @@ class Worker:
 
     def __init__(self, name: str, interval_s: float) -> None:
         self.name = name
+        self.connection_count = 0
         self._interval_s = interval_s
 
     async def serve(self, port: int) -> asyncio.Server:
@@ -40,6 +42,14 @@ class Worker:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection_count += 1
+        try:
+            await self._requests(reader, writer)
+        finally:
+            self.connection_count -= 1
+            writer.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             while head := await read_head(reader):
                 method, path, headers = head
@@ -47,17 +57,18 @@ class Worker:
                 await self._answer(writer, method, path.partition("?")[0], body)
                 if headers.get("connection", "").lower() == "close":
                     break
-        writer.close()
 
     async def _answer(self, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> None:
         if method == "POST" and path == CHAT:
             asked = json.loads(body)
+            # sglang-router passes `max_tokens` on under the newer name.
+            tokens = int(asked.get("max_completion_tokens") or asked.get("max_tokens") or 16)
             if asked.get("stream"):
-                await self._stream(writer, int(asked.get("max_tokens", 16)))
+                await self._stream(writer, tokens)
                 return
-            await _reply(writer, self._whole(int(asked.get("max_tokens", 16))))
+            await _reply(writer, self._whole(tokens))
         elif path in TOKENIZERS:
-            ids = list(range(len(body) // 4))
+            ids = made_up_ids(body)
             await _reply(writer, {"tokens": ids, "token_ids": ids, "count": len(ids), "max_model_len": 8192})
         else:
             await _reply(writer, self._facts(path))
@@ -118,6 +129,14 @@ class Worker:
             "load": 0,
             "loads": [],
         }
+
+
+def made_up_ids(body: bytes) -> list[int]:
+    """Return an id per 4 bytes of a prompt; prompts share ids where they share text."""
+    asked = json.loads(body)
+    messages = asked.get("messages") or [{"content": asked.get("prompt", "")}]
+    text = "".join(str(message["content"]) for message in messages).encode()
+    return [zlib.crc32(text[at : at + 4]) >> 8 for at in range(0, len(text), 4)]
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
