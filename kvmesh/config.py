@@ -280,6 +280,25 @@ class Frontend(Section, frozen=True, kw_only=True):
     message_bytes_max: Annotated[
         int, Allowed("Largest message a client may send.", 1024, 64 << 20, "bytes")
     ] = 4 << 20
+    first_token_silence_s: Annotated[
+        float,
+        Allowed(
+            "A request of which nothing is heard for this long before its first token is tried again, beside the waits "
+            "that the router announces. Raise it for prompts that take longer than the router expects.",
+            0.1,
+            3600,
+            "s",
+        ),
+    ] = 30.0
+    token_silence_s: Annotated[
+        float,
+        Allowed(
+            "The same between two tokens; longer than the watchdogs behind it, which know more.",
+            0.1,
+            3600,
+            "s",
+        ),
+    ] = 15.0
     attempts_max: Annotated[int, Allowed("Executions of one request, the first included.", 1, 16)] = 4
     retry_budget_ratio: Annotated[float, Allowed("Retries per request, on average.", 0, 1)] = 0.1
     retry_budget_per_s: Annotated[float, Allowed("Retries on top of the ratio.", 0, 1000, "per second")] = 3.0

@@ -31,6 +31,9 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "PROMPT_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
     "RESUME_TOKEN_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
     "ENGINE_REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
+    "IDEMPOTENCY_KEY_REUSED": grpc.StatusCode.INVALID_ARGUMENT,
+    # The request has ended well, and was executed again often enough since.
+    "ALREADY_FINISHED": grpc.StatusCode.ALREADY_EXISTS,
     # The mesh is full; later it may not be.
     "LIVE_REQUESTS_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,

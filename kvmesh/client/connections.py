@@ -39,6 +39,8 @@ CHANNEL_OPTIONS: Final = (
 )
 
 _GENERATE: Final = "/kvmesh.inference.v1.InferenceService/Generate"
+_HAND_OVER: Final = (("kvmesh-hand-over", "1"),)
+"""Tells a frontend that shuts down that this client can go on at another one at once."""
 _CHECK: Final = "/grpc.health.v1.Health/Check"
 
 
@@ -109,7 +111,8 @@ class Connections:
         peer = self._peer(address)
         if not peer.streams:
             peer.heard_s = self._now_s()
-        stream = Stream(address, peer.generate(request, timeout=timeout_s))
+        metadata = _HAND_OVER if self.frontends.has_other(address) else None
+        stream = Stream(address, peer.generate(request, timeout=timeout_s, metadata=metadata))
         self.frontends.on_open(address)
         peer.streams.add(stream)
         self._wanted.set()

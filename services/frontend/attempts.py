@@ -27,7 +27,8 @@ class Attempt:
     context_tokens: int
     """Prompt and the output known at the start."""
     router: str
-    submitted_s: float
+    heard_s: float
+    """When it was sent, or last gave a sign of life."""
     is_accepted: bool = False
     is_started: bool = False
     """An engine has it."""

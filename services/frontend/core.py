@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeVar
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import MeshError
+from services.frontend import faults
 from services.frontend.live import Live
 from services.frontend.order import Order
 from services.frontend.output import Output
@@ -84,15 +85,31 @@ class FrontendCore:
         self.live.check_room()
         request = LiveRequest(order, output, self, self._limits)
         request.on_ready = on_ready
+        self.supersede(order.request_id, order.epoch, now_s)
         self.live.admit(request)
         self.retries.on_request(now_s)
         self._guard(request, lambda each: each.start(now_s), now_s)
         self.on_event()
         return request
 
-    def deliver(self, request: LiveRequest, position: int) -> None:
+    def supersede(self, request_id: str, epoch: int, now_s: float) -> None:
+        """Execution `epoch` of a request runs somewhere: end the earlier ones here, leaving to it what runs behind them."""
+        for request in self.live.executions(request_id):
+            if request.order.epoch < epoch:
+                self._guard(request, lambda each: each.yield_to(faults.superseded(), now_s), now_s)
+        self.on_event()
+
+    def hand_over(self, requests: Iterable[LiveRequest], now_s: float) -> None:
+        """End `requests` for their clients, who go on at another frontend and find there what runs."""
+        for request in requests:
+            self._guard(
+                request, lambda each: each.yield_to(faults.draining(len(each.progress.ids)), now_s), now_s
+            )
+        self.on_event()
+
+    def deliver(self, request: LiveRequest, position: int, now_s: float) -> None:
         """The client's transport took everything of `request` below `position`."""
-        request.on_delivered(position)
+        request.on_delivered(position, now_s)
 
     def leave(self, request: LiveRequest, now_s: float, *, was_deadline: bool = False) -> None:
         """The client of `request` is gone. Idempotent."""

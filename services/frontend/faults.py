@@ -14,6 +14,11 @@ from kvmesh.errors import TABLE, MeshError
 ROUTER_LOST: Final = "ROUTER_LOST"
 NO_ROUTER: Final = "NO_ROUTER"
 GAP: Final = "GAP"
+FRONTEND_LOST: Final = "FRONTEND_LOST"
+"""The client came from another frontend."""
+SILENT: Final = "SILENT"
+"""Nothing was heard of the attempt for longer than it may be silent."""
+SUPERSEDED: Final = "SUPERSEDED"
 ADOPTED: Final = "ADOPTED"
 """A late adopt of the request itself took the attempt away from its slot."""
 
@@ -94,6 +99,16 @@ def slow_reader(tokens_sent: int) -> MeshError:
         f"the stream was not read for too long; {tokens_sent} tokens were sent",
         {"tokens_sent": str(tokens_sent)},
         RETRY_AFTER_S,
+    )
+
+
+def draining(tokens_sent: int) -> MeshError:
+    """Return the error of a stream that another frontend shall go on with: what runs behind it waits for its adopter."""
+    return MeshError(
+        "DRAINING",
+        f"the frontend is shutting down; {tokens_sent} tokens were sent, go on at another one",
+        {"tokens_sent": str(tokens_sent)},
+        retry_after_s=0.1,
     )
 
 

@@ -33,6 +33,8 @@ class Live:
         """Requests whose message is being parsed and tokenized."""
         self.serving: set[LiveRequest] = set()
         self.leaving: set[LiveRequest] = set()
+        self._by_id: dict[str, list[LiveRequest]] = {}
+        """Serving requests by their id; more than one where a client sent one again."""
         self._heap: list[tuple[float, int, LiveRequest]] = []
         self._entries = 0
         self._ended_at_s: float | None = None
@@ -77,11 +79,20 @@ class Live:
         """Take a place. Ask `check_room` first."""
         assert len(self.serving) < self.places
         self.serving.add(request)
+        self._by_id.setdefault(request.order.request_id, []).append(request)
+
+    def executions(self, request_id: str) -> tuple[LiveRequest, ...]:
+        """Return the executions of one request that are served here."""
+        return tuple(self._by_id.get(request_id, ()))
 
     def end(self, request: LiveRequest, now_s: float) -> None:
         """Give the place back; the request is kept as leaving until `forget`."""
         self.serving.remove(request)
         self.leaving.add(request)
+        executions = self._by_id[request.order.request_id]
+        executions.remove(request)
+        if not executions:
+            del self._by_id[request.order.request_id]
         if self._ended_at_s is not None:
             gap_s = now_s - self._ended_at_s
             self._between_ends_s += _SMOOTHING * (gap_s - self._between_ends_s)

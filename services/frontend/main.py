@@ -31,15 +31,19 @@ from kvmesh.tasks import end
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.frontend.core import FrontendCore
+from services.frontend.draining import drain
+from services.frontend.executions import Executions
 from services.frontend.mesh_secret import MeshSecret
-from services.frontend.metrics import RequestMetrics, watch_core
+from services.frontend.metrics import RequestMetrics, watch_core, watch_executions
 from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
 from services.frontend.service import SERVICE_NAME, InferenceService, Terms
+from services.frontend.settlement import Settlements
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
 from services.frontend.tries import Limits
 from services.frontend.validation import Bounds
+from services.frontend.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +52,9 @@ REGION = "local"
 
 CLIENT_KEEPALIVE_S = 20.0
 """Clients may be far away and asleep; the hops inside the mesh are watched every second."""
+
+FLUSH_S = 2.0
+"""Time at the end of a drain for clients to go on elsewhere and for the last settlements."""
 
 SEEDED = "seeded_resume"
 
@@ -88,14 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> int:
     """Serve until a signal; return the exit status."""
-    frontend = Frontend(config, place, tokenizer)
+    redis = RedisLink(place.redis_url)
+    frontend = Frontend(config, place, tokenizer, redis)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(redis.close)
         address = await frontend.server.listen(place.listen)
         host = address.rpartition(":")[0]
         metrics_address = await stack.enter_async_context(exposed(frontend.metrics, host, place.metrics_port))
         frontend.metrics.process_gauges()
-        redis = RedisLink(place.redis_url)
-        stack.push_async_callback(redis.close)
         member = frontend.member(place.advertise.address(address))
         registration = Registration(redis, config.mesh.name, member)
         membership = Membership(redis, config.mesh.name, frontend.on_members, own=registration)
@@ -107,6 +114,8 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
             tasks.create_task(membership.run(), name="membership"),
             tasks.create_task(registration.run(), name="registration"),
             tasks.create_task(secret.run(), name="mesh-secret"),
+            tasks.create_task(frontend.executions.run(), name="executions"),
+            tasks.create_task(frontend.settlements.run(), name="settlements"),
         ]
         await frontend.server.set_serving(True)
         frontend.server.announce(metrics_address)
@@ -121,6 +130,7 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
         try:
             await frontend.server.run(drain)
         finally:
+            await frontend.settlements.flush(FLUSH_S)
             await end(running)
             await registration.deregister()
             frontend.close()
@@ -130,7 +140,7 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
 class Frontend:
     """One frontend, built but not started: everything but its sockets, Redis and tasks."""
 
-    def __init__(self, config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> None:
+    def __init__(self, config: MeshConfig, place: Place, tokenizer: ModelTokenizer, redis: RedisLink) -> None:
         clock = MonotonicClock()
         section, version = config.frontend, config.engine.salt
         self._version = version
@@ -139,18 +149,36 @@ class Frontend:
         self._boot_id = f"{secrets.randbits(64):016x}"
         self._is_seeded = True
         self.seal = Seal(secrets.token_bytes(SECRET_BYTES))
-        self._idle = asyncio.Event()
+        self._clock = clock
+        self._has_other = False
         self.metrics = Metrics("frontend")
         self.tracing = telemetry.tracing_of(config.telemetry, "frontend", place.name)
         counts = RequestMetrics(self.metrics)
         self.core = FrontendCore(
-            Limits(section.attempts_max, config.decode.orphan_s, self._block_tokens),
+            Limits(
+                section.attempts_max,
+                config.decode.orphan_s,
+                self._block_tokens,
+                Watchdog(
+                    section.first_token_silence_s, section.token_silence_s, config.router.queue_max_wait_s
+                ),
+            ),
             places=section.max_live_requests,
             retries=RetryBudget(section.retry_budget_ratio, section.retry_budget_per_s, clock.now_s()),
             jitter=random.random,
             observer=counts,
         )
         watch_core(self.metrics, self.core)
+        self.executions = Executions(
+            redis,
+            config.mesh.name,
+            self._boot_id,
+            clock,
+            section.runtime_max_s,
+            lambda request_id, epoch: self.core.supersede(request_id, epoch, clock.now_s()),
+        )
+        self.settlements = Settlements(redis, config.mesh.name, section.runtime_max_s, counts.on_charge)
+        watch_executions(self.metrics, self.executions, self.settlements)
         self._alarm = Alarm(self.core, clock, lambda error: log.error("bug in a timer", exc_info=error))
         self.core.on_event = self._alarm.update
         hello = attach_pb2.Hello(
@@ -188,6 +216,8 @@ class Frontend:
             clock,
             self.tracing,
             self.seal,
+            self.executions,
+            self.settlements,
             is_seeded=lambda: self._is_seeded,
             on_refused=counts.on_refused,
         )
@@ -216,13 +246,14 @@ class Frontend:
         self.links.update(members)
         replicas = [member for member in members if member.role in ("prefill", "decode")]
         self._is_seeded = all(SEEDED in member.capabilities for member in replicas)
+        self._has_other = any(
+            member.role == "frontend" and member.process_id != self._name and not member.draining
+            for member in members
+        )
 
     async def drain(self) -> None:
-        """Refuse new requests and wait until the last one ended."""
-        self.core.is_draining = True
-        self.core.on_idle = self._idle.set
-        if self.core.live.serving or self.core.live.leaving:
-            await self._idle.wait()
+        """Refuse new requests, and return when the last one ended or was told to go on elsewhere."""
+        await drain(self.core, self._clock, lambda: self._has_other, shell.DRAIN_S - FLUSH_S)
 
     def close(self) -> None:
         """Stop the timer and export the last spans."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.adoption import Place
 from services.frontend.attempts import of_s
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
@@ -29,6 +30,11 @@ def started(order: Order, seal: Seal) -> pb.GenerateResponse:
             max_output_tokens=order.max_output_tokens,
         )
     )
+
+
+def newer_token(order: Order, place: Place, seal: Seal) -> bytes:
+    """Return the resume token of a request that generates at `place`."""
+    return order.resume_token(place).pack(seal)
 
 
 def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: bool) -> pb.GenerateResponse:

@@ -9,7 +9,9 @@ from kvmesh.errors import TABLE, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.metrics import Counter, Metrics
 from services.frontend.core import FrontendCore
+from services.frontend.executions import Executions
 from services.frontend.request import LiveRequest
+from services.frontend.settlement import Charge, Settlements
 
 
 class RequestMetrics:
@@ -26,6 +28,15 @@ class RequestMetrics:
         self._prompt = metrics.counter("prompt_tokens", "Tokens of prompts.")
         self._cached = metrics.counter("cached_tokens", "Tokens of prompts found in cache by first attempts.")
         self._output = metrics.counter("output_tokens", "Tokens generated.")
+        self._settled = {
+            kind: metrics.counter(
+                "settled_tokens", "Tokens that were settled; recomputed ones are not charged.", kind=kind
+            )
+            for kind in ("prompt", "output", "recomputed")
+        }
+        self._superseded = metrics.counter(
+            "settlements_superseded", "Executions whose request a later one settles."
+        )
         self._recomputed = metrics.counter("recomputed_tokens", "Tokens computed again after a loss.")
         self._adoptions = metrics.counter("adoptions", "Running attempts taken over.")
         self._resumes = metrics.counter("resumes", "Attempts that continued a lost one.")
@@ -47,9 +58,27 @@ class RequestMetrics:
         self._resumes.value += request.tries.resumes
         self._retries.value += request.tries.retries
 
+    def on_charge(self, charge: Charge) -> None:
+        """Count what was settled."""
+        self._settled["prompt"].value += charge.prompt_tokens
+        self._settled["output"].value += charge.output_tokens
+        self._settled["recomputed"].value += charge.recomputed_tokens
+        self._superseded.value += charge.is_superseded
+
     def on_refused(self, error: MeshError) -> None:
         """Count a request that was refused before it became live."""
         self._outcomes[error.reason].value += 1
+
+
+def watch_executions(metrics: Metrics, executions: Executions, settlements: Settlements) -> None:
+    """Export what Redis was not asked in time, or did not take."""
+    metrics.gauge(
+        "unfenced_requests",
+        "Requests that started without a number of Redis's.",
+        lambda: executions.unfenced_total,
+    )
+    metrics.gauge("settlements_waiting", "Reports that wait for Redis.", lambda: len(settlements))
+    metrics.gauge("settlements_dropped", "Reports that were given up.", lambda: settlements.dropped_total)
 
 
 def watch_core(metrics: Metrics, core: FrontendCore) -> None:

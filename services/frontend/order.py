@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.frontend.resume_token import ResumeToken
+from services.frontend.adoption import Place
+from services.frontend.resume_token import ATTEMPT_STRIDE, ResumeToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,16 @@ class Order:
     """Attempts are numbered from attempt_base + 1."""
     is_resumed: bool = False
     """True if the client brought it from a broken stream."""
+    is_fenced: bool = False
+    """True if no other execution of the request has this attempt base."""
+    is_keyed: bool = False
+    """True if the client named the request, so that it may send it again."""
+    owner: str = ""
+    """Name of this execution, different from all others; empty if nobody else can have one of the request yet."""
+    can_move: bool = False
+    """True if the client can go on at another frontend."""
+    place: Place | None = None
+    """Where the broken stream's attempt ran; perhaps it still does."""
     received_ids: tuple[int, ...] = ()
     """Output the client has already: empty unless `is_resumed`."""
     logprobs: bool = False
@@ -55,6 +66,11 @@ class Order:
     def prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_ids) // 4
+
+    @property
+    def epoch(self) -> int:
+        """Number of this execution of the request, from 0; those of other frontends have others."""
+        return self.attempt_base // ATTEMPT_STRIDE
 
     @property
     def affinity(self) -> str:
@@ -105,6 +121,8 @@ class Order:
         budget.attempts_max = attempts_max
         return submit
 
-    def resume_token(self) -> ResumeToken:
-        """Return what another frontend needs to go on."""
-        return ResumeToken(self.request_id, self.seed, self.attempt_base, self.digest, self.model_version)
+    def resume_token(self, place: Place | None = None) -> ResumeToken:
+        """Return what another frontend needs to go on; with `place`, it takes over what runs there."""
+        return ResumeToken(
+            self.request_id, self.seed, self.attempt_base, self.digest, self.model_version, place
+        )

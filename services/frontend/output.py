@@ -15,11 +15,22 @@ from services.frontend.stop_strings import StopStrings
 class Output:
     """Output of one request: positions [0, end), of which [0, taken) were handed to the client's writer.
 
-    Invariant: taken <= end; the text handed out is exactly the certain text of positions [0, taken), so that a client
-    that comes back with the ids it has can be continued by any frontend.
+    Invariant: taken <= end; the text handed out with ids is exactly the certain text of positions [0, taken), so that a
+    client that comes back with the ids it has can be continued by any frontend. What became certain only because
+    nothing follows is handed out behind it, without ids.
     """
 
-    __slots__ = ("_detokenizer", "_ids", "_logprobs", "_stop", "_text", "end", "stop_string", "taken")
+    __slots__ = (
+        "_detokenizer",
+        "_ids",
+        "_logprobs",
+        "_stop",
+        "_tail",
+        "_text",
+        "end",
+        "stop_string",
+        "taken",
+    )
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], *, with_logprobs: bool) -> None:
         self._detokenizer = detokenizer
@@ -27,6 +38,7 @@ class Output:
         self._ids: list[int] = []
         self._logprobs: list[float] | None = [] if with_logprobs else None
         self._text: list[str] = []
+        self._tail = ""
         self.taken = 0
         self.end = 0
         self.stop_string: str | None = None
@@ -59,8 +71,7 @@ class Output:
             text = self._stop.feed(text)
             self.stop_string = self._stop.matched
             text += self._stop.flush()
-        if text:
-            self._text.append(text)
+        self._tail = text
 
     def forget_waiting(self) -> None:
         """Drop what waits: the client has it from another frontend."""
@@ -68,12 +79,15 @@ class Output:
 
     def has_waiting(self) -> bool:
         """True if there is something to send."""
-        return bool(self._ids or self._text)
+        return bool(self._ids or self._text or self._tail)
 
     def take(self) -> pb.Tokens | None:
-        """Return everything that waits as one message, or None; it counts as handed out."""
+        """Return everything that waits as one message, the tail as one of its own, or None; it counts as handed out."""
         if not self._ids and not self._text:
-            return None
+            if not self._tail:
+                return None
+            tail, self._tail = self._tail, ""
+            return pb.Tokens(text=tail, position=self.taken)
         message = pb.Tokens(text="".join(self._text), ids=self._ids, position=self.taken)
         self._ids.clear()
         self._text.clear()

@@ -34,6 +34,7 @@ class Progress:
         "_order",
         "cached_tokens",
         "credit",
+        "credit_before",
         "delivered",
         "first_token_s",
         "ids",
@@ -49,6 +50,8 @@ class Progress:
         """Positions [0, delivered) left for the client."""
         self.credit = 0
         """Positions [0, credit) may be sent by the attempt that runs."""
+        self.credit_before = 0
+        """The same before it last grew."""
         self.first_token_s: float | None = None
         self.cached_tokens: int | None = None
         """Of the prompt, in the first attempt that told."""
@@ -122,5 +125,5 @@ class Progress:
         is_last = credit == self._order.max_output_tokens and credit > self.credit
         if credit - self.credit < CREDIT_WINDOW // 2 and not is_last:
             return None
-        self.credit = credit
+        self.credit_before, self.credit = self.credit, credit
         return credit

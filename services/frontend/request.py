@@ -9,16 +9,18 @@ States, and what leaves them:
        ▲                   │    ▲
        ├── retry, resume ──┤    │ accepted
        │                   ▼    │
-       └── refused ────── ADOPTING   (a running attempt whose link was lost; nothing is recomputed)
+       └── refused ────── ADOPTING   (a running attempt whose link or frontend was lost; nothing is recomputed)
                            │
                            └── client gone, deadline ──► LEAVING (adopts only to cancel) ──► ENDED
+
+A later execution of the request elsewhere, or a frontend that shuts down, makes ATTACHED and ADOPTING to YIELDING: the
+client's side is over, and what runs is left where it is for the orphan time, so that it can be adopted.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Final, TypeAlias
 
 from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
@@ -26,20 +28,16 @@ from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError, internal
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import faults
+from services.frontend.adoption import ADOPT_AGAIN_S, Adoption, Place
+from services.frontend.attachment import Attachment, CancelReason
 from services.frontend.attempts import Attempt, Cause
 from services.frontend.end import End
 from services.frontend.hub import Hub
 from services.frontend.order import Order
 from services.frontend.output import Output
-from services.frontend.peers import Peer
 from services.frontend.progress import Progress, TokenError
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from services.frontend.tries import Limits, Tries
-
-CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
-
-ADOPT_AGAIN_S: Final = 0.1
-"""Wait before a router that is still learning who is there is asked again for a running attempt."""
 
 
 class State(enum.Enum):
@@ -49,6 +47,7 @@ class State(enum.Enum):
     ATTACHED = "attached"
     ADOPTING = "adopting"
     LEAVING = "leaving"
+    YIELDING = "yielding"
     ENDED = "ended"
 
 
@@ -78,26 +77,19 @@ class LiveRequest:
         self._limits = limits
         # What changes from attempt to attempt.
         self._number = order.attempt_base
-        self._peer: Peer | None = None
-        self._slot = 0
+        self._attached = Attachment()
+        self._adoption = Adoption(order.attempt_base)
         self._cause: Cause = pb.AttemptExplanation.CAUSE_FIRST
         self._avoid = ""
         """A router that just failed the request; another one is preferred."""
-        self._lost_fault = ""
         self._leave_reason: CancelReason = attach.Cancel.REASON_CLIENT
-        self._adopt_total = 0
-        """Adopts that were sent: the number of each, so that decode knows a late one."""
-        self._steals = 0
-        """Times the attempt was taken away from its slot by a late adopt."""
         self._retry_at_s: float | None = None
         self._give_up_s: float | None = None
-        self._adopt_until_s: float | None = None
 
     def __repr__(self) -> str:
-        where = f"{self._peer.name}/{self._slot}" if self._peer is not None else "nowhere"
         return (
             f"LiveRequest({self.order.request_id[:8]}, {self.state.value}, attempt {self._number}, "
-            f"{len(self.progress.ids)} tokens, {where})"
+            f"{len(self.progress.ids)} tokens, {self._attached})"
         )
 
     @property
@@ -105,22 +97,45 @@ class LiveRequest:
         """What waits for the client."""
         return self.progress.output
 
+    @property
+    def place(self) -> Place | None:
+        """Where the current attempt generates, if that is known."""
+        attempt = self.attempts[-1] if self.attempts else None
+        if attempt is None or not (attempt.has_tokens and attempt.decode_replica):
+            return None
+        return Place(attempt.number, attempt.decode_replica)
+
     # The client's side.
 
     def start(self, now_s: float) -> None:
-        """Submit the first attempt, behind what the client has already. Called once, by the hub."""
+        """Take over what runs for the client, or submit the first attempt behind what it has. Called once, by the hub."""
         self.progress.take_received(now_s)
         if self.order.is_resumed:
             self._cause = pb.AttemptExplanation.CAUSE_RESUME
-            self.tries.resumes += 1
-        if not self._end_if_complete(now_s):
+        if self._end_if_complete(now_s):
+            return
+        place, received = self.order.place, len(self.progress.ids)
+        if place is None or not received:
+            self.tries.resumes += self.order.is_resumed
             self._submit(now_s)
+            return
+        context_tokens = self.order.prompt_tokens + received
+        attempt = Attempt(place.attempt, self._cause, received, context_tokens, "", now_s)
+        attempt.placement = attach.Placement(decode_replica=place.decode_replica)
+        attempt.is_started = attempt.has_tokens = True
+        self.attempts.append(attempt)
+        self._seek(faults.FRONTEND_LOST, now_s)
 
-    def on_delivered(self, position: int) -> None:
+    def on_delivered(self, position: int, now_s: float) -> None:
         """The client's transport took everything below `position`: grant as much again."""
-        credit = self.progress.grow_credit(position) if self._peer is not None else None
-        if credit is not None and self._peer is not None:
-            self._peer.link.outbox.credit(self._slot, credit)
+        credit = self.progress.grow_credit(position) if self._attached.peer is not None else None
+        if credit is not None:
+            waited = len(self.progress.ids) >= self.progress.credit_before
+            if waited:
+                self.attempts[-1].heard_s = now_s  # it waited for the client: its silence begins now
+            self._attached.credit(credit)
+            if waited:
+                self._hub.schedule(self)
         self.progress.delivered = position
 
     def on_client_gone(self, now_s: float, *, was_deadline: bool = False) -> None:
@@ -129,11 +144,30 @@ class LiveRequest:
         error = MeshError("DEADLINE" if was_deadline else "CLIENT_GONE", "the client left")
         self._end(End(error=error), now_s, reason)
 
+    def yield_to(self, error: MeshError, now_s: float) -> None:
+        """End with `error` because the request goes on elsewhere: what runs is left there to be adopted."""
+        if self.end is not None:
+            return
+        attempt = self.attempts[-1] if self.attempts else None
+        is_running = attempt is not None and attempt.has_tokens and self._attached.peer is not None
+        if not is_running:
+            if self.state is State.ADOPTING:
+                self.state = State.WAITING  # nothing of it is ours to cancel
+            self._end(End(error=error), now_s, attach.Cancel.REASON_SUPERSEDED)
+            return
+        self.end, self.ended_s = End(error=error), now_s
+        self.state, self._retry_at_s = State.YIELDING, None
+        self._leave_reason = attach.Cancel.REASON_SUPERSEDED
+        self._adoption.until_s = now_s + self._limits.orphan_s
+        self._hub.schedule(self)
+        self._hub.on_end(self, now_s)
+        self.on_ready()
+
     def on_bug(self, now_s: float) -> None:
         """Handling this request raised: end it loudly and give back what it holds."""
         self._end(End(error=internal()), now_s, attach.Cancel.REASON_ABANDONED)
         if self.state is not State.ENDED:  # its end failed half-way, or it leaves: not worth a second bug
-            self._close(attach.Cancel.REASON_ABANDONED)
+            self._attached.cancel(attach.Cancel.REASON_ABANDONED)
             self._gone()
 
     # The router's side.
@@ -142,13 +176,15 @@ class LiveRequest:
         """A router came up, as asked for by `Hub.await_router`."""
         if self.state is State.WAITING and self._retry_at_s is None:
             self._submit(now_s)
-        elif self.state in (State.ADOPTING, State.LEAVING) and self._peer is None:
+        elif self.state in (State.ADOPTING, State.LEAVING) and self._attached.peer is None:
             self._adopt()
 
     def on_link_lost(self, now_s: float) -> None:
         """The stream of the open slot broke: the slot is void."""
-        self._peer = None
-        if self.state in (State.ADOPTING, State.LEAVING):
+        self._attached.void()
+        if self.state is State.YIELDING:
+            self._gone()
+        elif self.state in (State.ADOPTING, State.LEAVING):
             self._adopt()
         elif not self._end_if_complete(now_s):
             attempt = self.attempts[-1]
@@ -159,11 +195,12 @@ class LiveRequest:
 
     def on_acceptance(self, row: attach.Acceptance, now_s: float) -> None:
         """The submit or the adopt was taken."""
-        self._accepted()
+        self._accepted(now_s)
 
-    def _accepted(self) -> None:
+    def _accepted(self, now_s: float) -> None:
+        self.attempts[-1].heard_s = now_s
         if self.state is State.LEAVING:
-            self._close(self._leave_reason)
+            self._attached.cancel(self._leave_reason)
             self._gone()
         elif self.state is State.ADOPTING:
             self.adoptions += 1
@@ -174,15 +211,18 @@ class LiveRequest:
     def on_placement(self, row: attach.Placement, now_s: float) -> None:
         """The router chose replicas; the last choice counts."""
         self.attempts[-1].placement = row
+        self.attempts[-1].heard_s = now_s
+        self._hub.schedule(self)  # it may be silent for less time than in the queue
 
     def on_start(self, row: attach.Start, now_s: float) -> None:
         """An engine has the attempt."""
-        self.attempts[-1].is_started = True
-        self.attempts[-1].replica_queue_us = row.queue_us
+        attempt = self.attempts[-1]
+        attempt.is_started, attempt.replica_queue_us, attempt.heard_s = True, row.queue_us, now_s
 
     def on_transfer(self, row: attach.Transfer, now_s: float) -> None:
         """The KV blocks moved."""
         self.attempts[-1].transfer_us = row.transfer_us
+        self.attempts[-1].heard_s = now_s
 
     def on_first_token(self, row: attach.FirstToken, now_s: float) -> None:
         """The attempt's first token, with what its prompt cost."""
@@ -196,18 +236,19 @@ class LiveRequest:
 
     def on_tokens(self, row: frames.Row, now_s: float) -> None:
         """Tokens of the open slot: what is known is dropped, a gap ends the attempt."""
-        if self.state is State.LEAVING:
+        if self.end is not None:
             return
         if self.state is State.ADOPTING:
-            self._accepted()
-        progress, is_first = self.progress, self.progress.first_token_s is None
-        attempt = self.attempts[-1]
+            self._accepted(now_s)
+        progress, attempt = self.progress, self.attempts[-1]
+        is_first = not attempt.has_tokens
         attempt.is_started = attempt.has_tokens = True
+        attempt.heard_s = now_s
         try:
             if not progress.add(row, now_s):
                 return
         except token_log.Gap:
-            self._close(attach.Cancel.REASON_SUPERSEDED)
+            self._attached.cancel(attach.Cancel.REASON_SUPERSEDED)
             self._again(faults.GAP, now_s, untouched=False)
             return
         except TokenError:
@@ -224,7 +265,7 @@ class LiveRequest:
 
     def on_finish(self, row: attach.Finish, now_s: float) -> None:
         """The slot ended well; nothing behind holds anything for it any more."""
-        self._detach()
+        self._attached.detach()
         if self._left():
             return
         match row.reason:
@@ -242,6 +283,9 @@ class LiveRequest:
             case attach.Finish.REASON_ADOPTED:
                 # Only this request adopts its attempts: an adopt through a stream that is gone came late.
                 self._stolen(now_s)
+            case attach.Finish.REASON_SUPERSEDED if self._is_anothers():
+                # A late attempt of the frontend that the client left, or a later execution: one more try tells.
+                self._again(faults.SUPERSEDED, now_s, untouched=False)
             case attach.Finish.REASON_SUPERSEDED:
                 self._end(End(error=faults.superseded()), now_s)
             case _:
@@ -249,7 +293,7 @@ class LiveRequest:
 
     def on_failure(self, row: attach.Failure, now_s: float) -> None:
         """Something behind the router broke; the slot ended."""
-        router = self._detach()
+        router = self._attached.detach()
         attempt = self.attempts[-1]
         fault = faults.of_failure(row.code)
         if self._left() or self._end_if_complete(now_s):
@@ -270,7 +314,7 @@ class LiveRequest:
     def on_refusal(self, row: attach.Refusal, now_s: float) -> None:
         """The submit or the adopt was not taken; nothing is held for it."""
         was_adopting = self.state is State.ADOPTING
-        router = self._detach()
+        router = self._attached.detach()
         if self._may_ask_again(row):
             self._avoid, self._retry_at_s = router, now_s + ADOPT_AGAIN_S
             self._hub.schedule(self)
@@ -278,7 +322,10 @@ class LiveRequest:
         if self._left():
             return
         if was_adopting:
-            self._again(self._lost_fault, now_s, untouched=False)
+            if row.reason == attach.Refusal.REASON_SUPERSEDED and not self._is_anothers():
+                self._end(End(error=faults.superseded()), now_s)
+            else:
+                self._give_up_adopting(now_s)
             return
         fault, after_s = faults.of_refusal(row.reason), row.retry_after_ms / 1000
         if row.reason == attach.Refusal.REASON_DEADLINE:
@@ -302,20 +349,27 @@ class LiveRequest:
         """When `on_timer` has something to do."""
         if self.state is State.ENDED:
             return None
-        if self.state is State.LEAVING:
-            return earliest(self._adopt_until_s, self._retry_at_s)
+        if self.end is not None:
+            return earliest(self._adoption.until_s, self._retry_at_s)
         is_waiting = self.progress.first_token_s is None
         ttft_s = self.order.ttft_deadline_s if is_waiting else None
-        return earliest(self.order.deadline_s, ttft_s, self._retry_at_s, self._give_up_s, self._adopt_until_s)
+        return earliest(
+            self.order.deadline_s,
+            ttft_s,
+            self._retry_at_s,
+            self._give_up_s,
+            self._adoption.until_s,
+            self._silent_s(),
+        )
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""
         order = self.order
         if self.state is State.ENDED:
             return
-        if self.state is State.LEAVING:
-            if _is_due(self._adopt_until_s, now_s):
-                self._close(self._leave_reason)
+        if self.end is not None:
+            if _is_due(self._adoption.until_s, now_s):
+                self._attached.cancel(self._leave_reason)
                 self._gone()
             elif _is_due(self._retry_at_s, now_s):
                 self._adopt()
@@ -323,9 +377,14 @@ class LiveRequest:
             self.progress.first_token_s is None and _is_due(order.ttft_deadline_s, now_s)
         ):
             self._deadline(now_s)
-        elif _is_due(self._adopt_until_s, now_s):
-            self._close(attach.Cancel.REASON_SUPERSEDED)
-            self._again(self._lost_fault, now_s, untouched=False)
+        elif _is_due(self._adoption.until_s, now_s):
+            self._attached.cancel(attach.Cancel.REASON_SUPERSEDED)
+            self._give_up_adopting(now_s)
+        elif _is_due(self._silent_s(), now_s):
+            router = self._attached.peer
+            self._avoid = router.name if router is not None else ""
+            self._attached.cancel(attach.Cancel.REASON_SUPERSEDED)
+            self._again(faults.SILENT, now_s, untouched=self.attempts[-1].is_untouched)
         elif _is_due(self._retry_at_s, now_s):
             self._retry_at_s = None
             if self.state is State.ADOPTING:
@@ -355,14 +414,14 @@ class LiveRequest:
             return
         self.state, self._avoid = State.ATTACHED, ""
         self._retry_at_s = self._give_up_s = None
-        self._peer, self._slot = peer, peer.open(self)
+        slot = self._attached.open(peer, self)
         context_tokens = self.order.prompt_tokens + len(received)
-        self._steals = 0
+        self._adoption.steals = 0
         self.attempts.append(
             Attempt(self._number, self._cause, len(received), context_tokens, peer.name, now_s)
         )
         submit = self.order.submission(
-            self._slot,
+            slot,
             self._number,
             self._number + self.tries.executions_left,
             received,
@@ -376,15 +435,19 @@ class LiveRequest:
 
     def _seek(self, fault: str, now_s: float) -> None:
         """ATTACHED -> ADOPTING: the attempt still runs at its decode replica; ask for it through any router."""
-        self.state, self._lost_fault = State.ADOPTING, fault
-        self._adopt_until_s = now_s + self._limits.orphan_s
+        self.state, self._adoption.fault = State.ADOPTING, fault
+        self._adoption.until_s = now_s + self._limits.orphan_s
         self._adopt()
 
     def _stolen(self, now_s: float) -> None:
         """ATTACHED -> ADOPTING, the slot being closed: as if its stream had been lost, so often and no more."""
         attempt = self.attempts[-1]
-        self._steals += 1
-        if attempt.decode_replica and attempt.has_tokens and self._steals <= self._limits.attempts_max:
+        self._adoption.steals += 1
+        if (
+            attempt.decode_replica
+            and attempt.has_tokens
+            and self._adoption.steals <= self._limits.attempts_max
+        ):
             self._seek(faults.ADOPTED, now_s)
         else:
             self._again(faults.ADOPTED, now_s, untouched=False)
@@ -397,31 +460,46 @@ class LiveRequest:
             self._hub.await_router(self)
         else:
             self._avoid = ""
-            self._peer, self._slot = peer, peer.open(self)
-            self._adopt_total += 1
-            peer.link.outbox.adopt(
-                attach.Adopt(
-                    slot=self._slot,
-                    request_id=self.order.request_id,
-                    attempt=self._number,
-                    position=len(self.progress.ids),
-                    credit_position=self.progress.open_credit(),
-                    decode_replica=self.attempts[-1].decode_replica,
-                    adoption=self._adopt_total,
-                )
-            )
+            slot, attempt = self._attached.open(peer, self), self.attempts[-1]
+            attempt.router = attempt.router or peer.name
+            place = Place(attempt.number, attempt.decode_replica)
+            position, credit = len(self.progress.ids), self.progress.open_credit()
+            row = self._adoption.next_row(slot, self.order.request_id, place, position, credit)
+            peer.link.outbox.adopt(row)
         self._hub.schedule(self)
 
     def _found(self) -> None:
         """ADOPTING -> ATTACHED."""
-        self.state, self._adopt_until_s = State.ATTACHED, None
+        self.state, self._adoption.until_s = State.ATTACHED, None
         self._hub.schedule(self)
+
+    def _give_up_adopting(self, now_s: float) -> None:
+        """ADOPTING -> WAITING, the slot being closed: compute again what the client does not have."""
+        if not self._is_anothers():
+            self._again(self._adoption.fault, now_s, untouched=False)
+            return
+        # Not an execution of this frontend's: it says nothing of what the request may still have here.
+        self.attempts[-1].fault = self._adoption.fault
+        self.state, self._adoption.until_s, self._retry_at_s = State.WAITING, None, None
+        self.tries.resumes += 1
+        self._submit(now_s)
+
+    def _is_anothers(self) -> bool:
+        """True if the current attempt is one of another frontend's, taken over."""
+        return self.attempts[-1].number <= self.order.attempt_base
+
+    def _silent_s(self) -> float | None:
+        """Return when the silence of the current attempt is too long."""
+        if self.state is not State.ATTACHED:
+            return None
+        is_full = len(self.progress.ids) >= self.progress.credit
+        return self._limits.watchdog.due_s(self.attempts[-1], is_full=is_full)
 
     def _again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
         """-> WAITING, the slot being closed: retry if no engine took the attempt, resume if one did, or give up."""
         attempt = self.attempts[-1]
         attempt.fault = fault
-        self.state, self._adopt_until_s, self._retry_at_s = State.WAITING, None, None
+        self.state, self._adoption.until_s, self._retry_at_s = State.WAITING, None, None
         if not untouched:
             self.progress.count_lost(attempt)
         error = self.tries.spend(
@@ -449,12 +527,17 @@ class LiveRequest:
         return (
             self.state in (State.ADOPTING, State.LEAVING)
             and row.reason == attach.Refusal.REASON_NO_REPLICA
-            and self._lost_fault == faults.ROUTER_LOST
+            and self._adoption.fault in (faults.ROUTER_LOST, faults.FRONTEND_LOST)
         )
 
     def _may_outbid(self) -> bool:
-        """True if a higher attempt may be another frontend's that resumed from the same token and died."""
-        return self.order.is_resumed and len(self.attempts) < self._limits.attempts_max
+        """True if a higher attempt may be another frontend's that came from the same token or key and died.
+
+        Where executions are numbered apart, a higher attempt is a later execution's.
+        """
+        order = self.order
+        is_shared = (order.is_resumed or order.is_keyed) and not order.is_fenced
+        return is_shared and len(self.attempts) < self._limits.attempts_max
 
     def _end_if_complete(self, now_s: float) -> bool:
         """End the request if every token it can have is here and only the finish was lost."""
@@ -500,7 +583,7 @@ class LiveRequest:
             self.state, self._leave_reason = State.LEAVING, cancel
             self._hub.schedule(self)
         else:
-            self._close(cancel)
+            self._attached.cancel(cancel)
         self._hub.on_end(self, now_s)
         if self.state is not State.LEAVING:
             self._gone()
@@ -508,7 +591,7 @@ class LiveRequest:
 
     def _left(self) -> bool:
         """The slot just ended by the server's word: nothing is left of a request whose client is gone."""
-        if self.state is State.LEAVING:
+        if self.end is not None:
             self._gone()
             return True
         if self.state is State.ADOPTING:
@@ -518,20 +601,6 @@ class LiveRequest:
     def _gone(self) -> None:
         self.state = State.ENDED
         self._hub.forget(self)
-
-    def _close(self, reason: CancelReason) -> None:
-        """Cancel the open slot, if there is one, and stop listening to it."""
-        if self._peer is not None:
-            self._peer.link.outbox.cancel(self._slot, reason)
-            self._detach()
-
-    def _detach(self) -> str:
-        """Stop listening to the open slot; return its router's name."""
-        peer, self._peer = self._peer, None
-        if peer is None:
-            return ""
-        peer.close(self._slot)
-        return peer.name
 
 
 def _is_due(at_s: float | None, now_s: float) -> bool:

@@ -1,7 +1,9 @@
 """The resume token: what another frontend needs to go on with a broken stream. Opaque to clients; holds no prompt.
 
 Pure. Layout, little-endian: 2 bytes mark and version, 16 bytes request id, 8 bytes seed, 2 bytes attempt base, 8 bytes
-digest of everything that shapes the output, 1 byte length and the model version, 16 bytes HMAC-SHA256 over all before.
+digest of everything that shapes the output, 1 byte length and the model version; from version 3 on 2 bytes attempt and
+1 byte length and name of the decode replica that runs it; 16 bytes HMAC-SHA256 over all before. A token without a place is
+written in version 2, which every release reads.
 Who could make a token could end a stranger's stream: only the mesh signs (decision 0007).
 """
 
@@ -13,21 +15,29 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from services.frontend.adoption import Place
+
 ATTEMPT_STRIDE: Final = 256
-"""Attempt numbers one frontend may use: [base + 1, base + ATTEMPT_STRIDE). A frontend that resumes starts at the next
-base, above anything the first one could have sent, so that what still runs for it is superseded where it is seen."""
+"""Attempt numbers one execution may use: [base + 1, base + ATTEMPT_STRIDE), its base being its epoch times this. A later
+execution starts above anything an earlier one could have sent, so that what still runs for that is superseded where it
+is seen."""
 
 ATTEMPT_BASE_MAX: Final = 65_536 - ATTEMPT_STRIDE
 
+EPOCH_MAX: Final = ATTEMPT_BASE_MAX // ATTEMPT_STRIDE
+"""Executions of one request are numbered 0 to EPOCH_MAX."""
+
 _MARK: Final = b"k\x02"
+_MARK_PLACED: Final = b"k\x03"
 _HEAD: Final = struct.Struct("<2s16sQHQB")
+_PLACE: Final = struct.Struct("<HB")
 _SIGNATURE_BYTES: Final = 16
 
 SECRET_BYTES: Final = 32
 """Length of the mesh's secret."""
 
 
-TOKEN_BYTES_MAX: Final = _HEAD.size + 255 + _SIGNATURE_BYTES
+TOKEN_BYTES_MAX: Final = _HEAD.size + 255 + _PLACE.size + 255 + _SIGNATURE_BYTES
 
 
 class ResumeTokenError(ValueError):
@@ -55,6 +65,10 @@ class Seal:
         self._secrets = (secret, self.secret)
         return True
 
+    def name(self, what: str) -> str:
+        """Return 32 lower-case hexadecimal digits for `what`: the same at every frontend, guessed by nobody outside."""
+        return hmac.digest(self.secret, b"name\0" + what.encode(), hashlib.sha256)[:16].hex()
+
     def sign(self, body: bytes) -> bytes:
         """Return `body` with its signature behind it."""
         return body + _signature(self.secret, body)
@@ -81,38 +95,52 @@ class ResumeToken:
     """Attempts of the frontend that made the token are in [attempt_base + 1, attempt_base + ATTEMPT_STRIDE)."""
     digest: int
     model_version: str
+    place: Place | None = None
+    """Where an attempt of the frontend that made the token ran."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the execution that made the token."""
+        return self.attempt_base // ATTEMPT_STRIDE
 
     def pack(self, seal: Seal) -> bytes:
         """Return the token as bytes, signed."""
-        version = self.model_version.encode()
-        body = (
-            _HEAD.pack(
-                _MARK,
-                bytes.fromhex(self.request_id),
-                self.seed,
-                self.attempt_base,
-                self.digest,
-                len(version),
-            )
-            + version
+        version, place = self.model_version.encode(), self.place
+        head = _HEAD.pack(
+            _MARK if place is None else _MARK_PLACED,
+            bytes.fromhex(self.request_id),
+            self.seed,
+            self.attempt_base,
+            self.digest,
+            len(version),
         )
-        return seal.sign(body)
+        if place is None:
+            return seal.sign(head + version)
+        replica = place.decode_replica.encode()[:255]
+        return seal.sign(head + version + _PLACE.pack(place.attempt, len(replica)) + replica)
 
 
 def unpack(data: bytes, seal: Seal) -> ResumeToken:
     """Read a token. Raises ResumeTokenError."""
     if not _HEAD.size + _SIGNATURE_BYTES <= len(data) <= TOKEN_BYTES_MAX:
         raise ResumeTokenError(f"it has {len(data)} bytes")
-    if data[: len(_MARK)] != _MARK:
+    mark = data[: len(_MARK)]
+    if mark not in (_MARK, _MARK_PLACED):
         raise ResumeTokenError("it is of another kind or version")
     body = seal.open(data)
     if body is None:
         raise ResumeTokenError("its signature is not this mesh's")
     _, request_id, seed, base, digest, length = _HEAD.unpack_from(body)
-    version = body[_HEAD.size :]
-    if len(version) != length:
-        raise ResumeTokenError("its length does not match")
+    at = _HEAD.size + length
     try:
-        return ResumeToken(request_id.hex(), seed, base, digest, version.decode())
-    except UnicodeDecodeError:
-        raise ResumeTokenError("its model version is no text") from None
+        version = body[_HEAD.size : at].decode()
+        place = None
+        if mark == _MARK_PLACED:
+            attempt, count = _PLACE.unpack_from(body, at)
+            at += _PLACE.size + count
+            place = Place(attempt, body[at - count : at].decode())
+    except (UnicodeDecodeError, struct.error):
+        raise ResumeTokenError("its texts cannot be read") from None
+    if at != len(body):
+        raise ResumeTokenError("its length does not match")
+    return ResumeToken(request_id.hex(), seed, base, digest, version, place)

@@ -22,12 +22,16 @@ from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
 from services.frontend import faults, messages, validation, wire
+from services.frontend.adoption import Place
 from services.frontend.core import FrontendCore
 from services.frontend.detokenizer import Detokenizer
+from services.frontend.draining import HAND_OVER_METADATA
+from services.frontend.executions import Claim, Execution, Executions
 from services.frontend.order import Order
 from services.frontend.output import Output
 from services.frontend.request import LiveRequest
-from services.frontend.resume_token import ATTEMPT_STRIDE, Seal
+from services.frontend.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
+from services.frontend.settlement import Report, Settlements
 from services.frontend.tokenizer import ModelTokenizer
 from services.frontend.validation import Asked, Bounds
 
@@ -69,6 +73,8 @@ class InferenceService:
         clock: Clock,
         tracing: Tracing,
         seal: Seal,
+        executions: Executions,
+        settlements: Settlements,
         random_bits: Callable[[int], int] = secrets.randbits,
         is_seeded: Callable[[], bool] = lambda: True,
         on_refused: Callable[[MeshError], None] = lambda _: None,
@@ -80,6 +86,8 @@ class InferenceService:
         self._clock = clock
         self._tracing = tracing
         self._seal = seal
+        self._executions = executions
+        self._settlements = settlements
         self._big = asyncio.Lock()
         """Held while a thread checks a big message: several at once would leave the loop little of the interpreter."""
         self._random_bits = random_bits
@@ -109,7 +117,7 @@ class InferenceService:
         context = self._tracing.child(caller)
         ready = asyncio.Event()
         try:
-            order = await self._read(data, arrived_s, call.remaining_s(), context)
+            order = await self._read(data, arrived_s, call, context)
             output = Output(
                 Detokenizer(self._tokenizer.token_bytes), order.stop, with_logprobs=order.logprobs
             )
@@ -123,21 +131,23 @@ class InferenceService:
         finally:
             now_s = self._clock.now_s()
             self._core.leave(request, now_s, was_deadline=now_s >= order.deadline_s)
+            self._settle(request)
             self._record(request, context, caller.span_id, arrived_ns)
 
     async def _stream(
         self, call: Call[bytes, pb.GenerateResponse], request: LiveRequest, ready: asyncio.Event
     ) -> None:
         """Write what is there as one message, then what piled up meanwhile, until the end. Raises MeshError."""
-        output = request.output
+        output, place = request.output, None
         try:
             await call.write(messages.started(request.order, self._seal))
             while True:
                 tokens = output.take()
                 if tokens is not None:
                     position = output.taken
+                    place = self._tell_place(tokens, request, place)
                     await call.write(pb.GenerateResponse(tokens=tokens))
-                    self._core.deliver(request, position)
+                    self._core.deliver(request, position, self._clock.now_s())
                 elif request.end is None:
                     ready.clear()
                     await ready.wait()
@@ -153,8 +163,36 @@ class InferenceService:
             # The call ended under the write: the client is gone, and nobody reads a status.
             log.debug("write failed", extra={"request_id": request.order.request_id, "why": str(error)})
 
+    def _tell_place(self, tokens: pb.Tokens, request: LiveRequest, told: Place | None) -> Place | None:
+        """Put the resume token into `tokens` if the request runs elsewhere than the client knows; return the place."""
+        place = request.place
+        if place is None or place == told:
+            return told
+        tokens.resume_token = messages.newer_token(request.order, place, self._seal)
+        return place
+
+    def _settle(self, request: LiveRequest) -> None:
+        """Report what the client of a request that is over was given; one that goes on elsewhere is reported there."""
+        end, order, progress = request.end, request.order, request.progress
+        assert end is not None
+        is_complete = end.error is None
+        output_tokens = len(progress.ids) if is_complete else progress.delivered
+        if end.outcome == faults.SUPERSEDED or not (is_complete or output_tokens):
+            return
+        self._settlements.add(
+            Report(
+                order.request_id,
+                order.epoch,
+                order.owner,
+                order.prompt_tokens,
+                output_tokens,
+                progress.recomputed_tokens,
+                is_complete,
+            )
+        )
+
     async def _read(
-        self, data: bytes, arrived_s: float, remaining_s: float | None, context: TraceContext
+        self, data: bytes, arrived_s: float, call: Call[bytes, pb.GenerateResponse], context: TraceContext
     ) -> Order:
         """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
         with self._core.place_to_read():
@@ -164,7 +202,7 @@ class InferenceService:
                 async with self._big:
                     asked = await asyncio.to_thread(self._check, data)
             prompt_ids = array("i", await self._tokenize(asked)).tobytes()
-        return self._order(asked, prompt_ids, arrived_s, remaining_s, context)
+            return await self._order(asked, prompt_ids, arrived_s, call, context)
 
     def _check(self, data: bytes) -> Asked:
         message = wire.parse(data, self._terms.message_bytes_max, self._bounds.max_sequence_tokens)
@@ -182,12 +220,12 @@ class InferenceService:
             return self._tokenizer.encode(asked.text)
         return self._tokenizer.encode_chat(asked.chat or ())
 
-    def _order(
+    async def _order(
         self,
         asked: Asked,
         prompt_ids: bytes,
         arrived_s: float,
-        remaining_s: float | None,
+        call: Call[bytes, pb.GenerateResponse],
         context: TraceContext,
     ) -> Order:
         """Return the complete order. Raises MeshError."""
@@ -195,20 +233,19 @@ class InferenceService:
         digest = validation.digest(asked, prompt_ids, max_output_tokens)
         validation.check_resumed(asked, digest)
         resume = asked.resume
-        seed = resume.seed if resume is not None else asked.seed
-        if seed is None:
-            seed = self._random_bits(64)
-        deadline_s, is_clients = self._deadline(arrived_s, remaining_s)
+        deadline_s, is_clients = self._deadline(arrived_s, call.remaining_s())
         if deadline_s <= self._clock.now_s():
             raise faults.deadline("DEADLINE", max(0.0, deadline_s - arrived_s), 0)
         timeout_s = asked.ttft_timeout_s
+        request_id, owner = self._request_id(asked), self._executions.new_owner()
+        execution = await self._begin(asked, request_id, digest, owner)
         return Order(
-            request_id=resume.request_id if resume is not None else f"{self._random_bits(128):032x}",
+            request_id=request_id,
             prompt_ids=prompt_ids,
             temperature=asked.temperature,
             top_p=asked.top_p,
             top_k=asked.top_k,
-            seed=seed,
+            seed=execution.seed,
             stop=asked.stop,
             max_output_tokens=max_output_tokens,
             model_version=self._bounds.model_version,
@@ -219,14 +256,41 @@ class InferenceService:
             deadline_s=deadline_s,
             is_clients_deadline=is_clients,
             ttft_deadline_s=arrived_s + timeout_s if timeout_s is not None else None,
-            attempt_base=resume.attempt_base + ATTEMPT_STRIDE if resume is not None else 0,
+            attempt_base=execution.epoch * ATTEMPT_STRIDE,
             is_resumed=resume is not None,
+            is_fenced=execution.is_fenced,
+            is_keyed=bool(asked.idempotency_key),
+            owner=owner,
+            can_move=HAND_OVER_METADATA in call.metadata,
+            place=resume.place if resume is not None else None,
             received_ids=asked.received_ids,
             logprobs=asked.logprobs,
             explain=asked.explain,
             traceparent=format_traceparent(context),
             digest=digest,
         )
+
+    def _request_id(self, asked: Asked) -> str:
+        """Return the identity of the request: the one it had, one that its key gives at every frontend, or a new one."""
+        if asked.resume is not None:
+            return asked.resume.request_id
+        if asked.idempotency_key:
+            return self._seal.name(asked.idempotency_key)
+        return f"{self._random_bits(128):032x}"
+
+    async def _begin(self, asked: Asked, request_id: str, digest: int, owner: str) -> Execution:
+        """Return the execution that starts now. Only what may have run before asks for its number. Raises MeshError."""
+        resume = asked.resume
+        seed = resume.seed if resume is not None else asked.seed
+        is_seed_asked = seed is not None
+        if seed is None:
+            seed = self._random_bits(64)
+        if resume is None and not asked.idempotency_key:
+            return Execution(0, seed, is_fenced=True)
+        least = resume.epoch + 1 if resume is not None else 0
+        for other in self._core.live.executions(request_id):
+            least = max(least, min(EPOCH_MAX, other.order.epoch + 1))
+        return await self._executions.begin(Claim(request_id, digest, seed, is_seed_asked, least, owner))
 
     def _deadline(self, arrived_s: float, remaining_s: float | None) -> tuple[float, bool]:
         """Return when the request must end, and whether that is the client's own deadline."""

@@ -7,11 +7,12 @@ only refused, by time (architecture, section 2).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvmesh.errors import MeshError
 from services.frontend import faults
+from services.frontend.watchdog import Watchdog
 
 BACKOFF_MIN_S: Final = 0.02
 BACKOFF_MAX_S: Final = 1.0
@@ -32,6 +33,7 @@ class Limits:
     orphan_s: float
     """Seconds a running attempt outlives its link."""
     block_tokens: int
+    watchdog: Watchdog = field(default_factory=Watchdog)
 
 
 class Tries:

@@ -46,13 +46,13 @@ class Client:
         """True if there is nothing more to read."""
         return self.request.end is not None and not self.request.output.has_waiting()
 
-    def read(self) -> None:
+    def read(self, now_s: float) -> None:
         """Take what waits, and say so."""
         tokens = self.request.output.take()
         if tokens is not None:
             assert tokens.position == len(self.ids), f"{self.request}: a gap or a repeat"
             self.ids += tokens.ids
-            self.core.deliver(self.request, self.request.output.taken)
+            self.core.deliver(self.request, self.request.output.taken, now_s)
 
 
 class Mesh:

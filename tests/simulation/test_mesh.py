@@ -47,7 +47,7 @@ class Schedule:
             for engine in mesh.engines.values():
                 engine.step(mesh.now_s)
             for client in mesh.clients:
-                client.read()
+                client.read(mesh.now_s)
             mesh.assert_consistent()
             if all(client.is_done for client in mesh.clients) and not mesh.held():
                 break
@@ -78,7 +78,7 @@ class Schedule:
                 mesh.now_s, tokens=draw.randint(1, 3), chosen=lambda _: draw.random() < 0.8
             )
         elif choice == 8 and mesh.clients:
-            draw.choice(mesh.clients).read()
+            draw.choice(mesh.clients).read(mesh.now_s)
         elif choice == 9:
             mesh.advance(draw.choice((0.001, 0.01, 0.05)))
 
@@ -188,11 +188,12 @@ def go(mesh: Mesh) -> None:
     for engine in mesh.engines.values():
         engine.step(mesh.now_s)
     for client in mesh.clients:
-        client.read()
+        client.read(mesh.now_s)
     mesh.advance(0.01)
 
 
 def stream_to(mesh: Mesh, caller: str, request: LiveRequest) -> Stream:
     """Return the stream through which `request` is served, or asks to be."""
-    assert request._peer is not None, request
-    return next(one for one in mesh.streams if (one.caller, one.name) == (caller, request._peer.name))
+    peer = request._attached.peer
+    assert peer is not None, request
+    return next(one for one in mesh.streams if (one.caller, one.name) == (caller, peer.name))

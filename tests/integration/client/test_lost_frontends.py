@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from kvmesh.client import Chunk, Client, Generation
-from tests.integration.harness import Mesh, configure, running_mesh
+from kvmesh.inference.v1 import inference_pb2 as pb
+from tests.integration.harness import Mesh, configure, running_mesh, until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
@@ -76,8 +78,37 @@ async def whole(mesh: Mesh, asked: Sequence[list[int]]) -> list[Generation]:
         return found
 
 
-async def test_kill_of_a_frontend_costs_a_pause(mesh: Mesh) -> None:
-    """kill -9 under 16 streams: each goes on at the other frontend, token for token, within a second."""
+@dataclass
+class Outcome:
+    """What 16 streams saw while their frontend was disturbed."""
+
+    moved: list[Reader]
+    stayed: list[Reader]
+
+    @property
+    def pause_s(self) -> float:
+        """Longest wait of a moved stream for its next chunk."""
+        return max(reader.pause_s for reader in self.moved)
+
+    @property
+    def adopted(self) -> int:
+        """Moved streams whose running attempt was taken over."""
+        return sum(finish(reader).explanation.adoption_count > 0 for reader in self.moved)
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens computed again."""
+        return sum(finish(reader).usage.recomputed_token_count for reader in (*self.moved, *self.stayed))
+
+
+def finish(reader: Reader) -> pb.Finished:
+    """Return the last message of a reader's stream."""
+    assert reader.generation.finish is not None, reader.generation
+    return reader.generation.finish
+
+
+async def disturbed(mesh: Mesh, disturb: Callable[[], Awaitable[object]]) -> Outcome:
+    """Run 16 streams over both frontends, disturb when all have tokens, and return what they saw: all of it exact."""
     asked = prompts(1, STREAMS)
     expected = await whole(mesh, asked)
     async with Client(addresses(mesh)) as client:
@@ -88,14 +119,58 @@ async def test_kill_of_a_frontend_costs_a_pause(mesh: Mesh) -> None:
         async with asyncio.TaskGroup() as tasks:
             for reader in readers:
                 tasks.create_task(reader.run())
-            while not all(len(each.generation.ids) > 20 for each in readers):
-                await asyncio.sleep(0.01)
-            await mesh.parts["frontend-0"].end(signal.SIGKILL)
+            await until(lambda: all(len(each.generation.ids) > 20 for each in readers), 30, "all have tokens")
+            await disturb()
     for reader, other in zip(readers, expected, strict=True):
         assert reader.generation.ids == other.ids
-        assert reader.generation.text == other.text
-        assert "".join(each.text for each in reader.chunks) == other.text
+        assert reader.generation.text == other.text == "".join(each.text for each in reader.chunks)
     moved = [each for each in readers if each.generation.resumes]
-    print("moved", len(moved), "longest pause", max(each.pause_s for each in readers), [each.generation.finish.usage.recomputed_token_count for each in moved])
-    assert 0 < len(moved) < STREAMS
+    outcome = Outcome(moved, [each for each in readers if not each.generation.resumes])
+    print(
+        f"{len(moved)} moved, {outcome.adopted} adopted, {outcome.recomputed} tokens recomputed, "
+        f"longest pause {outcome.pause_s:.3f} s"
+    )
+    return outcome
+
+
+async def test_kill_of_a_frontend_costs_a_pause(mesh: Mesh) -> None:
+    """kill -9 under 16 streams: each goes on at the other frontend within a second, and nothing is computed again."""
+    seen = await disturbed(mesh, mesh.parts["frontend-0"].end)
+    assert 0 < len(seen.moved) < STREAMS
+    assert seen.adopted == len(seen.moved)
+    assert seen.recomputed == 0
+    assert seen.pause_s < 1.0
+    await mesh.idle(5)
+
+
+async def test_a_frozen_frontend_is_noticed(mesh: Mesh) -> None:
+    """SIGSTOP for 10 s: noticed within 3 s, and what thaws disturbs nobody."""
+
+    async def freeze() -> None:
+        os.kill(mesh.parts["frontend-0"].pid, signal.SIGSTOP)
+
+    seen = await disturbed(mesh, freeze)
+    assert 0 < len(seen.moved) < STREAMS
+    assert seen.adopted == len(seen.moved)
+    assert seen.recomputed == 0
+    assert seen.pause_s < 3.5
+    os.kill(mesh.parts["frontend-0"].pid, signal.SIGCONT)
+    await mesh.idle(10)
+
+
+async def test_a_frontend_that_drains_hands_its_streams_over(mesh: Mesh) -> None:
+    """SIGTERM: the client is told at once and goes on elsewhere without a gap; the process ends within seconds."""
+    loop, ended = asyncio.get_running_loop(), list[float]()
+
+    async def drain() -> None:
+        began_s = loop.time()
+        assert await mesh.parts["frontend-0"].end(signal.SIGTERM) == 0
+        ended.append(loop.time() - began_s)
+
+    seen = await disturbed(mesh, drain)
+    assert 0 < len(seen.moved) < STREAMS
+    assert seen.adopted == len(seen.moved)
+    assert seen.recomputed == 0
+    assert seen.pause_s < 1.0
+    assert ended[0] < 10
     await mesh.idle(5)

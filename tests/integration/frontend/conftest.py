@@ -14,6 +14,8 @@ import pytest
 from kvmesh import config as configuration
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.membership import Member
+from kvmesh.ports import free_ports
+from kvmesh.redis_link import RedisLink
 from services.frontend.main import Frontend, Place
 from services.frontend.tokenizer import ModelTokenizer
 from tests.integration.frontend.scripted_router import Pool, serving_router
@@ -80,7 +82,8 @@ async def serving_frontend(**section: Any) -> AsyncIterator[Serving]:
     """Serve a frontend with `section` as its configuration; no router yet."""
     tokenizer = ModelTokenizer.load(CONFIG.mesh.model_path)
     config = configuration.build({"frontend": section})
-    frontend = Frontend(config, Place("frontend-0", "127.0.0.1:0", "", 0), tokenizer)
+    redis = RedisLink(f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}")  # nobody is there
+    frontend = Frontend(config, Place("frontend-0", "127.0.0.1:0", redis.shown, 0), tokenizer, redis)
     address = await frontend.server.listen("127.0.0.1:0")
     links = asyncio.create_task(frontend.links.run())
     channel = grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
@@ -92,6 +95,7 @@ async def serving_frontend(**section: Any) -> AsyncIterator[Serving]:
         await asyncio.gather(links, return_exceptions=True)
         await frontend.server.grpc.stop(0)
         frontend.close()
+        await redis.close()
 
 
 @pytest.fixture

@@ -334,7 +334,7 @@ class Client:
         """True if there is nothing more to read."""
         return self.request.end is not None and not self.request.output.has_waiting()
 
-    def read(self) -> None:
+    def read(self, now_s: float) -> None:
         """Take what waits, and tell the core that it left."""
         tokens = self.request.output.take()
         if tokens is None:
@@ -342,7 +342,7 @@ class Client:
         assert tokens.position == len(self.order.received_ids) + len(self.ids), "a gap or a repeat"
         self.ids += tokens.ids
         self.text += tokens.text
-        self.core.deliver(self.request, self.request.output.taken)
+        self.core.deliver(self.request, self.request.output.taken, now_s)
 
 
 def order(request_id: int, **changes: object) -> Order:

@@ -48,7 +48,7 @@ def run(mesh: FakeMesh, client: Client, tokens: int) -> None:
         if len(client.ids) >= tokens:
             return
         mesh.settle()
-        client.read()
+        client.read(mesh.now_s)
     raise AssertionError(f"{client.request} does not move")
 
 
@@ -56,7 +56,7 @@ def finish(mesh: FakeMesh, client: Client) -> str:
     """Go on until the request ends; return its outcome."""
     for _ in range(1000):
         mesh.settle()
-        client.read()
+        client.read(mesh.now_s)
         mesh.core.assert_consistent()
         if client.is_done:
             assert client.request.end is not None
@@ -267,7 +267,7 @@ def test_credit_follows_the_client_not_the_engine() -> None:
     request = client.request
     assert request.progress.credit == len(request.progress.ids) == 64
     assert mesh.submits[0].credit_position == 64
-    client.read()
+    client.read(mesh.now_s)
     mesh.settle(5)
     assert len(request.progress.ids) == 128
     assert request.state.value == "attached"
@@ -330,7 +330,7 @@ def test_the_clients_deadline_is_an_error_and_the_meshs_is_an_answer() -> None:
         client = begin(mesh, deadline_s=mesh.now_s + 1.0, is_clients_deadline=is_clients)
         run(mesh, client, 10)
         mesh.advance(1.0)
-        client.read()
+        client.read(mesh.now_s)
         end = client.request.end
         assert end is not None
         if end.error is not None:
@@ -369,7 +369,7 @@ def test_all_tokens_and_no_finish_is_an_end() -> None:
         message = mesh.routers[0].down.take(mesh.now_s)
         if message is not None:
             mesh.core.on_response(mesh.routers[0], message, mesh.now_s)
-        client.read()
+        client.read(mesh.now_s)
     assert client.request.end is None
     mesh.cut(mesh.routers[0])
     assert finish(mesh, client) == "LENGTH"

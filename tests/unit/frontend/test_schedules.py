@@ -65,7 +65,7 @@ class Schedule:
                 self.mesh.open(router)
             self.mesh.settle()
             for client in self.clients:
-                client.read()
+                client.read(self.mesh.now_s)
             self.core.assert_consistent()
             if all(client.is_done for client in self.clients) and not self.core.live.leaving:
                 break
@@ -94,7 +94,7 @@ class Schedule:
         elif choice == 5 and mesh.runs:
             mesh.work(draw.choice(mesh.runs))
         elif choice == 6 and self.clients:
-            draw.choice(self.clients).read()
+            draw.choice(self.clients).read(mesh.now_s)
         elif choice == 7:
             mesh.advance(draw.choice([0.001, 0.01, 0.1]))
 

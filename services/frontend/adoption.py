@@ -1,0 +1,56 @@
+"""Where a request's attempt can be taken over, and how far the search for it has come.
+
+Pure. An adopt that comes late must not take an attempt away from who asked after it: adoptions carry ascending numbers, and
+those of a later execution, at whichever frontend, lie above those of every earlier one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvmesh.attach.v1 import attach_pb2 as attach
+
+ADOPT_AGAIN_S: Final = 0.1
+"""Wait before a router that is still learning who is there is asked again for a running attempt."""
+
+NUMBERS: Final = 1 << 8
+"""Adoption numbers per attempt number of the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an attempt generates."""
+
+    attempt: int
+    decode_replica: str
+
+
+class Adoption:
+    """What a request remembers of its adoptions."""
+
+    __slots__ = ("_first", "fault", "steals", "total", "until_s")
+
+    def __init__(self, attempt_base: int) -> None:
+        self._first = attempt_base * NUMBERS
+        self.total = 0
+        """Adopts that were sent."""
+        self.steals = 0
+        """Times the attempt was taken away from its slot by a late adopt."""
+        self.fault = ""
+        """Why the attempt had to be sought."""
+        self.until_s: float | None = None
+        """The attempt is sought until then."""
+
+    def next_row(self, slot: int, request_id: str, place: Place, position: int, credit: int) -> attach.Adopt:
+        """Return the next adopt of the attempt at `place`, from `position` on."""
+        self.total += 1
+        return attach.Adopt(
+            slot=slot,
+            request_id=request_id,
+            attempt=place.attempt,
+            position=position,
+            credit_position=credit,
+            decode_replica=place.decode_replica,
+            adoption=self._first + self.total,
+        )

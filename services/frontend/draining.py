@@ -1,0 +1,37 @@
+"""How a frontend shuts down: it takes nothing new, hands over what others can go on with, and waits for the rest.
+
+A shell. A client that says it can goes on at another frontend at once, and finds there what runs: nothing is computed
+again, and a restart takes seconds. Clients that cannot keep their stream to its end, if that comes before the drain's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from kvmesh.clock import Clock
+from services.frontend.core import FrontendCore
+
+HAND_OVER_METADATA: Final = "kvmesh-hand-over"
+"""A client that sends this key has another frontend to go to."""
+
+LOOK_S: Final = 0.05
+BATCH: Final = 32
+"""Streams handed over at once: their adopts come together."""
+
+
+async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool], patience_s: float) -> None:
+    """Return when no client is left; after `patience_s` the last ones are told to go on elsewhere."""
+    core.is_draining = True
+    until_s = clock.now_s() + patience_s
+    while core.live.serving or core.live.leaving:
+        now_s = clock.now_s()
+        if now_s >= until_s:
+            core.hand_over(list(core.live.serving), now_s)
+            return
+        if has_other():
+            # What still waits for its first token keeps its place in the queue.
+            movable = [each for each in core.live.serving if each.order.can_move and each.place is not None]
+            core.hand_over(movable[:BATCH], now_s)
+        await asyncio.sleep(LOOK_S)

@@ -1,0 +1,207 @@
+"""Which execution of a request counts: a number by compare-and-set in Redis, and the news of higher ones.
+
+A shell. `{mesh}:exec:<request id>` is a hash that expires; it is made when a request is resumed or its key is sent, and
+when it is settled (see settlement). A request that the client neither named nor resumed is nobody else's: it starts without
+asking. Where Redis is away, slow or has forgotten, the request starts all the same: attempt numbers fence at decode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvmesh.clock import Clock
+from kvmesh.errors import MeshError, Violation, invalid
+from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.tasks import end, persist
+from services.frontend.resume_token import EPOCH_MAX
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 0.05
+"""Longest wait for Redis; a request is worth more than its number."""
+
+PAUSE_S: Final = 1.0
+"""After a wait in vain, requests start without asking for this long."""
+
+AGAIN_MAX: Final = 3
+"""Executions of a request that has ended well already: a client may have lost its answer on the way."""
+
+SLACK_S: Final = 60.0
+"""A request is known for its longest runtime and this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who wants to execute what."""
+
+    request_id: str
+    digest: int
+    """Of all that shapes the output: two requests of one name must be the same."""
+    seed: int
+    is_seed_asked: bool
+    """True if the client gave the seed."""
+    epoch: int
+    """Least number of the execution."""
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One execution of a request."""
+
+    epoch: int
+    seed: int
+    is_fenced: bool
+    """True if Redis gave the number: no other execution has it, and earlier ones were told."""
+
+
+class Executions:
+    """Hands numbers out and follows the news. `on_news(request_id, epoch)` hears of every later execution in the mesh."""
+
+    def __init__(
+        self,
+        redis: RedisLink,
+        mesh: str,
+        boot_id: str,
+        clock: Clock,
+        runtime_max_s: float,
+        on_news: Callable[[str, int], None],
+    ) -> None:
+        self.unfenced_total = 0
+        """Requests that started without a number of Redis's."""
+        self._redis = redis
+        self._mesh = mesh
+        self._boot_id = boot_id
+        self._clock = clock
+        self._ttl_ms = ttl_ms(runtime_max_s)
+        self._on_news = on_news
+        self._channel = key(mesh, "exec-news")
+        self._numbers = itertools.count(1)
+        self._late: set[asyncio.Task[Any]] = set()
+        """Questions whose answer is not waited for any more; it still names the owner."""
+        self._pause_until_s = float("-inf")
+
+    def new_owner(self) -> str:
+        """Return a name for an execution that no other has."""
+        return f"{self._boot_id}-{next(self._numbers)}"
+
+    async def begin(self, claim: Claim) -> Execution:
+        """Return the number of a new execution; earlier ones of the request end where they are.
+
+        Raises MeshError if the request's name is another request's (IDEMPOTENCY_KEY_REUSED), or it has ended and was
+        executed again often enough (ALREADY_FINISHED).
+        """
+        answer = await self._ask(claim)
+        if answer is None:
+            self.unfenced_total += 1
+            return Execution(claim.epoch, claim.seed, is_fenced=False)
+        word = bytes(answer[0])
+        if word == b"DIFFERS":
+            what = "used by another request within the last minutes"
+            raise invalid(
+                "IDEMPOTENCY_KEY_REUSED", [Violation("idempotency_key", what, "one key for one request")]
+            )
+        if word == b"ENDED":
+            raise MeshError(
+                "ALREADY_FINISHED", f"the request has ended well and was executed again {AGAIN_MAX} times"
+            )
+        return Execution(int(answer[1]), int(answer[2]), is_fenced=True)
+
+    async def run(self) -> None:
+        """Follow the news until cancelled. No answer of Redis ends it."""
+        try:
+            await persist(self._follow, "news of executions", pause_s=0.25)
+        finally:
+            await end(self._late)
+
+    async def _ask(self, claim: Claim) -> list[Any] | None:
+        if self._clock.now_s() < self._pause_until_s:
+            return None
+        task = asyncio.create_task(self._begin(claim), name="execution-begin")
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+        done, _ = await asyncio.wait((task,), timeout=ANSWER_S)
+        answer = task.result() if done else None
+        if answer is None:
+            self._pause_until_s = self._clock.now_s() + PAUSE_S
+        return answer
+
+    async def _begin(self, claim: Claim) -> list[Any] | None:
+        try:
+            answer = await self._redis.execute(
+                "EVAL",
+                _BEGIN,
+                1,
+                execution_key(self._mesh, claim.request_id),
+                claim.epoch,
+                f"{claim.digest:016x}",
+                claim.seed,
+                int(claim.is_seed_asked),
+                claim.owner,
+                EPOCH_MAX,
+                self._ttl_ms,
+                self._channel,
+                claim.request_id,
+            )
+        except RedisAway:
+            return None
+        return list(answer)
+
+    async def _follow(self) -> None:
+        subscription = self._redis.subscription()
+        try:
+            await self._redis.watch(subscription.subscribe(self._channel))
+            while True:
+                news = await self._redis.watch(subscription.get_message(timeout=1.0))
+                data = news.get("data") if news else None
+                if isinstance(data, bytes):
+                    self._take(data)
+        finally:
+            with suppress(Exception):  # closing a broken connection tells nothing new
+                await subscription.aclose()
+
+    def _take(self, data: bytes) -> None:
+        request_id, _, epoch = data.decode(errors="replace").partition(" ")
+        if epoch.isdecimal():
+            self._on_news(request_id, int(epoch))
+        else:
+            log.warning("news of executions cannot be read: %.80r", data)
+
+
+def execution_key(mesh: str, request_id: str) -> str:
+    """Return the Redis key of a request's executions."""
+    return key(mesh, "exec", request_id)
+
+
+def ttl_ms(runtime_max_s: float) -> int:
+    """Return how long a request is known, in milliseconds."""
+    return round((runtime_max_s + SLACK_S) * 1000)
+
+
+_BEGIN: Final = """
+local known = redis.call('HMGET', KEYS[1], 'epoch', 'digest', 'seed', 'again')
+local epoch, seed = tonumber(ARGV[1]), ARGV[3]
+if known[1] then
+  if known[2] and known[2] ~= ARGV[2] then return {'DIFFERS'} end
+  if known[3] then
+    if ARGV[4] == '1' and known[3] ~= seed then return {'DIFFERS'} end
+    seed = known[3]
+  end
+  if known[4] and tonumber(known[4]) <= 0 then return {'ENDED'} end
+  epoch = math.max(epoch, tonumber(known[1]) + 1)
+end
+if epoch > tonumber(ARGV[6]) then return {'ENDED'} end
+if known[4] then redis.call('HINCRBY', KEYS[1], 'again', -1) end
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'digest', ARGV[2], 'seed', seed, 'owner', ARGV[5])
+redis.call('PEXPIRE', KEYS[1], ARGV[7])
+if epoch > 0 then redis.call('PUBLISH', ARGV[8], ARGV[9] .. ' ' .. epoch) end
+return {'RUN', epoch, seed}
+"""
+"""KEYS: the request. ARGV: least epoch, digest, seed, whether the client gave it, owner, highest epoch, life in ms,
+channel, request id. Returns what to do, and the epoch and the seed of the new execution."""
