@@ -124,7 +124,8 @@ class Registration:
             msgspec.json.encode(member),
             int(LEASE_S * 1000),
             member.process_id,
-            key(self._mesh, "proc-news") if announce else b"",
+            key(self._mesh, "proc-news"),
+            b"announce" if announce else b"",
             b"renew" if self._has_claimed else b"claim",
             *(msgspec.json.encode(boot_id) for boot_id in (member.boot_id, self._predecessor) if boot_id),
         )
@@ -288,22 +289,23 @@ def _boot_of(lease: bytes | None) -> str:
 
 _RENEW = """
 local lease = redis.call('GET', KEYS[1])
-if lease and ARGV[5] == 'renew' then
+if lease and ARGV[6] == 'renew' then
   local may = false
-  for at = 6, #ARGV do
+  for at = 7, #ARGV do
     may = may or string.find(lease, ARGV[at], 1, true)
   end
   if not may then return lease end
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[3])
-if ARGV[4] ~= '' then
+if not lease or ARGV[5] ~= '' then
   redis.call('PUBLISH', ARGV[4], ARGV[3])
 end
 return lease
 """
-"""KEYS: lease, names. ARGV: new lease, its life in ms, name, channel or nothing, "claim" or "renew", boot ids it may
-replace. Returns the lease that was there; in a renewal with a foreign boot id nothing was written."""
+"""KEYS: lease, names. ARGV: new lease, its life in ms, name, channel, "announce" or nothing, "claim" or "renew", boot ids it
+may replace. A lease that comes back after it had expired is announced too: whoever stood still or was cut off is found
+again at once. Returns the lease that was there; in a renewal with a foreign boot id nothing was written."""
 
 _DEREGISTER = """
 local lease = redis.call('GET', KEYS[1])

@@ -32,7 +32,7 @@ from kvmesh.redis_url import without_password
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.0
 """A Redis that does not answer a command within this is away. Blocking reads ask for less."""
 
 SUCCESSION: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "UNBLOCKED")

@@ -127,3 +127,28 @@ async def test_a_newer_process_keeps_the_name(redis_server: Any, caplog: pytest.
     finally:
         await end(tasks)
         await link.close()
+
+
+async def test_a_lease_that_comes_back_is_announced(redis_server: Any) -> None:
+    """Whoever stood still until its lease expired is found at once when it goes on, not at the next poll."""
+    link = RedisLink(redis_server.url)
+    registration = Registration(link, "m", member("a"))
+    task = asyncio.create_task(registration.run())
+    subscription = link.subscription()
+    try:
+        async with asyncio.timeout(10):
+            while not await read_members(link, "m"):
+                await asyncio.sleep(0.01)
+            await subscription.subscribe("m:proc-news")
+            for _ in range(3):
+                assert await subscription.get_message(timeout=0.6) is None, "a renewal is no news"
+            await link.execute("DEL", "m:proc:a")
+            news = None
+            while news is None:
+                news = await subscription.get_message(timeout=1.0)
+        assert news["data"] == b"a"
+        assert await read_members(link, "m") == [member("a")]
+    finally:
+        await subscription.aclose()
+        await end([task])
+        await link.close()

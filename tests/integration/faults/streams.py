@@ -1,0 +1,98 @@
+"""Streams that run while something breaks: sixteen clients, each sending its request again and again, until told to stop.
+
+What each request must give is known from an undisturbed run; what is measured is how long a client waited for its next token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from kvmesh.inference.v1 import inference_pb2 as pb
+from tests.integration.generation import Answer, generate, generate_all, token_request
+from tests.integration.harness import Mesh, until
+
+STREAMS = 16
+
+
+@dataclass
+class Run:
+    """What the clients saw."""
+
+    answers: int = 0
+    longest_pause_s: float = 0.0
+    attempts: int = 0
+    adoptions: int = 0
+    recomputed_tokens: int = 0
+    wrong: list[str] = field(default_factory=list)
+    """Requests that ended with an error, or with other tokens."""
+
+
+def requests(seed: int, output_tokens: int) -> list[pb.GenerateRequest]:
+    """One request per client, half of them sharing a prefix, greedy and sampled."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(5, 4096) for _ in range(96)]
+    return [
+        token_request(
+            (shared if index % 2 else []) + [rng.randrange(5, 4096) for _ in range(rng.randint(40, 200))],
+            max_output_tokens=output_tokens,
+            seed=rng.getrandbits(63),
+            temperature=rng.choice((0.0, 1.0)),
+            explain=True,
+        )
+        for index in range(STREAMS)
+    ]
+
+
+async def run_through(
+    mesh: Mesh,
+    wanted: list[pb.GenerateRequest],
+    expected: list[Answer],
+    fault: Callable[[], Awaitable[None]],
+) -> Run:
+    """Break something under running streams; let every stream end once more when `fault` has returned."""
+    run = Run()
+    loop = asyncio.get_running_loop()
+    progress = [0] * len(wanted)
+    is_over = False
+
+    async def client(index: int) -> None:
+        while not is_over:
+            last_s = loop.time()
+
+            def on_tokens(_: Answer) -> None:
+                nonlocal last_s
+                now_s = loop.time()
+                run.longest_pause_s = max(run.longest_pause_s, now_s - last_s)
+                last_s = now_s
+                progress[index] += 1
+
+            answer = await generate(mesh.client(), wanted[index], on_tokens=on_tokens)
+            run.answers += 1
+            if answer.error is not None:
+                run.wrong.append(f"stream {index}: {answer.error.code()} {answer.error.details()}")
+            elif answer.ids != expected[index].ids:
+                run.wrong.append(f"stream {index}: other tokens")
+            if answer.finished is not None:
+                explanation = answer.finished.explanation
+                run.attempts += len(explanation.attempts)
+                run.adoptions += explanation.adoption_count
+                run.recomputed_tokens += answer.finished.usage.recomputed_token_count
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(len(wanted)):
+            group.create_task(client(index))
+        await until(lambda: min(progress) >= 5, 60, "all streams have tokens")
+        run.longest_pause_s = 0.0
+        await fault()
+        is_over = True
+    return run
+
+
+async def undisturbed(mesh: Mesh, wanted: list[pb.GenerateRequest]) -> list[Answer]:
+    """Return what the requests give when nothing breaks."""
+    answers = await generate_all(mesh.client(), wanted, concurrency=STREAMS)
+    assert not [answer.error for answer in answers if answer.error is not None]
+    return answers
