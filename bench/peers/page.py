@@ -87,7 +87,7 @@ def table(record: Record) -> str:
         cells.append(readmission(runs))
         lines.append(f"| {' | '.join(cells)} |")
     for name, reason in record.unavailable.items():
-        lines.append(f"| {name} | not measured: {reason} |{' |' * (len(COLUMNS) - 2)}")
+        lines.append(f"| {name} | not measured: {reason.replace('|', '/')} |{' |' * (len(COLUMNS) - 2)}")
     return "\n".join(lines) + "\n"
 
 
