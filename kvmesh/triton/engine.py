@@ -210,6 +210,7 @@ class TritonEngine:
     # The engine's own streams.
 
     async def _follow(self, what: str, take: Callable[[dict[str, Any]], None]) -> None:
+        told = ""
         while True:
             try:
                 stream = self._client.stream(
@@ -227,7 +228,9 @@ class TritonEngine:
             except Exception as error:
                 log.exception("engine stream %s cannot be read", what)
                 reason = f"{type(error).__name__}"
-            log.info("engine stream %s broke: %s", what, reason)
+            if reason != told:
+                log.info("engine stream %s broke: %s", what, reason)
+            told = reason if self._watch.is_lost else ""
             if take == self._take_load:
                 self._sink.on_ready(False, self._clock.now_s())
                 self._after_event()
