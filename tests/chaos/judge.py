@@ -55,6 +55,12 @@ class Limits:
     """Retries saved up: ten seconds of the trickle and the ratio of a hundred requests."""
 
 
+LIMITS: Final = Limits(silent_s=10.0)
+"""What every run is held to. The watchdogs: 3 s for an engine or a peer that says nothing, 2.5 s for a transfer of KV,
+2.5 s for a client's frontend; on top the way to go on, behind a queue that one replica less works off, on a machine
+that does all of it."""
+
+
 def judge(
     plan: Plan,
     truth: Mapping[int, Sequence[int]],

@@ -6,7 +6,7 @@ import asyncio
 import datetime as dt
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -37,19 +37,26 @@ class Matrix:
     """Owns the mesh of the runs, between two of them too."""
 
     def __init__(
-        self, open_rig: OpenRig, folder: Path, commit: str, limits: Limits, fault_s: float = FAULT_S
+        self,
+        open_rig: OpenRig,
+        folder: Path,
+        commit: str,
+        machine: str,
+        limits: Limits,
+        fault_s: float = FAULT_S,
     ) -> None:
         """`folder` takes the logs of meshes; those of a mesh without violations are overwritten by the next one's."""
         self._open_rig = open_rig
         self._folder = folder
         self._commit = commit
+        self._machine = machine
         self._limits = limits
         self._fault_s = fault_s
         self._stack = AsyncExitStack()
         self._rig: Rig | None = None
         self._base: Census | None = None
 
-    async def run_all(self, runs: Iterable[Run]) -> AsyncIterator[Record]:
+    async def run_all(self, runs: Iterable[Run]) -> AsyncGenerator[Record, None]:
         """Run all of `runs` and yield each record when it is judged. Close the iterator, or the mesh stays."""
         try:
             for run in runs:
@@ -74,6 +81,7 @@ class Matrix:
         except Exception as error:
             log.warning("run broke", exc_info=error)
             record = _broken(run, plan.target, self._commit, began, time.monotonic() - began_s, error)
+        record.machine = self._machine
         if record.violations:
             await self._abandon(run)
         return record
@@ -120,7 +128,9 @@ def _broken(
     run: Run, target: str, commit: str, began: dt.datetime, seconds: float, error: Exception
 ) -> Record:
     """Return the record of a run that could not be finished."""
-    reasons = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
+    reasons: list[BaseException] = list(error.exceptions) if isinstance(error, ExceptionGroup) else [error]
+    if error.__context__ is not None:
+        reasons.append(error.__context__)  # cleaning up behind a failure often fails, too
     what = "; ".join(f"{type(each).__name__}: {each}" for each in reasons)
     return Record(
         part=run.cell.part,

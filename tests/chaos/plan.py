@@ -10,10 +10,6 @@ from tests.chaos.cells import DOWN_S, FAULT_S, Run
 
 STREAMS: Final = (16, 64)
 PROMPT_TOKENS: Final = (20, 1500)
-OUTPUT_TOKENS: Final = (60, 260)
-"""At some 20 tokens a second a stream lives 3 to 13 s: most of those that run when the fault comes are still there when
-it is noticed, and many when it is over."""
-
 CANCELLED: Final = 0.15
 WITH_DEADLINE: Final = 0.10
 PLAIN: Final = 0.2
@@ -29,6 +25,10 @@ ARRIVE_S: Final = 1.5
 BEFORE, DURING, AFTER = "before", "during", "after"
 PHASES: Final = ((BEFORE, 0.6), (DURING, 0.25), (AFTER, 0.15))
 """When streams come: ahead of the fault, while the part is away, when it is back."""
+
+OUTPUT_TOKENS: Final = {BEFORE: (60, 260), DURING: (40, 160), AFTER: (20, 80)}
+"""At some 20 tokens a second the first ones live 3 to 13 s: most of them still run when the fault is noticed, and many when
+it is over. The others only have to meet it."""
 
 FIRST_TOKEN_ID: Final = 16
 VOCABULARY: Final = 4096
@@ -119,7 +119,7 @@ def _stream(rng: random.Random, number: int, away_s: float, shared: list[tuple[i
         phase=phase,
         offset_s=offset_s,
         prompt=_prompt(rng, shared),
-        max_output_tokens=rng.randint(*OUTPUT_TOKENS),
+        max_output_tokens=rng.randint(*OUTPUT_TOKENS[phase]),
         seed=rng.getrandbits(62),
         temperature=0.0 if is_greedy else rng.choice((1.0, 0.5)),
         top_k=0 if is_greedy else rng.choice((0, 8)),

@@ -121,6 +121,7 @@ class Record(msgspec.Struct, kw_only=True):
     seed: int
     target: str
     commit: str
+    machine: str = ""
     began: str
     """UTC, ISO 8601."""
     seconds: float
@@ -153,14 +154,6 @@ class Record(msgspec.Struct, kw_only=True):
     def key(self) -> tuple[str, str, int]:
         """Part, fault and seed."""
         return self.part, self.fault, self.seed
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """Memory of one process at one moment of a soak."""
-
-    at_s: float
-    process: str
-    bytes: int
 
 
 NO_PAUSE: Final = 0.0

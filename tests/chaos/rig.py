@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from kvmesh.config import MeshConfig
 from tests.chaos.faults import Faults, SignalFaults
 from tests.integration.containers.faults import Faults as ContainerFaults
-from tests.integration.containers.mesh import ContainerMesh, container_mesh
+from tests.integration.containers.mesh import ContainerMesh, Options, container_mesh
 from tests.integration.containers.plan import METRICS_PORT
 from tests.integration.harness import Mesh, running_mesh
 from tests.integration.live_mesh import LiveMesh, configure
@@ -138,7 +138,13 @@ async def processes(folder: Path) -> AsyncIterator[Rig]:
 
 
 @asynccontextmanager
-async def containers(folder: Path) -> AsyncIterator[Rig]:
-    """Start a mesh of containers; its logs go to `folder`. Raises docker's errors where there is no Docker."""
-    async with container_mesh(chaos_config(), folder) as mesh:
+async def containers(folder: Path, tag: str = "dev") -> AsyncIterator[Rig]:
+    """Start a mesh of containers of the images `tag`; its logs go to `folder`. Raises docker's errors without Docker."""
+    async with container_mesh(chaos_config(), folder, Options(images=images(tag))) as mesh:
         yield ContainerRig(mesh)
+
+
+def images(tag: str) -> dict[str, str]:
+    """Return the image of each role."""
+    service = dict.fromkeys(("frontend", "router", "prefill", "decode"), f"kvmesh:{tag}")
+    return {**service, "engine": f"kvmesh-engine:{tag}", "redis": f"kvmesh-redis:{tag}"}

@@ -1,0 +1,202 @@
+"""The command: `python -m tests.chaos run | page | soak`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tests.chaos import machine, page, rig
+from tests.chaos.cells import CellError, Run, long_form, parse, short_form
+from tests.chaos.judge import LIMITS
+from tests.chaos.matrix import Matrix, OpenRig
+from tests.chaos.records import Record
+from tests.chaos.results import Results
+from tests.chaos.soak_record import SoakRecord
+from tests.integration.containers import daemon
+from tests.integration.containers.sidecar import FAULTS_IMAGE
+
+PLAIN_WIDTH: Final = 150
+
+Cells = Annotated[
+    str, typer.Option(help="Some of the matrix: prefill:kill,redis,cut (a part or a fault alone: all of it).")
+]
+SeedCount = Annotated[
+    int, typer.Option(help="Seeds per cell; 0 takes 5 for kill and pause, 2 for others.", min=0)
+]
+OneSeed = Annotated[int, typer.Option(help="This seed alone; 0 takes all.", min=0)]
+Short = Annotated[bool, typer.Option("--short", help="The short form: 8 runs, every part and every fault.")]
+ResultsFile = Annotated[Path, typer.Option(help="JSON lines, one per run, appended to.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Leave out runs that have a line in the results file.")
+]
+Logs = Annotated[Path, typer.Option(help="Folder for the logs of the mesh and of runs with violations.")]
+On = Annotated[str, typer.Option(help="containers, or processes (no cut, no slow).")]
+Tag = Annotated[str, typer.Option(help="Tag of the images, as built by `make images`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The record of each run on stdout instead of a table.")]
+Page = Annotated[Path | None, typer.Option(help="Page to write when done.")]
+SoakFile = Annotated[Path, typer.Option(help="Record of the soak, JSON.")]
+
+app = typer.Typer(add_completion=False, help="Breaks a whole mesh under load and judges what is left.")
+
+
+@app.command()
+def run(
+    cells: Cells = "",
+    seeds: SeedCount = 0,
+    seed: OneSeed = 0,
+    short: Short = False,
+    results: ResultsFile = Path(".kvmesh/chaos/results.jsonl"),
+    resume: Resume = False,
+    logs: Logs = Path(".kvmesh/chaos"),
+    on: On = "containers",
+    tag: Tag = "dev",
+    json: AsJson = False,
+    write: Page = None,
+    soak_results: SoakFile = Path("docs/measurements/soak.json"),
+) -> None:
+    """Run cells of the fault matrix; status 1 with violations."""
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        wanted = short_form() if short else long_form(parse(cells), seeds or None, seed or None)
+    except CellError as error:
+        raise typer.BadParameter(str(error), param_hint="--cells") from error
+    open_rig = _rig(on, tag)
+    if on == "processes":
+        wanted = [one for one in wanted if one.cell.fault not in ("cut", "slow")]
+    kept = Results(results)
+    todo = kept.missing(wanted) if resume else wanted
+    matrix = Matrix(open_rig, logs.resolve(), machine.commit(), machine.about(), LIMITS)
+    records = asyncio.run(_run_all(matrix, todo, kept, as_json=json))
+    if write is not None:
+        _write_page(write, results, soak_results)
+    if any(record.violations for record in records):
+        raise typer.Exit(1)
+
+
+def _rig(on: str, tag: str) -> OpenRig:
+    """Return what starts a mesh; exits with a sentence where it cannot."""
+    if on == "processes":
+        return rig.processes
+    if on != "containers":
+        raise typer.BadParameter(f"{on!r}: containers or processes", param_hint="--on")
+    if reason := daemon.missing([*rig.images(tag).values(), FAULTS_IMAGE]):
+        sys.stderr.write(f"{reason}\n")
+        raise typer.Exit(2)
+    return lambda folder: rig.containers(folder, tag)
+
+
+@app.command("page")
+def write_page(
+    results: ResultsFile = Path("docs/measurements/faults.jsonl"),
+    soak_results: SoakFile = Path("docs/measurements/soak.json"),
+    write: Annotated[Path, typer.Option(help="Page to write.")] = Path("docs/measurements/faults.md"),
+) -> None:
+    """Write the page again from what was recorded."""
+    _write_page(write, results, soak_results)
+
+
+async def _run_all(matrix: Matrix, runs: list[Run], kept: Results, *, as_json: bool) -> list[Record]:
+    shown = Console(stderr=as_json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    records: list[Record] = []
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as progress:
+        task = progress.add_task("", total=len(runs))
+        if runs:
+            progress.update(task, description=f"{runs[0].cell}, seed {runs[0].seed}")
+            shown.print(_table())
+        async with aclosing(matrix.run_all(runs)) as done:
+            index = 0
+            async for record in done:
+                kept.append(record)
+                records.append(record)
+                _show(shown, matrix, runs[index], record)
+                if as_json:
+                    sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
+                    sys.stdout.flush()
+                index += 1
+                following = runs[index] if index < len(runs) else None
+                progress.update(
+                    task,
+                    advance=1,
+                    description=f"{following.cell}, seed {following.seed}" if following else "done",
+                )
+    bad = sum(bool(record.violations) for record in records)
+    shown.print(
+        f"{len(records)} runs, {sum(record.streams for record in records)} streams, "
+        f"{sum(record.lost for record in records)} lost, {bad} runs with violations.",
+        style="red" if bad else "green",
+        highlight=False,
+    )
+    return records
+
+
+WIDTHS: Final = (22, 5, 8, 10, 6, 8, 8, 9, 11, 9, 9, 6)
+NAMES: Final = (
+    *(
+        "cell",
+        "seed",
+        "streams",
+        "in flight",
+        "lost",
+        "adopted",
+        "resumed",
+        "went on",
+        "recomputed",
+        "pause, s",
+    ),
+    *("back, s", "CPU"),
+)
+
+
+def _table(*rows: tuple[str, ...]) -> Table:
+    """Return the head of the table, or rows that stand below it."""
+    table = Table(box=None, show_header=not rows, header_style="bold", pad_edge=False)
+    for name, width in zip(NAMES, WIDTHS, strict=True):
+        table.add_column(name, width=width, no_wrap=True, justify="left" if name == "cell" else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _show(shown: Console, matrix: Matrix, one: Run, record: Record) -> None:
+    served = "-" if record.first_served_s is None else f"{record.first_served_s:.2f}"
+    counts = (
+        record.streams,
+        record.in_flight,
+        record.lost,
+        record.adopted,
+        record.resumed,
+        record.client_resumes,
+    )
+    row = (
+        *(str(one.cell), str(one.seed), *map(str, counts), str(record.recomputed_tokens)),
+        *(f"{record.longest_pause_s:.2f}", served, f"{100 * record.cpu_share:.0f} %"),
+    )
+    shown.print(_table(row), style="red" if record.violations else "")
+    for violation in record.violations[:12]:
+        shown.print(f"  {violation}", style="red", highlight=False, markup=False)
+    if record.violations:
+        shown.print(f"  again: {one.replay}   logs: {matrix.logs_of(one)}", highlight=False, markup=False)
+
+
+def _write_page(path: Path, results: Path, soak: Path) -> None:
+    notes = page.notes_of(path.read_text(encoding="utf-8")) if path.exists() else ""
+    record = msgspec.json.decode(soak.read_bytes(), type=SoakRecord) if soak.exists() else None
+    text = page.page(Results(results).read(), record, "make chaos", notes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Run the command."""
+    app()

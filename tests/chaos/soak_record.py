@@ -1,0 +1,52 @@
+"""What a soak leaves behind. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tests.chaos.records import Violation
+from tests.chaos.slopes import SHARE_MAX, SLOPE_MAX, WARM_S, Slope
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """One fault of a soak."""
+
+    at_s: float
+    cell: str
+    target: str
+    first_served_s: float | None
+    """From the part's return to its first request."""
+
+
+class SoakRecord(msgspec.Struct, kw_only=True):
+    """One soak, as it is kept."""
+
+    minutes: float
+    seed: int
+    commit: str
+    machine: str
+    began: str
+    every_s: float
+    load: float
+    """Share of the capacity."""
+    capacity_per_s: float
+    capacity_how: str
+    requests_per_s: float
+    streams: int = 0
+    done: int = 0
+    cancelled: int = 0
+    deadlined: int = 0
+    lost: int = 0
+    adopted: int = 0
+    resumed: int = 0
+    client_resumes: int = 0
+    recomputed_tokens: int = 0
+    output_tokens: int = 0
+    longest_pause_s: float = 0.0
+    cpu_share: float = 0.0
+    warm_s: float = WARM_S
+    slope_max: float = SLOPE_MAX
+    share_max: float = SHARE_MAX
+    faults: list[Hit] = msgspec.field(default_factory=list)
+    slopes: list[Slope] = msgspec.field(default_factory=list)
+    violations: list[Violation] = msgspec.field(default_factory=list)

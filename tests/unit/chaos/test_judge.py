@@ -1,0 +1,252 @@
+"""The judge lets a good run pass and sees every kind of violation: each is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.chaos.cells import FAULTS, PARTS
+from tests.chaos.judge import LIMITS
+from tests.chaos.records import CANCELLED, COMPLETE, FAILED, STUCK, Budget, Process
+from tests.unit.chaos.runs import Judged, good_run
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_good_run_has_no_violation(part: str, fault: str) -> None:
+    """What ended as its client wanted, exact and in time, is fine in every cell."""
+    for seed in (1, 2):
+        assert good_run(part, fault, seed).violations() == []
+
+
+def wrong_token(run: Judged) -> None:
+    run.complete().ids[7] ^= 1
+
+
+def repeated_token(run: Judged) -> None:
+    one = run.complete()
+    one.ids.insert(5, one.ids[4])
+
+
+def missing_token(run: Judged) -> None:
+    del run.complete().ids[5]
+
+
+def short_answer(run: Judged) -> None:
+    del run.complete().ids[-1]
+
+
+def long_answer(run: Judged) -> None:
+    run.complete().ids.append(17)
+
+
+def wrong_token_before_a_cancel(run: Judged) -> None:
+    next(one for one in run.seen.values() if one.end == CANCELLED and one.ids).ids[0] ^= 1
+
+
+def broken_rule(run: Judged) -> None:
+    run.complete().broken_rules.append("started twice")
+
+
+def never_seen(run: Judged) -> None:
+    del run.seen[run.complete().number]
+
+
+def stuck(run: Judged) -> None:
+    run.complete().end = STUCK
+
+
+def lost(run: Judged) -> None:
+    one = run.complete()
+    one.end, one.code, one.reason = FAILED, "UNAVAILABLE", "ATTEMPTS_EXHAUSTED"
+
+
+def refused(run: Judged) -> None:
+    one = run.complete()
+    one.end, one.code, one.reason, one.ids = FAILED, "RESOURCE_EXHAUSTED", "QUEUE_FULL", []
+
+
+def cancelled_by_nobody(run: Judged) -> None:
+    run.complete().end = CANCELLED
+
+
+def deadline_of_nobody(run: Judged) -> None:
+    one = run.complete()
+    one.end, one.code, one.reason = FAILED, "DEADLINE_EXCEEDED", "DEADLINE"
+
+
+def early_deadline(run: Judged) -> None:
+    one = next(one for one in run.seen.values() if one.code == "DEADLINE_EXCEEDED")
+    one.ended_s -= 0.2
+    one.came_s = [at_s for at_s in one.came_s if at_s <= one.ended_s]
+
+
+def late_deadline(run: Judged) -> None:
+    next(one for one in run.seen.values() if one.code == "DEADLINE_EXCEEDED").ended_s += 3.0
+
+
+def silence(run: Judged) -> None:
+    one = run.complete()
+    one.came_s = [at_s if index < 5 else at_s + LIMITS.silent_s for index, at_s in enumerate(one.came_s)]
+    one.ended_s += LIMITS.silent_s
+
+
+def held_blocks(run: Judged) -> None:
+    run.after = replace(run.after, held={"decode-0 blocks reserved": 3})
+
+
+def spoilt(run: Judged, name: str, **changes: object) -> None:
+    """Replace fields of one process as it is after the run."""
+    processes: dict[str, Process] = dict(run.after.processes)
+    processes[name] = replace(processes[name], **changes)  # type: ignore[arg-type]
+    run.after = replace(run.after, processes=processes)
+
+
+def held_tasks(run: Judged) -> None:
+    spoilt(run, "router-0", tasks=20 + LIMITS.tasks + 1)
+
+
+def held_fds(run: Judged) -> None:
+    spoilt(run, "frontend-0", fds=30 + LIMITS.fds + 1)
+
+
+def held_memory(run: Judged) -> None:
+    spoilt(run, "prefill-0", resident_bytes=(100 << 20) + LIMITS.resident_bytes + 1)
+
+
+def lasting_key(run: Judged) -> None:
+    run.after = replace(run.after, keys_for_good=[*run.after.keys_for_good, "kvmesh:exec:1234"])
+
+
+def restarted(run: Judged) -> None:
+    spoilt(run, "prefill-0-engine", life="another one")
+
+
+def not_serving(run: Judged) -> None:
+    spoilt(run, "redis", is_serving=False)
+
+
+def gone(run: Judged) -> None:
+    processes = dict(run.after.processes)
+    del processes["decode-0"]
+    run.after = replace(run.after, processes=processes)
+
+
+def too_many_retries(run: Judged) -> None:
+    # 30 s x 3/s + 40 + 10 % of 20 requests
+    run.after = replace(run.after, budgets={"frontend-0": Budget(120, 3 + 133)})
+
+
+def too_many_retries_of_a_new_process(run: Judged) -> None:
+    run.after = replace(run.after, budgets={"frontend-0": Budget(20, 133)})
+
+
+def not_readmitted(run: Judged) -> None:
+    run.moments = replace(run.moments, served_s=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil"),
+    [
+        ("TOKENS", wrong_token),
+        ("TOKENS", repeated_token),
+        ("TOKENS", missing_token),
+        ("TOKENS", short_answer),
+        ("TOKENS", long_answer),
+        ("TOKENS", wrong_token_before_a_cancel),
+        ("RULE", broken_rule),
+        ("HANG", never_seen),
+        ("HANG", stuck),
+        ("LOST", lost),
+        ("LOST", refused),
+        ("LOST", cancelled_by_nobody),
+        ("LOST", deadline_of_nobody),
+        ("DEADLINE", early_deadline),
+        ("DEADLINE", late_deadline),
+        ("SILENCE", silence),
+        ("LEAK", held_blocks),
+        ("LEAK", held_tasks),
+        ("LEAK", held_fds),
+        ("LEAK", held_memory),
+        ("LEAK", lasting_key),
+        ("RESTART", restarted),
+        ("NOT_SERVING", not_serving),
+        ("NOT_SERVING", gone),
+        ("RETRIES", too_many_retries),
+        ("RETRIES", too_many_retries_of_a_new_process),
+        ("NOT_READMITTED", not_readmitted),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_each_violation_is_seen(kind: str, spoil: Callable[[Judged], None]) -> None:
+    """One thing spoilt gives a violation of its kind, and of no other."""
+    for seed in (1, 2):
+        run = good_run(seed=seed)
+        spoil(run)
+        assert run.kinds() == {kind}, run.violations()
+
+
+def hit_plain_stream(fault: str) -> Judged:
+    """Return a run whose frontend was hit, one of its plain clients being told UNAVAILABLE by the transport."""
+    for seed in range(1, 50):
+        run = good_run("frontend", fault, seed)
+        for stream in run.plan.streams:
+            one = run.seen[stream.number]
+            if stream.is_plain and f"frontend-{stream.frontend}" == run.plan.target and one.end == COMPLETE:
+                one.end, one.code, one.text = FAILED, "UNAVAILABLE", "Socket closed"
+                one.came_s = [at_s for at_s in one.came_s if at_s <= run.moments.fault_s]
+                one.ids, one.ended_s = one.ids[: len(one.came_s)], run.moments.fault_s + 0.3
+                return run
+    raise AssertionError("no seed gives such a stream")
+
+
+def of_code(run: Judged, code: str) -> None:
+    next(one for one in run.seen.values() if one.code == "UNAVAILABLE").code = code
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_plain_client_of_the_hit_frontend_is_excused(fault: str) -> None:
+    """Nobody can go on for it; UNAVAILABLE at once is what it must get."""
+    assert hit_plain_stream(fault).violations() == []
+
+
+def test_a_plain_client_must_be_told_at_once() -> None:
+    """More than a second behind the kill is too late."""
+    run = hit_plain_stream("kill")
+    next(one for one in run.seen.values() if one.code == "UNAVAILABLE").ended_s += 1.0
+    assert run.kinds() == {"LATE"}
+
+
+def test_a_plain_client_must_be_told_something_it_can_act_on() -> None:
+    """A reason that names a bug, or none of the table, does not help it."""
+    for reason in ("INTERNAL", "OUT_OF_CHEESE"):
+        run = hit_plain_stream("term")
+        next(one for one in run.seen.values() if one.code == "UNAVAILABLE").reason = reason
+        assert run.kinds() == {"UNTYPED"}
+
+
+def test_only_unavailable_and_only_at_the_hit_frontend_is_excused() -> None:
+    """Another status, the other frontend, another part, a failure before the fault: each is a lost stream."""
+    run = hit_plain_stream("kill")
+    of_code(run, "INTERNAL")
+    assert run.kinds() == {"LOST"}
+
+    run = hit_plain_stream("kill")
+    run.plan = replace(run.plan, target="frontend-0" if run.plan.target == "frontend-1" else "frontend-1")
+    assert run.kinds() == {"LOST"}
+
+    run = hit_plain_stream("kill")
+    run.moments = replace(run.moments, fault_s=run.moments.fault_s + 1)
+    assert run.kinds() == {"LOST"}
+
+
+def test_a_plain_client_of_a_frozen_frontend_may_wait_for_it() -> None:
+    """Its longest silence is the fault's and the watchdog's."""
+    run = hit_plain_stream("pause")
+    one = next(one for one in run.seen.values() if one.code == "UNAVAILABLE")
+    one.ended_s = one.came_s[-1] + run.plan.away_s + LIMITS.silent_s - 0.1
+    assert run.violations() == []
+    one.ended_s += 0.2
+    assert run.kinds() == {"SILENCE"}

@@ -1,0 +1,65 @@
+"""Slopes: a leak is seen through noise and restarts; noise and restarts alone are no leak."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.chaos.slopes import Sample, bars, slope_of
+
+
+def samples(
+    rng: random.Random,
+    mb_per_min: float,
+    *,
+    noise_mb: float = 1.5,
+    life_s: float = 1200.0,
+    first_mb: float = 90.0,
+) -> list[Sample]:
+    """20 minutes of a process that fills caches for a minute, leaks, is noisy, and is started again each `life_s`."""
+    made = []
+    for index in range(240):
+        at_s = 5.0 * index
+        age_s = at_s % life_s
+        filled_mb = 8.0 * min(1.0, age_s / 60)
+        size_mb = first_mb + filled_mb + mb_per_min * age_s / 60 + rng.gauss(0, noise_mb)
+        made.append(Sample(at_s, int(at_s // life_s), size_mb))
+    return made
+
+
+@pytest.mark.parametrize("life_s", [1200.0, 400.0, 260.0])
+def test_a_leak_shows_through_noise_and_restarts(life_s: float) -> None:
+    """2 MB a minute are found, about as large as they are, also when the process is started again and again."""
+    for seed in range(20):
+        slope = slope_of("decode-0", samples(random.Random(seed), 2.0, life_s=life_s))
+        assert slope.mb_per_min is not None
+        assert not slope.is_flat, f"seed={seed}: {slope}"
+        assert 1.5 < slope.mb_per_min < 2.5, f"seed={seed}: {slope}"
+
+
+@pytest.mark.parametrize("life_s", [1200.0, 400.0])
+def test_noise_and_restarts_alone_are_flat(life_s: float) -> None:
+    """Caches that fill in the first minute and a new process that is smaller than the old one do not count."""
+    for seed in range(20):
+        slope = slope_of("decode-0", samples(random.Random(seed), 0.0, life_s=life_s))
+        assert slope.is_flat, f"seed={seed}: {slope}"
+
+
+def test_a_process_that_never_lives_long_is_not_judged() -> None:
+    """No pair of samples says anything; the table shows that."""
+    slope = slope_of("redis", samples(random.Random(1), 5.0, life_s=60.0))
+    assert slope.mb_per_min is None and slope.is_flat and slope.watched_s == 0
+
+
+def test_a_big_process_may_breathe() -> None:
+    """Two per cent of its memory over the time watched are noise for a process of a gigabyte."""
+    assert slope_of("decode-0-engine", samples(random.Random(1), 0.7, first_mb=1000.0)).is_flat
+    assert not slope_of("decode-0-engine", samples(random.Random(1), 2.0, first_mb=1000.0)).is_flat
+
+
+def test_bars_show_the_course() -> None:
+    """From the smallest to the largest; less than a megabyte up and down is a flat line."""
+    assert bars([10.0, 20.0, 30.0, 40.0]) == "▁▃▆█"
+    assert set(bars([10.0, 10.05, 10.0, 10.1])) == {"▁"}
+    assert len(bars([float(index) for index in range(500)])) == 40
