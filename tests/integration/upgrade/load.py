@@ -1,0 +1,114 @@
+"""Streams that never stop while processes are replaced under them, each compared with what it must say."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvmesh.client import Client, GenerateError
+from kvmesh.inference.v1 import inference_pb2 as pb
+from tests.chaos.plan import FIRST_TOKEN_ID, VOCABULARY, Stream
+from tests.chaos.truth import Truth
+
+PROMPTS: Final = 24
+OUTPUT_TOKENS: Final = (40, 120)
+DEADLINE_S: Final = 90.0
+
+
+def streams(seed: int) -> list[Stream]:
+    """Return requests whose prompts begin alike by half, greedy and sampled, short and long."""
+    chance = random.Random(seed)
+    shared = [chance.randrange(FIRST_TOKEN_ID, VOCABULARY) for _ in range(300)]
+
+    def one(number: int) -> Stream:
+        own = [chance.randrange(FIRST_TOKEN_ID, VOCABULARY) for _ in range(chance.randint(20, 200))]
+        return Stream(
+            number=number,
+            phase="",
+            offset_s=0.0,
+            prompt=tuple((shared if number % 2 else []) + own),
+            max_output_tokens=chance.randint(*OUTPUT_TOKENS),
+            seed=chance.getrandbits(63),
+            temperature=chance.choice((0.0, 1.0)),
+            top_k=0,
+            is_plain=False,
+            frontend=0,
+        )
+
+    return [one(number) for number in range(PROMPTS)]
+
+
+def request_of(stream: Stream) -> pb.GenerateRequest:
+    """Return the request of `stream`."""
+    request = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=stream.prompt))
+    request.sampling.temperature = stream.temperature
+    request.sampling.seed = stream.seed
+    request.limits.max_output_tokens = stream.max_output_tokens
+    return request
+
+
+@dataclass
+class Load:
+    """So many clients, one stream each, one after the other. `failures` says what went wrong, in words."""
+
+    addresses: Sequence[str]
+    truth: Truth
+    wanted: Sequence[Stream]
+    client_count: int
+    completed: int = 0
+    resumes: int = 0
+    recomputed: int = 0
+    pause_s_max: float = 0.0
+    """Longest silence within a stream."""
+    failures: list[str] = field(default_factory=list)
+    _is_over: bool = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the streams coming inside the block; afterwards wait for the last ones."""
+        expected = await asyncio.to_thread(self.truth.of, self.wanted)
+        order = itertools.cycle(self.wanted)
+        async with Client(self.addresses) as client, asyncio.TaskGroup() as group:
+            for _ in range(self.client_count):
+                group.create_task(self._one_after_the_other(client, order, expected))
+            try:
+                yield
+            finally:
+                self._is_over = True
+
+    async def more(self, count: int, timeout_s: float = 60.0) -> None:
+        """Wait until `count` more streams are complete. Raises AssertionError."""
+        goal, loop = self.completed + count, asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        while self.completed < goal:
+            assert not self.failures, self.failures
+            assert loop.time() < until_s, f"{self.completed} of {goal} streams after {timeout_s:g} s"
+            await asyncio.sleep(0.05)
+
+    async def _one_after_the_other(
+        self, client: Client, order: itertools.cycle[Stream], expected: dict[int, list[int]]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._is_over:
+            stream = next(order)
+            generation = client.send(request_of(stream), deadline_s=DEADLINE_S)
+            heard_s = loop.time()
+            try:
+                async for _ in generation:
+                    self.pause_s_max = max(self.pause_s_max, loop.time() - heard_s)
+                    heard_s = loop.time()
+            except GenerateError as error:
+                self.failures.append(f"stream {stream.number} behind {len(error.ids)} tokens: {error}")
+                continue
+            finally:
+                self.resumes += generation.resumes
+            if generation.ids != expected[stream.number]:
+                self.failures.append(f"stream {stream.number} has other tokens than alone")
+            assert generation.finish is not None
+            self.recomputed += generation.finish.usage.recomputed_token_count
+            self.completed += 1
