@@ -1,4 +1,4 @@
-"""The whole mesh under random schedules: streams cut, peers frozen and back, processes killed, attempts crossing."""
+"""The whole mesh under random schedules: streams cut, peers frozen and back, processes killed or drained, engines lost."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ class Schedule:
             mesh.assert_consistent()
         for stream in mesh.streams:
             stream.frozen = False
+        for name, core in list(mesh.cores.items()):
+            if core.is_draining:
+                mesh.kill(name)  # what drains ends, and is started again
         for _ in range(3000):
             for stream in mesh.streams:
                 stream.notice(mesh.now_s)
@@ -87,7 +90,7 @@ class Schedule:
         draw, mesh = self.draw, self.mesh
         self.faults += 1
         stream: Stream = draw.choice(mesh.streams)
-        choice = draw.randrange(12)
+        choice = draw.randrange(14)
         if choice < 2:
             stream.cut(mesh.now_s, server_knows=draw.random() < 0.5)
         elif choice == 2:
@@ -106,7 +109,15 @@ class Schedule:
                 client.has_left = True
                 client.core.leave(client.request, mesh.now_s)
         elif choice == 11:
-            mesh.advance(draw.choice((0.5, ORPHAN_S)))
+            mesh.advance(draw.choice((0.5, ORPHAN_S, 3.5)))
+        elif choice == 12:
+            name = draw.choice(list(mesh.engines))
+            engine = mesh.engines[name]
+            mesh.boots += 1
+            engine.crash(engine.boot_id if draw.random() < 0.5 else f"{name}.{mesh.boots}", mesh.now_s)
+        elif choice == 13:
+            name = draw.choice((*mesh.prefill_names, *mesh.decode_names, *mesh.router_names))
+            mesh.cores[name].drain()
 
 
 @pytest.mark.parametrize(("fault_share", "whole_share"), [(0.0, 0.6), (0.01, 0.6), (0.05, 0.5), (0.15, 0.3)])
