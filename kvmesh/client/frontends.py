@@ -82,7 +82,7 @@ class Frontends:
     def on_failure(self, address: str, now_s: float) -> None:
         """A stream or a probe failed there. Many that fail together count as one."""
         state = self._states[address]
-        if state.is_probed or now_s >= state.rest_until_s:
+        if not state.failures or state.is_probed or now_s >= state.rest_until_s:
             rest_s = min(REST_MAX_S, REST_MIN_S * 2 ** min(state.failures, 10))
             state.rest_until_s = now_s + rest_s * (0.75 + 0.5 * self._draw.random())
             state.failures += 1

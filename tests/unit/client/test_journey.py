@@ -1,0 +1,283 @@
+"""The journey of a request over frontends that die, fall silent, refuse and repeat, under random schedules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from kvmesh.client.errors import (
+    DeadlinePassed,
+    GenerateError,
+    MeshFault,
+    MeshFull,
+    MeshUnavailable,
+    ProtocolBroken,
+    RequestRefused,
+    Superseded,
+    error_of,
+)
+from kvmesh.client.journey import Again, Chunk, GiveUp, Journey, Patience
+from kvmesh.errors import ErrorDetails
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.detokenizer import Detokenizer
+from services.frontend.output import Output
+
+TEXT = "Łódź — 東京 and 🦊🦊, twice: naïve façade, ½ of the rest."
+BYTES = TEXT.encode()
+TABLE = [bytes([each]) for each in range(256)]
+"""Every byte is a token, so that nearly every cut is inside a character."""
+
+
+def details(code: str, reason: str = "", retry_after_s: float | None = None) -> ErrorDetails:
+    """Return what a frontend's status says."""
+    return ErrorDetails(grpc.StatusCode[code], "why", reason, {}, retry_after_s, {})
+
+
+def request() -> pb.GenerateRequest:
+    """Return a request with a key."""
+    return pb.GenerateRequest(text="x", idempotency_key="k")
+
+
+class Frontend:
+    """What any frontend of the mesh says to a request, message by message, as the real one makes it."""
+
+    def __init__(self, ids: list[int], stop: tuple[str, ...], draw: random.Random) -> None:
+        self.ids, self.stop, self.draw = ids, stop, draw
+        self.executions = 0
+
+    def answer(self, message: pb.GenerateRequest) -> Iterator[pb.GenerateResponse]:
+        """Yield the answer to `message`."""
+        self.executions += 1
+        output = Output(Detokenizer(TABLE), self.stop, with_logprobs=False)
+        received = list(message.options.resume.received_token_ids)
+        assert received == self.ids[: len(received)], "the client has tokens that nobody made"
+        token = b"token %d" % self.executions
+        yield pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=token))
+        at = output.feed(received)
+        output.forget_waiting()
+        while at < len(self.ids) and output.stop_string is None:
+            size = self.draw.randint(1, 4)
+            at += output.feed(self.ids[at : at + size])
+            if self.draw.random() < 0.7 and (tokens := output.take()) is not None:
+                if self.draw.random() < 0.2:
+                    tokens.resume_token = token + b", placed"
+                yield pb.GenerateResponse(tokens=tokens)
+        if output.stop_string is None:
+            output.flush()
+        while (tokens := output.take()) is not None:
+            yield pb.GenerateResponse(tokens=tokens)
+        yield pb.GenerateResponse(
+            finished=pb.Finished(
+                finish_reason=pb.FINISH_REASON_LENGTH, usage=pb.Usage(output_token_count=output.end)
+            )
+        )
+
+
+def undisturbed(ids: list[int], stop: tuple[str, ...]) -> tuple[list[int], str]:
+    """Return ids and text of an answer that nothing disturbs."""
+    found, text = list[int](), ""
+    for message in Frontend(ids, stop, random.Random(0)).answer(request()):
+        found += message.tokens.ids
+        text += message.tokens.text
+    return found, text
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
+    """Frontends die after any message, refuse, forget tokens: ids and text are those of an undisturbed stream."""
+    draw = random.Random(seed)
+    start = draw.randrange(len(BYTES))
+    ids = list(BYTES[start : start + draw.randint(1, 60)])
+    stop = draw.choice(((), (), ("twice",), ("🦊",), ("ż", "rest")))
+    expected, expected_text = undisturbed(ids, stop)
+    frontend = Frontend(ids, stop, draw)
+    journey = Journey(request(), Patience(sends_max=500, refusals_max=100), 1e6, has_own_key=True)
+    chunks: list[Chunk] = []
+    now_s, refused_token = 0.0, 0
+    while journey.finished is None:
+        message = journey.outgoing()
+        step: Again | GiveUp | None = None
+        if draw.random() < 0.3:
+            fault = draw.choice(
+                ("UNAVAILABLE", "DRAINING", "QUEUE_FULL", "SUPERSEDED", "RESUME_TOKEN_INVALID", "silent")
+            )
+            code = {
+                "QUEUE_FULL": "RESOURCE_EXHAUSTED",
+                "SUPERSEDED": "ABORTED",
+                "RESUME_TOKEN_INVALID": "INVALID_ARGUMENT",
+            }.get(fault, "UNAVAILABLE")
+            if fault == "silent":
+                step = journey.on_lost("silent", has_other=True, now_s=now_s, jitter=draw.random())
+            elif fault == "RESUME_TOKEN_INVALID" and not message.options.HasField("resume"):
+                continue
+            else:
+                refused_token += fault == "RESUME_TOKEN_INVALID"
+                reason = "" if fault == "UNAVAILABLE" else fault
+                step = journey.on_error(
+                    details(code, reason, draw.choice((None, 0.5))),
+                    has_other=True,
+                    now_s=now_s,
+                    jitter=draw.random(),
+                )
+        else:
+            lives = draw.choice((1000, draw.randint(0, 8)))
+            for count, answer in enumerate(frontend.answer(message)):
+                if count == lives:
+                    step = journey.on_lost(
+                        "cut", has_other=draw.random() < 0.5, now_s=now_s, jitter=draw.random()
+                    )
+                    break
+                chunk = journey.on_message(answer)
+                if chunk is not None:
+                    chunks.append(chunk)
+            else:
+                step = journey.on_end()
+        if step is not None:
+            assert isinstance(step, Again), step
+            assert 0 <= step.after_s <= 2.5
+            now_s += step.after_s
+    assert [each for chunk in chunks for each in chunk.ids] == journey.ids == expected
+    assert "".join(chunk.text for chunk in chunks) == journey.text == expected_text
+    assert all(
+        chunk.position == sum(len(each.ids) for each in chunks[:at]) for at, chunk in enumerate(chunks)
+    )
+
+
+def started(journey: Journey) -> Journey:
+    """Let the journey's first call say `started` and two tokens."""
+    journey.outgoing()
+    journey.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
+    journey.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[1, 2], text="ab", position=0)))
+    return journey
+
+
+def journey(*, deadline_s: float = 100.0, has_own_key: bool = True) -> Journey:
+    """Return a journey with the default patience."""
+    return Journey(request(), Patience(), deadline_s, has_own_key=has_own_key)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.GenerateResponse(tokens=pb.Tokens(ids=[2], text="b", position=1)),
+        pb.GenerateResponse(tokens=pb.Tokens(ids=[4], text="d", position=3)),
+        pb.GenerateResponse(started=pb.Started(request_id="r", seed=7)),
+        pb.GenerateResponse(finished=pb.Finished(usage=pb.Usage(output_token_count=3))),
+    ],
+    ids=["a repeat", "a gap", "a second start", "a token too few"],
+)
+def test_what_cannot_be_is_a_bug_and_said(message: pb.GenerateResponse) -> None:
+    """The client hides no repeat and no gap."""
+    with pytest.raises(ProtocolBroken):
+        started(journey()).on_message(message)
+
+
+def test_a_stream_that_goes_on_as_another_request_is_a_bug() -> None:
+    """A resumed stream keeps its identity and its seed."""
+    one = started(journey())
+    one.outgoing()
+    with pytest.raises(ProtocolBroken):
+        one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=8)))
+
+
+def test_before_it_started_the_same_request_is_sent_again() -> None:
+    """No token yet: the key alone says that it is the same request."""
+    one = journey()
+    first = one.outgoing()
+    assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Again)
+    second = one.outgoing()
+    assert second == first and second.idempotency_key == "k" and not second.options.HasField("resume")
+
+
+def test_an_older_frontend_is_sent_the_older_token() -> None:
+    """A token that says where the request runs is too new for an older release; the one of `started` is not."""
+    one = started(journey())
+    one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], position=2, resume_token=b"1 placed")))
+    assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Again)
+    assert one.outgoing().options.resume == pb.Resume(resume_token=b"1 placed", received_token_ids=[1, 2, 3])
+    refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
+    assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Again)
+    assert one.outgoing().options.resume == pb.Resume(resume_token=b"1", received_token_ids=[1, 2, 3])
+    last = one.on_error(refused, has_other=False, now_s=0, jitter=0)
+    assert isinstance(last, GiveUp) and isinstance(last.error, RequestRefused)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (details("INVALID_ARGUMENT", "FIELD_OUT_OF_RANGE"), RequestRefused),
+        (details("ALREADY_EXISTS", "ALREADY_FINISHED"), RequestRefused),
+        (details("DEADLINE_EXCEEDED", "TTFT_TIMEOUT"), DeadlinePassed),
+        (details("RESOURCE_EXHAUSTED", "SLOW_READER"), MeshFull),
+        (details("INTERNAL", "ENGINE_ERROR"), MeshFault),
+    ],
+    ids=lambda each: getattr(each, "reason", ""),
+)
+def test_what_trying_again_does_not_help_is_raised_at_once(
+    said: ErrorDetails, kind: type[GenerateError]
+) -> None:
+    """With reason, status and what was received."""
+    one = started(journey())
+    step = one.on_error(said, has_other=True, now_s=0, jitter=0)
+    assert isinstance(step, GiveUp) and type(step.error) is kind
+    error = one.carry(step.error)
+    assert (error.reason, error.code, error.ids, error.text) == (said.reason, said.code.name, [1, 2], "ab")
+    assert error.resume == pb.Resume(resume_token=b"1", received_token_ids=[1, 2])
+
+
+def test_a_key_of_the_callers_own_that_somebody_sent_later_ends_here() -> None:
+    """Two clients with one key do not outbid each other."""
+    step = started(journey(has_own_key=False)).on_error(
+        details("ABORTED", "SUPERSEDED"), has_other=True, now_s=0, jitter=0
+    )
+    assert isinstance(step, GiveUp) and isinstance(step.error, Superseded)
+
+
+def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> None:
+    """RetryInfo is honoured; after `refusals_max` refusals in a row the caller is told."""
+    one, waits = journey(), []
+    while isinstance(
+        step := one.on_error(
+            details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0), has_other=True, now_s=0, jitter=0.5
+        ),
+        Again,
+    ):
+        waits.append(step.after_s)
+        one.outgoing()
+    assert len(waits) == Patience().refusals_max - 1 and all(3.0 <= each <= 3.75 for each in waits)
+    assert isinstance(step.error, MeshFull) and step.error.retry_after_s == 3.0
+
+
+def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
+    """The caller learns at once what it would learn later."""
+    step = journey(deadline_s=2.0).on_error(
+        details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0), has_other=True, now_s=0, jitter=0
+    )
+    assert isinstance(step, GiveUp) and isinstance(step.error, MeshFull)
+
+
+def test_a_mesh_that_is_away_is_given_up() -> None:
+    """Sends without progress are bounded, and their pauses grow."""
+    one, waits = started(journey()), []
+    while isinstance(step := one.on_lost("refused", has_other=False, now_s=0, jitter=1.0), Again):
+        waits.append(step.after_s)
+        one.outgoing()
+    assert isinstance(step.error, MeshUnavailable)
+    assert len(waits) == Patience().sends_max - 1
+    assert waits == sorted(waits) and 5 <= sum(waits) <= 30
+
+
+def test_a_status_nobody_knows_is_no_reason_to_crash() -> None:
+    """A newer mesh may say what this client has never heard."""
+    assert type(error_of(details("DATA_LOSS", "NEW"))) is MeshUnavailable
+    assert journey().on_message(pb.GenerateResponse()) is None
+
+
+@pytest.mark.parametrize("field", ["silence_s", "answer_s", "backoff_min_s", "sends_max", "refusals_max"])
+def test_patience_refuses_what_makes_no_sense(field: str) -> None:
+    """The message names field and value."""
+    with pytest.raises(ValueError, match=f"{field} is 0"):
+        Patience(**{field: 0})
