@@ -90,3 +90,4 @@ def watch_core(metrics: Metrics, core: FrontendCore) -> None:
     metrics.gauge("routers_up", "Routers attached.", lambda: sum(peer.link.is_up for peer in core.peers))
     metrics.gauge("open_slots", "Slots open at routers.", lambda: sum(len(peer.slots) for peer in core.peers))
     metrics.gauge("retry_budget_retries", "Retries that may be spent now.", lambda: core.retries.level)
+    metrics.total("budgeted_retries", "Retries paid from the retry budget.", lambda: core.retries.spent_total)
