@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from tests.integration.containers.clocks import CACHE_S
 from tests.integration.containers.mesh import ContainerMesh
 from tests.integration.containers.sidecar import FAULTS_IMAGE, Shape, Sidecar
 
@@ -135,12 +134,11 @@ class Faults:
     async def skew(self, name: str, seconds: float) -> None:
         """Set the wall clock of part `name` to `seconds` ahead of (below 0: behind) this machine's; 0 takes it back.
 
-        The part must be among the mesh's `skewable`. Clocks that only measure spans stay right.
+        The part must be among the mesh's `skewable`. Clocks that only measure spans stay right. In force at once.
         """
         clock = self.mesh.clocks.get(name)
         assert clock is not None, f"{name} has no clock of its own: name it in Options.skewable"
         clock.set(seconds)
-        await asyncio.sleep(CACHE_S)  # until then its processes go by the offset they have read
         (self._skewed.add if seconds else self._skewed.discard)(name)
 
     async def clear(self) -> dict[str, int]:

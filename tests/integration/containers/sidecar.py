@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from docker.errors import NotFound
-from testcontainers.core.container import DockerContainer
+from testcontainers.core.container import DockerContainer, ExecConfig
 
 FAULTS_IMAGE: Final = "kvmesh-faults:dev"
 _PROGRAMS: Final = Path(__file__).with_name("sidecar_programs")
-_PROGRAMS_THERE: Final = "/opt/faults"
+_THERE: Final = "/opt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Sidecar:
             DockerContainer(image, docker_client_kw={"timeout": 60})
             .with_name(name)
             .with_command(["sleep", "infinity"])
-            .with_volume_mapping(_PROGRAMS, _PROGRAMS_THERE, "ro")
+            .with_volume_mapping(_PROGRAMS, f"{_THERE}/{_PROGRAMS.name}", "ro")
             .with_tmpfs_mount("/run", "size=1m")
             .with_kwargs(
                 network=f"container:{beside}",
@@ -52,8 +52,9 @@ class Sidecar:
 
     def apply(self, shape: Shape) -> str:
         """Make the network like `shape` and return how it slows: "netem", "queue" or "not"; blocks for some 0.2 s."""
-        command = ["python3", "-S", "-E", f"{_PROGRAMS_THERE}/shape.py", str(shape.delay_s), str(shape.loss)]
-        done = self._container.exec([*command, *sorted(shape.cuts)])
+        program = ["python3", "-S", "-E", "-m", f"{_PROGRAMS.name}.shape"]
+        wanted = [str(shape.delay_s), str(shape.loss), *sorted(shape.cuts)]
+        done = self._container.exec(ExecConfig([*program, *wanted], workdir=_THERE))
         said = done.output.decode(errors="replace").strip()
         assert done.exit_code == 0, f"the network stays as it is: {said}"
         return said

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from datetime import datetime
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.integration.containers.part import ContainerPart
 from tests.integration.containers.plan import IMAGES, SERVICE_IMAGE
 from tests.integration.containers.shared import SharedMesh
 from tests.integration.containers.sidecar import FAULTS_IMAGE
-from tests.integration.live_mesh import configure, engine_ready
+from tests.integration.live_mesh import configure, engine_ready, until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
@@ -176,16 +175,17 @@ async def test_slow_is_50_ms_each_way_and_2_percent_lost(lent: Faults) -> None:
 
 
 async def test_slow_keeps_up_and_keeps_order(lent: Faults) -> None:
-    """4 MB there and back, thousands of packets, in the few round trips that TCP needs where nothing is lost."""
+    """4 MB there and back, thousands of packets, in the dozen round trips that TCP needs where nothing is lost."""
     value = bytes(range(256)) * (16 << 10)
-    async with redis_line(lent.mesh) as (reader, writer), lent.slowed("redis", delay_s=0.05, loss=0.0):
+    # A connection from before would take the new round trip for congestion.
+    async with lent.slowed("redis", loss=0.0), redis_line(lent.mesh) as (reader, writer):
         began_s = time.monotonic()
         writer.write(b"*2\r\n$4\r\nECHO\r\n$%d\r\n%b\r\n" % (len(value), value))
         async with asyncio.timeout(30):
             answer = await reader.readexactly(len(value) + len(b"$%d\r\n\r\n" % len(value)))
         took_s = time.monotonic() - began_s
     assert answer == b"$%d\r\n%b\r\n" % (len(value), value)
-    assert 0.5 < took_s < 8, f"{took_s:.1f} s"
+    assert 0.8 < took_s < 10, f"{took_s:.1f} s"
 
 
 async def test_cut_and_slow_add_up_and_a_new_start_has_neither(lent: Faults) -> None:
@@ -222,17 +222,21 @@ async def test_a_skewed_clock_is_what_the_process_goes_by(lent: Faults) -> None:
         )
         return float(done.output)
 
+    logged_s, began_s = 0.0, time.time()
+
+    async def redis_was_missed() -> bool:
+        nonlocal logged_s
+        for line in (await part.in_thread(part.tail)).splitlines():
+            if "is away" in line:
+                logged_s = json.loads(line)["time_s"]
+        return logged_s > began_s
+
     async with lent.skewed("router-0", 3600):
         assert await clock_of(part) - time.time() == pytest.approx(3600, abs=5)
         assert await clock_of(lent.mesh.parts["decode-0"]) - time.time() == pytest.approx(0, abs=5)
-        now_s = time.time()
-        await lent.terminate("router-0")
-        lines = [
-            line for line in (await part.in_thread(part.tail)).splitlines() if line.startswith('{"time"')
-        ]
-        logged = datetime.fromisoformat(json.loads(lines[-1])["time"])
-        assert logged.timestamp() - now_s == pytest.approx(3600, abs=10)
-        await lent.start("router-0")
+        async with lent.down("redis"):
+            await until(redis_was_missed, 10, "router-0 logs that Redis is away", every_s=0.2)
+        assert logged_s - time.time() == pytest.approx(3600, abs=60)
     assert await clock_of(part) - time.time() == pytest.approx(0, abs=5)
 
 

@@ -1,12 +1,17 @@
 """Holds every packet that iptables queues for a fixed time, in order: what tc netem does, where the kernel lacks it.
 
-Runs inside a sidecar of a part, as `python3 delay.py QUEUE SECONDS`, and needs CAP_NET_ADMIN and nothing installed.
-Packets stay in the kernel; it tells us their numbers (nfnetlink_queue, numbers rise by one), and one verdict lets go
-of all up to a number. So a packet costs one short read, and a burst one write. Prints "ready" when it is bound.
+Runs inside a sidecar of a part, as `python3 -m sidecar_programs.delay SECONDS`; needs CAP_NET_ADMIN, CAP_NET_RAW and
+nothing installed. Prints "ready" when it is bound.
+
+What comes in stays in the kernel meanwhile; it tells us the packets' numbers (nfnetlink_queue, numbers rise by one),
+and one verdict lets go of all up to a number. What goes out may not stay there: a packet that waits below TCP counts
+as not yet sent, and TCP keeps only a few of those (TCP small queues), which would throttle a connection to some
+packets per delay: 4 MB took 75 s. So it is taken out at once and sent again later, marked, so that no rule queues
+it again. A packet costs some 12 us either way.
 
 The first SIGTERM makes the delay 0, so that packets stay in order while the rules are taken away; the second ends it
-when it holds none. When it dies otherwise the kernel drops what is queued; `--queue-bypass` of the iptables rule
-lets later packets through undelayed.
+when it holds none. When it dies otherwise what it holds is lost; `--queue-bypass` of the iptables rule lets
+later packets through undelayed.
 """
 
 from __future__ import annotations
@@ -19,24 +24,29 @@ import struct
 import sys
 import time
 from collections import deque
-from typing import Final
+from typing import Final, Protocol
+
+IN_QUEUE, OUT_QUEUE, MARK = 0, 1, 1
 
 _NETLINK_NETFILTER: Final = 12
 _QUEUE_PACKET, _QUEUE_CONFIG, _QUEUE_VERDICT_BATCH = 0x300, 0x302, 0x303
 _FLAGS_REQUEST, _FLAGS_REQUEST_ACK = 1, 5
 _ERROR: Final = 2
 _CONFIG_COMMAND, _CONFIG_PARAMETERS, _CONFIG_LENGTH, _CONFIG_MASK, _CONFIG_FLAGS = 1, 2, 3, 4, 5
-_BIND, _COPY_METADATA, _FAIL_OPEN = 1, 1, 1
-_PACKET_HEADER, _VERDICT_HEADER = 1, 2
-_ACCEPT: Final = 1
+_BIND, _FAIL_OPEN = 1, 1
+_COPY_METADATA, _COPY_PACKET = 1, 2
+_PACKET_HEADER, _VERDICT_HEADER, _PAYLOAD = 1, 2, 10
+_DROP, _ACCEPT = 0, 1
 
 _NETLINK = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _GENERIC = struct.Struct("!BBH")  # family, version, queue
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
 _PACKET = struct.Struct("!IHB")  # number, protocol, hook
 
+_PACKET_BYTES_MAX: Final = 0xFFFF
 _HELD_MAX: Final = 1 << 20
 _SO_RCVBUFFORCE: Final = 33
+_SO_MARK: Final = 36
 _BUFFER_BYTES: Final = 32 << 20
 _READS_MAX: Final = 256
 """Packets read between two looks at the clock."""
@@ -45,64 +55,53 @@ _READS_MAX: Final = 256
 class Queue:
     """One netfilter queue, bound to this process."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, copy: int) -> None:
         """Bind it. Raises OSError when somebody has it, or without CAP_NET_ADMIN."""
         self._number = number
+        self._buffer = bytearray(2 * _PACKET_BYTES_MAX)
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         self._socket.bind((0, 0))
-        self._configure(_CONFIG_COMMAND, struct.pack("!BxH", _BIND, 0))
-        self._configure(_CONFIG_PARAMETERS, struct.pack("!IB", 0, _COPY_METADATA))
-        self._configure(_CONFIG_LENGTH, struct.pack("!I", _HELD_MAX))
+        self._configure(_attribute(_CONFIG_COMMAND, struct.pack("!BxH", _BIND, 0)))
+        self._configure(_attribute(_CONFIG_PARAMETERS, struct.pack("!IB", _PACKET_BYTES_MAX, copy)))
+        self._configure(_attribute(_CONFIG_LENGTH, struct.pack("!I", _HELD_MAX)))
         # A packet that finds the queue full goes on instead of being lost.
-        self._send(
-            _QUEUE_CONFIG,
-            _FLAGS_REQUEST_ACK,
-            _attribute(_CONFIG_FLAGS, struct.pack("!I", _FAIL_OPEN))
-            + _attribute(_CONFIG_MASK, struct.pack("!I", _FAIL_OPEN)),
-        )
-        self._await_ack()
+        fail_open = struct.pack("!I", _FAIL_OPEN)
+        self._configure(_attribute(_CONFIG_FLAGS, fail_open) + _attribute(_CONFIG_MASK, fail_open))
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def read(self) -> int | None:
-        """Return the number of the next packet, None when there is none now."""
+    def read(self) -> tuple[int, bytes] | None:
+        """Return number and bytes (empty where none are copied) of the next packet, None when there is none now."""
         while True:
             try:
-                message = self._socket.recv(4096)
+                end = self._socket.recv_into(self._buffer)
             except BlockingIOError:
                 return None
             except OSError:  # ENOBUFS: more came than the socket holds; the kernel let the rest go on
                 continue
-            if _NETLINK.unpack_from(message)[1] != _QUEUE_PACKET:
+            if _NETLINK.unpack_from(self._buffer)[1] != _QUEUE_PACKET:
                 continue
-            at = _NETLINK.size + _GENERIC.size
-            while at < len(message):
-                length, kind = _ATTRIBUTE.unpack_from(message, at)
+            number, packet, at = 0, b"", _NETLINK.size + _GENERIC.size
+            while at < end:
+                length, kind = _ATTRIBUTE.unpack_from(self._buffer, at)
                 if kind == _PACKET_HEADER:
-                    return int(_PACKET.unpack_from(message, at + _ATTRIBUTE.size)[0])
+                    number = _PACKET.unpack_from(self._buffer, at + _ATTRIBUTE.size)[0]
+                elif kind == _PAYLOAD:
+                    packet = bytes(self._buffer[at + _ATTRIBUTE.size : at + length])
                 at += (length + 3) & ~3
+            return number, packet
 
-    def let_go(self, number: int) -> None:
-        """Let every packet up to `number` go on."""
-        self._send(
-            _QUEUE_VERDICT_BATCH,
-            _FLAGS_REQUEST,
-            _attribute(_VERDICT_HEADER, struct.pack("!II", _ACCEPT, number)),
-        )
+    def decide(self, verdict: int, number: int) -> None:
+        """Give `verdict` on every packet up to `number`."""
+        attribute = _attribute(_VERDICT_HEADER, struct.pack("!II", verdict, number))
+        self._send(_QUEUE_VERDICT_BATCH, _FLAGS_REQUEST, attribute)
 
-    def _configure(self, kind: int, value: bytes) -> None:
-        self._send(_QUEUE_CONFIG, _FLAGS_REQUEST_ACK, _attribute(kind, value))
-        self._await_ack()
-
-    def _send(self, kind: int, flags: int, attributes: bytes) -> None:
-        body = _GENERIC.pack(socket.AF_UNSPEC, 0, self._number) + attributes
-        self._socket.send(_NETLINK.pack(_NETLINK.size + len(body), kind, flags, 0, 0) + body)
-
-    def _await_ack(self) -> None:
+    def _configure(self, attributes: bytes) -> None:
+        self._send(_QUEUE_CONFIG, _FLAGS_REQUEST_ACK, attributes)
         while True:
             message = self._socket.recv(4096)
             if _NETLINK.unpack_from(message)[1] == _ERROR:
@@ -111,40 +110,106 @@ class Queue:
                     raise OSError(-code, f"netfilter queue {self._number} cannot be had")
                 return
 
+    def _send(self, kind: int, flags: int, attributes: bytes) -> None:
+        body = _GENERIC.pack(socket.AF_UNSPEC, 0, self._number) + attributes
+        self._socket.send(_NETLINK.pack(_NETLINK.size + len(body), kind, flags, 0, 0) + body)
+
 
 def _attribute(kind: int, value: bytes) -> bytes:
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
 
 
-def run(queue: Queue, delay_s: float, signals: list[int]) -> None:
-    """Hold packets of `queue` for `delay_s` each, until there were two `signals` and none is left."""
-    held: deque[tuple[float, int]] = deque()
-    poll = select.poll()
-    poll.register(queue, select.POLLIN)
-    while held or len(signals) < 2:
-        wait_ms = 50.0 if not held else max(0.0, (held[0][0] - time.monotonic()) * 1000)
-        if poll.poll(0 if signals and held else wait_ms):
-            due_s = time.monotonic() + delay_s
-            for _ in range(_READS_MAX):
-                number = queue.read()
-                if number is None:
-                    break
-                held.append((due_s, number))
-        now_s, last = time.monotonic(), None
-        while held and (signals or held[0][0] <= now_s):
-            last = held.popleft()[1]
+class Direction(Protocol):
+    """Packets one way."""
+
+    queue: Queue
+
+    def take(self, due_s: float) -> None:
+        """Take the packets that are there, to be let go at `due_s`."""
+        ...
+
+    def let_go(self, now_s: float) -> float | None:
+        """Let go of what is due by `now_s` and return when the next one is, None when none is held."""
+        ...
+
+
+class Incoming:
+    """Waits in the kernel."""
+
+    def __init__(self) -> None:
+        self.queue = Queue(IN_QUEUE, _COPY_METADATA)
+        self._held: deque[tuple[float, int]] = deque()
+
+    def take(self, due_s: float) -> None:
+        for _ in range(_READS_MAX):
+            packet = self.queue.read()
+            if packet is None:
+                return
+            self._held.append((due_s, packet[0]))
+
+    def let_go(self, now_s: float) -> float | None:
+        last = None
+        while self._held and self._held[0][0] <= now_s:
+            last = self._held.popleft()[1]
         if last is not None:
-            queue.let_go(last)
+            self.queue.decide(_ACCEPT, last)
+        return self._held[0][0] if self._held else None
 
 
-def main(queue: int, delay_s: float) -> int:
-    bound = Queue(queue)
+class Outgoing:
+    """Waits here, and is sent again."""
+
+    def __init__(self) -> None:
+        self.queue = Queue(OUT_QUEUE, _COPY_PACKET)
+        self._held: deque[tuple[float, bytes]] = deque()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_MARK, MARK)
+
+    def take(self, due_s: float) -> None:
+        last = None
+        for _ in range(_READS_MAX):
+            packet = self.queue.read()
+            if packet is None:
+                break
+            last = packet[0]
+            self._held.append((due_s, packet[1]))
+        if last is not None:
+            self.queue.decide(_DROP, last)
+
+    def let_go(self, now_s: float) -> float | None:
+        while self._held and self._held[0][0] <= now_s:
+            packet = self._held.popleft()[1]
+            # EPERM: a rule behind this one loses it, as it shall.
+            with contextlib.suppress(OSError):
+                self._socket.sendto(packet, (socket.inet_ntoa(packet[16:20]), 0))
+        return self._held[0][0] if self._held else None
+
+
+def run(directions: tuple[Direction, ...], delay_s: float, signals: list[int]) -> None:
+    """Hold each packet for `delay_s`, or not at all from the first of `signals`; return behind the second."""
+    poll = select.poll()
+    by_file = {direction.queue.fileno(): direction for direction in directions}
+    for file in by_file:
+        poll.register(file, select.POLLIN)
+    next_s: float | None = None
+    while next_s is not None or len(signals) < 2:
+        # A signal between two looks may wait for this long: it only ends a test's fault.
+        wait_ms = 50.0 if next_s is None else max(0.0, (next_s - time.monotonic()) * 1000)
+        for file, _ in poll.poll(wait_ms):
+            by_file[file].take(time.monotonic() + delay_s)
+        now_s = time.monotonic() if not signals else float("inf")
+        due = [direction.let_go(now_s) for direction in directions]
+        next_s = min((each for each in due if each is not None), default=None)
+
+
+def main(delay_s: float) -> int:
+    directions = (Incoming(), Outgoing())
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     print("ready", flush=True)
-    run(bound, delay_s, signals)
+    run(directions, delay_s, signals)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), float(sys.argv[2])))
+    sys.exit(main(float(sys.argv[1])))

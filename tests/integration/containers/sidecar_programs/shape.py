@@ -1,8 +1,8 @@
 """Makes the network of the container it runs beside what the arguments say; run again, it replaces what was.
 
-`python3 shape.py DELAY_S LOSS [all | IP]...`: cut off from all or from these addresses, and slow unless DELAY_S and
-LOSS are 0. Prints how it slows: netem, queue or not. Needs CAP_NET_ADMIN and CAP_NET_RAW in that network, and
-iptables; nothing of it touches another network.
+`python3 -m sidecar_programs.shape DELAY_S LOSS [all | IP]...`: cut off from all or from these addresses, and slow
+unless DELAY_S and LOSS are 0. Prints how it slows: netem, queue or not. Needs CAP_NET_ADMIN and CAP_NET_RAW in
+that network, and iptables; nothing of it touches another network.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from . import delay
+
 _STATE: Final = Path("/run/shape")
 _DELAYER: Final = _STATE / "delayer.pid"
+_COMPLAINT: Final = _STATE / "delayer.err"
 _NETEM: Final = _STATE / "netem"
-_SLOW_QUEUE: Final = 0
 _NOBODYS_QUEUE: Final = 9
 _START_S_MAX: Final = 10.0
 
@@ -37,14 +39,16 @@ def rules(cuts: Sequence[str], queue_loss: float | None) -> Iterator[str]:
     yield "*filter"
     yield "-A INPUT -i lo -j ACCEPT"
     yield "-A OUTPUT -o lo -j ACCEPT"
+    if queue_loss is not None:
+        yield f"-A OUTPUT -m mark --mark {delay.MARK} -j ACCEPT"
     for peer in cuts:
         yield "-A INPUT -j DROP" if peer == "all" else f"-A INPUT -s {peer} -j DROP"
         # DROP would fail the sender's call. A queue that nobody reads loses a packet as a wire does: without a word.
         lost = f"-j NFQUEUE --queue-num {_NOBODYS_QUEUE}"
         yield f"-A OUTPUT {lost}" if peer == "all" else f"-A OUTPUT -d {peer} {lost}"
     if queue_loss is not None:
-        for chain in ("INPUT", "OUTPUT"):
-            yield f"-A {chain} -j NFQUEUE --queue-num {_SLOW_QUEUE} --queue-bypass"
+        yield f"-A INPUT -j NFQUEUE --queue-num {delay.IN_QUEUE} --queue-bypass"
+        yield f"-A OUTPUT -j NFQUEUE --queue-num {delay.OUT_QUEUE} --queue-bypass"
     yield "COMMIT"
 
 
@@ -98,15 +102,18 @@ def main(delay_s: float, loss: float, cuts: Sequence[str]) -> int:
 
 
 def _start_delayer(delay_s: float) -> int:
-    program = Path(__file__).with_name("delay.py")
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-E", str(program), str(_SLOW_QUEUE), str(delay_s)],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    # None of our files: whoever runs us waits until nobody holds them.
+    with _COMPLAINT.open("w") as complaint:
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-m", delay.__name__, str(delay_s)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=complaint,
+            start_new_session=True,
+        )
     assert process.stdout is not None
     if process.stdout.readline() != b"ready\n":
-        raise SystemExit(f"the delayer ended with {process.wait(_START_S_MAX)}")
+        raise SystemExit(f"the delayer ended with {process.wait(_START_S_MAX)}: {_COMPLAINT.read_text()}")
     return process.pid
 
 
