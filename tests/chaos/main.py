@@ -39,12 +39,14 @@ ResultsFile = Annotated[Path, typer.Option(help="JSON lines, one per run, append
 Resume = Annotated[
     bool, typer.Option("--resume", help="Leave out runs that have a line in the results file.")
 ]
+Redo = Annotated[bool, typer.Option("--redo", help="With --resume: runs with violations are done again.")]
 Logs = Annotated[Path, typer.Option(help="Folder for the logs of the mesh and of runs with violations.")]
 On = Annotated[str, typer.Option(help="containers, or processes (no cut, no slow).")]
 Tag = Annotated[str, typer.Option(help="Tag of the images, as built by `make images`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The record of each run on stdout instead of a table.")]
-Page = Annotated[Path | None, typer.Option(help="Page to write when done.")]
-SoakFile = Annotated[Path, typer.Option(help="Record of the soak, JSON.")]
+Page = Annotated[
+    Path | None, typer.Option(help="Page to write when done; the results move beside it, as .jsonl.")
+]
 
 app = typer.Typer(add_completion=False, help="Breaks a whole mesh under load and judges what is left.")
 
@@ -57,12 +59,12 @@ def run(
     short: Short = False,
     results: ResultsFile = Path(".kvmesh/chaos/results.jsonl"),
     resume: Resume = False,
+    redo: Redo = False,
     logs: Logs = Path(".kvmesh/chaos"),
     on: On = "containers",
     tag: Tag = "dev",
     json: AsJson = False,
     write: Page = None,
-    soak_results: SoakFile = Path("docs/measurements/soak.json"),
 ) -> None:
     """Run cells of the fault matrix; status 1 with violations."""
     logging.basicConfig(level=logging.ERROR)
@@ -74,11 +76,12 @@ def run(
     if on == "processes":
         wanted = [one for one in wanted if one.cell.fault not in ("cut", "slow")]
     kept = Results(results)
-    todo = kept.missing(wanted) if resume else wanted
+    todo = kept.missing(wanted, redo=redo) if resume else wanted
     matrix = Matrix(open_rig, logs.resolve(), machine.commit(), machine.about(), LIMITS)
     records = asyncio.run(_run_all(matrix, todo, kept, as_json=json))
     if write is not None:
-        _write_page(write, results, soak_results)
+        kept.publish(write.with_suffix(".jsonl"))
+        _write_page(write)
     if any(record.violations for record in records):
         raise typer.Exit(1)
 
@@ -97,12 +100,10 @@ def _rig(on: str, tag: str) -> OpenRig:
 
 @app.command("page")
 def write_page(
-    results: ResultsFile = Path("docs/measurements/faults.jsonl"),
-    soak_results: SoakFile = Path("docs/measurements/soak.json"),
-    write: Annotated[Path, typer.Option(help="Page to write.")] = Path("docs/measurements/faults.md"),
+    write: Annotated[Path, typer.Argument(help="Page to write.")] = Path("docs/measurements/faults.md"),
 ) -> None:
-    """Write the page again from what was recorded."""
-    _write_page(write, results, soak_results)
+    """Write the page again from what was recorded beside it."""
+    _write_page(write)
 
 
 async def _run_all(matrix: Matrix, runs: list[Run], kept: Results, *, as_json: bool) -> list[Record]:
@@ -189,12 +190,19 @@ def _show(shown: Console, matrix: Matrix, one: Run, record: Record) -> None:
         shown.print(f"  again: {one.replay}   logs: {matrix.logs_of(one)}", highlight=False, markup=False)
 
 
-def _write_page(path: Path, results: Path, soak: Path) -> None:
+def _write_page(path: Path) -> None:
+    """Write the page from the records of the matrix (.jsonl) and of the soak (-soak.json) beside it."""
     notes = page.notes_of(path.read_text(encoding="utf-8")) if path.exists() else ""
-    record = msgspec.json.decode(soak.read_bytes(), type=SoakRecord) if soak.exists() else None
-    text = page.page(Results(results).read(), record, "make chaos", notes)
+    soak_file = soak_file_of(path)
+    soak = msgspec.json.decode(soak_file.read_bytes(), type=SoakRecord) if soak_file.exists() else None
+    text = page.page(Results(path.with_suffix(".jsonl")).read(), soak, "make chaos", notes)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def soak_file_of(path: Path) -> Path:
+    """Return where the soak's record is, for the page at `path`."""
+    return path.with_name(f"{path.stem}-soak.json")
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ class Plan:
     target: str
     """Name of the process that is hit, for example "prefill-1-engine"."""
     delay_s: float
-    """The fault comes this long after the last stream of the first phase was sent."""
+    """The fault comes this long after the first phase, which takes ARRIVE_S."""
     away_s: float
     """How long the fault lasts, or the part stays away."""
     streams: tuple[Stream, ...]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.chaos.cells import Run
+from tests.chaos.cells import Run, everything
 from tests.chaos.records import Record
 
 
@@ -39,10 +39,18 @@ class Results:
             records[record.key] = record
         return list(records.values())
 
-    def missing(self, runs: Iterable[Run]) -> list[Run]:
-        """Return those of `runs` that have no record yet, in their order."""
-        there = {record.key for record in self.read()}
+    def missing(self, runs: Iterable[Run], *, redo: bool = False) -> list[Run]:
+        """Return those of `runs` that have no record yet, in their order; with `redo` those with violations, too."""
+        there = {record.key for record in self.read() if not (redo and record.violations)}
         return [run for run in runs if (run.cell.part, run.cell.fault, run.seed) not in there]
+
+    def publish(self, path: Path) -> None:
+        """Write the records to `path`, in the order of the matrix, and forget this file."""
+        order = {(cell.part, cell.fault): index for index, cell in enumerate(everything())}
+        records = sorted(self.read(), key=lambda record: (order[record.part, record.fault], record.seed))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+        self.path.unlink()
 
     def append(self, record: Record) -> None:
         """Add a record and have it on disk. A line that was never finished is taken away first."""

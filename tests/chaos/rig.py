@@ -141,7 +141,11 @@ async def processes(folder: Path) -> AsyncIterator[Rig]:
 async def containers(folder: Path, tag: str = "dev") -> AsyncIterator[Rig]:
     """Start a mesh of containers of the images `tag`; its logs go to `folder`. Raises docker's errors without Docker."""
     async with container_mesh(chaos_config(), folder, Options(images=images(tag))) as mesh:
-        yield ContainerRig(mesh)
+        rig = ContainerRig(mesh)
+        try:
+            yield rig
+        finally:
+            await rig.faults.close()
 
 
 def images(tag: str) -> dict[str, str]:

@@ -7,32 +7,21 @@ import dataclasses
 import datetime as dt
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Final
 
 from kvmesh.client import Client
-from tests.chaos import census, faults, judge, records
+from tests.chaos import census, judge, records
 from tests.chaos.clients import PlainReader, Reader, ResumingReader, live
 from tests.chaos.cpu import CpuShare
+from tests.chaos.disturbance import Disturbance
 from tests.chaos.judge import Limits
-from tests.chaos.plan import AFTER, BEFORE, DURING, Plan, Stream, probe_of
+from tests.chaos.plan import AFTER, ARRIVE_S, BEFORE, DURING, Plan, Stream
 from tests.chaos.records import CANCELLED, COMPLETE, Census, Moments, Record, Seen, Violation
 from tests.chaos.rig import Rig
-from tests.integration.live_mesh import until
-
-RETURN_S_MAX: Final = 60.0
-"""A part that does not answer health this long after its fault is over does not come back."""
-
-SERVED_S_MAX: Final = 15.0
-"""A part that serves no request this long after its return is not used any more."""
 
 SETTLE_S_MAX: Final = 15.0
 """What a run held is back this long after its last stream, orphan times and lost handoffs included."""
-
-LOOK_EVERY_S: Final = 0.05
-
-PROBES: Final = 4
-"""Requests that look for the returned part, at once: idle replicas are chosen by load."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -78,97 +67,27 @@ class Trial:
         before = self._against_base(await census.take(self._rig, self._now_s()))
         cpu = CpuShare()
         async with asyncio.TaskGroup() as group:
-            early = self._send(group, BEFORE)
-            await asyncio.sleep(max((stream.offset_s for stream in early), default=0.0) + self._plan.delay_s)
-            moments = await self._disturb(group)
+            self._send(group, BEFORE)
+            await asyncio.sleep(ARRIVE_S + self._plan.delay_s)
+            moments = await Disturbance(
+                self._rig, self._plan.run, self._plan.target, self._plan.away_s, self._now_s
+            ).run(lambda: self._send(group, DURING), lambda: self._send(group, AFTER))
         cpu_share = cpu.share()
-        after, violations = await self._settle(before, moments)
-        del after
+        violations = await self._settle(before, moments)
         return Result(self._record(began, moments, violations, cpu_share), self._seen, moments)
 
-    def _send(self, group: asyncio.TaskGroup, phase: str) -> list[Stream]:
+    def _send(self, group: asyncio.TaskGroup, phase: str) -> None:
         """Start the clients of `phase`, each at its moment from now on."""
-        streams = [stream for stream in self._plan.streams if stream.phase == phase]
-        for stream in streams:
-            group.create_task(self._client(stream), name=f"stream-{stream.number}")
-        return streams
+        for stream in self._plan.streams:
+            if stream.phase == phase:
+                group.create_task(self._client(stream), name=f"stream-{stream.number}")
 
     async def _client(self, stream: Stream) -> None:
         await asyncio.sleep(stream.offset_s)
         reader = self._plain if stream.is_plain else self._resuming
         self._seen.append(await live(stream, reader, self._now_s))
 
-    async def _disturb(self, group: asyncio.TaskGroup) -> Moments:
-        """Hit the part, bring it back, and see it serve."""
-        plan, target = self._plan, self._plan.target
-        fault = plan.run.cell.fault
-        fault_s = self._now_s()
-        self._send(group, DURING)
-        await faults.apply(self._rig.faults, fault, target)
-        gone_s = self._now_s() if plan.run.cell.ends_the_part else fault_s
-        await asyncio.sleep(max(0.0, gone_s + plan.away_s - self._now_s()))
-        mended_s = self._now_s()
-        await faults.undo(self._rig.faults, fault, target)
-        await until(self._is_back, RETURN_S_MAX, f"{target} answers health again", every_s=LOOK_EVERY_S)
-        returned_s = self._now_s()
-        self._send(group, AFTER)
-        served_s = await self._first_served()
-        return Moments(fault_s, gone_s, mended_s, returned_s, served_s)
-
-    async def _is_back(self) -> bool:
-        return await census.is_serving(self._rig, self._plan.target)
-
-    async def _first_served(self) -> float | None:
-        """Return when the returned part served a request, None if it did not in time."""
-        if self._plan.target == "redis":
-            return await self._redis_used()
-        number = 1000
-        probes: set[asyncio.Task[Seen]] = set()
-        give_up_s = self._now_s() + SERVED_S_MAX
-        try:
-            while self._now_s() < give_up_s:
-                while len(probes) < PROBES:
-                    number += 1
-                    stream = probe_of(self._plan.run, number, self._probed_frontend(number))
-                    probes.add(asyncio.create_task(live(stream, self._plain, self._now_s)))
-                done, probes = await asyncio.wait(
-                    probes, timeout=give_up_s - self._now_s(), return_when=asyncio.FIRST_COMPLETED
-                )
-                hits = [task.result() for task in done if self._is_served(task.result())]
-                if hits:
-                    return min(one.came_s[1] for one in hits)
-                await asyncio.sleep(LOOK_EVERY_S)
-        finally:
-            for task in probes:
-                task.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(*probes, return_exceptions=True)
-        return None
-
-    def _probed_frontend(self, number: int) -> int:
-        """Probes go to the returned frontend, or to both in turn."""
-        name, _, replica = self._plan.target.rpartition("-")
-        return int(replica) if name == "frontend" else number % 2
-
-    def _is_served(self, one: Seen) -> bool:
-        part = self._plan.target.removesuffix("-engine")
-        return one.end == COMPLETE and part in one.parts
-
-    async def _redis_used(self) -> float | None:
-        """Return when every router and replica was registered and connected again."""
-        with suppress(AssertionError):
-            await until(self._is_redis_used, SERVED_S_MAX, "Redis is used again", every_s=LOOK_EVERY_S)
-            return self._now_s()
-        return None
-
-    async def _is_redis_used(self) -> bool:
-        for name in self._rig.mesh.running("router"):
-            if not (await self._rig.mesh.status(name)).redis_connected:
-                return False
-        everybody = set(self._rig.mesh.running("frontend", "router", "prefill", "decode"))
-        return await census.registered(self._rig, self._rig.mesh.config.mesh.name) == everybody
-
-    async def _settle(self, before: Census, moments: Moments) -> tuple[Census, list[Violation]]:
+    async def _settle(self, before: Census, moments: Moments) -> list[Violation]:
         """Look at the mesh until nothing of the run is left, and judge all of it."""
         give_up_s = self._now_s() + SETTLE_S_MAX
         while True:
@@ -177,12 +96,11 @@ class Trial:
             if not remains or self._now_s() > give_up_s:
                 break
             await asyncio.sleep(0.2)
-        violations = [
+        return [
             *judge.judge_streams(self._plan, self._truth, self._seen, moments, self._limits),
             *remains,
             *judge.judge_return(self._plan, moments),
         ]
-        return after, violations
 
     def _against_base(self, now: Census) -> Census:
         """Return the census to compare with: lives and counts of now, resources of the fresh mesh."""

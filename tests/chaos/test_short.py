@@ -1,0 +1,42 @@
+"""The short form of the fault matrix on one mesh of containers: every part and every fault. `make chaos` runs it all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+from tests.chaos import machine
+from tests.chaos.cells import Run, short_form
+from tests.chaos.judge import LIMITS
+from tests.chaos.matrix import RUN_S_MAX, Matrix
+from tests.chaos.rig import containers, images
+from tests.integration.containers.sidecar import FAULTS_IMAGE
+
+pytestmark = [
+    pytest.mark.mesh,
+    pytest.mark.timeout(RUN_S_MAX + 120),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def matrix(
+    tmp_path_factory: pytest.TempPathFactory, needs_images: Callable[..., None]
+) -> AsyncIterator[Matrix]:
+    """One mesh for all runs; a run with violations leaves the next one a new mesh."""
+    needs_images(*images("dev").values(), FAULTS_IMAGE)
+    made = Matrix(containers, tmp_path_factory.mktemp("chaos"), machine.commit(), machine.about(), LIMITS)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("run", short_form(), ids=lambda run: f"{run.cell.part}-{run.cell.fault}")
+async def test_a_fault_costs_no_stream(matrix: Matrix, run: Run) -> None:
+    """Every stream ends exact and in time, nothing is left behind, and the part serves again."""
+    record = await matrix.run(run)
+    print(record)
+    told = "\n".join(str(violation) for violation in record.violations)
+    assert not record.violations, f"{told}\nagain: {run.replay}\nlogs: {matrix.logs_of(run)}"
+    assert record.in_flight, "no stream was in flight: the fault proves nothing"
