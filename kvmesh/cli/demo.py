@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +54,7 @@ async def demo(console: Console) -> int:
         with tempfile.TemporaryDirectory(prefix="kvmesh-demo-") as folder:
             async with running_mesh(MeshConfig(), Path(folder), console) as (supervisor, mesh):
                 console.print(f"{len(mesh.processes)} processes are ready.")
-                turns = await supervisor.attend(dialogue(console, mesh.address_of("frontend")))
+                turns = await supervisor.attend(dialogue(console, mesh.addresses_of("frontend")))
                 console.print(explanation_table(turns))
     except Stopped:
         return 130
@@ -64,19 +65,21 @@ async def demo(console: Console) -> int:
     return 0
 
 
-async def dialogue(console: Console, address: str) -> list[tuple[str, inference.Finished]]:
-    """Have both turns with the frontend at `address`; return their titles and ends. Raises RequestFailed."""
+async def dialogue(console: Console, addresses: Sequence[str]) -> list[tuple[str, inference.Finished]]:
+    """Have both turns with the frontends at `addresses`; return their titles and ends. Raises RequestFailed."""
     said: list[Message] = [
         (inference.ChatMessage.ROLE_SYSTEM, SCENE),
         (inference.ChatMessage.ROLE_USER, OPENING),
     ]
-    answer, opened = await _turn(console, address, said)
+    answer, opened = await _turn(console, addresses, said)
     said += [(inference.ChatMessage.ROLE_ASSISTANT, answer), (inference.ChatMessage.ROLE_USER, CONTINUATION)]
-    _, continued = await _turn(console, address, said)
+    _, continued = await _turn(console, addresses, said)
     return [("opened", opened), ("continued", continued)]
 
 
-async def _turn(console: Console, address: str, said: list[Message]) -> tuple[str, inference.Finished]:
+async def _turn(
+    console: Console, addresses: Sequence[str], said: list[Message]
+) -> tuple[str, inference.Finished]:
     console.print(Text(f"\n{said[-1][1]}\n", style="cyan"))
     heard: list[str] = []
 
@@ -92,7 +95,7 @@ async def _turn(console: Console, address: str, said: list[Message]) -> tuple[st
         session_id=SESSION,
         options=inference.GenerateOptions(explain=True),
     )
-    finished = await stream(address, request, DEADLINE_S, hear)
+    finished = await stream(addresses, request, DEADLINE_S, hear)
     console.print("\n")
     return "".join(heard), finished
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any, TextIO
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TextIO
 
 import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from kvmesh.cli.screen import explanation_table
-from kvmesh.errors import from_rpc_error
+from kvmesh.client import Client, GenerateError, MeshUnavailable, Patience
 from kvmesh.inference.v1 import inference_pb2 as inference
-from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
 from kvmesh.server import channel
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
+PATIENCE: Final = Patience(sends_max=6, refusals_max=1)
+"""Somebody waits at a terminal: a mesh that is full or away is told of soon."""
+
 Message = tuple[inference.ChatMessage.Role.ValueType, str]
 
 
@@ -34,44 +35,41 @@ def chat(messages: list[Message]) -> inference.ChatPrompt:
     )
 
 
-@asynccontextmanager
-async def open_stream(call: Any) -> AsyncIterator[Any]:
-    """Cancel `call` on the way out, however the caller leaves."""
-    try:
-        yield call
-    finally:
-        call.cancel()
-
-
 async def stream(
-    address: str,
+    addresses: Sequence[str],
     request: inference.GenerateRequest,
     deadline_s: float,
     heard: Callable[[inference.GenerateResponse], None],
     open_channel: OpenChannel = channel,
 ) -> inference.Finished:
-    """Send `request` to the frontend at `address`, give every response to `heard`, return the last one.
+    """Send `request` to one of the frontends, give every response to `heard`, return the last one.
 
-    Raises RequestFailed.
+    A stream whose frontend dies goes on at another one; what it says a second time is left out. Raises RequestFailed.
     """
-    finished: inference.Finished | None = None
-    async with open_channel(address) as to_frontend:
-        stub: Any = inference_grpc.InferenceServiceStub(to_frontend)
-        try:
-            async with open_stream(stub.Generate(request, timeout=deadline_s)) as responses:
-                async for response in responses:
-                    heard(response)
-                    if response.HasField("finished"):
-                        finished = response.finished
-        except grpc.aio.AioRpcError as error:
-            raise RequestFailed(_sentence(error, address)) from error
-    if finished is None:
-        raise RequestFailed(f"The frontend at {address} ended the stream without a last message.")
-    return finished
+    try:
+        async with Client(addresses, patience=PATIENCE, open_channel=open_channel) as client:
+            answer = client.send(request, deadline_s=deadline_s)
+            started = None
+            async with answer:
+                async for chunk in answer:
+                    if started is None:
+                        started = answer.started
+                        heard(inference.GenerateResponse(started=started))
+                    tokens = inference.Tokens(
+                        text=chunk.text, ids=chunk.ids, position=chunk.position, logprobs=chunk.logprobs
+                    )
+                    heard(inference.GenerateResponse(tokens=tokens))
+            assert answer.finish is not None
+            heard(inference.GenerateResponse(finished=answer.finish))
+            return answer.finish
+    except GenerateError as error:
+        raise RequestFailed(_sentence(error, addresses)) from error
+    except ValueError as error:
+        raise RequestFailed(f"{error}.") from error
 
 
 async def generate(
-    address: str,
+    addresses: Sequence[str],
     request: inference.GenerateRequest,
     deadline_s: float,
     *,
@@ -91,7 +89,7 @@ async def generate(
         out.flush()
 
     try:
-        finished = await stream(address, request, deadline_s, heard, open_channel)
+        finished = await stream(addresses, request, deadline_s, heard, open_channel)
     except RequestFailed as failed:
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -111,9 +109,8 @@ def run_interruptible(work: Any) -> int:
     return status
 
 
-def _sentence(error: grpc.aio.AioRpcError, address: str) -> str:
-    details = from_rpc_error(error)
-    if not details.reason and details.code is grpc.StatusCode.UNAVAILABLE:
-        return f"No frontend answers at {address}: {details.message}"
-    retry = f" Try again in {details.retry_after_s:g} s." if details.retry_after_s is not None else ""
-    return f"{details.code.name}: {details.message}.{retry}"
+def _sentence(error: GenerateError, addresses: Sequence[str]) -> str:
+    if isinstance(error, MeshUnavailable) and error.reason == "FRONTEND_LOST":
+        return f"No frontend answers at {', '.join(addresses)}: {error.message}"
+    retry = f" Try again in {error.retry_after_s:g} s." if error.retry_after_s is not None else ""
+    return f"{error.code or error.reason}: {error.message}.{retry}"

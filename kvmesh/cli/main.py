@@ -119,7 +119,9 @@ def generate(
     deadline: Annotated[float, typer.Option(help="Seconds until the request is given up.")] = 120.0,
     explain: Annotated[bool, typer.Option("--explain", help="Tell how the request was served.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every response as a JSON line.")] = False,
-    address: Annotated[str, typer.Option(help="Frontend host:port; default: the running mesh's.")] = "",
+    address: Annotated[
+        str, typer.Option(help="Frontends, host:port by commas; default: the running mesh's.")
+    ] = "",
     authority: Annotated[
         Path | None, typer.Option(help="Speak TLS: PEM file of who signed the frontend's certificate.")
     ] = None,
@@ -157,14 +159,14 @@ def generate(
         request.limits.max_output_tokens = max_output_tokens
     request.options.explain = explain
     settings = _settings(config)
-    target, open_channel = address, channel
+    targets, open_channel = address.split(","), channel
     if authority is not None:
         open_channel = partial(believing, authority)
     elif not address:
         mesh = read_mesh(_data_dir(settings, data_dir))
-        target = mesh.address_of("frontend")
+        targets = mesh.addresses_of("frontend")
         open_channel = partial(Dial(_settings_of(mesh)).channel, role="frontend")
-    work = command.generate(target, request, deadline, as_json=as_json, open_channel=open_channel)
+    work = command.generate(targets, request, deadline, as_json=as_json, open_channel=open_channel)
     raise typer.Exit(command.run_interruptible(work))
 
 

@@ -52,6 +52,10 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
     config: str
     processes: tuple[Member, ...]
 
+    def addresses_of(self, role: str) -> list[str]:
+        """Return the addresses of all processes of `role`."""
+        return [member.address for member in self.processes if member.role == role]
+
     def address_of(self, role: str) -> str:
         """Return the address of the first process of `role`."""
         return next(member.address for member in self.processes if member.role == role)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
 import grpc
 
-from kvmesh.client.connections import Connections
+from kvmesh.client.connections import Connections, dial
 from kvmesh.client.generation import Generation
 from kvmesh.client.journey import Journey, Patience
 from kvmesh.client.order import Options, order
@@ -32,14 +33,17 @@ class Client:
         credentials: grpc.ChannelCredentials | None = None,
         patience: Patience | None = None,
         channel_options: Sequence[tuple[str, Any]] = (),
+        open_channel: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
         """`addresses`: frontends as "host:port"; any of them serves any request. No I/O yet.
 
         `credentials`: TLS, as made by `grpc.ssl_channel_credentials`; None: plain text. `channel_options`: options of
-        gRPC on top, for example `("grpc.ssl_target_name_override", "mesh")`. Raises ValueError.
+        gRPC on top, for example `("grpc.ssl_target_name_override", "mesh")`. `open_channel`: how to connect to an address,
+        instead of those two; the channel must ping (`grpc.keepalive_time_ms`). Raises ValueError.
         """
         self._patience = patience or Patience()
-        self._connections = Connections(addresses, self._patience, credentials, channel_options)
+        connect = open_channel or partial(dial, credentials=credentials, options=channel_options)
+        self._connections = Connections(addresses, self._patience, connect)
 
     def generate(
         self, prompt: str | None = None, *, deadline_s: float = DEADLINE_S, **options: Unpack[Options]

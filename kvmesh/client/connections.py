@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -42,6 +42,16 @@ _GENERATE: Final = "/kvmesh.inference.v1.InferenceService/Generate"
 _HAND_OVER: Final = (("kvmesh-hand-over", "1"),)
 """Tells a frontend that shuts down that this client can go on at another one at once."""
 _CHECK: Final = "/grpc.health.v1.Health/Check"
+
+
+def dial(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, Any]]
+) -> grpc.aio.Channel:
+    """Return a channel to `address`; without `credentials` in plain text."""
+    everything = (*CHANNEL_OPTIONS, *options)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=everything)
+    return grpc.aio.secure_channel(address, credentials, options=everything)
 
 
 class Stream:
@@ -83,13 +93,11 @@ class Connections:
         self,
         addresses: Sequence[str],
         patience: Patience,
-        credentials: grpc.ChannelCredentials | None,
-        options: Sequence[tuple[str, Any]],
+        open_channel: Callable[[str], grpc.aio.Channel],
     ) -> None:
         self.frontends = Frontends(addresses, random.Random())
         self._patience = patience
-        self._credentials = credentials
-        self._options = (*CHANNEL_OPTIONS, *options)
+        self._open_channel = open_channel
         self._peers: dict[str, _Peer] = {}
         self._watch: asyncio.Task[None] | None = None
         self._probes: set[asyncio.Task[None]] = set()
@@ -159,11 +167,7 @@ class Connections:
 
     def _peer(self, address: str) -> _Peer:
         if address not in self._peers:
-            if self._credentials is None:
-                channel = grpc.aio.insecure_channel(address, options=self._options)
-            else:
-                channel = grpc.aio.secure_channel(address, self._credentials, options=self._options)
-            self._peers[address] = _Peer(channel, self._now_s())
+            self._peers[address] = _Peer(self._open_channel(address), self._now_s())
         return self._peers[address]
 
     async def _keep_watch(self) -> None:

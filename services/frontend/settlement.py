@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 WAITING_MAX: Final = 65_536
 BATCH_MAX: Final = 128
 
+GATHER_S: Final = 0.05
+"""A frontend that is killed charges nothing for what ended in its last moments."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -103,6 +106,7 @@ class Settlements:
                 self._ready.clear()
                 self._empty.set()
                 await self._ready.wait()
+                await asyncio.sleep(GATHER_S)  # what ends together is settled in one round trip
             batch = list(islice(self._waiting, BATCH_MAX))
             try:
                 answers = await self._redis.pipeline([self._command(each) for each in batch])

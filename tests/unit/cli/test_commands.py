@@ -94,7 +94,7 @@ async def frontend() -> AsyncIterator[tuple[str, FakeFrontend]]:
 async def answer(request: inference.GenerateRequest, *, as_json: bool = False) -> tuple[int, str]:
     out = io.StringIO()
     async with frontend() as (address, _):
-        return await generate(address, request, 10, as_json=as_json, out=out), out.getvalue()
+        return await generate([address], request, 10, as_json=as_json, out=out), out.getvalue()
 
 
 async def test_generate_streams_text() -> None:
@@ -140,7 +140,7 @@ async def test_a_refusal_is_one_sentence(
 async def test_no_frontend_is_one_sentence(free_port: int, capfd: pytest.CaptureFixture[str]) -> None:
     """A wrong address is named."""
     request = inference.GenerateRequest(text="x")
-    assert await generate(f"127.0.0.1:{free_port}", request, 10, as_json=False) == 1
+    assert await generate([f"127.0.0.1:{free_port}"], request, 10, as_json=False) == 1
     assert capfd.readouterr().err.startswith(f"No frontend answers at 127.0.0.1:{free_port}: ")
 
 
@@ -155,6 +155,8 @@ async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.
         write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
         code, _ = await kvmesh("generate", "-", *options, "--data-dir", str(tmp_path), stdin=b"Wo?\n")
     assert code == 0
+    assert len(servicer.seen[0].idempotency_key) == 32
+    servicer.seen[0].ClearField("idempotency_key")
     assert servicer.seen == [
         inference.GenerateRequest(
             chat=chat(
