@@ -218,19 +218,19 @@ class TritonEngine:
                 )
                 async with opened(stream):
                     await self._read(stream, what, take)
+                    told = ""
                 reason = "the stream ended"
             except CallError as error:
                 reason = str(error)
             except TimeoutError:
                 reason = f"no {what} for {RETURN_S:g} s"
-                if take == self._take_load:
-                    self._errand(self._client.renew())
+                self._errand(self._client.renew())
             except Exception as error:
                 log.exception("engine stream %s cannot be read", what)
                 reason = f"{type(error).__name__}"
             if reason != told:
                 log.info("engine stream %s broke: %s", what, reason)
-            told = reason if self._watch.is_lost else ""
+            told = reason
             if take == self._take_load:
                 self._sink.on_ready(False, self._clock.now_s())
                 self._after_event()
@@ -238,8 +238,10 @@ class TritonEngine:
 
     async def _read(self, stream: Responses, what: str, take: Callable[[dict[str, Any]], None]) -> None:
         while True:
+            # An engine with an empty cache has no events to tell: only its load says that it is back.
+            is_awaited = self._watch.is_lost and take == self._take_load
             try:
-                async with asyncio.timeout(RETURN_S if self._watch.is_lost else None):
+                async with asyncio.timeout(RETURN_S if is_awaited else None):
                     response = await anext(stream)
             except StopAsyncIteration:
                 return
