@@ -34,7 +34,8 @@ if [ -n "$base" ]; then
 elif has "$made" && [ -d debs/build ] && [ -d debs/redis ] && [ -d debs/faults ]; then
   base=$made
 elif [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
-  ./base.sh "$made" && base=$made || lack "the base could not be made"
+  ./base.sh "$made" || lack "the base could not be made"
+  base=$made
 else
   base=python:3.11-slim-bookworm
   has "$base" || docker pull --quiet "$base" >&2 ||

@@ -1,0 +1,101 @@
+"""`kvmesh health`: whom it asks, and what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from kvmesh.cli.health import Probe, main, probe_of
+
+TINI = ["/tini", "--", "/opt/kvmesh/bin/entrypoint"]
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[str, health.HealthServicer]]:
+    """A server with nothing but grpc.health.v1, and its address."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}", servicer
+    server.stop(None)
+
+
+def test_a_service_that_serves_is_healthy(
+    service: tuple[str, health.HealthServicer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 0 while it serves, 1 and a sentence while it drains, 1 and another when it is gone."""
+    address, servicer = service
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    assert main([address]) == 0
+    servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    assert main([address]) == 1
+    assert capsys.readouterr().err == f"{address} answers, and does not serve now.\n"
+    assert main(["127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err == "127.0.0.1:1 does not answer: UNAVAILABLE.\n"
+
+
+def test_a_triton_server_without_the_model_is_no_engine(
+    service: tuple[str, health.HealthServicer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked for a model, the address must be a Triton server's."""
+    address, servicer = service
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    assert main([address, "--model", "tensorrt_llm"]) == 1
+    assert "UNIMPLEMENTED" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "probe"),
+    [
+        (["frontend"], Probe("127.0.0.1:7000", role="frontend")),
+        (["router", "--listen", "0.0.0.0:7100"], Probe("127.0.0.1:7100", role="router")),
+        (["decode", "--listen=10.9.0.4:7000"], Probe("10.9.0.4:7000", role="decode")),
+        (["prefill", "--listen", "[::]:7000"], Probe("[::1]:7000", role="prefill")),
+        (["prefill", "--listen", "a:1", "--listen", "b:2"], Probe("b:2", role="prefill")),
+        (["router", "--config", "/etc/k.toml"], Probe("127.0.0.1:7000", role="router", config="/etc/k.toml")),
+        (["engine", "--arithmetic", "hashed"], Probe("127.0.0.1:9001", "tensorrt_llm")),
+        (["engine", "--grpc-port", "8001", "--host", "10.9.0.5"], Probe("10.9.0.5:8001", "tensorrt_llm")),
+        (["python", "-c", "pass"], None),
+        ([], None),
+    ],
+)
+def test_a_container_is_asked_the_way_it_was_started(words: list[str], probe: Probe | None) -> None:
+    """The last of several options counts, as it does for the process itself."""
+    assert probe_of([*TINI, *words]) == probe
+
+
+def test_a_process_of_no_mesh_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A health check in the wrong container must not look like a sick process."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert main(["--process", str(other.pid)]) == 2
+    finally:
+        other.kill()
+        other.wait()
+    assert "is no process of a mesh" in capsys.readouterr().err
+    assert main(["--process", "99999999"]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["a:1", "--model", "x" * 200], ["a:1", "--config", "k.toml"], ["--role", "router"]]
+)
+def test_a_wrong_question_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, status 2."""
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_asking_imports_little() -> None:
+    """It runs every few seconds beside every process of the mesh."""
+    heavy = ("numpy", "typer", "rich", "msgspec", "uvloop", "redis")
+    code = f"import sys, kvmesh.cli.health; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
