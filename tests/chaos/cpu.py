@@ -1,8 +1,13 @@
-"""How busy the machine was."""
+"""How busy the machine was, and how late it let the runner itself be."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
+from typing import Final
+
+TICK_S: Final = 0.05
 
 
 class CpuShare:
@@ -15,6 +20,20 @@ class CpuShare:
         """Return the share of time since then in which cores worked, 0 to 1."""
         busy, total = _ticks()
         return (busy - self._busy) / max(1, total - self._all)
+
+
+class Lateness:
+    """How much later than it asked for the runner's event loop was woken: no client there can have been in time."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            asked_s = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.longest_s = max(self.longest_s, time.monotonic() - asked_s)
 
 
 def _ticks() -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvmesh.errors import TABLE
@@ -53,6 +53,15 @@ class Limits:
     retry_per_s: float = 3.0
     retry_burst: float = 40.0
     """Retries saved up: ten seconds of the trickle and the ratio of a hundred requests."""
+
+    def behind(self, late_s: float) -> Limits:
+        """Return the limits for a runner that the machine woke up to `late_s` late."""
+        return replace(
+            self,
+            silent_s=self.silent_s + late_s,
+            deadline_late_s=self.deadline_late_s + late_s,
+            unavailable_s=self.unavailable_s + late_s,
+        )
 
 
 LIMITS: Final = Limits(silent_s=10.0)

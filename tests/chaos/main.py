@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.chaos import machine, page, rig
+from tests.chaos import soak as soaks
 from tests.chaos.cells import CellError, Run, long_form, parse, short_form
 from tests.chaos.judge import LIMITS
 from tests.chaos.matrix import Matrix, OpenRig
@@ -106,6 +107,43 @@ def write_page(
     _write_page(write)
 
 
+@app.command()
+def soak(
+    minutes: Annotated[
+        float, typer.Option(help="How long, without the search for the capacity.", min=0.5)
+    ] = 20,
+    seed: Annotated[int, typer.Option(help="Decides streams and faults.", min=1)] = 1,
+    logs: Logs = Path(".kvmesh/soak"),
+    on: On = "containers",
+    tag: Tag = "dev",
+    write: Annotated[
+        Path | None, typer.Option(help="Page to write; the record of the soak is kept beside it.")
+    ] = None,
+) -> None:
+    """Load a mesh to 70 % with a fault every 20 s; status 1 with violations or memory that grows."""
+    logging.basicConfig(level=logging.ERROR)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    soaking = soaks.soak(
+        _rig(on, tag),
+        logs.resolve(),
+        minutes,
+        seed,
+        LIMITS,
+        machine.commit(),
+        machine.about(),
+        lambda line: console.print(line, highlight=False, markup=False),
+    )
+    record = asyncio.run(soaking)
+    for line in page.soak_section(record):
+        console.print(line, highlight=False, markup=False)
+    if write is not None:
+        write.parent.mkdir(parents=True, exist_ok=True)
+        soak_file_of(write).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        _write_page(write)
+    if record.violations or not all(slope.is_flat for slope in record.slopes):
+        raise typer.Exit(1)
+
+
 async def _run_all(matrix: Matrix, runs: list[Run], kept: Results, *, as_json: bool) -> list[Record]:
     shown = Console(stderr=as_json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -141,7 +179,7 @@ async def _run_all(matrix: Matrix, runs: list[Run], kept: Results, *, as_json: b
     return records
 
 
-WIDTHS: Final = (22, 5, 8, 10, 6, 8, 8, 9, 11, 9, 9, 6)
+WIDTHS: Final = (22, 5, 8, 10, 6, 8, 8, 9, 11, 9, 9, 6, 8)
 NAMES: Final = (
     *(
         "cell",
@@ -155,7 +193,7 @@ NAMES: Final = (
         "recomputed",
         "pause, s",
     ),
-    *("back, s", "CPU"),
+    *("back, s", "CPU", "late, s"),
 )
 
 
@@ -182,6 +220,7 @@ def _show(shown: Console, matrix: Matrix, one: Run, record: Record) -> None:
     row = (
         *(str(one.cell), str(one.seed), *map(str, counts), str(record.recomputed_tokens)),
         *(f"{record.longest_pause_s:.2f}", served, f"{100 * record.cpu_share:.0f} %"),
+        f"{record.runner_late_s:.2f}",
     )
     shown.print(_table(row), style="red" if record.violations else "")
     for violation in record.violations[:12]:

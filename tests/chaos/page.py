@@ -68,7 +68,7 @@ def page(records: Sequence[Record], soak: SoakRecord | None, command: str, notes
         lines += [*_about(records, command), "", *_verdict(records), "", *_table(records), "", LEGEND, ""]
         lines += _violations(records)
     if soak is not None:
-        lines += _soak(soak)
+        lines += soak_section(soak)
     return "\n".join([*lines, NOTES, notes.strip(), ""])
 
 
@@ -93,7 +93,9 @@ def _about(records: Sequence[Record], command: str) -> list[str]:
         _prose(
             f"**Where.** {machines}; {_moment(first)} to {_moment(last)} UTC; commit {commits}.",
             f"Cores busy while streams ran: {_percent(median(busy) or 0)} (median), at most",
-            f"{_percent(max(busy, default=0))}; clients, mesh and engines share them.",
+            f"{_percent(max(busy, default=0))}; clients, mesh and engines share them. The machine woke the clients",
+            f"up to {max(record.runner_late_s for record in records):.2f} s late; limits on times are that much wider",
+            "in that run.",
         ),
     ]
 
@@ -154,7 +156,8 @@ def _violations(records: Iterable[Record]) -> list[str]:
     return [*lines, ""]
 
 
-def _soak(soak: SoakRecord) -> list[str]:
+def soak_section(soak: SoakRecord) -> list[str]:
+    """Return the lines of the page that tell of a soak."""
     flat = sum(slope.is_flat for slope in soak.slopes)
     return [
         "## Soak",

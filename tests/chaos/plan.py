@@ -75,9 +75,7 @@ def plan_of(run: Run, fault_s: float = FAULT_S) -> Plan:
     rng = random.Random(f"{run.cell} {run.seed}")
     replica = rng.randrange(2)
     away_s = DOWN_S if run.cell.ends_the_part else fault_s
-    shared = [
-        _tokens(rng, rng.randint(64, 1000)) for _ in range(3)
-    ]  # beginnings that several prompts have in common
+    shared = shared_beginnings(rng)
     count = rng.randint(*STREAMS)
     streams = tuple(_stream(rng, number, away_s, shared) for number in range(count))
     return Plan(run, target_of(run.cell.part, replica), rng.uniform(0.2, 1.5), away_s, streams)
@@ -108,9 +106,21 @@ def probe_of(run: Run, number: int, frontend: int) -> Stream:
     )
 
 
-def _stream(rng: random.Random, number: int, away_s: float, shared: list[tuple[int, ...]]) -> Stream:
-    phase = rng.choices([name for name, _ in PHASES], [share for _, share in PHASES])[0]
-    offset_s = rng.uniform(0.0, {BEFORE: ARRIVE_S, DURING: away_s, AFTER: 1.0}[phase])
+def shared_beginnings(rng: random.Random) -> list[tuple[int, ...]]:
+    """Return beginnings that several prompts have in common."""
+    return [_tokens(rng, rng.randint(64, 1000)) for _ in range(3)]
+
+
+def stream_of(
+    rng: random.Random,
+    number: int,
+    phase: str,
+    shared: list[tuple[int, ...]],
+    *,
+    offset_s: float = 0.0,
+    is_plain: bool,
+) -> Stream:
+    """Draw a stream."""
     cancel_s = rng.uniform(0.02, 8.0) if rng.random() < CANCELLED else None
     deadline_s = rng.uniform(0.5, 8.0) if rng.random() < WITH_DEADLINE else None
     is_greedy = rng.random() < GREEDY
@@ -123,11 +133,17 @@ def _stream(rng: random.Random, number: int, away_s: float, shared: list[tuple[i
         seed=rng.getrandbits(62),
         temperature=0.0 if is_greedy else rng.choice((1.0, 0.5)),
         top_k=0 if is_greedy else rng.choice((0, 8)),
-        is_plain=rng.random() < PLAIN,
+        is_plain=is_plain,
         frontend=rng.randrange(2),
         cancel_s=cancel_s,
         deadline_s=deadline_s,
     )
+
+
+def _stream(rng: random.Random, number: int, away_s: float, shared: list[tuple[int, ...]]) -> Stream:
+    phase = rng.choices([name for name, _ in PHASES], [share for _, share in PHASES])[0]
+    offset_s = rng.uniform(0.0, {BEFORE: ARRIVE_S, DURING: away_s, AFTER: 1.0}[phase])
+    return stream_of(rng, number, phase, shared, offset_s=offset_s, is_plain=rng.random() < PLAIN)
 
 
 def _prompt(rng: random.Random, shared: list[tuple[int, ...]]) -> tuple[int, ...]:

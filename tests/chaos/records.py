@@ -148,6 +148,8 @@ class Record(msgspec.Struct, kw_only=True):
     """From the part's return to the first request it served."""
     cpu_share: float = 0.0
     """Of the machine's cores, while streams ran. Near 1 the times say more of the machine than of the mesh."""
+    runner_late_s: float = 0.0
+    """The longest time the machine kept the runner itself waiting. Limits on times are that much wider."""
     violations: list[Violation] = msgspec.field(default_factory=list)
 
     @property

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from kvmesh.client import Client
+from kvmesh.tasks import end
 from tests.chaos import census, judge, records
 from tests.chaos.clients import PlainReader, Reader, ResumingReader, live
-from tests.chaos.cpu import CpuShare
+from tests.chaos.cpu import CpuShare, Lateness
 from tests.chaos.disturbance import Disturbance
 from tests.chaos.judge import Limits
 from tests.chaos.plan import AFTER, ARRIVE_S, BEFORE, DURING, Plan, Stream
@@ -65,16 +66,23 @@ class Trial:
         began = dt.datetime.now(dt.UTC)
         self._began_s = time.monotonic()
         before = self._against_base(await census.take(self._rig, self._now_s()))
-        cpu = CpuShare()
-        async with asyncio.TaskGroup() as group:
-            self._send(group, BEFORE)
-            await asyncio.sleep(ARRIVE_S + self._plan.delay_s)
-            moments = await Disturbance(
-                self._rig, self._plan.run, self._plan.target, self._plan.away_s, self._now_s
-            ).run(lambda: self._send(group, DURING), lambda: self._send(group, AFTER))
-        cpu_share = cpu.share()
+        cpu, late = CpuShare(), Lateness()
+        ticking = asyncio.create_task(late.run(), name="lateness")
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._send(group, BEFORE)
+                await asyncio.sleep(ARRIVE_S + self._plan.delay_s)
+                moments = await Disturbance(
+                    self._rig, self._plan.run, self._plan.target, self._plan.away_s, self._now_s
+                ).run(lambda: self._send(group, DURING), lambda: self._send(group, AFTER))
+            cpu_share = cpu.share()
+        finally:
+            await end([ticking])
+        self._limits = self._limits.behind(late.longest_s)
         violations = await self._settle(before, moments)
-        return Result(self._record(began, moments, violations, cpu_share), self._seen, moments)
+        record = self._record(began, moments, violations)
+        record.cpu_share, record.runner_late_s = round(cpu_share, 2), round(late.longest_s, 3)
+        return Result(record, self._seen, moments)
 
     def _send(self, group: asyncio.TaskGroup, phase: str) -> None:
         """Start the clients of `phase`, each at its moment from now on."""
@@ -110,9 +118,7 @@ class Trial:
         }
         return dataclasses.replace(now, processes=processes)
 
-    def _record(
-        self, began: dt.datetime, moments: Moments, violations: Sequence[Violation], cpu_share: float
-    ) -> Record:
+    def _record(self, began: dt.datetime, moments: Moments, violations: Sequence[Violation]) -> Record:
         plan, seen = self._plan, self._seen
         streams = {stream.number: stream for stream in plan.streams}
         failed = [one for one in seen if one.end not in (COMPLETE, CANCELLED)]
@@ -146,7 +152,6 @@ class Trial:
             first_served_s=(
                 None if moments.served_s is None else round(moments.served_s - moments.returned_s, 3)
             ),
-            cpu_share=round(cpu_share, 2),
             violations=list(violations),
         )
 
