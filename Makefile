@@ -4,10 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 TAG ?= dev
 BASE ?=
+MINUTES ?= 20
+ONLY ?=
+SEED ?=
+# A run by name leaves the record alone; the whole matrix goes on where it was stopped, and is the record when it is done.
+CHAOS_ONE = $(if $(ONLY),--cells "$(ONLY)") $(if $(SEED),--seed "$(SEED)")
+CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measurements/faults.md
 SOURCES := $(wildcard kvmesh services engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness bench bench-peers proto docs lock images
+.PHONY: help setup demo test check exactness bench bench-peers chaos soak proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +52,14 @@ bench: setup  ## Measure and write docs/measurements (minutes)
 
 bench-peers: setup  ## The same fault under routers from PyPI; writes docs/measurements (minutes)
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
+
+chaos: setup  ## Break every part in every way; writes docs/measurements (50 minutes). ONLY=prefill:kill SEED=3: one run
+	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
+	$(BIN)/python -m tests.chaos run --tag "$(TAG)" $(if $(ONLY)$(SEED),$(CHAOS_ONE),$(CHAOS_ALL))
+
+soak: setup  ## 70 % load and a fault every 20 s for MINUTES (20); writes docs/measurements
+	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
+	$(BIN)/python -m tests.chaos soak --tag "$(TAG)" --minutes "$(MINUTES)" --write docs/measurements/faults.md
 
 proto: setup  ## Write the stubs again from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/stubs.py
