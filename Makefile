@@ -53,7 +53,7 @@ bench: setup  ## Measure and write docs/measurements (minutes)
 bench-peers: setup  ## The same fault under routers from PyPI; writes docs/measurements (minutes)
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
 
-chaos: setup  ## Break every part in every way; writes docs/measurements (50 minutes). ONLY=prefill:kill SEED=3: one run
+chaos: setup  ## Every fault on every part, writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos run --tag "$(TAG)" $(if $(ONLY)$(SEED),$(CHAOS_ONE),$(CHAOS_ALL))
 
