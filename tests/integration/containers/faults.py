@@ -54,7 +54,7 @@ class Faults:
         if name in self._paused:
             await self.unpause(name)  # Docker sends no signal to a frozen container
         status = await self.mesh.parts[name].end(sig, timeout_s)
-        await self._forget(name)
+        self._shapes.pop(name, None)  # its network ended with it; the sidecar inside may wait to be removed
         return status
 
     async def start(self, name: str) -> float:
@@ -125,9 +125,8 @@ class Faults:
             return await part.in_thread(lambda: sidecar.apply(shape))
 
     async def _forget(self, name: str) -> None:
-        """A part's network ends with it: drop what was done to it, and the sidecar inside."""
+        """Remove the sidecar of a part. What it did to the part's network stays."""
         async with self._locks[name]:
-            self._shapes.pop(name, None)
             if name in self._sidecars:
                 await self.mesh.parts[name].in_thread(self._sidecars.pop(name)[1].remove)
 
@@ -150,8 +149,7 @@ class Faults:
             await self.unpause(name)
         fallen = await self.mesh.fallen()
         for name in fallen:
-            await self.mesh.parts[name].end()
-            await self._forget(name)
+            await self._end(name, signal.SIGKILL, 45.0)
         for name in [*self._shapes]:
             await self.mend(name)
         for name in [*self._skewed]:

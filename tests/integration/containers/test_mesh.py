@@ -1,0 +1,210 @@
+"""A mesh in containers serves what an engine alone serves, is locked down, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvmesh.inference.v1 import inference_pb2 as pb
+from tests.integration.containers import daemon, ownership
+from tests.integration.containers.mesh import ContainerMesh, Options
+from tests.integration.containers.network import private_network
+from tests.integration.containers.ownership import Owner
+from tests.integration.containers.plan import IMAGES, SERVICE_IMAGE
+from tests.integration.containers.shared import SharedMesh
+from tests.integration.generation import generate, token_request
+from tests.integration.harness import ROOT, configure, running_engine, until
+from tests.integration.oracle import Oracle
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
+
+CONFIG = configure(
+    engine={"arithmetic": "hashed", "kv_blocks": 512, "max_sequence_tokens": 4096},
+    router={"replicas": 2},
+    frontend={"replicas": 2},
+)
+STREAMS = 16
+
+# Starts a Redis in a container and waits to be killed.
+VICTIM = """
+import asyncio, sys
+from pathlib import Path
+from tests.integration.containers.mesh import ContainerMesh
+from tests.integration.live_mesh import configure
+
+async def main():
+    mesh = ContainerMesh(configure(), Path(sys.argv[1]))
+    await mesh.start("redis")
+    print(mesh.run, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, needs_images: Callable[..., None]
+) -> Iterator[SharedMesh]:
+    """Two of each, with a router and a decode replica whose clocks may be set."""
+    needs_images(*IMAGES.values(), SERVICE_IMAGE)
+    shared = SharedMesh(CONFIG, tmp_path_factory.mktemp("mesh"), Options(skewable=["router-0", "decode-0"]))
+    yield shared
+    asyncio.run(shared.close())
+
+
+def requests(seed: int) -> list[tuple[list[int], pb.GenerateRequest]]:
+    """Prompts of 5 to 400 random tokens, a third of them behind a shared prefix, greedy and sampled."""
+    rng = random.Random(seed)
+    prefix = [rng.randrange(5, 4096) for _ in range(128)]
+    made = []
+    for index in range(STREAMS):
+        prompt = [rng.randrange(5, 4096) for _ in range(rng.randint(5, 400))]
+        if index % 3 == 0:
+            prompt = prefix + prompt
+        temperature, sampled = rng.choice((0.0, 1.0)), rng.getrandbits(63)
+        made.append(
+            (prompt, token_request(prompt, max_output_tokens=96, seed=sampled, temperature=temperature))
+        )
+    return made
+
+
+async def test_tokens_are_those_of_an_engine_alone_whatever_the_clocks_say(
+    shared: SharedMesh, tmp_path: Path
+) -> None:
+    """16 streams over two frontends, a router an hour ahead and a decode replica an hour behind: token by token."""
+    wanted = requests(seed := 20261121)
+    end_token_id = json.loads((CONFIG.mesh.model_path / "model.json").read_text())["stop_token_id"]
+    async with running_engine(CONFIG, tmp_path, "--no-prefix-reuse") as address:
+        oracle = Oracle(address, end_token_id)
+        expected = [await oracle.generate(*one) for one in wanted]
+        await oracle.close()
+    async with (
+        shared.lease() as (mesh, faults),
+        faults.skewed("router-0", 3600),
+        faults.skewed("decode-0", -3600),
+    ):
+        answers = await asyncio.gather(
+            *(
+                generate(mesh.client(f"frontend-{index % 2}"), request)
+                for index, (_, request) in enumerate(wanted)
+            )
+        )
+        for index, (answer, tokens) in enumerate(zip(answers, expected, strict=True)):
+            assert answer.error is None, f"seed {seed}, stream {index}: {answer.error}"
+            assert answer.ids == tokens, f"seed {seed}, stream {index}"
+        await mesh.idle(10)
+
+
+async def test_every_part_is_locked_down(shared: SharedMesh) -> None:
+    """No root, no capabilities, nothing to write but /tmp and shared memory, no volume; each at its own address."""
+    look = (
+        "id -u; grep -E 'CapEff|NoNewPrivs' /proc/1/status; touch /x /opt/x /etc/x 2>&1 | grep -c Read-only"
+    )
+    async with shared.lease() as (mesh, _):
+        assert len({part.ip for part in mesh.parts.values()}) == len(mesh.parts)
+        for name, part in mesh.parts.items():
+            done = await part.in_thread(lambda part=part: part.docker.exec_run(["sh", "-c", look]))  # type: ignore[misc]
+            uid, *status, refused = done.output.decode().split("\n")[:4]
+            assert uid not in ("0", ""), name
+            assert [line.split()[1] for line in status] == ["0" * 16, "1"], (name, status)
+            assert refused == "3", (name, refused)
+            assert not [mount for mount in part.docker.attrs["Mounts"] if mount["Type"] == "volume"], name
+
+
+async def test_vitals_tell_how_a_part_is(shared: SharedMesh) -> None:
+    """Running: memory, descriptors, threads; ended: how, and how often it was started."""
+    async with shared.lease() as (mesh, faults):
+        began = mesh.parts["decode-1"].start_count
+        before = await mesh.vitals("decode-1")
+        assert before.is_running and 20 << 20 < before.rss_bytes < 1 << 30
+        assert before.process_count >= 2 and before.thread_count > before.process_count
+        assert before.fd_count > 5
+        async with faults.down("decode-1"):
+            ended = await mesh.vitals("decode-1")
+            assert (ended.is_running, ended.exit_status, ended.rss_bytes) == (False, 137, 0)
+        again = await mesh.vitals("decode-1")
+        assert (again.is_running, again.start_count, again.restart_count) == (True, began + 1, 0)
+        assert not again.oom_killed
+
+
+async def test_a_part_gets_another_image_and_keeps_its_address(shared: SharedMesh) -> None:
+    """What a rolling upgrade does to one part."""
+    other = "kvmesh-test:other"
+    with daemon.connected() as client:
+        client.images.get(SERVICE_IMAGE).tag(other)
+    try:
+        async with shared.lease() as (mesh, faults):
+            address = mesh.parts["router-1"].address
+            for image in (other, SERVICE_IMAGE):
+                assert await faults.terminate("router-1") == 0
+                await mesh.replace("router-1", image)
+                await faults.start("router-1")
+                assert mesh.parts["router-1"].docker.attrs["Config"]["Image"] == image
+                assert mesh.parts["router-1"].address == address
+                await mesh.placeable()
+    finally:
+        with daemon.connected() as client:
+            client.images.remove(other)
+
+
+async def test_nothing_is_left_after_a_stop(needs_images: Callable[..., None], tmp_path: Path) -> None:
+    """No container, no network, no volume, also of a mesh with faults on; the logs are kept."""
+    needs_images(*IMAGES.values(), SERVICE_IMAGE)
+    mesh = ContainerMesh(configure(), tmp_path)
+    try:
+        await mesh.start("redis")
+        await mesh.parts["redis"].in_thread(mesh.parts["redis"].docker.pause)
+    finally:
+        await mesh.stop()
+    with daemon.connected() as client:
+        assert ownership.left_of(client, mesh.run) == []
+    assert b"Ready to accept connections" in (tmp_path / "redis.log").read_bytes()
+
+
+async def test_a_killed_run_leaves_nothing(needs_images: Callable[..., None], tmp_path: Path) -> None:
+    """SIGKILL of the test process removes its containers and its network all the same."""
+    needs_images(*IMAGES.values(), SERVICE_IMAGE)
+    victim = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", VICTIM, str(tmp_path)), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    assert victim.stdout is not None
+    with daemon.connected() as client:
+        run = (await victim.stdout.readline()).decode().strip()
+        try:
+            assert len(ownership.left_of(client, run)) == 2
+        finally:
+            victim.kill()
+            await victim.wait()
+        await until(lambda: not ownership.left_of(client, run), 30, "everything is removed", every_s=0.1)
+
+
+def test_only_what_a_dead_process_left_is_swept(needs_images: Callable[..., None]) -> None:
+    """A run whose process lives, or whose process cannot be seen from here, is not touched."""
+    needs_images()
+    here = Owner.here()
+    owners = {
+        "alive": here,
+        "unseen": replace(here, pid_namespace="1"),
+        "dead": replace(here, started="1"),  # the same id, another process
+        "rebooted": replace(here, boot_id="another", pid_namespace="1"),
+    }
+    names = {f"kvmesh-sweep-{kind}-{here.pid}": owner for kind, owner in owners.items()}
+    with daemon.connected() as client:
+        try:
+            for name, owner in names.items():
+                private_network(client, name, {ownership.RUN: name, ownership.OWNER: owner.text})
+            swept = set(ownership.sweep(client)) & set(names)
+            assert {name.split("-")[2] for name in swept} == {"dead", "rebooted"}
+            left = [name for name in names if ownership.left_of(client, name)]
+            assert [name.split("-")[2] for name in left] == ["alive", "unseen"]
+        finally:
+            for name in names:
+                ownership.remove(client, name)
