@@ -22,6 +22,7 @@ TITLES = {
     "decode": "Decode service alone (an engine in Triton on the other core)",
     "path": "Whole path through Triton",
     "index": "Prefix index",
+    "trust": "Router alone, plain text and mutual TLS",
 }
 
 

@@ -11,6 +11,8 @@ import asyncio
 import random
 import secrets
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import uvloop
@@ -22,7 +24,10 @@ from kvmesh.attach.client import AttachLink
 from kvmesh.attach.server import PROTOCOL_VERSION
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.cli.certificates import trust_keys
 from kvmesh.clock import MonotonicClock
+from kvmesh.config import build
+from kvmesh.trust.peers import Trust
 
 CREDIT_TOKENS = 64
 """How far ahead of the reader tokens may be sent; granted again when half of it is used, as the frontend does."""
@@ -53,6 +58,7 @@ class AttachSink:
         block_tokens: int,
         model_version: str,
         seed: int,
+        open_channel: Callable[[str], grpc.aio.Channel] = grpc.aio.insecure_channel,
     ) -> None:
         self.counters = LoadCounters()
         self._phase = phase
@@ -61,9 +67,7 @@ class AttachSink:
         self._draw = random.Random(seed)
         self._readings: dict[int, Reading] = {}
         hello = pb.Hello(process_id=name, boot_id=secrets.token_hex(8), protocol_version=PROTOCOL_VERSION)
-        self.link = AttachLink(
-            "target", address, hello, self, MonotonicClock(), grpc.aio.insecure_channel, keep=True
-        )
+        self.link = AttachLink("target", address, hello, self, MonotonicClock(), open_channel, keep=True)
 
     def begin(self, prompt_tokens: int, output_tokens: int) -> None:
         """See Load."""
@@ -169,11 +173,19 @@ async def serve(arguments: argparse.Namespace) -> None:
         block_tokens=arguments.block_tokens,
         model_version=arguments.model_version,
         seed=arguments.seed,
+        open_channel=_channels(arguments.certificates),
     )
     async with asyncio.TaskGroup() as tasks:
         linking = tasks.create_task(sink.link.run(), name="sink-link")
         await serve_load(sink, arguments.seed)
         linking.cancel()
+
+
+def _channels(folder: str) -> Callable[[str], grpc.aio.Channel]:
+    """Return what opens channels to a router, as a frontend with the certificates in `folder`; empty: plain."""
+    if not folder:
+        return grpc.aio.insecure_channel
+    return Trust(build({"trust": trust_keys(Path(folder))}), "frontend").channels_to("router")
 
 
 def main() -> None:
@@ -187,6 +199,9 @@ def main() -> None:
     parser.add_argument("--model-version", default="kvmesh-1")
     parser.add_argument("--block-tokens", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--certificates", default="", help="folder of `kvmesh certificates`; empty: plain text"
+    )
     uvloop.run(serve(parser.parse_args()))
 
 

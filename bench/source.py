@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,9 +23,13 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
+from kvmesh.cli.certificates import trust_keys
 from kvmesh.clock import MonotonicClock
+from kvmesh.config import build
+from kvmesh.interceptors import ErrorInterceptor
 from kvmesh.membership import Member, Registration
 from kvmesh.redis_link import RedisLink
+from kvmesh.trust.peers import Trust
 
 PREFILL_S = 0.005
 """From submit to first token of a fake prefill."""
@@ -222,11 +227,19 @@ async def serve(arguments: argparse.Namespace) -> None:
     """Serve until stdin ends."""
     source = Source(arguments.id, arguments.role, arguments.step_ms / 1000)
     hello = pb.Hello(process_id=source.name, boot_id=source.boot_id, protocol_version=PROTOCOL_VERSION)
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 << 20)])
+    trust = _trust(arguments.certificates, arguments.role)
+    server = grpc.aio.server(
+        interceptors=(ErrorInterceptor(), *trust.guards()),
+        options=[("grpc.max_receive_message_length", 64 << 20)],
+    )
     attach_pb2_grpc.add_AttachServiceServicer_to_server(
         AttachService(source, hello, MonotonicClock()), server
     )
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    credentials, anywhere = trust.server_credentials(), "127.0.0.1:0"
+    port = (
+        server.add_secure_port(anywhere, credentials) if credentials else server.add_insecure_port(anywhere)
+    )
+    address = f"127.0.0.1:{port}"
     await server.start()
 
     async def pace(command: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -262,6 +275,10 @@ async def serve(arguments: argparse.Namespace) -> None:
     await server.stop(0)
 
 
+def _trust(folder: str, role: str) -> Trust:
+    return Trust(build({"trust": trust_keys(Path(folder))} if folder else {}), role)
+
+
 def main() -> None:
     """Parse the command line and serve."""
     parser = argparse.ArgumentParser(prog="bench.source", description=__doc__)
@@ -272,6 +289,9 @@ def main() -> None:
     parser.add_argument("--model-version", default="kvmesh-1")
     parser.add_argument("--block-tokens", type=int, default=32)
     parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument(
+        "--certificates", default="", help="folder of `kvmesh certificates`; empty: plain text"
+    )
     uvloop.run(serve(parser.parse_args()))
 
 

@@ -93,21 +93,31 @@ def measure(pids: list[int], load: Process, seconds: float) -> Window:
 
 
 def add_stream_figures(
-    results: Results, scenario: str, case: Case, window: Window, frames_in: float | None = None
+    results: Results,
+    scenario: str,
+    case: Case,
+    window: Window,
+    frames_in: float | None = None,
+    *,
+    way: str = "",
 ) -> None:
-    """Add what a window of open streams shows. `frames_in`: frames, where the load sees no frames but messages."""
+    """Add what a window of open streams shows.
+
+    `frames_in`: frames, where the load sees no frames but messages. `way`: how it was done, where there are several.
+    """
+    name = f"{case}, {way}" if way else str(case)
     tokens = window.counts["tokens"]
     frames = window.counts["frames"] if frames_in is None else frames_in
     rows = window.counts["rows"]
     if not tokens or not frames:
-        results.problem(scenario, "no token arrived in the window", case)
+        results.problem(scenario, "no token arrived in the window", name)
         return
     expected = case.streams / case.step_ms * 1000 * window.seconds
     if tokens < 0.97 * expected:
-        results.problem(scenario, f"{tokens / expected:.0%} of the paced tokens arrived", case)
-    results.add(scenario, str(case), aims.PER_TOKEN, "us", window.cpu_s / tokens * 1e6)
-    results.add(scenario, str(case), aims.PER_FRAME, "us", window.cpu_s / frames * 1e6)
-    results.add(scenario, str(case), aims.ROWS, "rows", rows / frames)
+        results.problem(scenario, f"{tokens / expected:.0%} of the paced tokens arrived", name)
+    results.add(scenario, name, aims.PER_TOKEN, "us", window.cpu_s / tokens * 1e6)
+    results.add(scenario, name, aims.PER_FRAME, "us", window.cpu_s / frames * 1e6)
+    results.add(scenario, name, aims.ROWS, "rows", rows / frames)
 
 
 def add_rate_figures(results: Results, scenario: str, case: str, window: Window, per_s: float) -> None:

@@ -51,8 +51,4 @@ class Folder:
 
     def section(self) -> dict[str, str]:
         """Return the keys of [trust]."""
-        return {
-            "certificate": f"{self.path}/{{role}}.pem",
-            "key": f"{self.path}/{{role}}.key",
-            "authority": f"{self.path}/authority.pem",
-        }
+        return maker.trust_keys(self.path)

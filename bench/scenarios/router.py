@@ -40,11 +40,11 @@ def run(results: Results, pace: Pace) -> None:
         redis_url = fleet.redis()
         config = fleet.config(CONFIG)
         sources = [
-            _source(fleet, "prefill", "prefill-0", redis_url),
-            _source(fleet, "decode", "decode-0", redis_url),
+            source_of(fleet, "prefill", "prefill-0", redis_url),
+            source_of(fleet, "decode", "decode-0", redis_url),
         ]
         router = fleet.service("router", "router-0", config, redis_url)
-        _wait_attached(sources)
+        wait_attached(sources)
         time.sleep(1.0)
         results.add(NAME, "idle", aims.IDLE, "MB", accounting.rss_bytes(router.pid) / 1e6)
         sink = fleet.neighbour("sink", "bench.sink", "--target", router.address)
@@ -54,18 +54,20 @@ def run(results: Results, pace: Pace) -> None:
         _run_rate(
             results, pace, f"{aims.RATE_200}, decode runs the prompt", SHORT_PROMPT_TOKENS, router, sink
         )
-        sources.append(_source(fleet, "decode", "decode-1", redis_url))
-        _wait_attached(sources)
+        sources.append(source_of(fleet, "decode", "decode-1", redis_url))
+        wait_attached(sources)
         time.sleep(1.0)
         for case in pace.double_cases:
             _run_case(results, pace, case, router, sink, sources)
 
 
-def _source(fleet: Fleet, role: str, name: str, redis_url: str) -> Process:
-    return fleet.neighbour(name, "bench.source", "--role", role, "--id", name, "--redis", redis_url)
+def source_of(fleet: Fleet, role: str, name: str, redis_url: str, *more: str) -> Process:
+    """Start a fake replica that registers."""
+    return fleet.neighbour(name, "bench.source", "--role", role, "--id", name, "--redis", redis_url, *more)
 
 
-def _wait_attached(sources: list[Process]) -> None:
+def wait_attached(sources: list[Process]) -> None:
+    """Wait until a router is attached to each of `sources`. Raises BenchError."""
     end_s = time.monotonic() + ATTACH_TIMEOUT_S
     while not all(source.ask("counters")["sessions"] for source in sources):
         if time.monotonic() > end_s:

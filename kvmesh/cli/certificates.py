@@ -5,6 +5,7 @@ The `openssl` command makes them; production takes them from whoever issues cert
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -58,13 +59,19 @@ def certificates(
     return [folder / f"{role}.pem" for role in roles]
 
 
+def trust_keys(folder: Path) -> dict[str, str]:
+    """Return the keys of [trust] that use the certificates in `folder`."""
+    return {
+        "certificate": f"{folder}/{{role}}.pem",
+        "key": f"{folder}/{{role}}.key",
+        "authority": f"{folder}/{AUTHORITY}.pem",
+    }
+
+
 def section(folder: Path) -> str:
-    """Return the section of kvmesh.toml that uses the certificates in `folder`."""
-    return (
-        "[trust]\n"
-        f'certificate = "{folder}/{{role}}.pem"\n'
-        f'key = "{folder}/{{role}}.key"\n'
-        f'authority = "{folder}/{AUTHORITY}.pem"\n'
+    """Return the same as a section of kvmesh.toml."""
+    return "".join(
+        ["[trust]\n", *(f"{key} = {json.dumps(path)}\n" for key, path in trust_keys(folder).items())]
     )
 
 
