@@ -13,7 +13,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness bench bench-peers chaos soak proto docs lock images
+.PHONY: help setup demo test check exactness upgrade bench bench-peers chaos soak proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,10 +42,14 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, purity
 
 test: check  ## check, then all tests (the short form of exactness among them)
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh --if-possible
-	$(BIN)/python -m pytest -q --ignore=tests/unit/repo -m "not exactness"
+	$(BIN)/python -m pytest -q --ignore=tests/unit/repo -m "not exactness and not upgrade"
 
 exactness: setup  ## Every prompt alone against the mesh under load, token by token (minutes)
 	$(BIN)/python -m pytest -q -m exactness --timeout=7200 tests/integration
+
+upgrade: setup  ## Replace the last release by this one under load, every role first, and back (15 minutes)
+	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
+	$(BIN)/python -m pytest -q -rP tests/integration/upgrade
 
 bench: setup  ## Measure and write docs/measurements (minutes)
 	$(BIN)/python -m bench --write docs/measurements/cost.md
