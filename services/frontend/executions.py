@@ -72,6 +72,8 @@ class Executions:
         clock: Clock,
         runtime_max_s: float,
         on_news: Callable[[str, int], None],
+        *,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self.unfenced_total = 0
         """Requests that started without a number of Redis's."""
@@ -81,6 +83,7 @@ class Executions:
         self._clock = clock
         self._ttl_ms = ttl_ms(runtime_max_s)
         self._on_news = on_news
+        self._answer_s = answer_s
         self._channel = key(mesh, "exec-news")
         self._numbers = itertools.count(1)
         self._late: set[asyncio.Task[Any]] = set()
@@ -126,7 +129,7 @@ class Executions:
         task = asyncio.create_task(self._begin(claim), name="execution-begin")
         self._late.add(task)
         task.add_done_callback(self._late.discard)
-        done, _ = await asyncio.wait((task,), timeout=ANSWER_S)
+        done, _ = await asyncio.wait((task,), timeout=self._answer_s)
         answer = task.result() if done else None
         if answer is None:
             self._pause_until_s = self._clock.now_s() + PAUSE_S

@@ -1,0 +1,151 @@
+"""Which execution of a request counts: numbers from a real Redis, news of later ones, and what holds without it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from kvmesh.clock import MonotonicClock
+from kvmesh.errors import MeshError
+from kvmesh.redis_link import RedisLink
+from services.frontend import executions
+from services.frontend.executions import ANSWER_S, Claim, Execution, Executions
+from services.frontend.settlement import Charge, Report, Settlements
+from tests.integration.frontend.conftest import until
+
+REQUEST = "0" * 31 + "1"
+CLAIM = Claim(REQUEST, digest=5, seed=7, is_seed_asked=False, epoch=0, owner="")
+MESH = "kvmesh"
+RUNTIME_MAX_S = 100.0
+
+
+class Frontend:
+    """The part of a frontend that numbers executions."""
+
+    def __init__(self, redis_url: str, name: str, answer_s: float = 10.0) -> None:
+        self.redis = RedisLink(redis_url)
+        self.news: list[tuple[str, int]] = []
+        self.charges: list[Charge] = []
+        self.executions = Executions(
+            self.redis,
+            MESH,
+            name,
+            MonotonicClock(),
+            RUNTIME_MAX_S,
+            lambda *news: self.news.append(news),
+            answer_s=answer_s,
+        )
+        self.settlements = Settlements(self.redis, MESH, RUNTIME_MAX_S, self.charges.append)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Frontend:
+        self._tasks = [
+            asyncio.create_task(self.executions.run()),
+            asyncio.create_task(self.settlements.run()),
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.redis.close()
+
+    async def begin(self, **changes: Any) -> Execution:
+        """Begin an execution; `changes` are fields of the claim."""
+        claim = dataclasses.replace(CLAIM, owner=self.executions.new_owner(), **changes)
+        return await self.executions.begin(claim)
+
+    async def listening(self) -> None:
+        """Wait until the news come."""
+
+        async def is_subscribed() -> bool:
+            _, count = await self.redis.execute("PUBSUB", "NUMSUB", f"{MESH}:exec-news")
+            return bool(count)
+
+        while not await is_subscribed():
+            await asyncio.sleep(0.005)
+
+
+async def test_every_execution_has_a_number_of_its_own(redis_url: str) -> None:
+    """Two frontends that resume from one token at once: one is later, and both know."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        found = await asyncio.gather(*(each.begin(epoch=1) for each in (one, other) * 10))
+        assert sorted(each.epoch for each in found) == list(range(1, 21))
+        assert all(each.is_fenced and each.seed == 7 for each in found)
+        assert 0 < await one.redis.execute("PTTL", f"{MESH}:exec:{REQUEST}") <= (RUNTIME_MAX_S + 60) * 1000
+
+
+async def test_a_key_sent_again_is_the_same_request(redis_url: str) -> None:
+    """The second execution has the first one's seed, so that it makes the same tokens."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        assert await one.begin(seed=11) == Execution(0, 11, is_fenced=True)
+        assert await other.begin(seed=12) == Execution(1, 11, is_fenced=True)
+
+
+@pytest.mark.parametrize("changes", [{"digest": 6}, {"seed": 8, "is_seed_asked": True}])
+async def test_a_key_of_another_request_is_refused(redis_url: str, changes: dict[str, object]) -> None:
+    """Else a client would get the answer to a question it did not ask."""
+    async with Frontend(redis_url, "a") as one:
+        await one.begin()
+        with pytest.raises(MeshError) as caught:
+            await one.begin(**changes)
+        assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+
+
+async def test_earlier_executions_hear_of_later_ones(redis_url: str) -> None:
+    """The news reach every frontend; a first execution is no news."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await one.listening()
+        await one.begin()
+        await other.begin(epoch=1)
+        await other.begin(epoch=1)
+        await until(lambda: len(one.news) == 2, "the news")
+        assert one.news == [(REQUEST, 1), (REQUEST, 2)]
+
+
+async def test_what_has_ended_well_may_be_executed_again_a_few_times(redis_url: str) -> None:
+    """A client may have lost its answer; it may not compute for nothing for ever."""
+    async with Frontend(redis_url, "a") as one:
+        first = await one.begin()
+        one.settlements.add(Report(REQUEST, first.epoch, "x", 3, 10, 0, is_complete=True))
+        assert await one.settlements.flush(5)
+        for _ in range(executions.AGAIN_MAX):
+            await one.begin()
+        with pytest.raises(MeshError) as caught:
+            await one.begin()
+        assert caught.value.reason == "ALREADY_FINISHED"
+
+
+async def test_the_numbers_have_an_end(redis_url: str) -> None:
+    """An attempt number has 16 bits."""
+    async with Frontend(redis_url, "a") as one:
+        assert (await one.begin(epoch=255)).epoch == 255
+        with pytest.raises(MeshError):
+            await one.begin(epoch=255)
+
+
+async def test_without_redis_a_request_starts_all_the_same() -> None:
+    """It is not fenced, it did not wait long, and the next ones do not wait at all."""
+    async with Frontend("redis://127.0.0.1:1", "a") as one:
+        assert await one.begin(epoch=3) == Execution(3, 7, is_fenced=False)
+        assert one.executions.unfenced_total == 1
+
+
+async def test_a_redis_that_hangs_costs_one_short_wait() -> None:
+    """It takes connections and answers nothing."""
+    connections: list[asyncio.StreamWriter] = []
+    hung = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    port = hung.sockets[0].getsockname()[1]
+    loop = asyncio.get_running_loop()
+    async with Frontend(f"redis://127.0.0.1:{port}", "a", ANSWER_S) as one:
+        began_s = loop.time()
+        for _ in range(1000):
+            assert not (await one.begin()).is_fenced
+        assert loop.time() - began_s < 1000 * ANSWER_S / 10
+    for writer in connections:
+        writer.close()
+    hung.close()
