@@ -1,6 +1,6 @@
 """Streams that run while something breaks: sixteen clients, each sending its request again and again, until told to stop.
 
-What each request must give is known from an undisturbed run; what is measured is how long a client waited for its next token.
+What each request must give is known from an undisturbed run; how long a client waited for its next token is measured.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.server import AttachService
@@ -128,3 +129,24 @@ async def test_another_process_at_the_address_is_not_the_replica() -> None:
 
 def _channel(address: str, role: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+async def test_a_bug_with_one_replica_ends_neither_the_links_nor_the_process(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails while the links are brought in line is logged and tried again; the other streams live on."""
+    monkeypatch.setattr("services.router.links.LOOK_S", 0.05)
+    async with (
+        replica("decode-0", "A") as (_, known),
+        replica("decode-1", "B") as (_, odd),
+        linked() as (links, relay),
+    ):
+        links.update([known])
+        await until(lambda: "decode-0" in relay.replicas and relay.replicas["decode-0"].is_up)
+        healthy = relay.add_replica
+        monkeypatch.setattr(relay, "add_replica", lambda *_, **__: 1 / 0)
+        links.update([known, odd])
+        await until(lambda: "cannot be brought in line" in caplog.text)
+        assert relay.replicas["decode-0"].is_up and len(links) == 1
+        monkeypatch.setattr(relay, "add_replica", healthy)
+        await until(lambda: "decode-1" in relay.replicas and relay.replicas["decode-1"].is_up)
