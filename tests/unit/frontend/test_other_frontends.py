@@ -1,0 +1,195 @@
+"""A request that goes from one frontend to another: taken over, yielded, outbid; and what is silent too long."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.frontend.adoption import Place
+from services.frontend.resume_token import ATTEMPT_STRIDE
+from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, order
+from tests.unit.frontend.test_request import LONG, begin, finish, mesh_of, run, whole
+
+
+def moved(
+    mesh: FakeMesh, client: Client, *, epoch: int = 1, got: int | None = None, **changes: object
+) -> Client:
+    """Return the client of `client`'s request at another frontend, which here is the same core."""
+    place = client.request.place
+    received = tuple(client.ids[:got])
+    return begin(
+        mesh,
+        is_resumed=True,
+        is_fenced=True,
+        attempt_base=epoch * ATTEMPT_STRIDE,
+        received_ids=received,
+        place=place,
+        **changes,
+    )
+
+
+def test_another_frontend_takes_over_what_runs() -> None:
+    """No submit, no recomputed token; the earlier execution ends and cancels nothing."""
+    mesh = mesh_of()
+    first = begin(mesh)
+    run(mesh, first, 10)
+    assert first.request.place == Place(1, first.request.attempts[0].decode_replica)
+    second = moved(mesh, first, got=7)
+    assert first.request.end is not None and first.request.end.outcome == "SUPERSEDED"
+    assert first.request.state.value == "yielding"
+    assert finish(mesh, second) == "LENGTH"
+    assert first.ids[:7] + second.ids == whole(first)
+    assert (len(mesh.submits), mesh.adopts, second.request.adoptions, mesh.cancels) == (1, 1, 1, [])
+    assert second.request.progress.recomputed_tokens == 0
+
+
+def test_what_is_gone_is_computed_again_above_the_earlier_numbers() -> None:
+    """The adopt is refused: an attempt of the later execution's own goes on behind what the client has."""
+    mesh = mesh_of()
+    first = begin(mesh)
+    run(mesh, first, 10)
+    place = first.request.place
+    mesh.core.leave(first.request, mesh.now_s)
+    mesh.settle()
+    second = begin(
+        mesh,
+        is_resumed=True,
+        is_fenced=True,
+        attempt_base=ATTEMPT_STRIDE,
+        received_ids=tuple(first.ids),
+        place=place,
+    )
+    assert finish(mesh, second) == "LENGTH"
+    assert first.ids + second.ids == whole(first)
+    assert [submit.attempt for submit in mesh.submits] == [1, ATTEMPT_STRIDE + 1]
+    assert [attempt.fault for attempt in second.request.attempts] == ["FRONTEND_LOST", ""]
+    assert second.request.progress.recomputed_tokens > 0
+
+
+def test_what_nobody_takes_over_is_cancelled_in_the_end() -> None:
+    """A yielded attempt does not run for nobody."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    run(mesh, client, 10)
+    mesh.core.supersede(client.request.order.request_id, 1, mesh.now_s)
+    assert client.request.end is not None and client.request.end.outcome == "SUPERSEDED"
+    mesh.settle()
+    assert mesh.cancels == []
+    mesh.advance(ORPHAN_S)
+    mesh.settle()
+    assert mesh.cancels == [pb.Cancel.REASON_SUPERSEDED]
+    assert not mesh.core.live.leaving
+
+
+def test_what_has_no_token_yet_is_not_left_to_anybody() -> None:
+    """Nobody can adopt it: the later execution starts anew."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    mesh.send_up(mesh.routers[0])
+    mesh.core.supersede(client.request.order.request_id, 1, mesh.now_s)
+    mesh.settle()
+    assert mesh.cancels == [pb.Cancel.REASON_SUPERSEDED] and not mesh.core.live.leaving
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_news_of_its_own_or_an_earlier_execution_changes_nothing(epoch: int) -> None:
+    """Only a later one ends it."""
+    mesh = mesh_of()
+    client = begin(mesh, attempt_base=ATTEMPT_STRIDE, is_resumed=True, is_fenced=True)
+    run(mesh, client, 5)
+    mesh.core.supersede(client.request.order.request_id, epoch, mesh.now_s)
+    assert finish(mesh, client) == "LENGTH"
+
+
+def test_a_drain_hands_over_and_says_so() -> None:
+    """The client reads DRAINING and goes on elsewhere, exactly."""
+    mesh = mesh_of()
+    first = begin(mesh)
+    run(mesh, first, 10)
+    mesh.core.hand_over([first.request], mesh.now_s)
+    assert first.request.end is not None and first.request.end.outcome == "DRAINING"
+    second = moved(mesh, first)
+    assert finish(mesh, second) == "LENGTH"
+    assert first.ids + second.ids == whole(first)
+    assert len(mesh.submits) == 1
+
+
+def test_an_execution_that_was_superseded_behind_does_not_outbid() -> None:
+    """Its number is its own: who is above it came later."""
+    mesh = mesh_of()
+    client = begin(mesh, attempt_base=ATTEMPT_STRIDE, is_resumed=True, is_fenced=True)
+    run(mesh, client, 5)
+    (attempt,) = mesh.runs
+    assert attempt.router is not None
+    answer = pb.AttachResponse()
+    answer.finishes.add(slot=attempt.slot, end_position=attempt.log.end, reason=pb.Finish.REASON_SUPERSEDED)
+    mesh.core.on_response(attempt.router, answer, mesh.now_s)
+    assert client.request.end is not None and client.request.end.outcome == "SUPERSEDED"
+    assert len(mesh.submits) == 1
+
+
+def test_an_attempt_that_was_taken_over_is_outbid_by_a_late_one_only_once() -> None:
+    """The frontend that thawed tried again below us: our own number is above all it can have."""
+    mesh = mesh_of()
+    first = begin(mesh)
+    run(mesh, first, 10)
+    second = moved(mesh, first)
+    run(mesh, second, 5)
+    (attempt,) = mesh.runs
+    router = attempt.router
+    assert router is not None
+    mesh.runs.remove(attempt)
+    router.runs.pop(attempt.slot)
+    answer = pb.AttachResponse()
+    answer.finishes.add(slot=attempt.slot, end_position=attempt.log.end, reason=pb.Finish.REASON_SUPERSEDED)
+    mesh.core.on_response(router, answer, mesh.now_s)
+    assert finish(mesh, second) == "LENGTH"
+    assert first.ids + second.ids == whole(first)
+    assert [submit.attempt for submit in mesh.submits] == [1, ATTEMPT_STRIDE + 1]
+
+
+def test_silence_behind_is_bounded() -> None:
+    """A lost request is tried again after the watchdog's time, not sooner."""
+    mesh = mesh_of(2)
+    client = begin(mesh)
+    run(mesh, client, 10)
+    (attempt,) = mesh.runs
+    mesh.runs.remove(attempt)  # it is lost between two processes that live
+    assert attempt.router is not None
+    attempt.router.runs.pop(attempt.slot)
+    mesh.advance(14.0)
+    assert len(client.request.attempts) == 1
+    mesh.advance(1.5)
+    assert [each.fault for each in client.request.attempts] == ["SILENT", ""]
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+
+
+def test_a_place_in_the_queue_is_no_silence() -> None:
+    """A request that a router holds waits as long as the router may hold it."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    mesh.send_up(mesh.routers[0])
+    mesh.arrive_up(mesh.routers[0])
+    (attempt,) = mesh.runs
+    mesh.work(attempt)
+    assert attempt.stage == "accepted"
+    mesh.send_down(mesh.routers[0])
+    mesh.arrive_down(mesh.routers[0])
+    mesh.advance(85.0)
+    assert len(client.request.attempts) == 1
+    mesh.advance(6.0)
+    assert client.request.attempts[0].fault == "SILENT"
+
+
+def test_a_client_that_does_not_read_is_no_silence() -> None:
+    """What fills its credit waits for the client, however long."""
+    mesh = mesh_of()
+    client = Client(mesh.core, order(LONG, max_output_tokens=200), mesh.now_s)
+    for _ in range(300):
+        mesh.settle()
+    assert len(client.request.progress.ids) == client.request.progress.credit == 64
+    mesh.advance(100.0)
+    assert len(client.request.attempts) == 1
+    assert finish(mesh, client) == "END_TOKEN"
+    assert len(client.request.attempts) == 1
