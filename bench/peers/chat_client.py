@@ -26,10 +26,9 @@ class ChatConnection:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def stream(self, prompt: str, tokens: int, began_s: float) -> Stream:
-        """Send a prompt and read its answer. `began_s`: the loop's time at 0 of the run's clock. Raises nothing."""
+    async def stream(self, prompt: str, tokens: int, record: Stream, began_s: float) -> None:
+        """Send a prompt and read its answer into `record`. `began_s`: the loop's time at 0 of the run's clock."""
         now = asyncio.get_running_loop().time
-        record = Stream(now() - began_s)
         answer = chat.Answer(tokens)
         cut = ""
         try:
@@ -48,7 +47,6 @@ class ChatConnection:
         record.end(now() - began_s, outcome, detail)
         if outcome is not Outcome.DONE:
             self.close()
-        return record
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""

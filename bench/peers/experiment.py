@@ -14,6 +14,10 @@ WARM_S_MAX = 60.0
 RETRY_S = 0.05
 """A client that was failed waits this long before its next request."""
 LOOK_S = 0.05
+MIDDLE_S_MAX = 5.0
+"""Longest wait for such a moment; then the kill comes as it comes."""
+MARGIN_TOKENS = 2
+"""A stream with fewer tokens to go may be over before the kill takes effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +30,10 @@ class Schedule:
     interval_s: float = 0.02
     """Between two tokens of a stream, as the worker paces them."""
     kill_s: float = 2.0
-    start_s: float = 5.0
-    end_s: float = 14.0
-    watch_s: float = 5.0
+    """Earliest: the kill waits for a moment at which every client is in the middle of a stream."""
+    down_s: float = 3.0
+    """From the kill until the worker is started again."""
+    watch_s: float = 9.0
     """The returned worker is watched at least this long after it is ready."""
 
 
@@ -44,8 +49,11 @@ class System(Protocol):
         """Start everything and return when it should serve."""
         ...
 
-    async def stream(self, slot: int, began_s: float) -> Stream:
-        """Send the next request of client `slot` and read it to its end. Raises nothing of the system's making."""
+    async def stream(self, slot: int, record: Stream, began_s: float) -> None:
+        """Send the next request of client `slot` and read it to its end, all into `record`.
+
+        `began_s`: the loop's time at 0 of the run's clock. Raises nothing of the system's making.
+        """
         ...
 
     def kill(self) -> None:
@@ -62,7 +70,7 @@ class System(Protocol):
 
 
 async def run(system: System, schedule: Schedule, horizon_s: float, say: Callable[[str], None]) -> Figures:
-    """Run the schedule once. The load goes on until the returned worker served, or until `horizon_s` if that is later.
+    """Run the schedule once. The load goes on for `watch_s` behind the return, then until `horizon_s` or the first request.
 
     Raises BenchError where the system does not come up.
     """
@@ -75,7 +83,7 @@ async def run(system: System, schedule: Schedule, horizon_s: float, say: Callabl
         clients = [group.create_task(load.client(slot)) for slot in range(schedule.streams)]
         try:
             fault = await _break(system, schedule, load, say)
-            end_s = max(schedule.end_s, fault.ready_s + schedule.watch_s)
+            end_s = fault.ready_s + schedule.watch_s
             say("watches the returned worker")
             while load.now_s() < end_s or (
                 load.now_s() < horizon_s and readmitted_s(load.streams, fault) is None
@@ -96,6 +104,7 @@ class _Load:
 
     def __init__(self, system: System, schedule: Schedule) -> None:
         self.streams: list[Stream] = []
+        self._live: dict[int, Stream] = {}
         self._system = system
         self._schedule = schedule
         self._is_on = True
@@ -106,16 +115,24 @@ class _Load:
         """Return the time on the run's clock."""
         return self._now() - self._began_s
 
+    def is_in_the_middle(self) -> bool:
+        """True if every client has a stream that has begun and has some way to go."""
+        middle = range(1, self._schedule.tokens - MARGIN_TOKENS + 1)
+        return len(self._live) == self._schedule.streams and all(
+            stream.outcome is None and stream.token_count in middle for stream in self._live.values()
+        )
+
     def stop(self) -> None:
         """Let the clients end behind their streams."""
         self._is_on = False
 
     async def client(self, slot: int) -> None:
-        """Send request after request until `stop`. Clients begin apart, so that a fault meets streams of any age."""
-        stream_s = self._schedule.tokens * self._schedule.interval_s
-        await asyncio.sleep(stream_s * slot / self._schedule.streams)
+        """Send request after request until `stop`. Clients begin apart, so that a fault meets streams of different ages."""
+        half_stream_s = self._schedule.tokens * self._schedule.interval_s / 2
+        await asyncio.sleep(half_stream_s * slot / self._schedule.streams)
         while self._is_on:
-            stream = await self._system.stream(slot, self._began_s)
+            stream = self._live[slot] = Stream(self.now_s())
+            await self._system.stream(slot, stream, self._began_s)
             self.streams.append(stream)
             if stream.outcome is not Outcome.DONE:
                 await asyncio.sleep(RETRY_S)
@@ -144,9 +161,12 @@ def _have_served(streams: list[Stream], workers: frozenset[str]) -> bool:
 async def _break(system: System, schedule: Schedule, load: _Load, say: Callable[[str], None]) -> Fault:
     await asyncio.sleep(schedule.kill_s - load.now_s())
     say("kills a worker")
+    latest_s = schedule.kill_s + MIDDLE_S_MAX
+    while not load.is_in_the_middle() and load.now_s() < latest_s:
+        await asyncio.sleep(LOOK_S / 10)
     killed_s = load.now_s()
     system.kill()
-    await asyncio.sleep(schedule.start_s - load.now_s())
+    await asyncio.sleep(schedule.down_s)
     say("starts it again")
     started_s = load.now_s()
     await system.start_again()

@@ -68,10 +68,10 @@ class MeshSystem:
         self._channel = grpc.aio.insecure_channel(self._running["frontend-0"].address)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
-    async def stream(self, slot: int, began_s: float) -> Stream:
+    async def stream(self, slot: int, record: Stream, began_s: float) -> None:
         """See System. Tokens are compared by `close`, which knows what is right; their count and positions here."""
         now = asyncio.get_running_loop().time
-        record, ids = Stream(now() - began_s), list[int]()
+        ids: list[int] = []
         prompt = prompts.random_ids(self._schedule.prompt_words, self._draw)
         self._answers.append((record, prompt, ids))
         outcome, detail = Outcome.LOST, "ended without finished"
@@ -101,7 +101,6 @@ class MeshSystem:
         finally:
             call.cancel()
         record.end(now() - began_s, outcome, detail)
-        return record
 
     def kill(self) -> None:
         """See System."""

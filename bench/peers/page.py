@@ -143,17 +143,17 @@ def page(record: Record, notes: str) -> str:
 def _procedure(record: Record) -> str:
     schedule = record.schedule
     watch = (
-        f", in the first run of a case until the returned worker served or {record.horizon_s:g} s have passed"
+        f", in the first run of a case until the worker served, for up to {record.horizon_s:g} s in all"
         if record.horizon_s
         else ""
     )
     return (
         f"{schedule.streams} clients at once, each sending one request after another: a new prompt of "
         f"{schedule.prompt_words} words, {schedule.tokens} tokens streamed, {schedule.interval_s * 1000:g} ms apart. "
-        f"At {schedule.kill_s:g} s the third of four workers is killed with SIGKILL, at {schedule.start_s:g} s it is "
-        f"started again on its address. The load goes on until {schedule.end_s:g} s, at least {schedule.watch_s:g} s "
-        f"behind the moment the worker was ready{watch}. Every run starts everything anew and begins when each worker "
-        "has served. Cases take turns; a cell is the median of the runs, with the smallest and the largest in brackets. "
+        f"After {schedule.kill_s:g} s, as soon as every client is in the middle of a stream, the third of four workers is "
+        f"killed with SIGKILL; {schedule.down_s:g} s later it is started again on its address. The load goes on for "
+        f"{schedule.watch_s:g} s behind the moment the worker was ready{watch}. Every run starts everything anew and "
+        "begins when each worker has served. Cases take turns; a cell is the median of the runs, with the smallest and the largest in brackets. "
         "Everything runs on one machine, over loopback."
     )
 

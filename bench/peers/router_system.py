@@ -59,10 +59,10 @@ class RouterSystem:
         await listening(process, own)
         self._connections = [ChatConnection(own) for _ in range(self._schedule.streams)]
 
-    async def stream(self, slot: int, began_s: float) -> Stream:
+    async def stream(self, slot: int, record: Stream, began_s: float) -> None:
         """See System."""
         prompt = " ".join(f"{self._draw.getrandbits(24):06x}" for _ in range(self._schedule.prompt_words))
-        return await self._connections[slot].stream(prompt, self._schedule.tokens, began_s)
+        await self._connections[slot].stream(prompt, self._schedule.tokens, record, began_s)
 
     def kill(self) -> None:
         """See System."""

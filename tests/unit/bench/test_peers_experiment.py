@@ -11,9 +11,7 @@ from bench.peers.mesh_system import configuration, truth
 from bench.peers.streams import Outcome, Stream
 from bench.processes import BenchError
 
-SCHEDULE = Schedule(
-    streams=8, tokens=4, interval_s=0.01, kill_s=0.3, start_s=0.6, end_s=1.2, watch_s=0.1, prompt_words=1
-)
+SCHEDULE = Schedule(streams=8, tokens=12, interval_s=0.01, kill_s=0.3, down_s=0.3, watch_s=0.6)
 
 
 class FourWorkers:
@@ -31,22 +29,20 @@ class FourWorkers:
     async def start(self) -> None:
         """See System."""
 
-    async def stream(self, slot: int, began_s: float) -> Stream:
+    async def stream(self, slot: int, record: Stream, began_s: float) -> None:
         """See System."""
         now = asyncio.get_running_loop().time
         name = f"worker-{slot % 4}"
         if name == self.victim and self._killed.is_set():
             name = self.returned if now() >= self._back_s else "worker-1"
-        record = Stream(now() - began_s)
         record.workers = [name]
         for _ in range(SCHEDULE.tokens):
             record.arrive(now() - began_s, 1)
             await asyncio.sleep(SCHEDULE.interval_s)
             if name == self.victim and self._killed.is_set():
                 record.end(now() - began_s, Outcome.LOST, "connection cut")
-                return record
+                return
         record.end(now() - began_s, Outcome.DONE)
-        return record
 
     def kill(self) -> None:
         """See System."""
@@ -68,24 +64,24 @@ async def test_what_the_dead_worker_served_is_lost_and_its_return_is_timed() -> 
     told = await run(system, SCHEDULE, 0.0, lambda doing: None)
     assert (told.lost, told.hit, told.refused, told.wrong) == (2, 2, 0, 0)
     assert told.details == ("2 x lost: connection cut",)
-    assert told.readmitted_s is not None and 0.2 <= told.readmitted_s < 1.0
+    assert told.readmitted_s is not None and told.readmitted_s >= 0.2
     assert system.closed_with == told.done + told.lost
 
 
 async def test_a_run_waits_for_the_returned_worker_until_the_horizon_and_no_longer() -> None:
     """With a horizon the run goes on until the worker served; without one it says how long it looked."""
-    told = await run(FourWorkers(back_after_s=1.0), SCHEDULE, 0.0, lambda doing: None)
-    assert told.readmitted_s is None and told.watched_s == pytest.approx(0.6, abs=0.4)
-    told = await run(FourWorkers(back_after_s=1.0), SCHEDULE, 10.0, lambda doing: None)
+    told = await run(FourWorkers(back_after_s=5.0), SCHEDULE, 0.0, lambda doing: None)
+    assert told.readmitted_s is None and 0.6 <= told.watched_s < 5
+    told = await run(FourWorkers(back_after_s=1.0), SCHEDULE, 30.0, lambda doing: None)
     assert told.readmitted_s is not None and told.readmitted_s >= 1.0
-    assert told.watched_s < 5
+    assert told.watched_s < 20
 
 
 async def test_a_slow_start_is_not_counted_against_the_system() -> None:
     """The way back is timed from the moment the worker could serve, which is told apart."""
     told = await run(FourWorkers(back_after_s=0.0, ready_after_s=0.5), SCHEDULE, 0.0, lambda doing: None)
     assert told.ready_s >= 0.5
-    assert told.readmitted_s is not None and told.readmitted_s < 0.5
+    assert told.readmitted_s is not None and told.readmitted_s < told.ready_s
 
 
 async def test_a_system_without_all_its_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
