@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
 from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
@@ -18,6 +19,7 @@ from kvmesh.cli.shared_memory import clear_orphans
 from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
 from kvmesh.config import ConfigError, Engine, MeshConfig, describe
 from kvmesh.redis_url import without_password
+from kvmesh.trust.names import ROLES
 
 LOGS = "logs"
 
@@ -71,6 +73,8 @@ async def _refuse_absent(config: MeshConfig) -> None:
             f'mesh.model_dir = "{config.mesh.model_dir}" is no folder ({config.mesh.model_path}): '
             "name the one with the tokenizer and the weights."
         )
+    for role in ROLES:
+        Dial(config, role)
     if config.redis.url and (fault := await redis_fault(config.redis.url)):
         raise ConfigError(
             f'redis.url = "{without_password(config.redis.url)}" does not answer ({fault}): '

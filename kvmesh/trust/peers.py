@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -14,6 +15,8 @@ from kvmesh.trust.diagnosis import explain
 from kvmesh.trust.guard import PeerGuard
 from kvmesh.trust.material import Files, Keeper, Material
 from kvmesh.trust.names import name_of
+
+log = logging.getLogger(__name__)
 
 EXPIRES: Final = "Unix time at which the certificate in use ends; 0 without TLS."
 
@@ -37,6 +40,10 @@ class Trust:
             paths = (section.certificate, section.key, section.authority)
             files = Files(*(path.replace(ROLE, role) for path in paths))
             self._keeper = Keeper(files, name_of(role, self._mesh))
+            log.info(
+                "peers are verified",
+                extra={"as": name_of(role, self._mesh), "expires_s": self._keeper.expires_s},
+            )
 
     def material(self) -> Material | None:
         """Return what is shown and believed now, or None without TLS."""

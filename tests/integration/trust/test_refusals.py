@@ -6,13 +6,16 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvmesh.cli.certificates import section
+from kvmesh.cli.health import Probe, health
+from kvmesh.config import ConfigError
 from kvmesh.metrics import open_fds
 from kvmesh.trust.peers import Trust
 from tests.certificates import Folder
@@ -205,3 +208,19 @@ async def test_health_is_for_every_role_and_only_with_a_certificate(own: Folder)
         began_s = asyncio.get_running_loop().time()
         assert await check(_plain(own, own).channel(address, "router")) is grpc.StatusCode.UNAVAILABLE
         assert asyncio.get_running_loop().time() - began_s < AT_ONCE_S
+
+
+@pytest.mark.parametrize("role", ["router", "decode"])
+async def test_a_container_checks_its_health_with_its_own_certificate(
+    own: Folder, tmp_path: Path, role: str
+) -> None:
+    """`kvmesh health` needs the configuration alone; one that is over makes it say so."""
+    path = tmp_path / "kvmesh.toml"
+    path.write_text(section(own.path))
+    probe = Probe("", role=role, config=str(path))
+    async with serving(Trust(config_of(own), role), role) as (address, _):
+        probe = replace(probe, address=address)
+        assert "does not serve now" in await asyncio.to_thread(health, probe)  # nobody said that it serves
+        own.expire(role)
+        with pytest.raises(ConfigError, match="expired"):
+            await asyncio.to_thread(health, probe)
