@@ -112,11 +112,16 @@ class Process:
             self._child.stdin.close()
         self._child.terminate()
 
-    def kill(self) -> None:
-        """Send SIGKILL to it and to all it started, and do not wait."""
-        for pid in (self.pid, *accounting.descendants(self.pid)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def aim(self) -> Callable[[], None]:
+        """Return what sends SIGKILL to it and to all it has started by now, at once."""
+        family = (self.pid, *accounting.descendants(self.pid))
+
+        def kill() -> None:
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        return kill
 
     def close(self) -> None:
         """Wait until it has ended; kill it if it does not."""

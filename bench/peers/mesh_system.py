@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -102,10 +103,15 @@ class MeshSystem:
             call.cancel()
         record.end(now() - began_s, outcome, detail)
 
-    def kill(self) -> None:
+    def aim(self) -> Callable[[], None]:
         """See System."""
-        for name in (VICTIM, f"{VICTIM}-engine"):
-            self._running[name].kill()
+        kills = [self._running[name].aim() for name in (VICTIM, f"{VICTIM}-engine")]
+
+        def kill() -> None:
+            for one in kills:
+                one()
+
+        return kill
 
     async def start_again(self) -> None:
         """See System."""
@@ -121,7 +127,7 @@ class MeshSystem:
             if id(stream) in judged and ids != truth(prompt, len(ids), self._config):
                 stream.outcome, stream.detail = Outcome.WRONG, "a token that is not the expected one"
 
-    async def _start(self, wanted: Any) -> None:
+    async def _start(self, wanted: Callable[[plan.Process], bool]) -> None:
         """Start the processes that `wanted` picks and return when each is ready."""
         picked = [one for one in self._plan.values() if wanted(one)]
         for one in picked:

@@ -153,8 +153,8 @@ def _procedure(record: Record) -> str:
         f"After {schedule.kill_s:g} s, as soon as every client is in the middle of a stream, the third of four workers is "
         f"killed with SIGKILL; {schedule.down_s:g} s later it is started again on its address. The load goes on for "
         f"{schedule.watch_s:g} s behind the moment the worker was ready{watch}. Every run starts everything anew and "
-        "begins when each worker has served. Cases take turns; a cell is the median of the runs, with the smallest and the largest in brackets. "
-        "Everything runs on one machine, over loopback."
+        "begins when each worker has served. Cases take turns; a cell is the median of the runs, with the "
+        "smallest and the largest in brackets. Everything runs on one machine, over loopback."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,10 +65,10 @@ class RouterSystem:
         prompt = " ".join(f"{self._draw.getrandbits(24):06x}" for _ in range(self._schedule.prompt_words))
         await self._connections[slot].stream(prompt, self._schedule.tokens, record, began_s)
 
-    def kill(self) -> None:
+    def aim(self) -> Callable[[], None]:
         """See System."""
         assert self._victim is not None
-        self._victim.kill()
+        return self._victim.aim()
 
     async def start_again(self) -> None:
         """See System."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +12,7 @@ from bench.peers.mesh_system import configuration, truth
 from bench.peers.streams import Outcome, Stream
 from bench.processes import BenchError
 
-SCHEDULE = Schedule(streams=8, tokens=12, interval_s=0.01, kill_s=0.3, down_s=0.3, watch_s=0.6)
+SCHEDULE = Schedule(streams=8, tokens=24, interval_s=0.01, kill_s=0.3, down_s=0.3, watch_s=0.6)
 
 
 class FourWorkers:
@@ -44,9 +45,9 @@ class FourWorkers:
                 return
         record.end(now() - began_s, Outcome.DONE)
 
-    def kill(self) -> None:
+    def aim(self) -> Callable[[], None]:
         """See System."""
-        self._killed.set()
+        return self._killed.set
 
     async def start_again(self) -> None:
         """See System."""

@@ -163,7 +163,7 @@ async def test_a_worker_killed_under_a_stream_loses_it() -> None:
         async def kill(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             for number in range(100):
                 if number == 14:
-                    process.kill()
+                    process.aim()()
                 writer.write(await reader.readline())
 
         async with between(port, kill) as middle:
