@@ -18,6 +18,9 @@ from services.router.replicas import Replica
 MARGIN_S: Final = 0.005
 """Taken off each deadline by this hop."""
 
+MISSED_S: Final = 2.0
+"""A replica reports each second: one that missed this much is not asked for a running attempt."""
+
 MAX_OUTPUT_TOKENS: Final = 1 << 24
 
 
@@ -99,8 +102,9 @@ class Admission:
             message = f"attempt {known.attempt} of the request is known here"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_SUPERSEDED, message)
             return
-        if not decode.is_up and decode.open_failures:
-            # It was tried and is not there: waiting for the next try would cost the frontend the time of a new attempt.
+        if decode.open_failures if not decode.is_up else now_s - decode.heard_s >= MISSED_S:
+            # Tried and not there, or about to be lost here too: waiting for it would cost the frontend the time in which
+            # a new attempt goes on elsewhere.
             message = f"{adopt.decode_replica} cannot be reached"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
             return

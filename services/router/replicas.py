@@ -50,6 +50,8 @@ class Replica:
         self.state = ReplicaState(name)
         self.report: pb.LoadReport | None = None
         self.reported_s = 0.0
+        self.heard_s = 0.0
+        """When its present stream last brought something."""
         self.is_up = False
         self.is_listed = True
         self.is_draining = False
@@ -140,12 +142,14 @@ class Replica:
     def on_attached(self, link: Link, peer: pb.Hello, now_s: float) -> None:
         """The stream is up."""
         self.is_up = True
+        self.heard_s = now_s
         self.open_failures = 0
         self.down_since_s = None
         self._relay.after_event(now_s)
 
     def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
         """Take one message, in the protocol's order. Raises FrameError."""
+        self.heard_s = now_s
         answers, slots = self._relay.answers, self.slots
         for accepted in message.acceptances:
             if (item := slots.get(accepted.slot)) is not None:

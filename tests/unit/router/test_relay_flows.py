@@ -1037,3 +1037,18 @@ def test_a_draining_router_can_be_taken_over_when_everything_generates(phase: st
     assert desk.relay.can_be_taken_over()
     getattr(desk, phase)()
     assert desk.relay.can_be_taken_over() == (phase == "generating")
+
+
+def test_a_replica_that_has_gone_silent_is_not_asked_for_what_ran_there() -> None:
+    """Another router lost it and this one will: its heartbeats are missing here too."""
+    desk = Desk()
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True))
+    desk.wait(1.9)
+    desk.ask(adopts=[pb.Adopt(slot=1, request_id=A, attempt=1, decode_replica="decode-0")])
+    assert len(desk.up("decode-0").adopts) == 1
+    desk.wait(0.2)
+    desk.ask(adopts=[pb.Adopt(slot=2, request_id=B, attempt=1, decode_replica="decode-0")])
+    assert [(row.slot, row.reason) for row in desk.told().refusals] == [
+        (2, pb.Refusal.REASON_UNKNOWN_REQUEST)
+    ]
+    assert not desk.up("decode-0").adopts
