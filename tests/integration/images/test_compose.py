@@ -15,7 +15,7 @@ from tests.integration.live_mesh import until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(600)]
 
-HEALTHY_S_MAX = 90.0
+HEALTHY_S_MAX = 180.0
 OUTPUT_TOKENS = 60
 REPLICAS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 SERVICES = {"redis", "router", "frontend", *REPLICAS, *(f"{name}-engine" for name in REPLICAS)}
