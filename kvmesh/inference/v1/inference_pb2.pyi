@@ -75,7 +75,10 @@ class GenerateRequest(_message.Message):
     """
     idempotency_key: _builtins.str
     """Names this request for the client, so that two executions of it can be told from two requests. At most 128
-    characters. Empty: none. This version checks its length only; it does not yet join two executions.
+    characters; unique in the mesh, for example a UUID. Empty: none. The same request sent again with its key, while
+    the mesh remembers it (its longest runtime and a minute): the later execution goes on, the earlier one ends with
+    ABORTED, and it is charged once. One that has ended well may be executed again three times, with the same seed, then it
+    is ALREADY_EXISTS. Another request with the key is INVALID_ARGUMENT.
     """
     model: _builtins.str
     """Model to use. Empty: the model the mesh serves; another name than that is INVALID_ARGUMENT."""

@@ -50,13 +50,18 @@ class InferenceServiceServicer:
         """Generates tokens for one prompt and streams them.
 
         1. The first response is `started`; it carries the resume token.
-        2. Then come `tokens`, in order of position, without gap or repeat; text is never cut inside a character.
+        2. Then come `tokens`, in order of position, without gap or repeat; text is never cut inside a character. Text that
+        became certain only because nothing follows comes behind the last ids, in a message without ids.
         3. The last response is `finished`; the status is OK. A request that could not be served ends with a status and
         google.rpc details instead: INVALID_ARGUMENT (BadRequest names field, value and range), RESOURCE_EXHAUSTED and
-        UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), INTERNAL.
-        ErrorInfo.reason is stable; the text is not.
+        UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), ALREADY_EXISTS (it has
+        ended well, and was executed again often enough since), INTERNAL. ErrorInfo.reason is stable; the text is not.
         4. The deadline is gRPC's own. When it passes, the engine stops too.
         5. Cancelling the call stops the engine; what was streamed is charged.
+        6. A stream that breaks, or ends with UNAVAILABLE and reason DRAINING, goes on at any frontend: the same request
+        again with `options.resume`, or, if `started` never came, as it was with its `idempotency_key`. Every token is
+        charged once. A client that sends the metadata `kvmesh-hand-over` is sent elsewhere at once when its frontend
+        shuts down; others keep their stream as long as the shutdown waits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
