@@ -7,9 +7,9 @@ from typing import Final
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.blocks import count_for
+from services.router.claims import blame, clamp, hit_of
 from services.router.holdings import Holdings
-from services.router.policy import Hit, LoadSeen, ReplicaGone
+from services.router.policy import LoadSeen, ReplicaGone
 from services.router.relayed import Relayed, Stage
 from services.router.releases import ACCEPT_S, US_MAX, Releases
 from services.router.replicas import Replica
@@ -20,13 +20,6 @@ PLACE_AGAIN: Final = (
     pb.Refusal.REASON_DRAINING,
 )
 """Refusals of decode after which another decode replica is tried."""
-
-OWN_FAULTS: Final = (
-    pb.Failure.CODE_ENGINE_LOST,
-    pb.Failure.CODE_ENGINE_ERROR,
-    pb.Failure.CODE_STALLED,
-)
-"""Failures that are the replica's own doing."""
 
 NEVER_AGAIN: Final = (pb.Failure.CODE_INVALID, pb.Failure.CODE_INTERNAL)
 """Failures that another replica would not mend."""
@@ -84,10 +77,10 @@ class Answers:
         else:
             replica.answered_well(item.released_s)
         item.first_token_s = item.first_token_s or now_s
-        _clamp(first, item, now_s)
+        clamp(first, item, now_s)
         item.cached_tokens = first.cached_token_count
         item.next_position += 1
-        self._holdings.settle(item, now_s, self._hit(first, is_measured=is_prefill))
+        self._holdings.settle(item, now_s, hit_of(first, self._block_tokens, is_measured=is_prefill))
         item.hashes = ()
         handoff, first.context_phase_params = first.context_phase_params, b""
         first.slot = item.slot
@@ -145,7 +138,7 @@ class Answers:
             self._prefill_over(item, now_s)
             return
         untouched = failure.untouched and not (replica is item.decode and item.first_token_s)
-        self._blame(item, replica, failure, now_s)
+        blame(item, replica, failure, now_s)
         self._forget_at(item, replica)
         message, name = failure.message, failure.replica or replica.name
         if untouched and failure.code not in NEVER_AGAIN and self._releases.can_place_again(item):
@@ -242,19 +235,6 @@ class Answers:
             self._releases.again(item, replica.name, now_s)
         else:
             self._fail(item, pb.Failure.CODE_STALLED, why, replica.name, now_s)
-
-    def _blame(self, item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
-        """Count what failed against whose doing it was; of a lost handoff, decode's and prefill's."""
-        if failure.untouched:
-            return  # it had no room, or gave back what it had not begun
-        name = name_of(pb.Failure.Code, failure.code)
-        if failure.code in OWN_FAULTS:
-            replica.failed(item.released_s, now_s, name)
-        elif failure.code == pb.Failure.CODE_HANDOFF_LOST and replica is item.decode:
-            # The one that did not give or the one that did not take: the others of each role tell, by going well.
-            replica.failed(item.released_s, now_s, name)
-            if item.prefill is not None:
-                item.prefill.failed(item.released_s, now_s, name)
 
     def _hand_over(self, item: Relayed, prefill: Replica, handoff: bytes) -> None:
         """Give decode the handoff."""
@@ -355,22 +335,3 @@ class Answers:
             self._holdings.detach_prefill(item)
         else:
             self._holdings.detach_decode(item)
-
-    def _hit(self, first: pb.FirstToken, *, is_measured: bool) -> Hit:
-        return Hit(
-            cached_tokens=first.cached_token_count,
-            computed_tokens=first.computed_token_count,
-            cached_blocks=count_for(first.cached_token_count, self._block_tokens),
-            prefill_s=first.prefill_us / 1e6 if is_measured else 0.0,
-        )
-
-
-def _clamp(first: pb.FirstToken, item: Relayed, now_s: float) -> None:
-    """Cut what a replica claims down to what can be: it is learned from, and goes on into narrower fields."""
-    cached = min(first.cached_token_count, item.token_count)
-    computed = min(first.computed_token_count, item.token_count - cached)
-    prefill_us = min(first.prefill_us, max(0, round((now_s - item.released_s) * 1e6)))
-    claimed = (first.cached_token_count, first.computed_token_count, first.prefill_us)
-    if claimed != (cached, computed, prefill_us):
-        first.cached_token_count, first.computed_token_count = cached, computed
-        first.prefill_us = prefill_us

@@ -1,0 +1,54 @@
+"""What a replica claims of an attempt, cut down to what can be, and what speaks against the replica. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.attach.names import name_of
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.blocks import count_for
+from services.router.policy import Hit
+from services.router.relayed import Relayed
+from services.router.replicas import Replica
+
+OWN_FAULTS: Final = (
+    pb.Failure.CODE_ENGINE_LOST,
+    pb.Failure.CODE_ENGINE_ERROR,
+    pb.Failure.CODE_STALLED,
+)
+"""Failures that are the replica's own doing."""
+
+
+def clamp(first: pb.FirstToken, item: Relayed, now_s: float) -> None:
+    """Cut what a replica claims down to what can be: it is learned from, and goes on into narrower fields."""
+    cached = min(first.cached_token_count, item.token_count)
+    computed = min(first.computed_token_count, item.token_count - cached)
+    prefill_us = min(first.prefill_us, max(0, round((now_s - item.released_s) * 1e6)))
+    claimed = (first.cached_token_count, first.computed_token_count, first.prefill_us)
+    if claimed != (cached, computed, prefill_us):
+        first.cached_token_count, first.computed_token_count = cached, computed
+        first.prefill_us = prefill_us
+
+
+def hit_of(first: pb.FirstToken, block_tokens: int, *, is_measured: bool) -> Hit:
+    """Return what the prompt's computation teaches; its time only where it was measured alone."""
+    return Hit(
+        cached_tokens=first.cached_token_count,
+        computed_tokens=first.computed_token_count,
+        cached_blocks=count_for(first.cached_token_count, block_tokens),
+        prefill_s=first.prefill_us / 1e6 if is_measured else 0.0,
+    )
+
+
+def blame(item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
+    """Count what failed against whose doing it was; of a lost handoff, decode's and prefill's."""
+    if failure.untouched:
+        return  # it had no room, or gave back what it had not begun
+    name = name_of(pb.Failure.Code, failure.code)
+    if failure.code in OWN_FAULTS:
+        replica.failed(item.released_s, now_s, name)
+    elif failure.code == pb.Failure.CODE_HANDOFF_LOST and replica is item.decode:
+        # The one that did not give or the one that did not take: the others of each role tell, by going well.
+        replica.failed(item.released_s, now_s, name)
+        if item.prefill is not None:
+            item.prefill.failed(item.released_s, now_s, name)
