@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,13 +23,19 @@ def connected() -> Iterator[docker.DockerClient]:
 
 def missing(images: Sequence[str]) -> str:
     """Say in one sentence why containers of `images` cannot run here; empty: they can."""
+    reason, image = "", ""
     try:
         with connected() as client:
             client.ping()
             for image in images:
                 client.images.get(image)
     except ImageNotFound:
-        return f"Docker has no image {image}: run `make images`."
+        reason = f"Docker has no image {image}: run `make images`."
     except DockerException as error:
-        return f"No Docker engine answers here: {error}"
-    return ""
+        reason = f"No Docker engine answers here: {error}."
+    if reason:
+        # docker-py leaves the socket that could not connect to the garbage collector, which warns.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+    return reason
