@@ -29,10 +29,10 @@ class Place:
 class Adoption:
     """What a request remembers of its adoptions."""
 
-    __slots__ = ("_first", "fault", "steals", "total", "until_s")
+    __slots__ = ("base", "fault", "steals", "total", "until_s")
 
     def __init__(self, attempt_base: int) -> None:
-        self._first = attempt_base * NUMBERS
+        self.base = attempt_base
         self.total = 0
         """Adopts that were sent."""
         self.steals = 0
@@ -52,5 +52,5 @@ class Adoption:
             position=position,
             credit_position=credit,
             decode_replica=place.decode_replica,
-            adoption=self._first + self.total,
+            adoption=self.base * NUMBERS + self.total,
         )

@@ -92,10 +92,17 @@ class FrontendCore:
         self.on_event()
         return request
 
-    def supersede(self, request_id: str, epoch: int, now_s: float) -> None:
-        """Execution `epoch` of a request runs somewhere: end the earlier ones here, leaving to it what runs behind them."""
+    def supersede(self, request_id: str, epoch: int, now_s: float, owner: str = "") -> None:
+        """Execution `epoch` of a request runs somewhere: end the earlier ones here, leaving to it what runs behind them.
+
+        `owner`: whose it is; one of ours that started without waiting for its number has it now.
+        """
         for request in self.live.executions(request_id):
-            if request.order.epoch < epoch:
+            if request.order.epoch >= epoch:
+                continue
+            if owner and request.order.owner == owner:
+                request.renumber(epoch)
+            else:
                 self._guard(request, lambda each: each.yield_to(faults.superseded(), now_s), now_s)
         self.on_event()
 

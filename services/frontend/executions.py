@@ -62,7 +62,10 @@ class Execution:
 
 
 class Executions:
-    """Hands numbers out and follows the news. `on_news(request_id, epoch)` hears of every later execution in the mesh."""
+    """Hands numbers out and follows the news: `on_news(request_id, epoch, owner)` hears of every later execution.
+
+    Where Redis answered too late, the news tells an execution its own number.
+    """
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class Executions:
         boot_id: str,
         clock: Clock,
         runtime_max_s: float,
-        on_news: Callable[[str, int], None],
+        on_news: Callable[[str, int, str], None],
         *,
         answer_s: float = ANSWER_S,
     ) -> None:
@@ -170,9 +173,9 @@ class Executions:
                 await subscription.aclose()
 
     def _take(self, data: bytes) -> None:
-        request_id, _, epoch = data.decode(errors="replace").partition(" ")
+        request_id, epoch, owner, *_ = (*data.decode(errors="replace").split(" "), "", "")
         if epoch.isdecimal():
-            self._on_news(request_id, int(epoch))
+            self._on_news(request_id, int(epoch), owner)
         else:
             log.warning("news of executions cannot be read: %.80r", data)
 
@@ -203,7 +206,7 @@ if epoch > tonumber(ARGV[6]) then return {'ENDED'} end
 if known[4] then redis.call('HINCRBY', KEYS[1], 'again', -1) end
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'digest', ARGV[2], 'seed', seed, 'owner', ARGV[5])
 redis.call('PEXPIRE', KEYS[1], ARGV[7])
-if epoch > 0 then redis.call('PUBLISH', ARGV[8], ARGV[9] .. ' ' .. epoch) end
+if epoch > 0 then redis.call('PUBLISH', ARGV[8], ARGV[9] .. ' ' .. epoch .. ' ' .. ARGV[5]) end
 return {'RUN', epoch, seed}
 """
 """KEYS: the request. ARGV: least epoch, digest, seed, whether the client gave it, owner, highest epoch, life in ms,

@@ -175,7 +175,7 @@ class Frontend:
             self._boot_id,
             clock,
             section.runtime_max_s,
-            lambda request_id, epoch: self.core.supersede(request_id, epoch, clock.now_s()),
+            lambda request_id, epoch, owner: self.core.supersede(request_id, epoch, clock.now_s(), owner),
         )
         self.settlements = Settlements(redis, config.mesh.name, section.runtime_max_s, counts.on_charge)
         watch_executions(self.metrics, self.executions, self.settlements)

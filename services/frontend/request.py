@@ -19,6 +19,7 @@ client's side is over, and what runs is left where it is for the orphan time, so
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable
 
@@ -143,6 +144,13 @@ class LiveRequest:
         reason = attach.Cancel.REASON_DEADLINE if was_deadline else attach.Cancel.REASON_CLIENT
         error = MeshError("DEADLINE" if was_deadline else "CLIENT_GONE", "the client left")
         self._end(End(error=error), now_s, reason)
+
+    def renumber(self, epoch: int) -> None:
+        """Redis gave the number of this execution late: the next attempt is above all of the earlier ones'."""
+        base = epoch * ATTEMPT_STRIDE
+        self.order = dataclasses.replace(self.order, attempt_base=base, is_fenced=True)
+        self._number = max(self._number, base)
+        self._adoption.base = base
 
     def yield_to(self, error: MeshError, now_s: float) -> None:
         """End with `error` because the request goes on elsewhere: what runs is left there to be adopted."""

@@ -27,7 +27,7 @@ class Frontend:
 
     def __init__(self, redis_url: str, name: str, answer_s: float = 10.0) -> None:
         self.redis = RedisLink(redis_url)
-        self.news: list[tuple[str, int]] = []
+        self.news: list[tuple[str, int, str]] = []
         self.charges: list[Charge] = []
         self.executions = Executions(
             self.redis,
@@ -104,7 +104,7 @@ async def test_earlier_executions_hear_of_later_ones(redis_url: str) -> None:
         await other.begin(epoch=1)
         await other.begin(epoch=1)
         await until(lambda: len(one.news) == 2, "the news")
-        assert one.news == [(REQUEST, 1), (REQUEST, 2)]
+        assert one.news == [(REQUEST, 1, "b-1"), (REQUEST, 2, "b-2")]
 
 
 async def test_what_has_ended_well_may_be_executed_again_a_few_times(redis_url: str) -> None:

@@ -148,6 +148,26 @@ def test_an_attempt_that_was_taken_over_is_outbid_by_a_late_one_only_once() -> N
     assert [submit.attempt for submit in mesh.submits] == [1, ATTEMPT_STRIDE + 1]
 
 
+def test_a_number_that_comes_late_is_this_executions_own() -> None:
+    """It started without waiting for Redis: the news do not end it, and its next attempt is above the earlier ones'."""
+    mesh = mesh_of()
+    client = begin(mesh, is_keyed=True, owner="me")
+    run(mesh, client, 5)
+    mesh.core.supersede(client.request.order.request_id, 1, mesh.now_s, "me")
+    assert client.request.end is None and client.request.order.epoch == 1
+    (attempt,) = mesh.runs
+    assert attempt.router is not None
+    attempt.router.runs.pop(attempt.slot)
+    mesh.runs.remove(attempt)
+    answer = pb.AttachResponse()
+    answer.finishes.add(slot=attempt.slot, end_position=attempt.log.end, reason=pb.Finish.REASON_SUPERSEDED)
+    mesh.core.on_response(attempt.router, answer, mesh.now_s)
+    assert finish(mesh, client) == "LENGTH"
+    assert client.ids == whole(client)
+    assert [submit.attempt for submit in mesh.submits] == [1, ATTEMPT_STRIDE + 1]
+    mesh.core.supersede(client.request.order.request_id, 2, mesh.now_s, "me")
+
+
 def test_silence_behind_is_bounded() -> None:
     """A lost request is tried again after the watchdog's time, not sooner."""
     mesh = mesh_of(2)
