@@ -192,7 +192,7 @@ def test_only_what_a_dead_process_left_is_swept(needs_images: Callable[..., None
     here = Owner.here()
     owners = {
         "alive": here,
-        "unseen": replace(here, pid_namespace="1"),
+        "unseen": replace(here, pid_namespace="1", started="1"),
         "dead": replace(here, started="1"),  # the same id, another process
         "rebooted": replace(here, boot_id="another", pid_namespace="1"),
     }
