@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime as dt
+import itertools
+import multiprocessing
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -38,6 +41,9 @@ CAPACITY_STREAMS: Final = (32, 64, 96)
 CAPACITY_S: Final = 15.0
 CAPACITY_RAMP_S: Final = 5.0
 GAIN_MIN: Final = 1.1
+
+SHARE: Final = 100
+"""Streams whose tokens a process computes at once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,7 +180,7 @@ class Soak:
 
     def _judge(self, load: Load) -> None:
         config = self._rig.mesh.config.engine
-        truth = Truth(config.salt, config.max_sequence_tokens).of(load.streams)
+        truth = truth_of(load.streams, config.salt, config.max_sequence_tokens)
         moments = Moments(0.0, 0.0, 0.0, 0.0, 0.0)
         self._violations += judge.judge_streams(
             self._plan(load.streams), truth, load.seen, moments, self._limits
@@ -183,6 +189,14 @@ class Soak:
     def _plan(self, streams: Sequence[Stream]) -> Plan:
         """Return a plan that excuses nothing."""
         return Plan(Run.warm(), "", 0.0, 0.0, tuple(streams))
+
+
+def truth_of(streams: Sequence[Stream], salt: str, max_sequence_tokens: int) -> dict[int, list[int]]:
+    """Return the tokens of many streams, computed on all cores; blocks for as long as that takes."""
+    shares = [streams[at : at + SHARE] for at in range(0, len(streams), SHARE)]
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
+        known = processes.map(Truth.of, itertools.repeat(Truth(salt, max_sequence_tokens)), shares)
+        return {number: tokens for share in known for number, tokens in share.items()}
 
 
 def _count(record: SoakRecord, load: Load) -> None:
