@@ -82,9 +82,12 @@ class Figures:
     wrong: int
     hit: int
     """Streams that the victim was serving when it died, as far as the client was told."""
-    resumed: int
+    moved: int
+    """Streams that went on at another worker and were done."""
     pause_s: float
     """Longest pause within a stream, of those that ended after the kill."""
+    moved_pause_s: float | None
+    """The same within the streams that went on elsewhere; None: there were none."""
     quiet_pause_s: float
     """The same before the kill: what the machine alone costs."""
     first_wait_s: float
@@ -103,6 +106,7 @@ def figures(streams: Sequence[Stream], fault: Fault, ended_s: float) -> Figures:
     """Sum up the streams of a run that was watched until `ended_s`."""
     count = Counter(stream.outcome for stream in streams)
     back_s = readmitted_s(streams, fault)
+    moved = [stream for stream in streams if len(stream.workers) > 1 and stream.outcome is Outcome.DONE]
     failed = Counter(
         f"{stream.outcome.value}: {stream.detail}"
         for stream in streams
@@ -114,8 +118,9 @@ def figures(streams: Sequence[Stream], fault: Fault, ended_s: float) -> Figures:
         refused=count[Outcome.REFUSED],
         wrong=count[Outcome.WRONG],
         hit=sum(was_hit(stream, fault) for stream in streams),
-        resumed=sum(len(stream.workers) > 1 and stream.outcome is Outcome.DONE for stream in streams),
+        moved=len(moved),
         pause_s=_longest(stream.pause_s for stream in streams if stream.pause_end_s > fault.killed_s),
+        moved_pause_s=max((stream.pause_s for stream in moved), default=None),
         quiet_pause_s=_longest(stream.pause_s for stream in streams if stream.ended_s <= fault.killed_s),
         first_wait_s=_longest(
             stream.first_s - stream.sent_s

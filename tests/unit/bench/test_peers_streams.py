@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.peers import page
@@ -35,7 +37,7 @@ def test_a_run_is_summed_up() -> None:
     ]
     told = figures(streams, FAULT, ended_s=14.5)
     assert (told.done, told.lost, told.refused, told.wrong) == (3, 1, 1, 1)
-    assert (told.hit, told.resumed) == (2, 1)
+    assert (told.hit, told.moved, told.moved_pause_s) == (2, 1, pytest.approx(1.1))
     assert told.pause_s == pytest.approx(1.1)
     assert told.quiet_pause_s == pytest.approx(0.3)
     assert told.first_wait_s == pytest.approx(1.05)
@@ -67,7 +69,7 @@ def test_who_served_under_the_old_name_before_the_restart_is_not_back() -> None:
 def test_the_page_says_what_could_not_be_had() -> None:
     """A router that pip does not find stands in the table with the reason; medians and spreads are shown."""
     record = page.Record("python -m bench.peers", {"cpu": "one"}, Schedule(), 150.0)
-    run = Figures(9, 4, 0, 0, 4, 0, 0.06, 0.03, 0.1, 0.15, None, 9.0, ("4 x lost: connection cut",))
+    run = Figures(9, 4, 0, 0, 4, 0, 0.06, None, 0.03, 0.1, 0.15, None, 9.0, ("4 x lost: connection cut",))
     for lost in (4, 5, 3):
         record.add("smg", "1.13.0", "cache_aware", _with_lost(run, lost))
     record.unavailable["vllm-router"] = "vllm-router==0.1.17 cannot be installed: no such wheel"
@@ -81,6 +83,4 @@ def test_the_page_says_what_could_not_be_had() -> None:
 
 
 def _with_lost(run: Figures, lost: int) -> Figures:
-    from dataclasses import replace
-
     return replace(run, lost=lost)
