@@ -49,7 +49,7 @@ class Disturbance:
         fault, ends = self._run.cell.fault, self._run.cell.ends_the_part
         fault_s = self._now_s()
         on_fault()
-        await faults.apply(self._rig.faults, fault, self._target)
+        means = await faults.apply(self._rig.faults, fault, self._target)
         gone_s = self._now_s() if ends else fault_s
         await asyncio.sleep(max(0.0, gone_s + self._away_s - self._now_s()))
         mended_s = self._now_s()
@@ -58,7 +58,7 @@ class Disturbance:
         returned_s = self._now_s()
         on_return()
         served_s = await self._first_served()
-        return Moments(fault_s, gone_s, mended_s, returned_s, served_s)
+        return Moments(fault_s, gone_s, mended_s, returned_s, served_s, means)
 
     async def _is_back(self) -> bool:
         return await census.is_serving(self._rig, self._target)

@@ -77,8 +77,11 @@ class SignalFaults:
         """Nothing to take back."""
 
 
-async def apply(faults: Faults, fault: str, name: str) -> None:
-    """Let `fault`, one of cells.FAULTS, hit part `name`. Returns when the part is hit; an ended part is gone then."""
+async def apply(faults: Faults, fault: str, name: str) -> str:
+    """Let `fault`, one of cells.FAULTS, hit part `name`. Returns when the part is hit; an ended part is gone then.
+
+    Returns by what means a part is slowed, where there are several; empty for all else.
+    """
     hit: dict[str, Any] = {
         "kill": faults.kill,
         "term": faults.terminate,
@@ -86,7 +89,8 @@ async def apply(faults: Faults, fault: str, name: str) -> None:
         "cut": faults.cut,
         "slow": faults.slow,
     }
-    await hit[fault](name)
+    means = await hit[fault](name)
+    return means if fault == "slow" and isinstance(means, str) else ""
 
 
 async def undo(faults: Faults, fault: str, name: str) -> None:

@@ -24,7 +24,6 @@ from tests.chaos.records import Record
 from tests.chaos.results import Results
 from tests.chaos.soak_record import SoakRecord
 from tests.integration.containers import daemon
-from tests.integration.containers.sidecar import FAULTS_IMAGE
 
 PLAIN_WIDTH: Final = 150
 
@@ -93,7 +92,7 @@ def _rig(on: str, tag: str) -> OpenRig:
         return rig.processes
     if on != "containers":
         raise typer.BadParameter(f"{on!r}: containers or processes", param_hint="--on")
-    if reason := daemon.missing([*rig.images(tag).values(), FAULTS_IMAGE]):
+    if reason := daemon.missing(list(rig.images(tag).values())):
         sys.stderr.write(f"{reason}\n")
         raise typer.Exit(2)
     return lambda folder: rig.containers(folder, tag)

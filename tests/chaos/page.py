@@ -95,9 +95,15 @@ def _about(records: Sequence[Record], command: str) -> list[str]:
             f"Cores busy while streams ran: {_percent(median(busy) or 0)} (median), at most",
             f"{_percent(max(busy, default=0))}; clients, mesh and engines share them. The machine woke the clients",
             f"up to {max(record.runner_late_s for record in records):.2f} s late; limits on times are that much wider",
-            "in that run.",
+            f"in that run.{_means(records)}",
         ),
     ]
+
+
+def _means(records: Sequence[Record]) -> str:
+    known = {"netem": "netem", "queue": "a queue in user space, as this kernel has no netem"}
+    means = [known.get(mean, mean) for mean in dict.fromkeys(record.means for record in records) if mean]
+    return f" Slow parts were slowed by {' and '.join(means)}." if means else ""
 
 
 def _verdict(records: Sequence[Record]) -> list[str]:

@@ -101,6 +101,8 @@ class Moments:
     """The part answered health again."""
     served_s: float | None
     """It served its first request after that; None if it did not in time."""
+    means: str = ""
+    """How a slow part was slowed: "netem", or "queue" where the kernel has none."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -146,6 +148,8 @@ class Record(msgspec.Struct, kw_only=True):
     """Longest time that a stream in flight waited for its next message; waits for a first token not counted."""
     first_served_s: float | None = None
     """From the part's return to the first request it served."""
+    means: str = ""
+    """How a slow part was slowed."""
     cpu_share: float = 0.0
     """Of the machine's cores, while streams ran. Near 1 the times say more of the machine than of the mesh."""
     runner_late_s: float = 0.0

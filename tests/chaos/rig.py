@@ -149,6 +149,7 @@ async def containers(folder: Path, tag: str = "dev") -> AsyncIterator[Rig]:
 
 
 def images(tag: str) -> dict[str, str]:
-    """Return the image of each role."""
+    """Return the image of each role, and of what breaks them."""
     service = dict.fromkeys(("frontend", "router", "prefill", "decode"), f"kvmesh:{tag}")
-    return {**service, "engine": f"kvmesh-engine:{tag}", "redis": f"kvmesh-redis:{tag}"}
+    others = {role: f"kvmesh-{role}:{tag}" for role in ("engine", "redis", "faults")}
+    return {**service, **others}

@@ -12,7 +12,6 @@ from tests.chaos.cells import Run, short_form
 from tests.chaos.judge import LIMITS
 from tests.chaos.matrix import RUN_S_MAX, Matrix
 from tests.chaos.rig import containers, images
-from tests.integration.containers.sidecar import FAULTS_IMAGE
 
 pytestmark = [
     pytest.mark.mesh,
@@ -26,7 +25,7 @@ async def matrix(
     tmp_path_factory: pytest.TempPathFactory, needs_images: Callable[..., None]
 ) -> AsyncIterator[Matrix]:
     """One mesh for all runs; a run with violations leaves the next one a new mesh."""
-    needs_images(*images("dev").values(), FAULTS_IMAGE)
+    needs_images(*images("dev").values())
     made = Matrix(containers, tmp_path_factory.mktemp("chaos"), machine.commit(), machine.about(), LIMITS)
     yield made
     await made.close()

@@ -152,6 +152,7 @@ class Trial:
             first_served_s=(
                 None if moments.served_s is None else round(moments.served_s - moments.returned_s, 3)
             ),
+            means=moments.means,
             violations=list(violations),
         )
 
