@@ -48,7 +48,7 @@ class Limits:
     fds: int = 12
     """More file descriptors than before, for connections."""
     resident_bytes: int = 96 << 20
-    """More memory than when it was fresh: caches that fill, arenas that stay. Leaks show in the soak; here only floods do."""
+    """More memory than when it was fresh: caches fill, arenas stay. Leaks show in the soak; here only floods do."""
     retry_ratio: float = 0.1
     retry_per_s: float = 3.0
     retry_burst: float = 40.0
