@@ -1,0 +1,185 @@
+"""Clients that go from frontend to frontend under random schedules: killed, frozen and thawing ones, late news."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from services.frontend.adoption import Place
+from services.frontend.core import FrontendCore
+from services.frontend.order import Order
+from services.frontend.resume_token import ATTEMPT_STRIDE
+from tests.simulation.mesh import Client
+from tests.simulation.test_mesh import WHOLE, Schedule
+
+
+class Reader(Client):
+    """One call of a client that has tokens already."""
+
+    def __init__(self, core: FrontendCore, order: Order, now_s: float) -> None:
+        super().__init__(core, order, now_s)
+        self.place: Place | None = order.place
+        """Where its request runs, as it was told last."""
+
+    @property
+    def whole(self) -> list[int]:
+        """What the client has of the whole answer."""
+        return [*self.order.received_ids, *self.ids]
+
+    def read(self, now_s: float) -> None:
+        """Take what waits, and where it comes from."""
+        tokens = self.request.output.take()
+        if tokens is None:
+            return
+        assert tokens.position == len(self.whole), f"{self.request}: a gap or a repeat"
+        self.ids += tokens.ids
+        self.place = self.request.place or self.place
+        self.core.deliver(self.request, self.request.output.taken, now_s)
+
+
+@dataclasses.dataclass
+class Journey:
+    """One request of a client: the call it reads, and those it left."""
+
+    reader: Reader
+    left: list[Reader] = dataclasses.field(default_factory=list)
+    moves: int = 0
+
+
+class Moving(Schedule):
+    """The random schedule of the mesh, and clients that leave their frontend for another one."""
+
+    def __init__(self, seed: int, fault_share: float, redis_share: float) -> None:
+        super().__init__(seed, fault_share)
+        self.journeys: list[Journey] = []
+        self.epochs: dict[str, int] = {}
+        self.news: list[tuple[str, str, int]] = []
+        """(frontend, request, epoch) on its way."""
+        self.redis_share = redis_share
+        """How often Redis gives the number and the news arrive."""
+
+    def step(self) -> None:
+        """Do one thing more."""
+        super().step()
+        mesh, draw = self.mesh, self.draw
+        known = {id(one) for journey in self.journeys for one in (journey.reader, *journey.left)}
+        for at, client in enumerate(mesh.clients):
+            if id(client) not in known and not isinstance(client, Reader):
+                client.__class__ = Reader
+                reader = mesh.clients[at]
+                assert isinstance(reader, Reader)
+                reader.place = None
+                self.journeys.append(Journey(reader))
+        if self.news and draw.random() < 0.3:
+            self.tell(self.news.pop(draw.randrange(len(self.news))))
+        if self.journeys and draw.random() < 0.02:
+            running = [each for each in self.journeys if each.reader.ids and not each.reader.is_done]
+            self.move(draw.choice(running if running and draw.random() < 0.8 else self.journeys))
+
+    def move(self, journey: Journey) -> None:
+        """The client goes on elsewhere: its frontend is killed, or frozen, or only cut off from it."""
+        mesh, draw, old = self.mesh, self.draw, journey.reader
+        if old.is_done or old.has_left or old.request.end is not None:
+            return
+        request_id = old.order.request_id
+        home = (
+            next(name for name in mesh.frontend_names if mesh.cores[name] is old.core)
+            if self.lives(old)
+            else ""
+        )
+        fate = draw.choice((0, 1, 2, 2, 3, 3))
+        if fate == 0 and home:
+            self.kill(home)
+        elif fate == 1 and home:
+            old.core.leave(old.request, mesh.now_s)
+        elif fate == 2:
+            for stream in mesh.streams:
+                if stream.caller == home:
+                    stream.frozen = True
+        elif fate == 3 and home:
+            old.core.hand_over([old.request], mesh.now_s)
+        if draw.random() < self.redis_share:
+            epoch = self.epochs[request_id] = max(self.epochs.get(request_id, 0), old.order.epoch) + 1
+            self.news += [(name, request_id, epoch) for name in mesh.frontend_names]
+            is_fenced = True
+        else:
+            epoch, is_fenced = old.order.epoch + 1, False
+        order = dataclasses.replace(
+            old.order,
+            attempt_base=epoch * ATTEMPT_STRIDE,
+            is_resumed=True,
+            is_fenced=is_fenced,
+            received_ids=tuple(old.whole),
+            place=old.place,
+        )
+        old.has_left = True
+        journey.left.append(old)
+        journey.moves += 1
+        journey.reader = Reader(mesh.cores[draw.choice(mesh.frontend_names)], order, mesh.now_s)
+        mesh.clients.append(journey.reader)
+
+    def lives(self, client: Client) -> bool:
+        """True if the frontend of `client` was not killed."""
+        return any(core is client.core for core in self.mesh.cores.values())
+
+    def kill(self, name: str) -> None:
+        """kill -9 of a frontend: the calls there are over, and their clients go on elsewhere or not at all."""
+        mesh, core = self.mesh, self.mesh.cores[name]
+        mesh.kill(name)
+        mesh.clients[:] = [each for each in mesh.clients if each.core is not core]
+        for journey in self.journeys:
+            if journey.reader.core is core:
+                journey.reader.has_left = True
+
+    def tell(self, news: tuple[str, str, int]) -> None:
+        """The news of an execution reach a frontend."""
+        name, request_id, epoch = news
+        self.mesh.cores[name].supersede(request_id, epoch, self.mesh.now_s)
+
+    def run(self, steps: int) -> None:
+        """Take random steps; at rest, all calls that were left have been noticed."""
+        for _ in range(steps):
+            self.step()
+            self.mesh.settle()
+            self.mesh.assert_consistent()
+        for news in self.news:
+            self.tell(news)
+        for journey in self.journeys:
+            for old in journey.left:
+                if self.lives(old):
+                    old.core.leave(old.request, self.mesh.now_s)
+        super().run(0)
+
+
+def test_a_client_that_moves_gets_every_token_once() -> None:
+    """Whatever happens to its frontends: the last call, behind those before, gives the oracle's tokens."""
+    moves = adoptions = whole = superseded = 0
+    for fault_share in (0.0, 0.02, 0.08):
+        for redis_share in (1.0, 0.5):
+            for seed in range(20):
+                schedule = Moving(seed, fault_share, redis_share)
+                try:
+                    schedule.run(600)
+                    mesh = schedule.mesh
+                    for journey in schedule.journeys:
+                        reader = journey.reader
+                        wanted, end = mesh.oracle(reader.order), reader.request.end
+                        for each in (reader, *journey.left):
+                            assert each.whole == wanted[: len(each.whole)], f"{each.request}: wrong tokens"
+                        moves += journey.moves
+                        adoptions += sum(
+                            each.request.adoptions for each in (reader, *journey.left) if each.order.place
+                        )
+                        if end is None or reader.has_left:
+                            continue
+                        if end.finish_reason in WHOLE:
+                            assert reader.whole == wanted, f"{reader.request} ended early as {end.outcome}"
+                            whole += 1
+                        if end.outcome == "SUPERSEDED":
+                            superseded += 1
+                            assert redis_share < 1, f"{reader.request}: the last execution was superseded"
+                    assert not mesh.held(), "\n".join(mesh.held())
+                except Exception as error:
+                    raise AssertionError(
+                        f"seed={seed} fault_share={fault_share} redis_share={redis_share}: {error}"
+                    ) from error
+    assert moves > 200 and adoptions > 50 and whole > 1000, (moves, adoptions, whole, superseded)
