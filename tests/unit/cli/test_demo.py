@@ -25,9 +25,11 @@ class Echo(inference_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[inference.GenerateResponse]:
         self.seen.append(request)
-        yield inference.GenerateResponse(tokens=inference.Tokens(text="Dear "))
-        yield inference.GenerateResponse(tokens=inference.Tokens(text="sister"))
+        yield inference.GenerateResponse(started=inference.Started(request_id="ab"))
+        yield inference.GenerateResponse(tokens=inference.Tokens(text="Dear ", ids=[7], position=0))
+        yield inference.GenerateResponse(tokens=inference.Tokens(text="sister", ids=[8], position=1))
         finished = inference.Finished(finish_reason=inference.FINISH_REASON_END_TOKEN)
+        finished.usage.output_token_count = 2
         finished.explanation.attempts.add(matched_block_count=len(self.seen), prompt_block_count=12)
         yield inference.GenerateResponse(finished=finished)
 
@@ -37,7 +39,7 @@ async def test_the_second_turn_repeats_everything_said() -> None:
     server, servicer = MeshServer("frontend", "frontend-0", []), Echo()
     inference_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
     screen = Console(file=io.StringIO(), width=120)
-    turns = await dialogue(screen, await server.listen("127.0.0.1:0"))
+    turns = await dialogue(screen, [await server.listen("127.0.0.1:0")])
     await server.grpc.stop(0)
     opened, continued = servicer.seen
     assert [message.content for message in opened.chat.messages] == [SCENE, OPENING]
