@@ -1,0 +1,63 @@
+"""How a frontend shuts down: who can go on elsewhere is sent there, who cannot is served as long as the drain waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from kvmesh.clock import MonotonicClock
+from kvmesh.errors import from_rpc_error
+from services.frontend.draining import HAND_OVER_METADATA, drain
+from tests.integration.frontend.conftest import Serving, until
+from tests.integration.frontend.scripted_router import Pool
+from tests.integration.generation import token_request
+
+MOVES = ((HAND_OVER_METADATA, "1"),)
+
+
+async def begin(serving: Serving, pool: Pool, *, moves: bool) -> Any:
+    """Start a stream that has tokens and does not end; `moves`: its client can go on elsewhere."""
+    pool.tokens_max = 5
+    metadata = MOVES if moves else None
+    call = serving.stub.Generate(token_request([5] * 20, max_output_tokens=50), metadata=metadata, timeout=20)
+    for _ in range(2):
+        await call.read()
+    return call
+
+
+async def ends(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Return how a stream ended."""
+    try:
+        while await call.read():
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error.code(), from_rpc_error(error).reason
+    return await call.code(), ""
+
+
+async def test_who_can_move_is_told_at_once_and_the_others_at_the_end(serving: Serving, pool: Pool) -> None:
+    """Both read UNAVAILABLE with reason DRAINING; what runs behind them is left to be adopted."""
+    movable, plain = await begin(serving, pool, moves=True), await begin(serving, pool, moves=False)
+    core, loop = serving.frontend.core, asyncio.get_running_loop()
+    others: list[str] = []
+    draining = asyncio.create_task(drain(core, MonotonicClock(), lambda: bool(others), 1.0))
+    await until(lambda: core.is_draining, "the drain has begun")
+    assert len(core.live.serving) == 2, "there is no other frontend: everybody stays"
+    began_s = loop.time()
+    others.append("frontend-1")
+    assert await ends(movable) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    assert loop.time() - began_s < 0.5 and len(core.live.serving) == 1
+    assert await ends(plain) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    await draining
+    assert pool.cancels == [] and len(pool.runs) == 2
+
+
+async def test_a_stream_that_ends_in_time_ends_well(serving: Serving, pool: Pool) -> None:
+    """A client that cannot move has all of the drain's time."""
+    plain = await begin(serving, pool, moves=False)
+    draining = asyncio.create_task(drain(serving.frontend.core, MonotonicClock(), lambda: True, 30.0))
+    pool.tokens_max = 1 << 30
+    assert await ends(plain) == (grpc.StatusCode.OK, "")
+    await asyncio.wait_for(draining, 10)
