@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeVar
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import MeshError
-from services.frontend import faults
+from services.frontend import answers, faults
 from services.frontend.live import Live
 from services.frontend.order import Order
 from services.frontend.output import Output
@@ -146,16 +146,16 @@ class FrontendCore:
         if peer is None:
             return
         slots = peer.slots
-        self._each(slots, message.acceptances, LiveRequest.on_acceptance, now_s)
-        self._each(slots, message.placements, LiveRequest.on_placement, now_s)
-        self._each(slots, message.starts, LiveRequest.on_start, now_s)
-        self._each(slots, message.first_tokens, LiveRequest.on_first_token, now_s)
-        self._each(slots, message.transfers, LiveRequest.on_transfer, now_s)
+        self._each(slots, message.acceptances, answers.on_acceptance, now_s)
+        self._each(slots, message.placements, answers.on_placement, now_s)
+        self._each(slots, message.starts, answers.on_start, now_s)
+        self._each(slots, message.first_tokens, answers.on_first_token, now_s)
+        self._each(slots, message.transfers, answers.on_transfer, now_s)
         if message.HasField("frame"):
-            self._each(slots, frames.rows(message.frame), LiveRequest.on_tokens, now_s)
-        self._each(slots, message.finishes, LiveRequest.on_finish, now_s)
-        self._each(slots, message.failures, LiveRequest.on_failure, now_s)
-        self._each(slots, message.refusals, LiveRequest.on_refusal, now_s)
+            self._each(slots, frames.rows(message.frame), answers.on_tokens, now_s)
+        self._each(slots, message.finishes, answers.on_finish, now_s)
+        self._each(slots, message.failures, answers.on_failure, now_s)
+        self._each(slots, message.refusals, answers.on_refusal, now_s)
         self.on_event()
 
     def on_lost(self, link: Link, reason: str, now_s: float) -> None:

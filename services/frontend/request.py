@@ -23,20 +23,19 @@ import dataclasses
 import enum
 from collections.abc import Callable
 
-from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError, internal
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import faults
-from services.frontend.adoption import ADOPT_AGAIN_S, Adoption, Place
+from services.frontend.adoption import Adoption, Place
 from services.frontend.attachment import Attachment, CancelReason
 from services.frontend.attempts import Attempt, Cause
 from services.frontend.end import End
 from services.frontend.hub import Hub
 from services.frontend.order import Order
 from services.frontend.output import Output
-from services.frontend.progress import Progress, TokenError
+from services.frontend.progress import Progress
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from services.frontend.tries import Limits, Tries
 
@@ -74,23 +73,23 @@ class LiveRequest:
         self.adoptions = 0
         self.scheduled_s = float("inf")
         """Owned by the hub: when it will call `on_timer`."""
-        self._hub = hub
+        self.hub = hub
         self._limits = limits
         # What changes from attempt to attempt.
         self._number = order.attempt_base
-        self._attached = Attachment()
+        self.attached = Attachment()
         self._adoption = Adoption(order.attempt_base)
         self._cause: Cause = pb.AttemptExplanation.CAUSE_FIRST
-        self._avoid = ""
+        self.avoid = ""
         """A router that just failed the request; another one is preferred."""
         self._leave_reason: CancelReason = attach.Cancel.REASON_CLIENT
-        self._retry_at_s: float | None = None
+        self.retry_at_s: float | None = None
         self._give_up_s: float | None = None
 
     def __repr__(self) -> str:
         return (
             f"LiveRequest({self.order.request_id[:8]}, {self.state.value}, attempt {self._number}, "
-            f"{len(self.progress.ids)} tokens, {self._attached})"
+            f"{len(self.progress.ids)} tokens, {self.attached})"
         )
 
     @property
@@ -113,7 +112,7 @@ class LiveRequest:
         self.progress.take_received(now_s)
         if self.order.is_resumed:
             self._cause = pb.AttemptExplanation.CAUSE_RESUME
-        if self._end_if_complete(now_s):
+        if self.end_if_complete(now_s):
             return
         place, received = self.order.place, len(self.progress.ids)
         if place is None or not received:
@@ -125,25 +124,25 @@ class LiveRequest:
         attempt.placement = attach.Placement(decode_replica=place.decode_replica)
         attempt.is_started = attempt.has_tokens = True
         self.attempts.append(attempt)
-        self._seek(faults.FRONTEND_LOST, now_s)
+        self.seek(faults.FRONTEND_LOST, now_s)
 
     def on_delivered(self, position: int, now_s: float) -> None:
         """The client's transport took everything below `position`: grant as much again."""
-        credit = self.progress.grow_credit(position) if self._attached.peer is not None else None
+        credit = self.progress.grow_credit(position) if self.attached.peer is not None else None
         if credit is not None:
             waited = len(self.progress.ids) >= self.progress.credit_before
             if waited:
                 self.attempts[-1].heard_s = now_s  # it waited for the client: its silence begins now
-            self._attached.credit(credit)
+            self.attached.credit(credit)
             if waited:
-                self._hub.schedule(self)
+                self.hub.schedule(self)
         self.progress.delivered = position
 
     def on_client_gone(self, now_s: float, *, was_deadline: bool = False) -> None:
         """The client left, cancelled, or its deadline passed: nobody reads any more."""
         reason = attach.Cancel.REASON_DEADLINE if was_deadline else attach.Cancel.REASON_CLIENT
         error = MeshError("DEADLINE" if was_deadline else "CLIENT_GONE", "the client left")
-        self._end(End(error=error), now_s, reason)
+        self.end_with(End(error=error), now_s, reason)
 
     def renumber(self, epoch: int) -> None:
         """Redis gave the number of this execution late: the next attempt is above all of the earlier ones'."""
@@ -157,198 +156,60 @@ class LiveRequest:
         if self.end is not None:
             return
         attempt = self.attempts[-1] if self.attempts else None
-        is_running = attempt is not None and attempt.has_tokens and self._attached.peer is not None
+        is_running = attempt is not None and attempt.has_tokens and self.attached.peer is not None
         if not is_running:
             if self.state is State.ADOPTING:
                 self.state = State.WAITING  # nothing of it is ours to cancel
-            self._end(End(error=error), now_s, attach.Cancel.REASON_SUPERSEDED)
+            self.end_with(End(error=error), now_s, attach.Cancel.REASON_SUPERSEDED)
             return
         self.end, self.ended_s = End(error=error), now_s
-        self.state, self._retry_at_s = State.YIELDING, None
+        self.state, self.retry_at_s = State.YIELDING, None
         self._leave_reason = attach.Cancel.REASON_SUPERSEDED
         self._adoption.until_s = now_s + self._limits.orphan_s
-        self._hub.schedule(self)
-        self._hub.on_end(self, now_s)
+        self.hub.schedule(self)
+        self.hub.on_end(self, now_s)
         self.on_ready()
 
     def on_bug(self, now_s: float) -> None:
         """Handling this request raised: end it loudly and give back what it holds."""
-        self._end(End(error=internal()), now_s, attach.Cancel.REASON_ABANDONED)
+        self.end_with(End(error=internal()), now_s, attach.Cancel.REASON_ABANDONED)
         if self.state is not State.ENDED:  # its end failed half-way, or it leaves: not worth a second bug
-            self._attached.cancel(attach.Cancel.REASON_ABANDONED)
+            self.attached.cancel(attach.Cancel.REASON_ABANDONED)
             self._gone()
 
     # The router's side.
 
     def on_router_up(self, now_s: float) -> None:
         """A router came up, as asked for by `Hub.await_router`."""
-        if self.state is State.WAITING and self._retry_at_s is None:
+        if self.state is State.WAITING and self.retry_at_s is None:
             self._submit(now_s)
-        elif self.state in (State.ADOPTING, State.LEAVING) and self._attached.peer is None:
+        elif self.state in (State.ADOPTING, State.LEAVING) and self.attached.peer is None:
             self._adopt()
 
     def on_link_lost(self, now_s: float) -> None:
         """The stream of the open slot broke: the slot is void."""
-        self._attached.void()
+        self.attached.void()
         if self.state is State.YIELDING:
             self._gone()
         elif self.state in (State.ADOPTING, State.LEAVING):
             self._adopt()
-        elif not self._end_if_complete(now_s):
+        elif not self.end_if_complete(now_s):
             attempt = self.attempts[-1]
             if attempt.decode_replica and attempt.has_tokens:
-                self._seek(faults.ROUTER_LOST, now_s)
+                self.seek(faults.ROUTER_LOST, now_s)
             else:
-                self._again(faults.ROUTER_LOST, now_s, untouched=attempt.is_untouched)
+                self.again(faults.ROUTER_LOST, now_s, untouched=attempt.is_untouched)
 
-    def on_acceptance(self, row: attach.Acceptance, now_s: float) -> None:
-        """The submit or the adopt was taken."""
-        self._accepted(now_s)
-
-    def _accepted(self, now_s: float) -> None:
+    def accepted(self, now_s: float) -> None:
         self.attempts[-1].heard_s = now_s
         if self.state is State.LEAVING:
-            self._attached.cancel(self._leave_reason)
+            self.attached.cancel(self._leave_reason)
             self._gone()
         elif self.state is State.ADOPTING:
             self.adoptions += 1
             self._found()
         else:
             self.attempts[-1].is_accepted = True
-
-    def on_placement(self, row: attach.Placement, now_s: float) -> None:
-        """The router chose replicas; the last choice counts."""
-        self.attempts[-1].placement = row
-        self.attempts[-1].heard_s = now_s
-        self._hub.schedule(self)  # it may be silent for less time than in the queue
-
-    def on_start(self, row: attach.Start, now_s: float) -> None:
-        """An engine has the attempt."""
-        attempt = self.attempts[-1]
-        attempt.is_started, attempt.replica_queue_us, attempt.heard_s = True, row.queue_us, now_s
-
-    def on_transfer(self, row: attach.Transfer, now_s: float) -> None:
-        """The KV blocks moved."""
-        self.attempts[-1].transfer_us = row.transfer_us
-        self.attempts[-1].heard_s = now_s
-
-    def on_first_token(self, row: attach.FirstToken, now_s: float) -> None:
-        """The attempt's first token, with what its prompt cost."""
-        attempt = self.attempts[-1]
-        if attempt.first_token is None:
-            attempt.first_token = row
-            self.progress.count_prompt(attempt, row)
-        logprobs = frames.pack_logprobs((row.logprob,)) if row.HasField("logprob") else b""
-        token = frames.pack_ids((row.token_id,))
-        self.on_tokens(frames.Row(row.slot, row.position, 1, token, logprobs), now_s)
-
-    def on_tokens(self, row: frames.Row, now_s: float) -> None:
-        """Tokens of the open slot: what is known is dropped, a gap ends the attempt."""
-        if self.end is not None:
-            return
-        if self.state is State.ADOPTING:
-            self._accepted(now_s)
-        progress, attempt = self.progress, self.attempts[-1]
-        is_first = not attempt.has_tokens
-        attempt.is_started = attempt.has_tokens = True
-        attempt.heard_s = now_s
-        try:
-            if not progress.add(row, now_s):
-                return
-        except token_log.Gap:
-            self._attached.cancel(attach.Cancel.REASON_SUPERSEDED)
-            self._again(faults.GAP, now_s, untouched=False)
-            return
-        except TokenError:
-            error = faults.given_up("ENGINE_ERROR", len(self.attempts), len(progress.ids))
-            self._end(End(error=error), now_s, attach.Cancel.REASON_ABANDONED)
-            return
-        self.tries.on_progress()
-        if is_first:
-            self._hub.schedule(self)
-        if progress.output.stop_string is not None:
-            self._finish(pb.FINISH_REASON_STOP_STRING, now_s, attach.Cancel.REASON_COMPLETE)
-        else:
-            self.on_ready()
-
-    def on_finish(self, row: attach.Finish, now_s: float) -> None:
-        """The slot ended well; nothing behind holds anything for it any more."""
-        self._attached.detach()
-        if self._left():
-            return
-        match row.reason:
-            case attach.Finish.REASON_END_TOKEN | attach.Finish.REASON_LENGTH:
-                if row.end_position != len(self.progress.ids):
-                    self._again(faults.GAP, now_s, untouched=False)
-                elif row.reason == attach.Finish.REASON_END_TOKEN:
-                    self._finish(pb.FINISH_REASON_END_TOKEN, now_s)
-                else:
-                    self._finish(pb.FINISH_REASON_LENGTH, now_s)
-            case attach.Finish.REASON_DEADLINE:
-                self._deadline(now_s)
-            case attach.Finish.REASON_SLOW_READER:
-                self._end(End(error=faults.slow_reader(len(self.progress.ids))), now_s)
-            case attach.Finish.REASON_ADOPTED:
-                # Only this request adopts its attempts: an adopt through a stream that is gone came late.
-                self._stolen(now_s)
-            case attach.Finish.REASON_SUPERSEDED if self._is_anothers():
-                # A late attempt of the frontend that the client left, or a later execution: one more try tells.
-                self._again(faults.SUPERSEDED, now_s, untouched=False)
-            case attach.Finish.REASON_SUPERSEDED:
-                self._end(End(error=faults.superseded()), now_s)
-            case _:
-                self._again("INTERNAL", now_s, untouched=False)
-
-    def on_failure(self, row: attach.Failure, now_s: float) -> None:
-        """Something behind the router broke; the slot ended."""
-        router = self._attached.detach()
-        attempt = self.attempts[-1]
-        fault = faults.of_failure(row.code)
-        if self._left() or self._end_if_complete(now_s):
-            return
-        if row.code == attach.Failure.CODE_INVALID:
-            self._end(End(error=faults.engine_refused("")), now_s)
-        elif (
-            row.code == attach.Failure.CODE_REPLICA_LOST
-            and attempt.has_tokens
-            and row.replica == attempt.decode_replica != ""
-            and self._hub.has_other(router)
-        ):
-            self._avoid = router  # perhaps only this router lost the replica
-            self._seek(fault, now_s)
-        else:
-            self._again(fault, now_s, untouched=row.untouched and attempt.is_untouched)
-
-    def on_refusal(self, row: attach.Refusal, now_s: float) -> None:
-        """The submit or the adopt was not taken; nothing is held for it."""
-        was_adopting = self.state is State.ADOPTING
-        router = self._attached.detach()
-        if self._may_ask_again(row):
-            self._avoid, self._retry_at_s = router, now_s + ADOPT_AGAIN_S
-            self._hub.schedule(self)
-            return
-        if self._left():
-            return
-        if was_adopting:
-            if row.reason == attach.Refusal.REASON_SUPERSEDED and not self._is_anothers():
-                self._end(End(error=faults.superseded()), now_s)
-            else:
-                self._give_up_adopting(now_s)
-            return
-        fault, after_s = faults.of_refusal(row.reason), row.retry_after_ms / 1000
-        if row.reason == attach.Refusal.REASON_DEADLINE:
-            self._deadline(now_s)
-        elif row.reason == attach.Refusal.REASON_INVALID:
-            self._end(End(error=faults.engine_refused(row.field)), now_s)
-        elif row.reason == attach.Refusal.REASON_SUPERSEDED and not self._may_outbid():
-            self._end(End(error=faults.superseded()), now_s)
-        elif row.reason in faults.FULL and not self.tries.was_taken:
-            self.attempts[-1].fault = fault
-            error = faults.given_up(fault, len(self.attempts), len(self.progress.ids), after_s)
-            self._end(End(error=error), now_s)
-        else:
-            self._avoid = router
-            self._again(fault, now_s, untouched=True, after_s=after_s)
 
     # Time.
 
@@ -358,13 +219,13 @@ class LiveRequest:
         if self.state is State.ENDED:
             return None
         if self.end is not None:
-            return earliest(self._adoption.until_s, self._retry_at_s)
+            return earliest(self._adoption.until_s, self.retry_at_s)
         is_waiting = self.progress.first_token_s is None
         ttft_s = self.order.ttft_deadline_s if is_waiting else None
         return earliest(
             self.order.deadline_s,
             ttft_s,
-            self._retry_at_s,
+            self.retry_at_s,
             self._give_up_s,
             self._adoption.until_s,
             self._silent_s(),
@@ -377,52 +238,52 @@ class LiveRequest:
             return
         if self.end is not None:
             if _is_due(self._adoption.until_s, now_s):
-                self._attached.cancel(self._leave_reason)
+                self.attached.cancel(self._leave_reason)
                 self._gone()
-            elif _is_due(self._retry_at_s, now_s):
+            elif _is_due(self.retry_at_s, now_s):
                 self._adopt()
         elif now_s >= order.deadline_s or (
             self.progress.first_token_s is None and _is_due(order.ttft_deadline_s, now_s)
         ):
-            self._deadline(now_s)
+            self.end_by_deadline(now_s)
         elif _is_due(self._adoption.until_s, now_s):
-            self._attached.cancel(attach.Cancel.REASON_SUPERSEDED)
-            self._give_up_adopting(now_s)
+            self.attached.cancel(attach.Cancel.REASON_SUPERSEDED)
+            self.give_up_adopting(now_s)
         elif _is_due(self._silent_s(), now_s):
-            router = self._attached.peer
-            self._avoid = router.name if router is not None else ""
-            self._attached.cancel(attach.Cancel.REASON_SUPERSEDED)
-            self._again(faults.SILENT, now_s, untouched=self.attempts[-1].is_untouched)
-        elif _is_due(self._retry_at_s, now_s):
-            self._retry_at_s = None
+            router = self.attached.peer
+            self.avoid = router.name if router is not None else ""
+            self.attached.cancel(attach.Cancel.REASON_SUPERSEDED)
+            self.again(faults.SILENT, now_s, untouched=self.attempts[-1].is_untouched)
+        elif _is_due(self.retry_at_s, now_s):
+            self.retry_at_s = None
             if self.state is State.ADOPTING:
                 self._adopt()
             else:
                 self._submit(now_s)
         elif _is_due(self._give_up_s, now_s):
             error = faults.given_up(faults.NO_ROUTER, len(self.attempts), len(self.progress.ids))
-            self._end(End(error=error), now_s)
+            self.end_with(End(error=error), now_s)
 
     # Transitions.
 
     def _submit(self, now_s: float) -> None:
         """WAITING -> ATTACHED, or stay and wait for a router."""
-        peer = self._hub.choose(self.order.affinity, self._avoid)
+        peer = self.hub.choose(self.order.affinity, self.avoid)
         if peer is None:
             if self._give_up_s is None:
                 self._give_up_s = now_s + self.tries.router_wait_s
-            self._hub.await_router(self)
-            self._hub.schedule(self)
+            self.hub.await_router(self)
+            self.hub.schedule(self)
             return
         received = self.progress.ids
         self._number += 1
         if self._number >= self.order.attempt_base + ATTEMPT_STRIDE:
             error = faults.given_up("ATTEMPTS_EXHAUSTED", len(self.attempts), len(received))
-            self._end(End(error=error), now_s)
+            self.end_with(End(error=error), now_s)
             return
-        self.state, self._avoid = State.ATTACHED, ""
-        self._retry_at_s = self._give_up_s = None
-        slot = self._attached.open(peer, self)
+        self.state, self.avoid = State.ATTACHED, ""
+        self.retry_at_s = self._give_up_s = None
+        slot = self.attached.open(peer, self)
         context_tokens = self.order.prompt_tokens + len(received)
         self._adoption.steals = 0
         self.attempts.append(
@@ -439,15 +300,15 @@ class LiveRequest:
         )
         ttft_s = self.order.ttft_deadline_s if self.progress.first_token_s is None else None
         peer.link.outbox.submit(submit, self.order.deadline_s, ttft_s)
-        self._hub.schedule(self)
+        self.hub.schedule(self)
 
-    def _seek(self, fault: str, now_s: float) -> None:
+    def seek(self, fault: str, now_s: float) -> None:
         """ATTACHED -> ADOPTING: the attempt still runs at its decode replica; ask for it through any router."""
         self.state, self._adoption.fault = State.ADOPTING, fault
         self._adoption.until_s = now_s + self._limits.orphan_s
         self._adopt()
 
-    def _stolen(self, now_s: float) -> None:
+    def was_stolen(self, now_s: float) -> None:
         """ATTACHED -> ADOPTING, the slot being closed: as if its stream had been lost, so often and no more."""
         attempt = self.attempts[-1]
         self._adoption.steals += 1
@@ -456,43 +317,43 @@ class LiveRequest:
             and attempt.has_tokens
             and self._adoption.steals <= self._limits.attempts_max
         ):
-            self._seek(faults.ADOPTED, now_s)
+            self.seek(faults.ADOPTED, now_s)
         else:
-            self._again(faults.ADOPTED, now_s, untouched=False)
+            self.again(faults.ADOPTED, now_s, untouched=False)
 
     def _adopt(self) -> None:
         """Ask for the running attempt, or wait for a router to ask."""
-        self._retry_at_s = None
-        peer = self._hub.choose(self.order.affinity, self._avoid)
+        self.retry_at_s = None
+        peer = self.hub.choose(self.order.affinity, self.avoid)
         if peer is None:
-            self._hub.await_router(self)
+            self.hub.await_router(self)
         else:
-            self._avoid = ""
-            slot, attempt = self._attached.open(peer, self), self.attempts[-1]
+            self.avoid = ""
+            slot, attempt = self.attached.open(peer, self), self.attempts[-1]
             attempt.router = attempt.router or peer.name
             place = Place(attempt.number, attempt.decode_replica)
             position, credit = len(self.progress.ids), self.progress.open_credit()
             row = self._adoption.next_row(slot, self.order.request_id, place, position, credit)
             peer.link.outbox.adopt(row)
-        self._hub.schedule(self)
+        self.hub.schedule(self)
 
     def _found(self) -> None:
         """ADOPTING -> ATTACHED."""
         self.state, self._adoption.until_s = State.ATTACHED, None
-        self._hub.schedule(self)
+        self.hub.schedule(self)
 
-    def _give_up_adopting(self, now_s: float) -> None:
+    def give_up_adopting(self, now_s: float) -> None:
         """ADOPTING -> WAITING, the slot being closed: compute again what the client does not have."""
-        if not self._is_anothers():
-            self._again(self._adoption.fault, now_s, untouched=False)
+        if not self.is_anothers():
+            self.again(self._adoption.fault, now_s, untouched=False)
             return
         # Not an execution of this frontend's: it says nothing of what the request may still have here.
         self.attempts[-1].fault = self._adoption.fault
-        self.state, self._adoption.until_s, self._retry_at_s = State.WAITING, None, None
+        self.state, self._adoption.until_s, self.retry_at_s = State.WAITING, None, None
         self.tries.resumes += 1
         self._submit(now_s)
 
-    def _is_anothers(self) -> bool:
+    def is_anothers(self) -> bool:
         """True if the current attempt is one of another frontend's, taken over."""
         return self.attempts[-1].number <= self.order.attempt_base
 
@@ -503,11 +364,11 @@ class LiveRequest:
         is_full = len(self.progress.ids) >= self.progress.credit
         return self._limits.watchdog.due_s(self.attempts[-1], is_full=is_full)
 
-    def _again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
+    def again(self, fault: str, now_s: float, *, untouched: bool, after_s: float = 0.0) -> None:
         """-> WAITING, the slot being closed: retry if no engine took the attempt, resume if one did, or give up."""
         attempt = self.attempts[-1]
         attempt.fault = fault
-        self.state, self._adoption.until_s, self._retry_at_s = State.WAITING, None, None
+        self.state, self._adoption.until_s, self.retry_at_s = State.WAITING, None, None
         if not untouched:
             self.progress.count_lost(attempt)
         error = self.tries.spend(
@@ -516,21 +377,21 @@ class LiveRequest:
             untouched=untouched,
             attempts=len(self.attempts),
             tokens_sent=len(self.progress.ids),
-            take_retry=self._hub.take_retry,
+            take_retry=self.hub.take_retry,
         )
         if error is not None:
-            self._end(End(error=error), now_s)
+            self.end_with(End(error=error), now_s)
             return
         causes = pb.AttemptExplanation
         self._cause = causes.CAUSE_RETRY if untouched else causes.CAUSE_RESUME
-        delay_s = self.tries.delay_s(self._hub.jitter(), untouched=untouched, after_s=after_s)
+        delay_s = self.tries.delay_s(self.hub.jitter(), untouched=untouched, after_s=after_s)
         if delay_s > 0:
-            self._retry_at_s = now_s + delay_s
-            self._hub.schedule(self)
+            self.retry_at_s = now_s + delay_s
+            self.hub.schedule(self)
         else:
             self._submit(now_s)
 
-    def _may_ask_again(self, row: attach.Refusal) -> bool:
+    def may_ask_again(self, row: attach.Refusal) -> bool:
         """True if an adopt was refused by a router that does not know the replica: it may have just been restarted."""
         return (
             self.state in (State.ADOPTING, State.LEAVING)
@@ -538,7 +399,7 @@ class LiveRequest:
             and self._adoption.fault in (faults.ROUTER_LOST, faults.FRONTEND_LOST)
         )
 
-    def _may_outbid(self) -> bool:
+    def may_outbid(self) -> bool:
         """True if a higher attempt may be another frontend's that came from the same token or key and died.
 
         Where executions are numbered apart, a higher attempt is a later execution's.
@@ -547,28 +408,28 @@ class LiveRequest:
         is_shared = (order.is_resumed or order.is_keyed) and not order.is_fenced
         return is_shared and len(self.attempts) < self._limits.attempts_max
 
-    def _end_if_complete(self, now_s: float) -> bool:
+    def end_if_complete(self, now_s: float) -> bool:
         """End the request if every token it can have is here and only the finish was lost."""
         reason = self.progress.completion()
         if reason == pb.FINISH_REASON_UNSPECIFIED:
             return False
-        self._finish(reason, now_s)
+        self.finish(reason, now_s)
         return True
 
-    def _deadline(self, now_s: float) -> None:
+    def end_by_deadline(self, now_s: float) -> None:
         """Time is over, here or at a hop behind, whose margin makes it a little earlier."""
         order, sent = self.order, len(self.progress.ids)
         if sent and not order.is_clients_deadline:
-            self._finish(pb.FINISH_REASON_DEADLINE, now_s, attach.Cancel.REASON_DEADLINE)
+            self.finish(pb.FINISH_REASON_DEADLINE, now_s, attach.Cancel.REASON_DEADLINE)
             return
         reason, until_s = "DEADLINE", order.deadline_s
         is_waiting = self.progress.first_token_s is None
         if is_waiting and order.ttft_deadline_s is not None and order.ttft_deadline_s < until_s:
             reason, until_s = "TTFT_TIMEOUT", order.ttft_deadline_s
         error = faults.deadline(reason, until_s - order.arrived_s, sent)
-        self._end(End(error=error), now_s, attach.Cancel.REASON_DEADLINE)
+        self.end_with(End(error=error), now_s, attach.Cancel.REASON_DEADLINE)
 
-    def _finish(
+    def finish(
         self,
         reason: pb.FinishReason.ValueType,
         now_s: float,
@@ -580,24 +441,24 @@ class LiveRequest:
             output.flush()
         if output.stop_string is not None:
             reason = pb.FINISH_REASON_STOP_STRING
-        self._end(End(finish_reason=reason), now_s, cancel)
+        self.end_with(End(finish_reason=reason), now_s, cancel)
 
-    def _end(self, end: End, now_s: float, cancel: CancelReason = attach.Cancel.REASON_COMPLETE) -> None:
+    def end_with(self, end: End, now_s: float, cancel: CancelReason = attach.Cancel.REASON_COMPLETE) -> None:
         """End the client's side, once; `cancel` is the reason for what may still run behind."""
         if self.end is not None:
             return
         self.end, self.ended_s = end, now_s
         if self.state is State.ADOPTING:
             self.state, self._leave_reason = State.LEAVING, cancel
-            self._hub.schedule(self)
+            self.hub.schedule(self)
         else:
-            self._attached.cancel(cancel)
-        self._hub.on_end(self, now_s)
+            self.attached.cancel(cancel)
+        self.hub.on_end(self, now_s)
         if self.state is not State.LEAVING:
             self._gone()
         self.on_ready()
 
-    def _left(self) -> bool:
+    def has_left(self) -> bool:
         """The slot just ended by the server's word: nothing is left of a request whose client is gone."""
         if self.end is not None:
             self._gone()
@@ -608,7 +469,7 @@ class LiveRequest:
 
     def _gone(self) -> None:
         self.state = State.ENDED
-        self._hub.forget(self)
+        self.hub.forget(self)
 
 
 def _is_due(at_s: float | None, now_s: float) -> bool:

@@ -13,7 +13,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
-from services.frontend import messages
+from services.frontend import answers, messages
 from services.frontend.core import FrontendCore
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
@@ -531,14 +531,14 @@ def test_a_bug_in_a_row_ends_its_request_alone(method: str, monkeypatch: pytest.
     (router,) = mesh.routers
     mesh.send_up(router)
     mesh.arrive_up(router)
-    original = getattr(LiveRequest, method)
+    original = getattr(answers, method)
 
     def broken(request: LiveRequest, *arguments: Any) -> None:
         if request is clients[0].request:
             raise KeyError(method)
         original(request, *arguments)
 
-    monkeypatch.setattr(LiveRequest, method, broken)
+    monkeypatch.setattr(answers, method, broken)
     message = pb.AttachResponse()
     if method == "on_tokens":
         outbox = DownwardOutbox()
