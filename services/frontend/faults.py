@@ -22,6 +22,9 @@ SUPERSEDED: Final = "SUPERSEDED"
 ADOPTED: Final = "ADOPTED"
 """A late adopt of the request itself took the attempt away from its slot."""
 
+ROUTER_GONE: Final = frozenset({ROUTER_LOST, "DRAINING"})
+"""The router that had the request died, or drains: each such loss sends what it held once more, and no more than that."""
+
 FULL: Final = frozenset(
     {pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_KV_FULL, pb.Refusal.REASON_QUEUE_TIMEOUT}
 )

@@ -1,7 +1,8 @@
 """How often a request is tried: retry what no engine took, resume what one did, or give up.
 
-Pure. Retries are paid from the frontend's retry budget; a resume never is: it is bounded by executions and, while it is
-only refused, by time (architecture, section 2).
+Pure. Retries are paid from the frontend's retry budget. A resume never is: it is bounded by executions and, while it is
+only refused, by time (architecture, section 2). What a router held when it died or drained is not paid for either: a lost
+process must not cost the requests that waited in it, however many they are.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Tries:
                 return faults.given_up(fault, attempts, tokens_sent)
         elif self.retries + 1 >= self._attempts_max:
             return faults.given_up(fault, attempts, tokens_sent)
-        elif not take_retry(now_s):
+        elif fault not in faults.ROUTER_GONE and not take_retry(now_s):
             return faults.retries_refused(fault, attempts, tokens_sent)
         self.retries += 1
         return None

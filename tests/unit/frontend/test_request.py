@@ -75,6 +75,14 @@ def cut_home(mesh: FakeMesh) -> None:
     mesh.cut(next(router for router in mesh.routers if router.name == home(mesh)))
 
 
+def lose_queued(mesh: FakeMesh) -> None:
+    """Tell of the oldest attempt, which no engine has, that its replica is lost."""
+    for router in mesh.routers:
+        mesh.send_up(router)
+        mesh.arrive_up(router)
+    mesh.fail(mesh.runs[0], pb.Failure.CODE_REPLICA_LOST)
+
+
 def whole(client: Client) -> list[int]:
     return oracle(client.order.prompt_ids, client.order.max_output_tokens)
 
@@ -156,11 +164,10 @@ def test_a_refused_adopt_resumes_at_once() -> None:
 
 
 def test_what_no_engine_took_is_retried_from_the_budget() -> None:
-    """A queued attempt lost with its router is a retry; with an empty budget the client is told."""
+    """A queued attempt lost with its replica is a retry; with an empty budget the client is told."""
     mesh = mesh_of(2)
     client = begin(mesh)
-    mesh.settle()
-    cut_home(mesh)
+    lose_queued(mesh)
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
     assert (client.request.tries.retries, client.request.tries.resumes) == (1, 0)
@@ -168,12 +175,22 @@ def test_what_no_engine_took_is_retried_from_the_budget() -> None:
 
     poor = mesh_of(2, retries=0.0)
     client = begin(poor)
-    poor.settle()
-    cut_home(poor)
+    lose_queued(poor)
     assert finish(poor, client) == "RETRY_BUDGET_EXHAUSTED"
     assert client.request.end is not None and client.request.end.error is not None
     assert client.request.end.error.retry_after_s is not None
     assert client.request.end.error.metadata["tokens_sent"] == "0"
+
+
+def test_what_waited_in_a_lost_router_needs_no_retry_budget() -> None:
+    """Many requests may wait in one router; its death sends each once more, whatever the budget has left."""
+    mesh = mesh_of(2, retries=0.0, places=64)
+    clients = [Client(mesh.core, order(number, max_output_tokens=60), mesh.now_s) for number in range(48)]
+    mesh.settle()
+    mesh.cut(mesh.routers[0])
+    assert {finish(mesh, client) for client in clients} == {"LENGTH"}
+    assert all(client.ids == whole(client) for client in clients)
+    assert mesh.core.retries.spent_total == 0
 
 
 def test_a_resume_needs_no_retry_budget() -> None:
@@ -410,7 +427,7 @@ def test_a_resume_token_alone_is_no_way_past_the_queue(count: int) -> None:
     client = begin(mesh, attempt_base=256, is_resumed=True, received_ids=ids)
     mesh.settle()
     assert [submit.resumed for submit in mesh.submits] == [count > 0]
-    cut_home(mesh)
+    lose_queued(mesh)
     assert finish(mesh, client) == "RETRY_BUDGET_EXHAUSTED"
 
 
