@@ -303,8 +303,8 @@ if not lease or ARGV[5] ~= '' then
 end
 return lease
 """
-"""KEYS: lease, names. ARGV: new lease, its life in ms, name, channel, "announce" or nothing, "claim" or "renew", boot ids it
-may replace. A lease that comes back after it had expired is announced too: whoever stood still or was cut off is found
+"""KEYS: lease, names. ARGV: new lease, its life in ms, name, channel, "announce" or nothing, "claim" or "renew", boot ids
+it may replace. A lease that comes back after it had expired is announced too: whoever stood still or was cut off is found
 again at once. Returns the lease that was there; in a renewal with a foreign boot id nothing was written."""
 
 _DEREGISTER = """

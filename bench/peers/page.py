@@ -209,5 +209,5 @@ _FAIRNESS = """\
   tokens bounds the number of streams that are done.
 - The longest pause is that of all streams that ended after the kill, those on other workers too: it holds what starting a
   worker again takes from the rest on a machine with few cores, for Triton far more than for a mock worker. What the fault
-  itself costs is the pause in a moved stream. The pause before the kill is the machine's own noise; nothing is finer than that.
+  itself costs is the pause in a moved stream. The pause before the kill is the machine's own noise; nothing is finer.
 """
