@@ -188,7 +188,7 @@ def test_what_waited_in_a_lost_router_needs_no_retry_budget() -> None:
     clients = [Client(mesh.core, order(number, max_output_tokens=60), mesh.now_s) for number in range(48)]
     mesh.settle()
     mesh.cut(mesh.routers[0])
-    assert {finish(mesh, client) for client in clients} == {"LENGTH"}
+    assert {finish(mesh, client) for client in clients} <= {"LENGTH", "END_TOKEN"}
     assert all(client.ids == whole(client) for client in clients)
     assert mesh.core.retries.spent_total == 0
 
