@@ -38,6 +38,10 @@ class PeerSilent(Exception):
     """Nothing came for SILENT_S."""
 
 
+class PeerUnreachable(Exception):
+    """Nobody takes connections at the address."""
+
+
 class Sink(Protocol):
     """Who uses a link. Synchronous."""
 
@@ -113,6 +117,8 @@ class AttachLink:
             except grpc.RpcError as error:
                 code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
                 reason = f"{code.name if code else 'broken'}: {getattr(error, 'details', lambda: '')()}"
+            except PeerUnreachable as error:
+                reason = f"{grpc.StatusCode.UNAVAILABLE.name}: {error}"
             except (TimeoutError, OSError, grpc.aio.UsageError, OutboxStuck, PeerSilent, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}"
             except asyncio.CancelledError:
@@ -153,6 +159,7 @@ class AttachLink:
             log.exception("the loss of the attach link to %s was not taken", self.name)
 
     async def _serve(self) -> str:
+        await _reach(self.address)
         channel = self._open_channel(self.address)
         tasks: list[asyncio.Task[Any]] = []
         call = None
@@ -220,6 +227,23 @@ class AttachLink:
                 if not self.failures:
                     log.warning("attach link to %s: %s", self.name, text)
                 raise ValueError(text)
+
+
+async def _reach(address: str) -> None:
+    """Return when somebody at `address` takes connections. Raises PeerUnreachable.
+
+    gRPC cannot give up a connection that is being made: closed meanwhile, its channel leaves the socket behind, and when
+    the packets of a peer that was cut off pass again, each becomes a connection for good (seen with grpcio 1.85).
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(ATTACH_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except TimeoutError as error:
+        raise PeerUnreachable(f"no connection within {ATTACH_TIMEOUT_S:g} s") from error
+    except OSError as error:
+        raise PeerUnreachable(error.strerror or str(error)) from error
+    writer.transport.abort()
 
 
 async def _status(call: grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]) -> str:

@@ -1,8 +1,10 @@
 """Both ends of an Attach stream over real sockets: dispatch, breaks, dead peers, peers that read no more."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -159,6 +161,26 @@ async def test_nobody_there_is_told_at_once() -> None:
         await until(lambda: bool(sink.lost))
         assert "UNAVAILABLE" in sink.lost[0]
         assert link.outbox.waiting_bytes == 0
+
+
+def sockets_to(port: int) -> int:
+    """Return how many sockets of this machine are, or are about to be, connected to `port` of 127.0.0.1."""
+    rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[2] == f"0100007F:{port:04X}" and int(row[9]) > 0 for row in rows)
+
+
+async def test_a_peer_whose_packets_are_lost_costs_no_socket() -> None:
+    """An attempt that gets no answer is given up with its socket: a mended network must not find old ones waiting."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
+        port = deaf.getsockname()[1]
+        # A full queue of connections that nobody accepts: the kernel drops whoever comes next, without a word.
+        with socket.create_connection(("127.0.0.1", port)):
+            before = sockets_to(port)
+            sink = Collector()
+            async with linked(sink, port) as link:
+                await until(lambda: link.failures > 0)
+                assert "UNAVAILABLE" in sink.lost[0]
+            assert sockets_to(port) == before
 
 
 async def test_a_broken_message_ends_the_stream_with_its_reason() -> None:
