@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 1.0
 """A Redis that does not answer a command within this is away. Blocking reads ask for less."""
 
+CONNECTIONS_MAX: Final = 16
+"""Connections a process holds; a command waits for one as long as for its answer. Without a bound, a Redis that stalls for
+a moment would be given one more for each command of that moment, and they would stay."""
+
 SUCCESSION: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "UNBLOCKED")
 """Answers of a Redis that starts, or has lost its mastership: what its successor knows may be less."""
 
@@ -71,14 +75,17 @@ class RedisLink:
         self._refused: dict[str, str] = {}
         """Why a command was refused the last time, by its name: told once."""
         try:
-            self._client = redis.asyncio.Redis.from_url(
+            pool = redis.asyncio.BlockingConnectionPool.from_url(
                 url,
+                max_connections=CONNECTIONS_MAX,
+                timeout=TIMEOUT_S,
                 decode_responses=False,
                 protocol=2,
                 socket_timeout=TIMEOUT_S,
                 socket_connect_timeout=TIMEOUT_S,
                 retry=Retry(NoBackoff(), 0),
             )
+            self._client = redis.asyncio.Redis.from_pool(pool)
         except (ValueError, TypeError):
             # The library's own sentence may quote a part of the password.
             raise ConfigError(
