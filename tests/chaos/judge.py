@@ -45,8 +45,8 @@ class Limits:
     """A plain client whose frontend was killed knows within this time."""
     tasks: int = 12
     """More tasks than before: a stream between two processes costs four, and they reconnect."""
-    fds: int = 12
-    """More file descriptors than before, for connections."""
+    fds: int = 20
+    """More file descriptors than before, for connections: a process holds up to 16 to Redis, as many as it once needed."""
     resident_bytes: int = 96 << 20
     """More memory than when it was fresh: caches fill, arenas stay. Leaks show in the soak; here only floods do."""
     retry_ratio: float = 0.1
@@ -145,6 +145,8 @@ def _judge_failure(
 ) -> Iterator[Violation]:
     name = _name(stream)
     how = f"{one.code} {one.reason or 'without a reason'} after {len(one.ids)} tokens: {one.text}"
+    if stream.deadline_s is not None:
+        how += f" ({stream.deadline_s - (one.ended_s - one.sent_s):.2f} s before its deadline)"
     if not is_excused(plan, stream, one, moments):
         yield Violation("LOST", f"{name}: {how}")
         return

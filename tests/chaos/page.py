@@ -189,7 +189,7 @@ def soak_section(soak: SoakRecord) -> list[str]:
         "",
         _prose(
             "Resident memory of each process, sampled every 5 s. The slope is the median over pairs of samples of the",
-            f"same life of the process, without the first {soak.warm_s:g} s of each life. Flat: at most",
+            f"same life of the process, 45 to 150 s apart, without the first {soak.warm_s:g} s of each life. Flat: at most",
             f"{soak.slope_max:g} MB/min, or growth by at most {_percent(soak.share_max)} over the time watched.",
         ),
         "",

@@ -1,7 +1,8 @@
 """Whether the memory of a process is flat: a robust slope over the lives it had. Pure.
 
-The slope is the median over pairs of samples (Theil 1950, Sen 1968), pairs of one life only, so that a process that is
-started again, small, neither hides nor makes a slope.
+The slope is the median over pairs of samples (Theil 1950, Sen 1968): pairs of one life only, so that a process that is
+started again, small, neither hides nor makes a slope; and not too far apart, so that a step up to a new high water, which
+an allocator keeps, counts only where it is, while a leak is in every pair.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-WARM_S: Final = 90.0
+WARM_S: Final = 120.0
 """Samples of a life younger than this do not count: imports, caches and allocators fill."""
 
-APART_S: Final = 45.0
+APART_S: Final = (45.0, 150.0)
 """Pairs that are closer say more of one sample's noise than of a slope."""
 
 SLOPE_MAX: Final = 0.5
@@ -72,7 +73,7 @@ def slope_of(process: str, samples: Sequence[Sample]) -> Slope:
             60 * (late.megabytes - early.megabytes) / (late.at_s - early.at_s)
             for index, early in enumerate(warm)
             for late in warm[index + 1 :]
-            if late.at_s - early.at_s >= APART_S
+            if APART_S[0] <= late.at_s - early.at_s <= APART_S[1]
         ]
     sizes = [one.megabytes for one in samples]
     return Slope(

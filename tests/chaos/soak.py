@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from kvmesh.tasks import end
 from tests.chaos import census, judge, records
 from tests.chaos.cells import DOWN_S, FAULT_S, Run, everything
@@ -27,7 +29,7 @@ from tests.chaos.memory import MemoryLog
 from tests.chaos.plan import Plan, Stream, target_of
 from tests.chaos.records import CANCELLED, COMPLETE, Census, Moments, Violation
 from tests.chaos.rig import Rig
-from tests.chaos.slopes import slope_of
+from tests.chaos.slopes import Sample, slope_of
 from tests.chaos.soak_record import Hit, SoakRecord
 from tests.chaos.trial import SETTLE_S_MAX, readers_of
 from tests.chaos.truth import Truth
@@ -36,7 +38,8 @@ EVERY_S: Final = 20.0
 LOAD: Final = 0.7
 
 CAPACITY_STREAMS: Final = (32, 64, 96)
-"""Streams at once, tried one after the other until more of them bring no more tokens."""
+"""Streams at once, tried one after the other until more of them bring no more tokens. Not more than 96: an engine runs 64
+sequences, so that one of two that is away leaves no room for them, and a queue would be measured."""
 
 CAPACITY_S: Final = 15.0
 CAPACITY_RAMP_S: Final = 5.0
@@ -65,11 +68,13 @@ class Soak:
         self._seed = seed
         self._limits = limits
         self._tell = tell
-        self._rng = random.Random(seed)
+        self._rng = random.Random(f"{seed} faults")
         self._began_s = time.monotonic()
         self._hits: list[Hit] = []
         self._lives: dict[str, str] = {}
         self._violations: list[Violation] = []
+        self.samples: dict[str, list[Sample]] = {}
+        """Memory by process, once it is over."""
 
     def _now_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -83,7 +88,7 @@ class Soak:
         self._tell(f"capacity {capacity.requests_per_s:.2f} requests/s ({capacity.how})")
         await self._rig.mesh.idle(SETTLE_S_MAX)
         async with readers_of(self._rig) as (resuming, _):
-            load = Load(resuming, self._now_s, self._rng)
+            load = Load(resuming, self._now_s, random.Random(f"{self._seed} streams"))
             memory = MemoryLog(self._rig, self._now_s)
             sampling = asyncio.create_task(memory.run(), name="memory")
             cpu, late = CpuShare(), Lateness()
@@ -115,6 +120,7 @@ class Soak:
             violations=self._violations,
         )
         _count(record, load)
+        self.samples = memory.samples
         return record
 
     async def _capacity(self) -> Capacity:
@@ -229,7 +235,9 @@ async def soak(
     """Start a mesh with its logs in `folder`, soak it, and keep its logs if an invariant broke."""
     folder.mkdir(parents=True, exist_ok=True)
     async with open_rig(folder) as rig:
-        record = await Soak(rig, minutes, seed, limits, tell).run(commit, machine)
+        soaking = Soak(rig, minutes, seed, limits, tell)
+        record = await soaking.run(commit, machine)
+        (folder / "memory.json").write_bytes(msgspec.json.encode(soaking.samples))
         if record.violations:
             await rig.keep_logs(folder / "kept")
     return record

@@ -28,7 +28,7 @@ def samples(
     return made
 
 
-@pytest.mark.parametrize("life_s", [1200.0, 400.0, 260.0])
+@pytest.mark.parametrize("life_s", [1200.0, 400.0, 280.0])
 def test_a_leak_shows_through_noise_and_restarts(life_s: float) -> None:
     """2 MB a minute are found, about as large as they are, also when the process is started again and again."""
     for seed in range(20):
@@ -44,6 +44,26 @@ def test_noise_and_restarts_alone_are_flat(life_s: float) -> None:
     for seed in range(20):
         slope = slope_of("decode-0", samples(random.Random(seed), 0.0, life_s=life_s))
         assert slope.is_flat, f"seed={seed}: {slope}"
+
+
+def test_a_step_to_a_new_high_water_is_no_leak() -> None:
+    """One replica away doubles the load of the other one: its allocator keeps what that took."""
+    for seed in range(10):
+        stepped = [
+            Sample(one.at_s, one.life, one.megabytes + (30.0 if one.at_s > 500 else 0.0))
+            for one in samples(random.Random(seed), 0.0)
+        ]
+        assert slope_of("decode-0-engine", stepped).is_flat, f"seed={seed}"
+
+
+def test_a_little_more_with_each_fault_is_a_leak() -> None:
+    """3 MB each 20 s come in steps, and are no high water."""
+    for seed in range(10):
+        rising = [
+            Sample(one.at_s, one.life, one.megabytes + 3.0 * (one.at_s // 20))
+            for one in samples(random.Random(seed), 0.0)
+        ]
+        assert not slope_of("decode-0-engine", rising).is_flat, f"seed={seed}"
 
 
 def test_a_process_that_never_lives_long_is_not_judged() -> None:
