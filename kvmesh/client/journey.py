@@ -269,6 +269,8 @@ class Journey:
         self._streak += 1
         if self._streak >= self._patience.sends_max or self.sends >= SENDS_TOTAL_MAX:
             return GiveUp(error)
+        if now_s >= self.deadline_s:
+            return GiveUp(self.deadline_error())
         if now_s + after_s >= self.deadline_s:
             return GiveUp(error)
         return Again(after_s)

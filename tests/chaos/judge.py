@@ -18,6 +18,12 @@ from tests.chaos.records import CANCELLED, COMPLETE, FAILED, STUCK, Census, Mome
 BUGS: Final = frozenset({"INTERNAL", "ENGINE_ERROR"})
 """Typed, but nothing a client can act on."""
 
+ACTIONABLE: Final = frozenset({*TABLE, "FRONTEND_LOST"}) - BUGS
+"""Reasons of the mesh, and the one of the client's own."""
+
+NO_TIME_S: Final = 1.25
+"""A client that is asked to come back in a second, and a quarter by chance, and has less than that, is told so at once."""
+
 KNOWN_KEYS: Final = tuple(
     re.compile(pattern)
     for pattern in (
@@ -132,7 +138,7 @@ def _judge_end(
         yield Violation("LOST", f"{name} was cancelled, and not by its client")
     elif one.end == FAILED and is_deadline(stream, one):
         assert stream.deadline_s is not None
-        if lived_s < stream.deadline_s - limits.deadline_early_s:
+        if one.code == "DEADLINE_EXCEEDED" and lived_s < stream.deadline_s - limits.deadline_early_s:
             yield Violation("DEADLINE", f"{name}: over after {lived_s:.2f} of {stream.deadline_s:.2f} s")
         if lived_s > stream.deadline_s + limits.deadline_late_s:
             yield Violation("DEADLINE", f"{name}: told {lived_s - stream.deadline_s:.1f} s late")
@@ -150,7 +156,7 @@ def _judge_failure(
     if not is_excused(plan, stream, one, moments):
         yield Violation("LOST", f"{name}: {how}")
         return
-    if one.reason and (one.reason not in TABLE or one.reason in BUGS):
+    if one.reason and one.reason not in ACTIONABLE:
         yield Violation("UNTYPED", f"{name}: {how}")
     late_s = one.ended_s - moments.fault_s
     if plan.run.cell.fault == "kill" and one.was_live(moments.fault_s) and late_s > limits.unavailable_s:
@@ -158,8 +164,13 @@ def _judge_failure(
 
 
 def is_deadline(stream: Stream, one: Seen) -> bool:
-    """True if the client's own deadline ended the stream."""
-    return one.end == FAILED and one.code == "DEADLINE_EXCEEDED" and stream.deadline_s is not None
+    """True if the client's own deadline ended the stream, or was so near that there was no time to wait for the mesh."""
+    if one.end != FAILED or stream.deadline_s is None:
+        return False
+    if one.code == "DEADLINE_EXCEEDED":
+        return True
+    left_s = stream.deadline_s - (one.ended_s - one.sent_s)
+    return one.code == "UNAVAILABLE" and one.reason in ACTIONABLE and left_s < NO_TIME_S
 
 
 def is_excused(plan: Plan, stream: Stream, one: Seen, moments: Moments) -> bool:

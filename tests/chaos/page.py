@@ -41,7 +41,8 @@ started again 2 s after its end; a pause (cgroup freezer), a cut (all packets of
 silently) and a slow spell (50 ms and 2 % loss, each way) last 10 s. Every token is compared with a calculation
 without a server, also those of streams that ended early.
 
-- **lost**: streams that ended with an error other than their client's own deadline, or not at all.
+- **lost**: streams that ended with an error other than their client's own deadline, or not at all. A client that is asked
+  to come back in a second and has less than that left counts as **over deadline**.
 - **excused**: plain clients of the very frontend that was hit. They get UNAVAILABLE, after a kill within a second,
   and are meant to.
 - **adopted**: running attempts taken over through another router or connection; nothing is computed again.

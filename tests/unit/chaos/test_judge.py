@@ -188,6 +188,23 @@ def test_each_violation_is_seen(kind: str, spoil: Callable[[Judged], None]) -> N
         assert run.kinds() == {kind}, run.violations()
 
 
+def test_a_client_without_time_to_wait_is_over_its_deadline() -> None:
+    """UNAVAILABLE within a second of its own deadline, with a reason, is no loss; earlier, or without one, it is."""
+    for reason, early_s, kinds in (
+        ("DRAINING", 0.5, set[str]()),
+        ("DRAINING", 2.0, {"LOST"}),
+        ("", 0.5, {"LOST"}),
+        ("INTERNAL", 0.5, {"LOST"}),
+    ):
+        run = good_run(seed=2)
+        one = max((one for one in run.seen.values() if one.code), key=lambda one: one.ended_s)
+        assert one.ended_s - one.sent_s > 3
+        one.code, one.reason = "UNAVAILABLE", reason
+        one.ended_s -= early_s
+        one.came_s = [at_s for at_s in one.came_s if at_s <= one.ended_s]
+        assert run.kinds() == kinds, (reason, early_s)
+
+
 def hit_plain_stream(fault: str) -> Judged:
     """Return a run whose frontend was hit, one of its plain clients being told UNAVAILABLE by the transport."""
     for seed in range(1, 50):

@@ -251,6 +251,12 @@ def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> N
     assert isinstance(step.error, MeshFull) and step.error.retry_after_s == 3.0
 
 
+def test_a_loss_behind_the_deadline_is_the_deadline() -> None:
+    """Whatever the frontend said last, the request's time is over."""
+    step = journey(deadline_s=2.0).on_lost("gone", has_other=True, now_s=2.0, jitter=0.5)
+    assert isinstance(step, GiveUp) and isinstance(step.error, DeadlinePassed)
+
+
 def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
     """The caller learns at once what it would learn later."""
     step = journey(deadline_s=2.0).on_error(
