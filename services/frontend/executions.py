@@ -3,6 +3,9 @@
 A shell. `{mesh}:exec:<request id>` is a hash that expires; it is made when a request is resumed or its key is sent, and
 when it is settled (see settlement). A request that the client neither named nor resumed is nobody else's: it starts without
 asking. Where Redis is away, slow or has forgotten, the request starts all the same: attempt numbers fence at decode.
+
+All questions of a process share one connection: those that come while one batch is under way make up the next. When a
+frontend dies, its streams ask all at once.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, TypeAlias
 
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, Violation, invalid
-from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.redis_link import Command, RedisAway, RedisLink, key
 from kvmesh.tasks import end, persist
 from services.frontend.resume_token import EPOCH_MAX
 
@@ -31,6 +35,8 @@ PAUSE_S: Final = 1.0
 
 AGAIN_MAX: Final = 3
 """Executions of a request that has ended well already: a client may have lost its answer on the way."""
+
+BATCH_MAX: Final = 128
 
 SLACK_S: Final = 60.0
 """A request is known for its longest runtime and this."""
@@ -61,6 +67,10 @@ class Execution:
     """True if Redis gave the number: no other execution has it, and earlier ones were told."""
 
 
+Answer: TypeAlias = list[Any] | None
+"""What Redis said to a claim; None if it did not take it."""
+
+
 class Executions:
     """Hands numbers out and follows the news: `on_news(request_id, epoch, owner)` hears of every later execution.
 
@@ -89,8 +99,9 @@ class Executions:
         self._answer_s = answer_s
         self._channel = key(mesh, "exec-news")
         self._numbers = itertools.count(1)
-        self._late: set[asyncio.Task[Any]] = set()
-        """Questions whose answer is not waited for any more; it still names the owner."""
+        self._waiting: dict[str, tuple[Claim, asyncio.Future[Answer]]] = {}
+        """Questions that were not sent yet, by owner. One whose answer came late still names the owner."""
+        self._sending: asyncio.Task[None] | None = None
         self._pause_until_s = float("-inf")
 
     def new_owner(self) -> str:
@@ -119,45 +130,73 @@ class Executions:
             )
         return Execution(int(answer[1]), int(answer[2]), is_fenced=True)
 
+    def forget(self, owner: str) -> None:
+        """The execution `owner` is over: what was not asked for it yet must not end a later one."""
+        self._waiting.pop(owner, None)
+
     async def run(self) -> None:
         """Follow the news until cancelled. No answer of Redis ends it."""
         try:
             await persist(self._follow, "news of executions", pause_s=0.25)
         finally:
-            await end(self._late)
+            if self._sending is not None:
+                await end((self._sending,))
 
-    async def _ask(self, claim: Claim) -> list[Any] | None:
+    async def _ask(self, claim: Claim) -> Answer:
         if self._clock.now_s() < self._pause_until_s:
             return None
-        task = asyncio.create_task(self._begin(claim), name="execution-begin")
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-        done, _ = await asyncio.wait((task,), timeout=self._answer_s)
-        answer = task.result() if done else None
-        if answer is None:
-            self._pause_until_s = self._clock.now_s() + PAUSE_S
-        return answer
-
-    async def _begin(self, claim: Claim) -> list[Any] | None:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[claim.owner] = claim, answer
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send(), name="executions-begin")
         try:
-            answer = await self._redis.execute(
-                "EVAL",
-                _BEGIN,
-                1,
-                execution_key(self._mesh, claim.request_id),
-                claim.epoch,
-                f"{claim.digest:016x}",
-                claim.seed,
-                int(claim.is_seed_asked),
-                claim.owner,
-                EPOCH_MAX,
-                self._ttl_ms,
-                self._channel,
-                claim.request_id,
-            )
+            done, _ = await asyncio.wait((answer,), timeout=self._answer_s)
+        except asyncio.CancelledError:
+            self.forget(claim.owner)
+            raise
+        if not done or (answer.result() is None and not self._redis.is_connected):
+            self._pause_until_s = self._clock.now_s() + PAUSE_S
+        return answer.result() if done else None
+
+    async def _send(self) -> None:
+        """Ask all that waits, batch by batch, over one connection."""
+        while self._waiting:
+            batch = list(islice(self._waiting.values(), BATCH_MAX))
+            for claim, _ in batch:
+                del self._waiting[claim.owner]
+            answers: list[Answer] = [None] * len(batch)
+            try:
+                answers = await self._answers([claim for claim, _ in batch])
+            finally:
+                for (_, waiter), answer in zip(batch, answers, strict=True):
+                    if not waiter.done():
+                        waiter.set_result(answer)
+
+    async def _answers(self, claims: list[Claim]) -> list[Answer]:
+        try:
+            return list(await self._redis.pipeline([self._command(each) for each in claims]))
         except RedisAway:
-            return None
-        return list(answer)
+            if not self._redis.is_connected or len(claims) == 1:
+                return [None] * len(claims)
+        # It refuses one of them at least. Those that it took are numbered again, which costs nothing but a number.
+        return [(await self._answers([each]))[0] for each in claims]
+
+    def _command(self, claim: Claim) -> Command:
+        return (
+            "EVAL",
+            _BEGIN,
+            1,
+            execution_key(self._mesh, claim.request_id),
+            claim.epoch,
+            f"{claim.digest:016x}",
+            claim.seed,
+            int(claim.is_seed_asked),
+            claim.owner,
+            EPOCH_MAX,
+            self._ttl_ms,
+            self._channel,
+            claim.request_id,
+        )
 
     async def _follow(self) -> None:
         subscription = self._redis.subscription()

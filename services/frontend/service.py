@@ -115,14 +115,15 @@ class InferenceService:
         arrived_s, arrived_ns = self._clock.now_s(), wall_ns()
         caller = self._tracing.begin(call.metadata.get("traceparent"))
         context = self._tracing.child(caller)
-        ready = asyncio.Event()
+        ready, owner = asyncio.Event(), self._executions.new_owner()
         try:
-            order = await self._read(data, arrived_s, call, context)
+            order = await self._read(data, arrived_s, call, context, owner)
             output = Output(
                 Detokenizer(self._tokenizer.token_bytes), order.stop, with_logprobs=order.logprobs
             )
             request = self._core.submit(order, output, ready.set, self._clock.now_s())
         except MeshError as error:
+            self._executions.forget(owner)
             self._on_refused(error)
             raise
         del data
@@ -131,6 +132,7 @@ class InferenceService:
         finally:
             now_s = self._clock.now_s()
             self._core.leave(request, now_s, was_deadline=now_s >= order.deadline_s)
+            self._executions.forget(owner)
             self._settle(request)
             self._record(request, context, caller.span_id, arrived_ns)
 
@@ -192,7 +194,12 @@ class InferenceService:
         )
 
     async def _read(
-        self, data: bytes, arrived_s: float, call: Call[bytes, pb.GenerateResponse], context: TraceContext
+        self,
+        data: bytes,
+        arrived_s: float,
+        call: Call[bytes, pb.GenerateResponse],
+        context: TraceContext,
+        owner: str,
     ) -> Order:
         """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
         with self._core.place_to_read():
@@ -202,7 +209,7 @@ class InferenceService:
                 async with self._big:
                     asked = await asyncio.to_thread(self._check, data)
             prompt_ids = array("i", await self._tokenize(asked)).tobytes()
-            return await self._order(asked, prompt_ids, arrived_s, call, context)
+            return await self._order(asked, prompt_ids, arrived_s, call, context, owner)
 
     def _check(self, data: bytes) -> Asked:
         message = wire.parse(data, self._terms.message_bytes_max, self._bounds.max_sequence_tokens)
@@ -227,6 +234,7 @@ class InferenceService:
         arrived_s: float,
         call: Call[bytes, pb.GenerateResponse],
         context: TraceContext,
+        owner: str,
     ) -> Order:
         """Return the complete order. Raises MeshError."""
         max_output_tokens = validation.fit(asked, len(prompt_ids) // 4, self._bounds)
@@ -237,7 +245,7 @@ class InferenceService:
         if deadline_s <= self._clock.now_s():
             raise faults.deadline("DEADLINE", max(0.0, deadline_s - arrived_s), 0)
         timeout_s = asked.ttft_timeout_s
-        request_id, owner = self._request_id(asked), self._executions.new_owner()
+        request_id = self._request_id(asked)
         execution = await self._begin(asked, request_id, digest, owner)
         return Order(
             request_id=request_id,

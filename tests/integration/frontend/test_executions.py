@@ -149,3 +149,50 @@ async def test_a_redis_that_hangs_costs_one_short_wait() -> None:
     for writer in connections:
         writer.close()
     hung.close()
+
+
+async def test_a_burst_of_resumes_gets_its_numbers_over_one_connection(redis_url: str) -> None:
+    """All streams of a frontend that died ask in the same moment; what else the process asks Redis then is answered."""
+    async with Frontend(redis_url, "a", ANSWER_S * 10) as one, Frontend(redis_url, "b") as other:
+        await one.listening()
+        before = len((await other.redis.execute("CLIENT", "LIST")).splitlines())
+        asked = [asyncio.create_task(one.begin(request_id=f"{at:032x}", epoch=1)) for at in range(400)]
+        await asyncio.sleep(0)
+        assert await one.redis.execute("SET", "lease", "x", "PX", 3000)
+        assert all(each.is_fenced and each.epoch == 1 for each in await asyncio.gather(*asked))
+        assert one.redis.is_connected and one.redis.break_total == 0
+        assert len((await other.redis.execute("CLIENT", "LIST")).splitlines()) <= before + 2
+        kept = await one.redis.execute("HGET", f"{MESH}:exec:{399:032x}", "owner")
+        assert kept.startswith(b"a-")
+
+
+async def test_one_key_that_redis_refuses_costs_no_other_its_number(redis_url: str) -> None:
+    """A key of another kind is somebody else's mistake."""
+    async with Frontend(redis_url, "a") as one:
+        await one.redis.execute("SET", f"{MESH}:exec:{REQUEST}", "x")
+        found = await asyncio.gather(
+            *(one.begin(request_id=each, epoch=1) for each in ("e" * 32, REQUEST, "f" * 32))
+        )
+        assert [each.is_fenced for each in found] == [True, False, True]
+        assert (await one.begin(request_id="d" * 32)).is_fenced
+
+
+async def test_what_was_not_asked_before_its_end_ends_no_later_execution(redis_url: str) -> None:
+    """Redis stalls with one batch under way; a client leaves, a request ends without its number: neither is asked for."""
+    async with Frontend(redis_url, "a", ANSWER_S) as one, Frontend(redis_url, "b") as other:
+        await one.listening()
+        await other.redis.execute("CLIENT", "PAUSE", 300, "ALL")
+        sent = asyncio.create_task(one.begin(request_id="e" * 32, epoch=1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the first batch is under way
+        leaving = asyncio.create_task(one.begin(request_id="f" * 32, epoch=1))
+        over = dataclasses.replace(CLAIM, request_id="d" * 32, epoch=1, owner="over")
+        ended = asyncio.create_task(one.executions.begin(over))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert not (await ended).is_fenced
+        one.executions.forget("over")
+        assert not (await sent).is_fenced
+        await until(lambda: bool(one.news), "Redis goes on")
+        assert not await one.redis.execute("EXISTS", f"{MESH}:exec:{'f' * 32}", f"{MESH}:exec:{'d' * 32}")
+        assert [each for each, _, _ in one.news] == ["e" * 32]
