@@ -52,6 +52,11 @@ Answer = TypeVar("Answer")
 class RedisAway(Exception):
     """Redis cannot be reached or did not take a command. Go on with what is known and try again later."""
 
+    def __init__(self, message: str, *, may_pass: bool = True) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
+        """False if Redis calls the command wrong: it will say the same again."""
+
 
 def key(mesh: str, *parts: str) -> str:
     """Return the Redis key of `mesh` named by `parts`."""
@@ -167,11 +172,12 @@ class RedisLink:
         if not isinstance(error, ResponseError) or reason.startswith(SUCCESSION):
             return self._lost(reason)
         self._connected()
+        may_pass = reason.startswith(REFUSAL)
         if self._refused.get(command) != reason:
             self._refused[command] = reason
-            level = logging.WARNING if reason.startswith(REFUSAL) else logging.ERROR
+            level = logging.WARNING if may_pass else logging.ERROR
             log.log(level, "Redis at %s refuses %s: %s", self.shown, command, reason)
-        return RedisAway(f"Redis at {self.shown} refuses {command}: {reason}")
+        return RedisAway(f"Redis at {self.shown} refuses {command}: {reason}", may_pass=may_pass)
 
     def _lost(self, reason: str) -> RedisAway:
         if self.is_connected or self.break_total == 0:

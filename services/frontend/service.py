@@ -174,12 +174,12 @@ class InferenceService:
         return place
 
     def _settle(self, request: LiveRequest) -> None:
-        """Report what the client of a request that is over was given; one that goes on elsewhere is reported there."""
+        """Report what the client of a request that is over was given, also of one that goes on elsewhere."""
         end, order, progress = request.end, request.order, request.progress
         assert end is not None
         is_complete = end.error is None
         output_tokens = len(progress.ids) if is_complete else progress.delivered
-        if end.outcome == faults.SUPERSEDED or not (is_complete or output_tokens):
+        if not (is_complete or output_tokens):
             return
         self._settlements.add(
             Report(

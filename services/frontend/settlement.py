@@ -1,11 +1,12 @@
 """What a request is charged: every token once, whichever frontends executed it, and however often.
 
 A shell. Each execution that ends for its client reports what the client was given of the whole request; Redis keeps the
-highest that was settled and charges what lies above it. So a request that went through three frontends is charged what
-the last one reports; one that was given up is charged what was streamed; an execution that died charges nothing, and one
-that a later execution has superseded is not heard. Recomputed tokens are counted and never charged.
+highest that was settled and charges what lies above it. So a request that went through three frontends is charged once;
+one that was given up, or that a later execution has superseded, is charged what was streamed; an execution that died
+charges nothing. Recomputed tokens are counted and never charged.
 
-Reports wait in memory while Redis is away, WAITING_MAX of them; the oldest are dropped, which charges the client less.
+Reports wait in memory while Redis is away or takes none, WAITING_MAX of them; the oldest are dropped, which charges the
+client less. So is a report that Redis calls wrong.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Charge:
     recomputed_tokens: int
     """Told apart; not charged."""
     is_superseded: bool
-    """True if a later execution is known: that one settles."""
+    """True if a later execution is known: that one decides whether the request has ended well."""
 
 
 class Settlements:
@@ -110,8 +111,8 @@ class Settlements:
             batch = list(islice(self._waiting, BATCH_MAX))
             try:
                 answers = await self._redis.pipeline([self._command(each) for each in batch])
-            except RedisAway:
-                if not self._redis.is_connected:
+            except RedisAway as away:
+                if away.may_pass:
                     raise
                 answers = [await self._alone(each) for each in batch]
             for report, answer in zip(batch, answers, strict=True):
@@ -124,8 +125,8 @@ class Settlements:
         """Settle one report of a batch in which Redis refused something."""
         try:
             return await self._redis.execute(*self._command(report))
-        except RedisAway:
-            if not self._redis.is_connected:
+        except RedisAway as away:
+            if away.may_pass:
                 raise
             self.dropped_total += 1
             return None
@@ -152,18 +153,18 @@ class Settlements:
 
 _SETTLE: Final = """
 local known = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'settler', 'prompt', 'output', 'prompt_last', 'output_last')
-local epoch = tonumber(ARGV[1])
-if known[3] == ARGV[2] then return {'SETTLED', tonumber(known[6]), tonumber(known[7])} end
-if known[1] and tonumber(known[1]) > epoch and known[2] ~= ARGV[2] then return {'SUPERSEDED', 0, 0} end
+local epoch, word = tonumber(ARGV[1]), 'SETTLED'
+if known[1] and tonumber(known[1]) > epoch and known[2] ~= ARGV[2] then word = 'SUPERSEDED' end
+if known[3] == ARGV[2] then return {word, tonumber(known[6]), tonumber(known[7])} end
 local prompt, output = tonumber(known[4] or '0'), tonumber(known[5] or '0')
 local prompt_more = math.max(0, tonumber(ARGV[3]) - prompt)
 local output_more = math.max(0, tonumber(ARGV[4]) - output)
 redis.call('HSET', KEYS[1], 'epoch', math.max(epoch, tonumber(known[1] or '0')), 'settler', ARGV[2],
   'prompt', prompt + prompt_more, 'output', output + output_more,
   'prompt_last', prompt_more, 'output_last', output_more)
-if ARGV[5] ~= '' then redis.call('HSETNX', KEYS[1], 'again', ARGV[5]) end
+if ARGV[5] ~= '' and word == 'SETTLED' then redis.call('HSETNX', KEYS[1], 'again', ARGV[5]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
-return {'SETTLED', prompt_more, output_more}
+return {word, prompt_more, output_more}
 """
 """KEYS: the request. ARGV: epoch, owner, tokens of the prompt, of the output, executions it may have after its good end or
 nothing, life in ms. Returns whether it counts, and the tokens of prompt and output that were charged for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -22,19 +22,17 @@ class Twin:
     """What is settled of one request, kept by the simplest rule."""
 
     epoch: int = -1
-    settlers: dict[str, tuple[int, int]] = field(default_factory=dict)
     prompt: int = 0
     output: int = 0
 
     def settle(self, report: Report) -> Charge:
-        """Charge what is new, unless a later execution is known."""
-        if report.epoch < self.epoch:
-            return Charge(0, 0, report.recomputed_tokens, is_superseded=True)
-        self.epoch = report.epoch
+        """Charge what is new, whichever execution tells."""
+        is_superseded = report.epoch < self.epoch
+        self.epoch = max(self.epoch, report.epoch)
         prompt = max(0, report.prompt_tokens - self.prompt)
         output = max(0, report.output_tokens - self.output)
         self.prompt, self.output = self.prompt + prompt, self.output + output
-        return Charge(prompt, output, report.recomputed_tokens, is_superseded=False)
+        return Charge(prompt, output, report.recomputed_tokens, is_superseded)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -159,3 +157,39 @@ async def test_one_report_that_redis_refuses_holds_up_no_other(redis_url: str) -
             one.settlements.add(Report(name * 32, 0, name, 1, 2, 0, True))
         await until(lambda: len(one.charges) == 2, "the others are settled")
         assert one.settlements.dropped_total == 1
+
+
+REFUSALS = (
+    (("maxmemory", "1"), ("maxmemory", "0")),
+    (("min-replicas-to-write", "1"), ("min-replicas-to-write", "0")),
+)
+
+
+@pytest.mark.parametrize(("spoil", "mend"), REFUSALS)
+async def test_reports_wait_for_a_redis_that_takes_none(
+    redis_url: str, spoil: tuple[str, str], mend: tuple[str, str]
+) -> None:
+    """It is full, or has lost its replicas, for a moment: nothing is charged less for it."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await other.redis.execute("CONFIG", "SET", *spoil)
+        try:
+            for at in range(10):
+                one.settlements.add(Report(f"{at:032x}", 0, str(at), 1, 2, 0, True))
+            assert not await one.settlements.flush(0.6)
+        finally:
+            await other.redis.execute("CONFIG", "SET", *mend)
+        assert await one.settlements.flush(5)
+        assert one.settlements.dropped_total == 0
+        assert sum(charge.output_tokens for charge in one.charges) == 20
+
+
+async def test_what_a_superseded_execution_streamed_is_charged(redis_url: str) -> None:
+    """The later execution gave its client nothing; the end of the earlier one is not the request's."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        claim = CLAIM.__class__("c" * 32, 5, 7, False, 0, "a-1")
+        first = await one.executions.begin(claim)
+        await other.executions.begin(CLAIM.__class__("c" * 32, 5, 7, False, 1, "b-1"))
+        one.settlements.add(Report("c" * 32, first.epoch, "a-1", 31, 40, 0, is_complete=True))
+        await until(lambda: len(one.charges) == 1, "settled")
+        assert one.charges == [Charge(31, 40, 0, is_superseded=True)]
+        assert await one.redis.execute("HGET", f"{MESH}:exec:{'c' * 32}", "again") is None
