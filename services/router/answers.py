@@ -7,7 +7,7 @@ from typing import Final
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.claims import blame, clamp, hit_of
+from services.router.claims import blame, clamp, failed_at, handed_over, hit_of
 from services.router.holdings import Holdings
 from services.router.policy import LoadSeen, ReplicaGone
 from services.router.relayed import Relayed, Stage
@@ -72,9 +72,7 @@ class Answers:
                 self.on_gap(item, replica, message, now_s)
             return
         item.was_taken = True
-        if is_prefill:
-            replica.ended_well(item.released_s)
-        else:
+        if not is_prefill:
             replica.answered_well(item.released_s)
         item.first_token_s = item.first_token_s or now_s
         clamp(first, item, now_s)
@@ -93,16 +91,17 @@ class Answers:
         elif item.output_tokens_max == 1:
             self._complete(item, pb.Finish.REASON_LENGTH, now_s)
         elif not handoff:
+            replica.failed(item.released_s, now_s, "no handoff")
             self._fail(item, pb.Failure.CODE_HANDOFF_LOST, "prefill sent no handoff", replica.name, now_s)
         else:
             self._hand_over(item, replica, handoff)
 
-    def on_transfer(self, item: Relayed, replica: Replica, transfer: pb.Transfer) -> None:
+    def on_transfer(self, item: Relayed, replica: Replica, transfer: pb.Transfer, now_s: float) -> None:
         """Decode has the KV blocks: prefill may forget them."""
         if item.stage is Stage.TRANSFERRING:
             item.stage = Stage.GENERATING
         item.is_transferred = True
-        replica.answered_well(item.released_s)
+        handed_over(item, replica, now_s)
         self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
         if item.outbox is not None:
             item.outbox.transfer(item.slot, min(transfer.transfer_us, US_MAX))
@@ -251,6 +250,8 @@ class Answers:
 
     def _complete(self, item: Relayed, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """The first token ended it: nobody is needed any more."""
+        if item.prefill is not None:
+            item.prefill.ended_well(item.released_s)
         self._holdings.cancel_decode(item, pb.Cancel.REASON_COMPLETE)
         self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
         if item.outbox is not None:
@@ -270,6 +271,7 @@ class Answers:
         """End it on both sides and tell its frontend."""
         if untouched is None:
             untouched = not item.was_taken
+        self._holdings.failed_places.add(item.request_id, failed_at(item, code, replica), now_s)
         self._holdings.cancel_decode(item, SUPERSEDED)
         self._holdings.cancel_prefill(item, SUPERSEDED)
         if item.outbox is not None:
@@ -280,6 +282,7 @@ class Answers:
         """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
         assert item.decode is not None, item
         name = item.decode.name
+        self._holdings.failed_places.add(item.request_id, (name,), now_s)
         self._holdings.detach_decode(item)
         if item.outbox is not None:
             item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)

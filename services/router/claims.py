@@ -41,14 +41,35 @@ def hit_of(first: pb.FirstToken, block_tokens: int, *, is_measured: bool) -> Hit
 
 
 def blame(item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
-    """Count what failed against whose doing it was; of a lost handoff, decode's and prefill's."""
-    if failure.untouched:
+    """Count what failed against whose doing it was."""
+    if failure.untouched and not (item.is_local and item.was_taken):
         return  # it had no room, or gave back what it had not begun
     name = name_of(pb.Failure.Code, failure.code)
     if failure.code in OWN_FAULTS:
         replica.failed(item.released_s, now_s, name)
-    elif failure.code == pb.Failure.CODE_HANDOFF_LOST and replica is item.decode:
-        # The one that did not give or the one that did not take: the others of each role tell, by going well.
-        replica.failed(item.released_s, now_s, name)
-        if item.prefill is not None:
-            item.prefill.failed(item.released_s, now_s, name)
+    elif failure.code == pb.Failure.CODE_HANDOFF_LOST and replica is item.decode and item.prefill is not None:
+        # Rather the one that did not give. Decode, too, where others tell so: it cannot take from another prefill
+        # either, or that prefill could give elsewhere.
+        prefill = item.prefill
+        prefill.failed(item.released_s, now_s, name)
+        since_s = replica.lost_handoffs.setdefault(prefill.name, now_s)
+        if len(replica.lost_handoffs) > 1 or prefill.gave_s > since_s:
+            replica.failed(item.released_s, now_s, name)
+
+
+def handed_over(item: Relayed, decode: Replica, now_s: float) -> None:
+    """`decode` has the KV blocks: that is the good end of what prefill does, and a good beginning at decode."""
+    decode.answered_well(item.released_s)
+    decode.lost_handoffs.clear()
+    if item.prefill is not None:
+        item.prefill.ended_well(item.released_s)
+        item.prefill.gave_s = now_s
+
+
+def failed_at(item: Relayed, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:
+    """Return the replicas that the next attempt should keep away from, after `replica` failed this one."""
+    if code == pb.Failure.CODE_HANDOFF_LOST and item.placement is not None:
+        return (item.placement.prefill or replica, item.placement.decode)
+    if code in OWN_FAULTS or code in (pb.Failure.CODE_GAP, pb.Failure.CODE_REPLICA_LOST):
+        return (replica,)
+    return ()

@@ -7,6 +7,7 @@ from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.replica.timetable import Timetable
+from services.router.failed_places import FailedPlaces
 from services.router.policy import Dispatched, Finished, Hit, PlacementPolicy, Started
 from services.router.queue import ReleaseQueue
 from services.router.relayed import Relayed, Stage
@@ -37,6 +38,7 @@ class Holdings:
         self.live: dict[str, Relayed] = {}
         """Request id -> its highest attempt."""
         self.timetable: Timetable[Relayed] = Timetable()
+        self.failed_places = FailedPlaces()
         self.orphan_count = 0
         self.is_news = False
         """True if something changed that may let a waiting request go."""

@@ -123,9 +123,19 @@ class Releases:
             item.token_count,
             item.output_tokens_max,
             explain=item.submit is not None and item.submit.explain,
-            excluded=item.excluded,
+            excluded=self._avoided(item, view, now_s),
         )
         return self._holdings.policy.place(request, view, now_s)
+
+    def _avoided(self, item: Relayed, view: PoolView, now_s: float) -> frozenset[str]:
+        """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
+        failed = self._holdings.failed_places.of(item.request_id, now_s)
+        avoided = item.excluded
+        for role in (view.prefill, view.decode) if failed else ():
+            names = {one.name for one in role}
+            if names - item.excluded - failed:
+                avoided |= names & failed
+        return avoided
 
     def view(self, now_s: float) -> PoolView:
         """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""

@@ -61,6 +61,10 @@ class Replica:
         self.open_failures = 0
         """Times in a row that its stream could not be opened."""
         self.ejection = Ejection()
+        self.gave_s = float("-inf")
+        """When a decode last said that it has KV blocks of this prefill."""
+        self.lost_handoffs: dict[str, float] = {}
+        """Prefills whose handoffs this decode lost since it last got one, and when it lost the first of each."""
         self._engine_boot_id = ""
         self._unanswered: dict[int, int] = {}
         """KV blocks of submits that decode has not answered, by slot: no report counts them yet."""
@@ -162,7 +166,7 @@ class Replica:
                 answers.on_first_token(item, self, first, now_s)
         for transfer in message.transfers:
             if (item := slots.get(transfer.slot)) is not None:
-                answers.on_transfer(item, self, transfer)
+                answers.on_transfer(item, self, transfer, now_s)
         if message.HasField("frame"):
             self._on_frame(message.frame, now_s)
         for finish in message.finishes:

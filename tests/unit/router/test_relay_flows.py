@@ -1052,3 +1052,98 @@ def test_a_replica_that_has_gone_silent_is_not_asked_for_what_ran_there() -> Non
         (2, pb.Refusal.REASON_UNKNOWN_REQUEST)
     ]
     assert not desk.up("decode-0").adopts
+
+
+def submit_another(desk: Desk, **changes: Any) -> None:
+    """Submit a request with a prompt that was never seen."""
+    ids = pack_ids(range(1000 * desk.slot, 1000 * desk.slot + 20))
+    hashes = blocks.pack(blocks.chain(ids, 4, "m"))
+    desk.submit(request_id=f"{desk.slot + 1:032x}", token_ids=ids, block_hashes=hashes, **changes)
+
+
+def pull(desk: Desk, broken: str) -> set[str]:
+    """Run one request; its handoff is lost if one of its replicas is `broken`. Return its replicas."""
+    decode, submit = desk.placed()
+    desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+    prefill, slot = asked_prefill(desk)
+    desk.down(prefill, starts=[pb.Start(slot=slot)], first_tokens=[first(slot)])
+    if broken in (prefill, decode):
+        failure = pb.Failure(slot=submit.slot, code=pb.Failure.CODE_HANDOFF_LOST)
+        desk.down(decode, failures=[failure])
+    else:
+        finish = pb.Finish(slot=submit.slot, end_position=1, reason=pb.Finish.REASON_LENGTH)
+        desk.down(decode, transfers=[pb.Transfer(slot=submit.slot)], finishes=[finish])
+    for name in desk.links:
+        desk.up(name)
+    desk.told()
+    desk.wait(0.01)
+    return {prefill, decode}
+
+
+@pytest.mark.parametrize("broken", ["prefill-0", "prefill-1", "decode-0", "decode-1"])
+def test_who_cannot_hand_over_is_ejected_and_nobody_else(broken: str) -> None:
+    """A first token is no good end of a prefill; of the two sides of a lost handoff the others tell which it was."""
+    desk, asked = Desk(prefills=2, queue=64), 0
+    for _ in range(90):
+        submit_another(desk)
+        asked += broken in pull(desk, broken)
+        trusted = {name: not replica.ejection.is_ejected for name, (replica, _) in desk.links.items()}
+        if not trusted.pop(broken):
+            break
+    assert desk.links[broken][0].ejection.is_ejected and asked <= 12
+    if broken.startswith("prefill"):
+        assert all(trusted.values())
+
+
+@pytest.mark.parametrize("code", [pb.Failure.CODE_HANDOFF_LOST, pb.Failure.CODE_ENGINE_ERROR])
+def test_the_next_attempt_leaves_the_replicas_of_the_failed_one(code: pb.Failure.Code.ValueType) -> None:
+    """Whatever is cached there; one attempt later than the memory lasts, the cache counts again."""
+    desk = Desk(prefills=2)
+    desk.submit()
+    decode, submit = desk.placed()
+    desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+    prefill, slot = asked_prefill(desk)
+    desk.down(prefill, starts=[pb.Start(slot=slot)], first_tokens=[first(slot)])
+    if code == pb.Failure.CODE_ENGINE_ERROR:
+        desk.down(decode, transfers=[pb.Transfer(slot=submit.slot)])
+    desk.down(decode, failures=[pb.Failure(slot=submit.slot, code=code)])
+    desk.up("prefill-0"), desk.up("prefill-1")
+    desk.wait(9.0)
+    desk.submit(attempt=2)
+    again, submit = desk.placed()
+    assert again != decode
+    desk.down(again, acceptances=[pb.Acceptance(slot=submit.slot)])
+    other_prefill, _ = asked_prefill(desk)
+    assert (other_prefill != prefill) == (code == pb.Failure.CODE_HANDOFF_LOST)
+
+
+def test_a_request_that_failed_everywhere_is_placed_all_the_same() -> None:
+    """What failed is the last choice, and a choice."""
+    desk = Desk(prefills=0)
+    asked = []
+    for attempt in range(1, 5):
+        desk.submit(attempt=attempt)
+        decode, submit = desk.placed()
+        asked.append(decode)
+        failure = pb.Failure(slot=submit.slot, code=pb.Failure.CODE_ENGINE_ERROR)
+        desk.down(decode, failures=[failure])
+        desk.up(decode)
+    assert sorted(asked[:2]) == ["decode-0", "decode-1"]
+
+
+def test_a_decode_that_fails_prompts_of_its_own_before_their_first_token_is_ejected() -> None:
+    """Nothing was streamed, so the failure is untouched; the engine had it all the same."""
+    desk = Desk(queue=64, local=1000)
+    for _ in range(40):
+        submit_another(desk)
+        decode, submit = desk.placed()
+        assert submit.phase == pb.PHASE_CONTEXT_AND_GENERATION
+        desk.down(decode, starts=[pb.Start(slot=submit.slot)])
+        if decode == "decode-0":
+            failure = pb.Failure(slot=submit.slot, code=pb.Failure.CODE_ENGINE_ERROR, untouched=True)
+            desk.down(decode, failures=[failure])
+        else:
+            finish = pb.Finish(slot=submit.slot, end_position=0, reason=pb.Finish.REASON_LENGTH)
+            desk.down(decode, finishes=[finish])
+        desk.wait(0.01)
+    assert desk.links["decode-0"][0].ejection.is_ejected and desk.relay.ejection_total == 1

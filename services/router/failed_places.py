@@ -1,0 +1,36 @@
+"""Where attempts of a request failed a moment ago: the next one goes elsewhere, whatever is cached there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+REMEMBER_S: Final = 10.0
+REMEMBERED_MAX: Final = 4096
+
+
+class FailedPlaces:
+    """Names of replicas by request id, for REMEMBER_S after the last failure. Full, it forgets the oldest."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[float, frozenset[str]]] = {}
+        """In the order of their times."""
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, request_id: str, replicas: Iterable[str], now_s: float) -> None:
+        """An attempt of the request failed at `replicas`."""
+        names = self.of(request_id, now_s) | frozenset(replicas)
+        self._places.pop(request_id, None)
+        self._places[request_id] = (now_s + REMEMBER_S, names)
+        while self._places:
+            oldest = next(iter(self._places))
+            if len(self._places) <= REMEMBERED_MAX and self._places[oldest][0] > now_s:
+                break
+            del self._places[oldest]
+
+    def of(self, request_id: str, now_s: float) -> frozenset[str]:
+        """Return where the request failed."""
+        until_s, names = self._places.get(request_id, (now_s, frozenset[str]()))
+        return names if until_s > now_s else frozenset()
