@@ -22,7 +22,6 @@ BUILD = "setuptools"
 
 UNUSED = {
     "huggingface-hub": "tokenizers downloads by name with it; the mesh reads a folder",
-    "pydantic": "typer reads option types of pydantic with it; ours are plain",
 }
 """Requirements that no image carries, and why nothing misses them."""
 

@@ -108,13 +108,22 @@ print([name for name, module in sys.modules.items()
     assert run_shell(client, image, f"python -c '{code}'").strip() == "[]"
 
 
-def test_the_command_line_is_there(client: docker.DockerClient) -> None:
-    """`docker run kvmesh kvmesh status` works, and a word that is no role is refused in one sentence."""
-    assert "Usage: kvmesh" in builds.run(client, builds.SERVICE, "kvmesh", "--help")
-    with pytest.raises(ContainerError) as refused:
-        builds.run(client, builds.SERVICE, "frontent")
-    assert refused.value.exit_status == 2
-    assert b'"frontent" is no role' in bytes(refused.value.stderr or b"")
+@pytest.mark.parametrize("image", OURS)
+def test_the_command_line_is_there(client: docker.DockerClient, image: str) -> None:
+    """`docker run kvmesh kvmesh ...` works for commands with options, and says mistakes in one sentence."""
+    assert "Usage: kvmesh" in builds.run(client, image, "kvmesh", "--help")
+    assert "--deadline" in builds.run(client, image, "kvmesh", "generate", "--help")
+    assert "[router]" in builds.run(client, image, "kvmesh", "config")
+    for command, status, sentence in (
+        (("kvmesh", "status"), 2, "No mesh runs with"),
+        (("kvmesh", "health", "127.0.0.1:1"), 1, "127.0.0.1:1 does not answer"),
+        (("frontent",), 2, '"frontent" is no role'),
+    ):
+        with pytest.raises(ContainerError) as refused:
+            builds.run(client, image, *command)
+        said = bytes(refused.value.stderr or b"").decode()
+        assert (refused.value.exit_status, said.count("\n")) == (status, 1), said
+        assert sentence in said
 
 
 def test_health_is_found_wherever_a_service_listens(client: docker.DockerClient) -> None:

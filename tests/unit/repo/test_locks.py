@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,3 +50,14 @@ def test_an_older_python_gets_its_backports() -> None:
     """Debian's Python 3.11.2 starts redis-py with async-timeout alone."""
     assert "async-timeout" in lock.closure(Requirement("redis"), python=lock.OLDEST_PYTHON)
     assert "async-timeout" not in lock.closure(Requirement("redis"), python="3.11.7")
+
+
+def test_the_command_line_does_without_what_images_leave_out(tmp_path: Path) -> None:
+    """A command with parameters, for without any much less is imported."""
+    blocked = {name.replace("-", "_"): None for name in lock.UNUSED}
+    code = f"import sys; sys.modules.update({blocked}); from kvmesh.cli.main import main; main(['status'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("No mesh runs with") and done.stderr.count("\n") == 1
