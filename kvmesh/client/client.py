@@ -51,7 +51,8 @@ class Client:
         """Return the answer to one prompt, to be iterated over; nothing is sent before.
 
         `deadline_s`: seconds from now until the whole answer must be here, over however many frontends. Errors come from
-        the iteration, as GenerateError; this raises ValueError if the prompt is missing or given twice.
+        the iteration, as GenerateError. This raises ValueError if the prompt is missing or given twice or a value does
+        not fit its field, TypeError for an unknown option.
         """
         return self.send(order(prompt, **options), deadline_s=deadline_s)
 
@@ -59,8 +60,8 @@ class Client:
         """The same for a request that is built already; with `options.resume` set it goes on behind its received tokens."""
         if not deadline_s > 0:
             raise ValueError(f"deadline_s is {deadline_s}: more than 0 s is allowed")
-        has_own_key = not request.idempotency_key
-        if has_own_key:
+        has_own_key = not (request.idempotency_key or request.options.HasField("resume"))
+        if not request.idempotency_key:
             keyed = pb.GenerateRequest()
             keyed.CopyFrom(request)
             keyed.idempotency_key = uuid.uuid4().hex

@@ -29,6 +29,12 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 SENDS_TOTAL_MAX: Final = 256
 """Sends of one request, however far each brought it: what resume tokens can count."""
 
+SUPERSEDED_MAX: Final = 2
+"""Streams in a row that an earlier send of the same journey may end by coming late; more is somebody else who reads."""
+
+REFUSED_S: Final = 30.0
+"""A request that has tokens waits this long for a mesh that is full: what runs of it is kept, and places come free."""
+
 LOST: Final = frozenset({"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED", "RESOURCE_EXHAUSTED"})
 """Statuses that gRPC itself makes when a connection or a server goes away under a call: without a reason of the mesh."""
 
@@ -129,6 +135,12 @@ class Journey:
         self._streak = 0
         """Sends in a row without a new token."""
         self._refusals = 0
+        self._refused_since_s: float | None = None
+        """When the first of those refusals came."""
+        self._superseded = 0
+        """Calls in a row that were superseded, with tokens or without."""
+        self._token_refusals = 0
+        """Refusals of the resume token in a row."""
 
     def outgoing(self) -> pb.GenerateRequest:
         """Return the message of the next send, and count it."""
@@ -164,6 +176,7 @@ class Journey:
 
         `has_other`: a frontend is there that has not just failed.
         """
+        self._superseded = 0
         error = MeshUnavailable("FRONTEND_LOST", what, code="UNAVAILABLE")
         return self._again(error, now_s, self._backoff_s(jitter, at_once=has_other or not self._streak))
 
@@ -172,28 +185,20 @@ class Journey:
     ) -> Again | GiveUp:
         """The call ended with a status other than OK."""
         code, reason = details.code.name, details.reason
+        self._superseded = self._superseded + 1 if reason == "SUPERSEDED" else 0
         if not reason and code in LOST:
             return self.on_lost(details.message, has_other=has_other, now_s=now_s, jitter=jitter)
-        if reason in TOKEN_REFUSED and self._tokens and (len(self._tokens) > 1 or has_other):
-            if len(self._tokens) > 1:
-                self._tokens.pop()
+        if reason in TOKEN_REFUSED and self._may_be_read_elsewhere(reason, has_other=has_other):
             return self._again(error_of(details), now_s, self._backoff_s(jitter, at_once=not self._streak))
         error = error_of(details)
-        if reason == "SUPERSEDED" and self._has_own_key:
+        if reason == "SUPERSEDED" and self._has_own_key and self._superseded <= SUPERSEDED_MAX:
             # Only an earlier send of this journey can have come late; this one, being later still, wins.
             return self._again(error, now_s, self._backoff_s(jitter, at_once=False))
         if isinstance(error, MeshFull) and reason != "SLOW_READER":
-            self._refusals += 1
-            if self._refusals >= self._patience.refusals_max:
-                return GiveUp(error)
-        elif not isinstance(error, MeshUnavailable):
+            return self._refused(error, details, has_other=has_other, now_s=now_s, jitter=jitter)
+        if not isinstance(error, MeshUnavailable):
             return GiveUp(error)
-        if reason in FRONTENDS_OWN and has_other:
-            return self._again(error, now_s, self._backoff_s(jitter, at_once=True))
-        after_s = self._backoff_s(jitter, at_once=False)
-        if details.retry_after_s is not None:
-            after_s = max(after_s, details.retry_after_s * (1 + 0.25 * jitter))
-        return self._again(error, now_s, after_s)
+        return self._again(error, now_s, self._pause_s(details, now_s, has_other=has_other, jitter=jitter))
 
     def is_frontends_fault(self, details: ErrorDetails) -> bool:
         """True if a status tells that its frontend is gone or takes nothing now."""
@@ -238,6 +243,7 @@ class Journey:
             self.resumes += 1
         self._heard_started = True
         self._tokens = [started.resume_token]
+        self._token_refusals = 0
 
     def _take(self, tokens: pb.Tokens) -> Chunk | None:
         if tokens.resume_token:
@@ -253,6 +259,7 @@ class Journey:
         self.ids += ids
         self.text += tokens.text
         self._streak = self._refusals = 0
+        self._refused_since_s = None
         logprobs = tuple(tokens.logprobs)
         self.logprobs += logprobs
         return Chunk(ids, tokens.text, have, logprobs)
@@ -264,6 +271,46 @@ class Journey:
         tail, self._tail = self._tail, ""
         self.text += tail
         return Chunk((), tail, len(self.ids)) if tail else None
+
+    def _may_be_read_elsewhere(self, reason: str, *, has_other: bool) -> bool:
+        """Return whether another send may help where the resume token was refused: once, and not the caller's own."""
+        self._token_refusals += 1
+        if len(self._tokens) > 1:
+            self._tokens.pop()  # the older one says less
+            return True
+        is_readable = bool(self._tokens) and (self.started is not None or reason == "FIELD_UNKNOWN")
+        return is_readable and has_other and self._token_refusals == 1
+
+    def _refused(
+        self, error: MeshFull, details: ErrorDetails, *, has_other: bool, now_s: float, jitter: float
+    ) -> Again | GiveUp:
+        """The mesh is full."""
+        self._refusals += 1
+        if self._refused_since_s is None:
+            self._refused_since_s = now_s
+        after_s = self._pause_s(details, now_s, has_other=has_other, jitter=jitter)
+        if not self.ids:
+            return (
+                GiveUp(error)
+                if self._refusals >= self._patience.refusals_max
+                else self._again(error, now_s, after_s)
+            )
+        if now_s - self._refused_since_s >= REFUSED_S:
+            return GiveUp(error)
+        self._streak = min(self._streak, self._patience.sends_max - 2)  # time bounds it
+        return self._again(error, now_s, after_s)
+
+    def _pause_s(self, details: ErrorDetails, now_s: float, *, has_other: bool, jitter: float) -> float:
+        """Return the wait behind a status of the mesh."""
+        is_frontends = details.reason in FRONTENDS_OWN
+        if is_frontends and has_other:
+            return self._backoff_s(jitter, at_once=True)
+        backoff_s = self._backoff_s(jitter, at_once=False)
+        if details.retry_after_s is None:
+            return backoff_s
+        after_s = max(backoff_s, details.retry_after_s * (1 + 0.25 * jitter))
+        # What one frontend says of itself is no reason to give up before the deadline: another may be back earlier.
+        return backoff_s if is_frontends and now_s + after_s >= self.deadline_s else after_s
 
     def _again(self, error: GenerateError, now_s: float, after_s: float) -> Again | GiveUp:
         self._streak += 1

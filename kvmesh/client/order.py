@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias, TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -43,45 +43,86 @@ class Options(TypedDict, total=False):
     model: str
 
 
+_TEXT: Final = "a str in Unicode"
+
+_ALLOWED: Final[Mapping[str, str]] = {
+    "prompt": _TEXT,
+    "prompt_tokens": "a sequence of ints, each a token id of the model",
+    "messages": "a sequence of (role, content)",
+    "max_output_tokens": "an int of 1 or more",
+    "temperature": "a number from 0 to 10",
+    "top_p": "a number above 0, at most 1",
+    "top_k": "an int from 0 to 1000000",
+    "seed": "an int from 0 to 18446744073709551615",
+    "stop": "a sequence of at most 16 str",
+    "priority": "an int from -100 to 100",
+    "ttft_timeout_s": "a number of seconds from 0.001 to 3600",
+    "session_id": _TEXT,
+    "idempotency_key": _TEXT,
+    "logprobs": "a bool",
+    "explain": "a bool",
+    "model": _TEXT,
+}
+"""What is allowed, for messages. Only what no message can carry is refused here; the mesh checks the ranges."""
+
+
 def order(prompt: str | None = None, **options: Unpack[Options]) -> pb.GenerateRequest:
     """Return the request as the protocol's message; what is left out takes the mesh's default.
 
-    Exactly one of `prompt` (a text), `prompt_tokens` and `messages` is given. Raises ValueError.
+    Exactly one of `prompt` (a text), `prompt_tokens` and `messages` is given. Raises ValueError naming field, value and
+    range, and TypeError for an option that is not there.
     """
-    prompt_tokens, messages = options.get("prompt_tokens"), options.get("messages")
-    given = [
-        name
-        for name, value in (("prompt", prompt), ("prompt_tokens", prompt_tokens), ("messages", messages))
-        if value is not None
-    ]
-    if len(given) != 1:
-        said = " and ".join(given) or "none"
+    unknown = sorted(options.keys() - Options.__annotations__.keys())
+    if unknown:
+        names = ", ".join(Options.__annotations__)
+        raise TypeError(f"{unknown[0]} is no option of a request: {names} are")
+    given = {"prompt": prompt, **options}
+    prompts = [name for name in ("prompt", "prompt_tokens", "messages") if given.get(name) is not None]
+    if len(prompts) != 1:
+        said = " and ".join(prompts) or "none"
         raise ValueError(f"{said} of prompt, prompt_tokens and messages is given: exactly one is needed")
-    request = pb.GenerateRequest(
-        session_id=options.get("session_id", ""),
-        idempotency_key=options.get("idempotency_key", ""),
-        model=options.get("model", ""),
-    )
-    if prompt is not None:
-        request.text = prompt
-    elif prompt_tokens is not None:
-        request.tokens.SetInParent()
-        request.tokens.ids.extend(prompt_tokens)
-    else:
-        request.chat.SetInParent()
-        for role, content in messages or ():
-            if role not in _ROLES:
-                raise ValueError(f"role is {role!r}: {', '.join(_ROLES)} are allowed")
-            request.chat.messages.add(role=_ROLES[role], content=content)
-    for name in ("temperature", "top_p", "top_k", "seed"):
-        if name in options:
-            setattr(request.sampling, name, options[name])
-    request.sampling.stop.extend(options.get("stop", ()))
-    for name in ("max_output_tokens", "priority"):
-        if name in options:
-            setattr(request.limits, name, options[name])  # type: ignore[literal-required]  # one of two
-    if "ttft_timeout_s" in options:
-        request.limits.ttft_timeout.FromNanoseconds(round(options["ttft_timeout_s"] * 1e9))
-    request.options.logprobs = options.get("logprobs", False)
-    request.options.explain = options.get("explain", False)
+    request = pb.GenerateRequest()
+    for name, value in given.items():
+        if value is None:
+            continue  # as if it were left out
+        try:
+            _put(request, name, value)
+        except (ValueError, TypeError, OverflowError) as error:
+            if isinstance(error, _RoleError):
+                raise
+            raise ValueError(f"{name} is {value!r:.80}: {_ALLOWED[name]} is allowed") from None
     return request
+
+
+class _RoleError(ValueError):
+    """Says itself what is wrong."""
+
+
+def _put(request: pb.GenerateRequest, name: str, value: Any) -> None:
+    """Set the field `name`. Raises ValueError, TypeError or OverflowError if it cannot hold `value`."""
+    match name:
+        case "prompt":
+            request.text = value
+        case "prompt_tokens":
+            request.tokens.SetInParent()
+            request.tokens.ids.extend(value)
+        case "messages":
+            request.chat.SetInParent()
+            for role, content in value:
+                if role not in _ROLES:
+                    raise _RoleError(f"role is {role!r}: {', '.join(_ROLES)} are allowed")
+                request.chat.messages.add(role=_ROLES[role], content=content)
+        case "stop":
+            if isinstance(value, str):
+                raise TypeError("one text would be a sequence of its characters")
+            request.sampling.stop.extend(value)
+        case "ttft_timeout_s":
+            request.limits.ttft_timeout.FromNanoseconds(round(value * 1e9))
+        case "temperature" | "top_p" | "top_k" | "seed":
+            setattr(request.sampling, name, value)
+        case "max_output_tokens" | "priority":
+            setattr(request.limits, name, value)
+        case "logprobs" | "explain":
+            setattr(request.options, name, value)
+        case _:
+            setattr(request, name, value)

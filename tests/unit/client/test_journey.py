@@ -19,7 +19,7 @@ from kvmesh.client.errors import (
     Superseded,
     error_of,
 )
-from kvmesh.client.journey import Again, Chunk, GiveUp, Journey, Patience
+from kvmesh.client.journey import REFUSED_S, Again, Chunk, GiveUp, Journey, Patience
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.detokenizer import Detokenizer
@@ -96,7 +96,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
     frontend = Frontend(ids, stop, draw)
     journey = Journey(request(), Patience(sends_max=500, refusals_max=100), 1e6, has_own_key=True)
     chunks: list[Chunk] = []
-    now_s, refused_token = 0.0, 0
+    now_s, bounded = 0.0, set[str]()
     while journey.finished is None:
         message = journey.outgoing()
         step: Again | GiveUp | None = None
@@ -111,10 +111,12 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
             }.get(fault, "UNAVAILABLE")
             if fault == "silent":
                 step = journey.on_lost("silent", has_other=True, now_s=now_s, jitter=draw.random())
-            elif fault == "RESUME_TOKEN_INVALID" and not message.options.HasField("resume"):
+            elif fault in bounded or (
+                fault == "RESUME_TOKEN_INVALID" and not message.options.HasField("resume")
+            ):
                 continue
             else:
-                refused_token += fault == "RESUME_TOKEN_INVALID"
+                bounded |= {fault} & {"SUPERSEDED", "RESUME_TOKEN_INVALID"}
                 reason = "" if fault == "UNAVAILABLE" else fault
                 step = journey.on_error(
                     details(code, reason, draw.choice((None, 0.5))),
@@ -124,6 +126,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
                 )
         else:
             lives = draw.choice((1000, draw.randint(0, 8)))
+            bounded -= {"SUPERSEDED", "RESUME_TOKEN_INVALID"} if lives else {"SUPERSEDED"}
             for count, answer in enumerate(frontend.answer(message)):
                 if count == lives:
                     step = journey.on_lost(
@@ -234,6 +237,56 @@ def test_a_key_of_the_callers_own_that_somebody_sent_later_ends_here() -> None:
         details("ABORTED", "SUPERSEDED"), has_other=True, now_s=0, jitter=0
     )
     assert isinstance(step, GiveUp) and isinstance(step.error, Superseded)
+
+
+def test_two_readers_of_one_request_do_not_fight_to_the_end() -> None:
+    """A late send of the journey's own may end it twice; whoever ends it a third time in a row reads it, too."""
+    one = started(journey())
+    said, steps = details("ABORTED", "SUPERSEDED"), list[Again | GiveUp]()
+    for at in range(3):
+        steps.append(one.on_error(said, has_other=True, now_s=0, jitter=0))
+        one.outgoing()
+        one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
+        one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], text="c", position=2 + at)))
+    assert [type(each) for each in steps] == [Again, Again, GiveUp]
+    assert isinstance(steps[-1], GiveUp) and isinstance(steps[-1].error, Superseded)
+
+
+def test_a_resume_token_of_the_callers_own_is_refused_once() -> None:
+    """No frontend reads what no frontend made."""
+    asked = request()
+    asked.options.resume.resume_token = b"garbage"
+    one = Journey(asked, Patience(), 100.0, has_own_key=False)
+    one.outgoing()
+    refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
+    step = one.on_error(refused, has_other=True, now_s=0, jitter=0)
+    assert isinstance(step, GiveUp) and isinstance(step.error, RequestRefused)
+
+
+def test_a_resume_token_of_the_mesh_is_tried_at_one_other_frontend() -> None:
+    """The first may be of another release; two of them are right."""
+    one, refused = started(journey()), details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
+    assert isinstance(one.on_error(refused, has_other=True, now_s=0, jitter=0), Again)
+    one.outgoing()
+    assert isinstance(one.on_error(refused, has_other=True, now_s=0, jitter=0), GiveUp)
+
+
+def test_a_stream_under_way_waits_for_a_full_survivor() -> None:
+    """Its frontend died and the other one is full: places come free, and what runs is kept as long."""
+    one, now_s, waits = started(journey()), 0.0, 0
+    full = details("RESOURCE_EXHAUSTED", "LIVE_REQUESTS_FULL", 0.05)
+    while isinstance(step := one.on_error(full, has_other=False, now_s=now_s, jitter=0.5), Again):
+        now_s, waits = now_s + step.after_s, waits + 1
+        one.outgoing()
+    assert isinstance(step.error, MeshFull)
+    assert REFUSED_S <= now_s < REFUSED_S + 3 and waits < 60
+
+
+def test_what_one_frontend_says_of_itself_is_no_reason_to_give_up_early() -> None:
+    """It shuts down, nobody else is known to be up, and the deadline is nearer than the wait it asks for."""
+    one = started(journey(deadline_s=1.0))
+    draining = details("UNAVAILABLE", "DRAINING", 1.0)
+    assert isinstance(one.on_error(draining, has_other=False, now_s=0.5, jitter=0), Again)
 
 
 def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> None:
