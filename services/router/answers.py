@@ -11,7 +11,7 @@ from services.router.claims import blame, clamp, failed_at, handed_over, hit_of
 from services.router.holdings import Holdings
 from services.router.policy import LoadSeen, ReplicaGone
 from services.router.relayed import Relayed, Stage
-from services.router.releases import ACCEPT_S, US_MAX, Releases
+from services.router.releases import ACCEPT_S, LEAVE_S, US_MAX, Releases
 from services.router.replicas import Replica
 
 PLACE_AGAIN: Final = (
@@ -195,9 +195,14 @@ class Answers:
                 return
             self._holdings.timetable.by(item, item.released_s + ACCEPT_S)
         if prefill is not None and item.stage is Stage.PREFILLING and self._releases.can_place_again(item):
-            if item.start_by_s <= now_s:
+            if item.start_by_s > now_s:
+                self._holdings.timetable.by(item, item.start_by_s)
+            elif not prefill.is_at_work(now_s):
                 self._give_up(item, prefill, "a prompt was not started", now_s)
-            else:
+            elif self._releases.may_leave(prefill, now_s):
+                self._releases.again(item, prefill.name, now_s)
+            else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
+                item.start_by_s = now_s + LEAVE_S
                 self._holdings.timetable.by(item, item.start_by_s)
 
     def on_load(self, seen: LoadSeen) -> None:

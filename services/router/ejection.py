@@ -4,7 +4,8 @@
        ▲                                           │ its time is over
        └── the trial is answered ── TRIAL ◄────────┘ one request at a time; its failure ejects again
 
-Only failures of the replica itself count: no refusal, no fault of a client. Whoever asks must take an ejected replica all
+Only failures of the replica itself count: no refusal, no fault of a client. What was sent before a failure was noticed and
+fails, too, tells nothing new: the many requests of one stall count once. Whoever asks must take an ejected replica all
 the same when its role has no other: a pool of two must work, and a pool of one cannot be ejected. A replica that comes back
 from a trial is on probation: its next failure ejects it again, a request that ends well forgives everything. Another boot
 of the replica's process or of its engine starts clean, as a new Ejection.
@@ -22,7 +23,7 @@ EJECT_MAX_S: Final = 30.0
 class Ejection:
     """Of one replica. What was sent before its present state began tells nothing about that state."""
 
-    __slots__ = ("_level", "_since_s", "_trial", "failures", "until_s")
+    __slots__ = ("_level", "_noticed_s", "_since_s", "_trial", "failures", "until_s")
 
     def __init__(self) -> None:
         self.failures = 0
@@ -31,6 +32,8 @@ class Ejection:
         """Ejected at least until then; None: trusted."""
         self._level = 0
         self._since_s = float("-inf")
+        self._noticed_s = float("-inf")
+        """When the last failure that counted came."""
         self._trial: object | None = None
 
     def __repr__(self) -> str:
@@ -59,8 +62,9 @@ class Ejection:
 
     def on_failure(self, sent_s: float, now_s: float) -> bool:
         """The replica failed what was sent to it at `sent_s`. Return whether that ejects it now."""
-        if sent_s < self._since_s:
+        if sent_s < max(self._since_s, self._noticed_s):
             return False
+        self._noticed_s = now_s
         self.failures += 1
         is_late = self.until_s is not None and now_s < self.until_s
         if is_late or self.failures < EJECT_AFTER:

@@ -15,10 +15,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from kvmesh import config as configuration
-from kvmesh import redis_url
 from kvmesh import server as mesh_server
-from kvmesh.advertise import AS_LISTENED, HELP, Advertised, advertised
+from kvmesh import service_options
+from kvmesh.advertise import AS_LISTENED, Advertised
 from kvmesh.alarm import Alarm
 from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
 from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
@@ -72,17 +71,14 @@ class Place:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until a signal; return the exit status. 2: it could not start, and one sentence on stderr says why."""
     parser = argparse.ArgumentParser(prog="python -m services.router")
-    parser.add_argument("--config", default="", help="kvmesh.toml; empty: the defaults")
-    parser.add_argument("--id", default="router-0", help="name of this process in the mesh")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one")
-    parser.add_argument("--advertise", default="", help=HELP)
-    redis_url.add_option(parser, os.environ)
-    parser.add_argument("--metrics-port", type=int, default=0, help="0 takes a free one")
-    options = parser.parse_args(arguments)
+    service_options.add_options(parser, "router", os.environ)
+    given = parser.parse_args(arguments)
     try:
-        reachable = advertised(options.listen, options.advertise, options.redis)
-        place = Place(options.id, options.listen, options.redis, options.metrics_port, reachable)
-        config = configuration.load(options.config) if options.config else MeshConfig()
+        options = service_options.read(given)
+        config = options.config
+        place = Place(
+            *(options.process_id, options.listen, options.redis_url, options.metrics_port, options.advertise)
+        )
         start_logging(config.telemetry.log_level, "router", place.name)
         return mesh_server.run(serve(config, place))
     except (ConfigError, OSError) as error:

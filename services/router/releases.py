@@ -26,6 +26,9 @@ ACCEPT_S: Final = 3.0
 START_S: Final = 5.0
 """Prefill starts an attempt within this and thrice the expected time: no more than `dispatch_ahead_s` waits before it."""
 
+LEAVE_S: Final = 1.0
+"""Between two prompts that leave a prefill which is busy: what it has left is known by then."""
+
 PLACED_AGAIN_MAX: Final = 3
 """Times an attempt is given to other replicas because one gave it back, or did not answer."""
 
@@ -197,6 +200,22 @@ class Releases:
             item.excluded = frozenset((refused_by,))
         self._enqueue(item, now_s)
 
+    def may_leave(self, prefill: Replica, now_s: float) -> bool:
+        """Return whether a prompt that waits at a busy prefill goes to another, which has fewer: one each LEAVE_S.
+
+        All at once would be the other's queue, and come back.
+        """
+        if now_s - prefill.left_s < LEAVE_S:
+            return False
+        load = prefill.load()
+        others = [one for one in self._replicas.values() if one.role == "prefill" and one is not prefill]
+        may_leave = any(
+            one.is_placeable() and one.ejection.may_take(now_s) and one.load() + 1 < load for one in others
+        )
+        if may_leave:
+            prefill.left_s = now_s
+        return may_leave
+
     def can_place_again(self, item: Relayed) -> bool:
         """True if no engine had `item`, its frontend waits, and other replicas may be asked."""
         return (
@@ -239,9 +258,18 @@ class Releases:
 
 
 def _trusted(replicas: list[Replica], now_s: float) -> list[ReplicaState]:
-    """Return those that are not ejected; all, where that would leave none."""
+    """Return those that are not ejected, and of the others so many that half of all are there; all, if none is trusted.
+
+    Failures of most replicas at a time tell of the load, or of the network, and the rest could not carry it alone.
+    """
     trusted = [one for one in replicas if one.ejection.may_take(now_s)]
-    return [one.state for one in trusted or replicas]
+    if not trusted:
+        return [one.state for one in replicas]
+    missing = len(replicas) - len(replicas) // 2 - len(trusted)
+    if missing > 0:
+        ejected = [one for one in replicas if one not in trusted]
+        trusted += sorted(ejected, key=lambda one: one.ejection.until_s or 0.0)[:missing]
+    return [one.state for one in trusted]
 
 
 def _row(item: Relayed, placement: Placement, now_s: float) -> pb.Placement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from kvmesh.attach import frames
 from kvmesh.attach.outbox import UpwardOutbox
@@ -11,13 +11,16 @@ from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.ejection import Ejection
 from services.router.policy import LoadSeen, ReplicaState
-from services.router.relayed import Relayed
+from services.router.relayed import Relayed, Stage
 
 if TYPE_CHECKING:
     from services.router.relay import Relay
 
 
 log = logging.getLogger(__name__)
+
+REPORT_FRESH_S: Final = 3.0
+"""A load report comes each second; after this silence the replica is lost."""
 
 
 class Link(Protocol):
@@ -61,6 +64,8 @@ class Replica:
         self.open_failures = 0
         """Times in a row that its stream could not be opened."""
         self.ejection = Ejection()
+        self.left_s = float("-inf")
+        """When a prompt last left it for a shorter queue."""
         self.gave_s = float("-inf")
         """When a decode last said that it has KV blocks of this prefill."""
         self.lost_handoffs: dict[str, float] = {}
@@ -94,6 +99,22 @@ class Replica:
         if not self.is_up or not self.is_here():
             return False
         return self.report is None or (self.report.engine_ready and not self.report.draining)
+
+    def is_at_work(self, now_s: float) -> bool:
+        """True if it just said that its engine runs requests."""
+        report = self.report
+        return (
+            report is not None
+            and report.running_request_count > 0
+            and now_s - self.reported_s < REPORT_FRESH_S
+        )
+
+    def load(self) -> int:
+        """Return how many prompts it has, as it said or as we know."""
+        ours = sum(item.stage is Stage.PREFILLING for item in self.slots.values())
+        if self.report is None:
+            return ours
+        return max(ours, self.report.queued_request_count + self.report.running_request_count)
 
     # Whether it is trusted.
 

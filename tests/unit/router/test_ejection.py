@@ -72,3 +72,17 @@ def test_probation_ends_with_a_request_that_ended_well() -> None:
     assert ejection.on_answer(14.0) and not ejection.on_success(14.5)
     eject(ejection, 15.0)
     assert ejection.until_s == pytest.approx(16.0)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_many_requests_of_one_stall_count_once(seed: int) -> None:
+    """Whatever was in flight when a failure was noticed fails with it; only what is sent later can fail again."""
+    draw = random.Random(seed)
+    ejection, now_s = Ejection(), 100.0
+    for stall in range(1, EJECT_AFTER):
+        sent = sorted(now_s + draw.random() for _ in range(draw.randrange(1, 30)))
+        for number, sent_s in enumerate(sent):
+            assert not ejection.on_failure(sent_s, now_s + 5 + 0.1 * number)
+        assert ejection.failures == stall, f"seed={seed}"
+        now_s += 20.0
+    assert ejection.on_failure(now_s, now_s)

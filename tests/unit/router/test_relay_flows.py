@@ -1147,3 +1147,59 @@ def test_a_decode_that_fails_prompts_of_its_own_before_their_first_token_is_ejec
             desk.down(decode, finishes=[finish])
         desk.wait(0.01)
     assert desk.links["decode-0"][0].ejection.is_ejected and desk.relay.ejection_total == 1
+
+
+@pytest.mark.parametrize("prefills", [1, 2, 4])
+def test_prefills_that_are_busy_and_say_so_are_trusted(prefills: int) -> None:
+    """Prompts wait longer than was thought, everywhere alike: nobody is ejected and no prompt is handed round."""
+    desk, submits = Desk(prefills=prefills, queue=256), 0
+    desk.policy._dispatch_ahead_s = 100.0
+    busy = pb.LoadReport(engine_ready=True, queued_request_count=50, running_request_count=1)
+    for tick in range(40):
+        if tick < 5 * prefills:
+            submit_another(desk)
+        for name in list(desk.links):
+            asked = desk.up(name).submits
+            desk.down(name, acceptances=[pb.Acceptance(slot=one.slot) for one in asked])
+            if name.startswith("prefill"):
+                submits += len(asked)
+                desk.down(name, load_report=busy)
+        desk.wait(0.5)
+    assert submits == 5 * prefills and desk.relay.ejection_total == 0
+    assert not desk.told().failures
+
+
+def test_a_prompt_that_waits_at_a_busy_prefill_goes_where_the_queue_is_shorter() -> None:
+    """It is placed again without a word against the one that works."""
+    desk = Desk(prefills=2)
+    desk.submit()
+    decode, submit = desk.placed()
+    desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+    busy, _ = asked_prefill(desk)
+    idle = "prefill-1" if busy == "prefill-0" else "prefill-0"
+    for _ in range(20):
+        report = pb.LoadReport(engine_ready=True, queued_request_count=3, running_request_count=1)
+        desk.down(busy, load_report=report)
+        desk.down(idle, load_report=pb.LoadReport(engine_ready=True))
+        for name in ("decode-0", "decode-1"):
+            for asked in desk.up(name).submits:
+                desk.down(name, acceptances=[pb.Acceptance(slot=asked.slot)])
+        desk.wait(0.5)
+    assert asked_prefill(desk)[0] == idle
+    assert not any(replica.ejection.failures for replica, _ in desk.links.values())
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_half_of_a_role_is_ejected_at_most(count: int) -> None:
+    """Of two, one may be; where most fail, the ones whose time is over first are asked beside the trusted ones."""
+    desk = Desk(prefills=0)
+    names = [f"decode-{index}" for index in range(count)]
+    for name in names[2:]:
+        desk.add(name, "decode")
+    for ejected, name in enumerate(names[:-1], start=1):
+        for _ in range(3):
+            desk.links[name][0].failed(desk.now_s, desk.now_s, "x")
+        offered = [one.name for one in desk.relay.releases.view(desk.now_s).decode]
+        assert len(offered) == max(count - ejected, count - count // 2)
+        assert set(names[ejected:]) <= set(offered)
+        desk.wait(0.01)
