@@ -21,6 +21,9 @@ BUGS: Final = frozenset({"INTERNAL", "ENGINE_ERROR"})
 ACTIONABLE: Final = frozenset({*TABLE, "FRONTEND_LOST"}) - BUGS
 """Reasons of the mesh, and the one of the client's own."""
 
+DRAIN_S: Final = 28.0
+"""A plain client keeps the stream it has at a frontend that drains for this long, or to its end."""
+
 NO_TIME_S: Final = 1.25
 """A client that is asked to come back in a second, and a quarter by chance, and has less than that, is told so at once."""
 
@@ -49,6 +52,10 @@ class Limits:
     """A client may learn of its deadline this much later."""
     unavailable_s: float = 1.0
     """A plain client whose frontend was killed knows within this time."""
+    told_s: float = 5.0
+    """A plain client of a frontend that was away is told so at most this long after its return: the watchdogs' time."""
+    on_way_s: float = 0.5
+    """A request that was sent this long before a frontend began to drain may have met the drain."""
     tasks: int = 12
     """More tasks than before: a stream between two processes costs four, and they reconnect."""
     fds: int = 20
@@ -67,6 +74,8 @@ class Limits:
             silent_s=self.silent_s + late_s,
             deadline_late_s=self.deadline_late_s + late_s,
             unavailable_s=self.unavailable_s + late_s,
+            told_s=self.told_s + late_s,
+            on_way_s=self.on_way_s + late_s,
         )
 
 
@@ -153,7 +162,7 @@ def _judge_failure(
     how = f"{one.code} {one.reason or 'without a reason'} after {len(one.ids)} tokens: {one.text}"
     if stream.deadline_s is not None:
         how += f" ({stream.deadline_s - (one.ended_s - one.sent_s):.2f} s before its deadline)"
-    if not is_excused(plan, stream, one, moments):
+    if not is_excused(plan, stream, one, moments, limits):
         yield Violation("LOST", f"{name}: {how}")
         return
     if one.reason and one.reason not in ACTIONABLE:
@@ -173,12 +182,27 @@ def is_deadline(stream: Stream, one: Seen) -> bool:
     return one.code == "UNAVAILABLE" and one.reason in ACTIONABLE and left_s < NO_TIME_S
 
 
-def is_excused(plan: Plan, stream: Stream, one: Seen, moments: Moments) -> bool:
-    """True if this failure is what must happen: a plain client's own frontend was hit, and it is told UNAVAILABLE."""
+def is_excused(plan: Plan, stream: Stream, one: Seen, moments: Moments, limits: Limits) -> bool:
+    """True if this failure is what must happen: a plain client's own frontend was away, and it is told UNAVAILABLE.
+
+    Only while it was away: from the fault to the return, which a client hears of a little later. A slow frontend is not
+    away at all. One that drains keeps the streams it has and refuses others.
+    """
+    fault = plan.run.cell.fault
     is_own = (
         plan.run.cell.part == "frontend" and stream.is_plain and plan.target == f"frontend-{stream.frontend}"
     )
-    return is_own and one.code == "UNAVAILABLE" and one.ended_s >= moments.fault_s
+    was_away = (
+        one.sent_s <= moments.returned_s
+        and moments.fault_s <= one.ended_s <= moments.returned_s + limits.told_s
+    )
+    if one.code != "UNAVAILABLE" or not (is_own and was_away):
+        return False
+    if fault == "term":
+        is_drained = one.reason == "DRAINING" and one.ended_s - moments.fault_s >= DRAIN_S
+        is_refused = one.reason in ("", "DRAINING") and not one.ids
+        return is_drained or (is_refused and one.sent_s >= moments.fault_s - limits.on_way_s)
+    return fault in ("kill", "pause", "cut")
 
 
 def _judge_waits(plan: Plan, stream: Stream, one: Seen, limits: Limits) -> Iterator[Violation]:

@@ -126,7 +126,8 @@ class Trial:
         excused = [
             one
             for one in failed
-            if one not in deadlined and judge.is_excused(plan, streams[one.number], one, moments)
+            if one not in deadlined
+            and judge.is_excused(plan, streams[one.number], one, moments, self._limits)
         ]
         return Record(
             part=plan.run.cell.part,

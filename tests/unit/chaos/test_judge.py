@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.cells import FAULTS, PARTS
-from tests.chaos.judge import LIMITS
-from tests.chaos.records import CANCELLED, COMPLETE, FAILED, STUCK, Budget, Process
+from tests.chaos.judge import DRAIN_S, LIMITS
+from tests.chaos.records import CANCELLED, COMPLETE, FAILED, STUCK, Budget, Process, Seen
 from tests.unit.chaos.runs import Judged, good_run
 
 
@@ -223,10 +223,70 @@ def of_code(run: Judged, code: str) -> None:
     next(one for one in run.seen.values() if one.code == "UNAVAILABLE").code = code
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def plain_failure(run: Judged) -> Seen:
+    """Return the stream that `hit_plain_stream` ended."""
+    return next(one for one in run.seen.values() if one.code == "UNAVAILABLE")
+
+
+@pytest.mark.parametrize("fault", ["kill", "pause", "cut"])
 def test_a_plain_client_of_the_hit_frontend_is_excused(fault: str) -> None:
     """Nobody can go on for it; UNAVAILABLE at once is what it must get."""
     assert hit_plain_stream(fault).violations() == []
+
+
+def test_a_slow_frontend_excuses_nothing() -> None:
+    """Late packets and lost ones are no reason to end a stream."""
+    assert hit_plain_stream("slow").kinds() == {"LOST"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_stream_that_was_sent_behind_the_return_is_never_excused(fault: str) -> None:
+    """The frontend answers health: it has to serve."""
+    run = hit_plain_stream(fault)
+    one = plain_failure(run)
+    one.sent_s, one.ids, one.came_s = run.moments.returned_s + 0.1, [], []
+    one.ended_s = one.sent_s + 0.1
+    assert run.kinds() == {"LOST"}
+
+
+def test_a_stream_that_fails_long_behind_the_return_is_lost() -> None:
+    """The watchdogs of client and frontend end it within their time, or it goes on."""
+    run = hit_plain_stream("pause")
+    one = plain_failure(run)
+    one.ended_s = run.moments.returned_s + LIMITS.told_s - 0.1
+    one.came_s.append(one.ended_s - 1.0)
+    assert run.violations() == []
+    one.ended_s += 0.2
+    assert run.kinds() == {"LOST"}
+
+
+def test_a_draining_frontend_keeps_its_plain_clients() -> None:
+    """It ends their streams only when the drain's time is over, and says why; it refuses new ones."""
+    run = hit_plain_stream("term")
+    assert run.kinds() == {"LOST"}
+    plain_failure(run).reason = "DRAINING"
+    assert run.kinds() == {"LOST"}
+
+    one = plain_failure(run)
+    run.moments = replace(run.moments, mended_s=32.0, returned_s=34.0, served_s=34.2)
+    one.ended_s = run.moments.fault_s + DRAIN_S + 0.1
+    one.came_s += [5.0 + index for index in range(26)]
+    assert run.violations() == []
+    one.reason = ""
+    assert run.kinds() == {"LOST"}
+
+
+def test_a_frontend_that_drains_or_is_down_may_refuse() -> None:
+    """DRAINING, or nobody listens: a plain client has no other frontend. Tokens it was given are kept."""
+    for reason in ("", "DRAINING"):
+        run = hit_plain_stream("term")
+        one = plain_failure(run)
+        one.sent_s, one.reason, one.ids, one.came_s = run.moments.fault_s + 0.1, reason, [], []
+        assert run.violations() == []
+        one.reason = "QUEUE_FULL"
+        assert run.kinds() == {"LOST"}
+        one.reason, one.ids = reason, run.truth[one.number][:1]
+        assert run.kinds() == {"LOST"}
 
 
 def test_a_plain_client_must_be_told_at_once() -> None:
@@ -239,8 +299,8 @@ def test_a_plain_client_must_be_told_at_once() -> None:
 def test_a_plain_client_must_be_told_something_it_can_act_on() -> None:
     """A reason that names a bug, or none of the table, does not help it."""
     for reason in ("INTERNAL", "OUT_OF_CHEESE"):
-        run = hit_plain_stream("term")
-        next(one for one in run.seen.values() if one.code == "UNAVAILABLE").reason = reason
+        run = hit_plain_stream("cut")
+        plain_failure(run).reason = reason
         assert run.kinds() == {"UNTYPED"}
 
 
@@ -262,7 +322,8 @@ def test_only_unavailable_and_only_at_the_hit_frontend_is_excused() -> None:
 def test_a_plain_client_of_a_frozen_frontend_may_wait_for_it() -> None:
     """Its longest silence is the fault's and the watchdog's."""
     run = hit_plain_stream("pause")
-    one = next(one for one in run.seen.values() if one.code == "UNAVAILABLE")
+    one = plain_failure(run)
+    one.end, one.code, one.text, one.ids = COMPLETE, "", "", run.truth[one.number]
     one.ended_s = one.came_s[-1] + run.plan.away_s + LIMITS.silent_s - 0.1
     assert run.violations() == []
     one.ended_s += 0.2
