@@ -21,9 +21,12 @@ def on_acceptance(request: LiveRequest, _: attach.Acceptance, now_s: float) -> N
 
 
 def on_placement(request: LiveRequest, row: attach.Placement, now_s: float) -> None:
-    """The router chose replicas; the last choice counts."""
-    request.attempts[-1].placement = row
+    """The router chose replicas; the last choice counts. Without a replica: it took the last choice back."""
     request.attempts[-1].heard_s = now_s
+    if not (row.prefill_replica or row.decode_replica):
+        request.unplaced()
+        return
+    request.attempts[-1].placement = row
     request.hub.schedule(request)  # it may be silent for less time than in the queue
 
 
@@ -100,7 +103,7 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
         case attach.Finish.REASON_ADOPTED:
             # Only this request adopts its attempts: an adopt through a stream that is gone came late.
             request.was_stolen(now_s)
-        case attach.Finish.REASON_SUPERSEDED if request.is_anothers():
+        case attach.Finish.REASON_SUPERSEDED if request.is_below():
             # A late attempt of the frontend that the client left, or a later execution: one more try tells.
             request.again(faults.SUPERSEDED, now_s, untouched=False)
         case attach.Finish.REASON_SUPERSEDED:
@@ -141,7 +144,7 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     if request.has_left():
         return
     if was_adopting:
-        if row.reason == attach.Refusal.REASON_SUPERSEDED and not request.is_anothers():
+        if row.reason == attach.Refusal.REASON_SUPERSEDED and not request.is_below():
             request.end_with(End(error=faults.superseded()), now_s)
         else:
             request.give_up_adopting(now_s)

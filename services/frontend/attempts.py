@@ -29,6 +29,8 @@ class Attempt:
     router: str
     heard_s: float
     """When it was sent, or last gave a sign of life."""
+    is_anothers: bool = False
+    """True if it is one of another frontend's, taken over."""
     is_accepted: bool = False
     is_started: bool = False
     """An engine has it."""

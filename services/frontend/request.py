@@ -120,7 +120,7 @@ class LiveRequest:
             self._submit(now_s)
             return
         context_tokens = self.order.prompt_tokens + received
-        attempt = Attempt(place.attempt, self._cause, received, context_tokens, "", now_s)
+        attempt = Attempt(place.attempt, self._cause, received, context_tokens, "", now_s, is_anothers=True)
         attempt.placement = attach.Placement(decode_replica=place.decode_replica)
         attempt.is_started = attempt.has_tokens = True
         self.attempts.append(attempt)
@@ -210,6 +210,13 @@ class LiveRequest:
             self._found()
         else:
             self.attempts[-1].is_accepted = True
+            self.unplaced()
+
+    def unplaced(self) -> None:
+        """The router keeps the request in its queue, at first or again."""
+        attempt = self.attempts[-1]
+        if not attempt.has_tokens:
+            attempt.placement = None
 
     # Time.
 
@@ -355,6 +362,10 @@ class LiveRequest:
 
     def is_anothers(self) -> bool:
         """True if the current attempt is one of another frontend's, taken over."""
+        return self.attempts[-1].is_anothers
+
+    def is_below(self) -> bool:
+        """True if the current attempt has a number of an earlier execution's: another's, or given before Redis's came."""
         return self.attempts[-1].number <= self.order.attempt_base
 
     def _silent_s(self) -> float | None:

@@ -202,6 +202,44 @@ def test_a_place_in_the_queue_is_no_silence() -> None:
     assert client.request.attempts[0].fault == "SILENT"
 
 
+@pytest.mark.parametrize("has_empty_placement", [False, True])
+def test_a_request_that_goes_back_into_the_queue_is_not_silent(has_empty_placement: bool) -> None:
+    """Its replica refused it: the router says so, and may hold it as long as a new one."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    (peer,) = mesh.core.peers
+    (slot,) = peer.slots
+    placed = pb.AttachResponse()
+    placed.acceptances.add(slot=slot)
+    placed.placements.add(slot=slot, prefill_replica="prefill-0", decode_replica="decode-0")
+    mesh.core.on_response(peer.link, placed, mesh.now_s)
+    back = pb.AttachResponse()
+    if has_empty_placement:
+        back.placements.add(slot=slot)
+    else:
+        back.acceptances.add(slot=slot)
+    mesh.advance(5.0)
+    mesh.core.on_response(peer.link, back, mesh.now_s)
+    mesh.advance(85.0)
+    assert len(client.request.attempts) == 1
+    mesh.advance(6.0)
+    assert client.request.attempts[0].fault == "SILENT"
+
+
+def test_a_number_that_comes_late_makes_no_attempt_anothers() -> None:
+    """What runs was begun here: its loss is one execution of those the request may have."""
+    mesh = mesh_of(attempts_max=2)
+    client = begin(mesh, is_keyed=True, owner="me")
+    run(mesh, client, 10)
+    mesh.core.supersede(client.request.order.request_id, 3, mesh.now_s, "me")
+    assert client.request.order.attempt_base == 3 * ATTEMPT_STRIDE
+    assert not client.request.is_anothers()
+    for _ in range(2):
+        client.request.attached.detach()
+        client.request.give_up_adopting(mesh.now_s)
+    assert client.request.end is not None and client.request.end.outcome == "ATTEMPTS_EXHAUSTED"
+
+
 def test_a_client_that_does_not_read_is_no_silence() -> None:
     """What fills its credit waits for the client, however long."""
     mesh = mesh_of()
