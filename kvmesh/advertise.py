@@ -39,15 +39,15 @@ class Advertised:
 AS_LISTENED: Final = Advertised()
 
 
-def advertised(listen: str, advertise: str, redis_url: str) -> Advertised:
-    """Return what a process that listens on `listen` registers; `advertise` is empty or its option.
+def advertised(listen: str, advertise: str | None, redis_url: str) -> Advertised:
+    """Return what a process that listens on `listen` registers; `advertise` is its option, None where it is not given.
 
     Looks up names, so call it before the event loop runs. Raises ConfigError with one sentence if an address is none,
     or if nobody could dial it.
     """
     listen_host, _ = split(listen, "--listen")
-    if advertise:
-        host, port = split(advertise, "--advertise")
+    if advertise is not None:
+        host, port = split(advertise, "--advertise", port_min=1)
         if host in WILDCARDS:
             raise ConfigError(f'--advertise = "{advertise}" is no address that peers can dial: name a host.')
         return Advertised(host, port)
@@ -62,16 +62,25 @@ def advertised(listen: str, advertise: str, redis_url: str) -> Advertised:
     return Advertised(host)
 
 
-def split(address: str, option: str) -> tuple[str, int]:
-    """Return host (without brackets) and port of `address`. Raises ConfigError naming `option`."""
+def split(address: str, option: str, port_min: int = 0) -> tuple[str, int]:
+    """Return host (without brackets; empty: a wildcard) and port of `address`. Raises ConfigError naming `option`."""
     host, colon, port = address.rpartition(":")
-    is_number = port.isascii() and port.isdecimal() and int(port) <= PORT_MAX
+    is_number = port.isascii() and port.isdecimal() and port_min <= int(port) <= PORT_MAX
     is_host = ":" not in host or (host.startswith("[") and host.endswith("]"))
+    is_host = is_host and not any(letter.isspace() for letter in host)
     if not (colon and is_number and is_host):
         raise ConfigError(
-            f'{option} = "{address}" is not HOST:PORT with a port of 0 to {PORT_MAX} (IPv6: [::1]:7000).'
+            f'{option} = "{address}" is not HOST:PORT with a port of {port_min} to {PORT_MAX} (IPv6: [::1]:7000).'
         )
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def peer(address: str, option: str) -> str:
+    """Return `address` if it may be somebody's to dial: a host, and a port of its own. Raises ConfigError."""
+    host, _ = split(address, option, port_min=1)
+    if not host:
+        raise ConfigError(f'{option} = "{address}" names no host: allowed is HOST:PORT (IPv6: [::1]:7000).')
+    return address
 
 
 def _towards(redis_url: str) -> str:

@@ -25,11 +25,9 @@ def has_password(url: str) -> bool:
 
 
 def add_option(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    """Let `parser` take --redis; without it the URL comes from `environment`."""
-    known = environment.get(VARIABLE, "")
+    """Let `parser` take --redis; without it the URL comes from `environment`, and is empty without either."""
     parser.add_argument(
         "--redis",
-        required=not known,
-        default=known,
+        default=environment.get(VARIABLE, ""),
         help=f"URL of the mesh's Redis; default: ${VARIABLE}, where no other user reads its password",
     )

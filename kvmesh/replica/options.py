@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvmesh import redis_url
-from kvmesh.advertise import AS_LISTENED, HELP, Advertised, advertised
-from kvmesh.config import MeshConfig, load
+from kvmesh.advertise import AS_LISTENED, Advertised, peer
+from kvmesh.config import MeshConfig
+from kvmesh.service_options import add_options, read
 
 _NONE: Final[Mapping[str, str]] = {}
 
@@ -47,21 +47,17 @@ def parse(
     Raises ConfigError; argparse exits with 2 on its own.
     """
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}", description=f"A {role} replica.")
-    parser.add_argument("--config", default="", help="kvmesh.toml; empty takes the defaults")
-    parser.add_argument("--id", required=True, help='name in the mesh, for example "prefill-0"')
-    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port to serve on")
-    parser.add_argument("--advertise", default="", help=HELP)
-    redis_url.add_option(parser, environment)
+    add_options(parser, role, environment, is_id_required=True)
     parser.add_argument("--engine", required=True, help="host:port of the Triton server's gRPC")
-    parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus port; 0 takes a free one")
     given = parser.parse_args(arguments)
+    service = read(given)
     return Options(
         role=role,
-        config=load(given.config) if given.config else MeshConfig(),
-        process_id=given.id,
-        listen=given.listen,
-        redis_url=given.redis,
-        engine=given.engine,
-        metrics_port=given.metrics_port,
-        advertise=advertised(given.listen, given.advertise, given.redis),
+        config=service.config,
+        process_id=service.process_id,
+        listen=service.listen,
+        redis_url=service.redis_url,
+        engine=peer(given.engine, "--engine"),
+        metrics_port=service.metrics_port,
+        advertise=service.advertise,
     )

@@ -15,10 +15,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from kvmesh import config as configuration
-from kvmesh import redis_url, telemetry
 from kvmesh import server as shell
-from kvmesh.advertise import AS_LISTENED, HELP, Advertised, advertised
+from kvmesh import service_options, telemetry
+from kvmesh.advertise import AS_LISTENED, Advertised
 from kvmesh.alarm import Alarm
 from kvmesh.attach.server import PROTOCOL_VERSION
 from kvmesh.attach.v1 import attach_pb2
@@ -74,17 +73,14 @@ class Place:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a frontend until it is asked to stop; exits with a sentence where it cannot start."""
     parser = argparse.ArgumentParser(prog="python -m services.frontend")
-    parser.add_argument("--config", default="", help="kvmesh.toml; empty: the defaults")
-    parser.add_argument("--id", default="frontend-0", help="name of this process in the mesh")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 takes a free one")
-    parser.add_argument("--advertise", default="", help=HELP)
-    redis_url.add_option(parser, os.environ)
-    parser.add_argument("--metrics-port", type=int, default=0, help="0 takes a free one")
-    options = parser.parse_args(arguments)
+    service_options.add_options(parser, "frontend", os.environ)
+    given = parser.parse_args(arguments)
     try:
-        reachable = advertised(options.listen, options.advertise, options.redis)
-        place = Place(options.id, options.listen, options.redis, options.metrics_port, reachable)
-        config = configuration.load(options.config) if options.config else MeshConfig()
+        options = service_options.read(given)
+        config = options.config
+        place = Place(
+            *(options.process_id, options.listen, options.redis_url, options.metrics_port, options.advertise)
+        )
         telemetry.start_logging(config.telemetry.log_level, "frontend", place.name)
         tokenizer = ModelTokenizer.load(config.mesh.model_path)
         sys.exit(shell.run(serve(config, place, tokenizer)))

@@ -32,7 +32,6 @@ def no_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ("127.0.0.1:0", "", "127.0.0.1:40123", "127.0.0.1:40123"),
         ("0.0.0.0:7000", "router-0:7000", "0.0.0.0:7000", "router-0:7000"),
         ("0.0.0.0:7000", "192.0.2.7:17000", "0.0.0.0:7000", "192.0.2.7:17000"),
-        ("0.0.0.0:0", "192.0.2.7:0", "0.0.0.0:40123", "192.0.2.7:40123"),
         ("[::]:7000", "[2001:db8::7]:7000", "[::]:7000", "[2001:db8::7]:7000"),
         ("[::1]:7000", "", "[::1]:7000", "[::1]:7000"),
         ("0.0.0.0:7000", "", "0.0.0.0:7000", "127.0.0.1:7000"),
@@ -40,14 +39,14 @@ def no_name(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_registered(listen: str, option: str, bound: str, registered: str) -> None:
     """The option wins, then the address listened on; a wildcard takes the way to Redis."""
-    assert advertised(listen, option, LOCAL_REDIS).address(bound) == registered
+    assert advertised(listen, option or None, LOCAL_REDIS).address(bound) == registered
 
 
 def test_a_wildcard_takes_the_hosts_name_where_redis_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis may be started later; its name is unknown until then."""
     monkeypatch.setattr(advertise, "_towards", lambda _: "")
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.9.0.4")
-    assert advertised("0.0.0.0:7", "", "redis://redis:6379").address("0.0.0.0:7") == "10.9.0.4:7"
+    assert advertised("0.0.0.0:7", None, "redis://redis:6379").address("0.0.0.0:7") == "10.9.0.4:7"
 
 
 @pytest.mark.usefixtures("no_name")
@@ -55,7 +54,7 @@ def test_an_address_nobody_can_dial_is_refused() -> None:
     """Registering it would look fine here and fail at every peer."""
     for redis_url in ("redis://no-such-host.invalid:6379", "nonsense", "redis://[half"):
         with pytest.raises(ConfigError, match=r"0\.0\.0\.0:7000.*give --advertise HOST:PORT"):
-            advertised("0.0.0.0:7000", "", redis_url)
+            advertised("0.0.0.0:7000", None, redis_url)
 
 
 @pytest.mark.parametrize("option", ["0.0.0.0:7000", "[::]:7000", ":7000", "*:7000"])
@@ -66,12 +65,19 @@ def test_a_wildcard_cannot_be_advertised(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "host", "host:", "host:x", "host:-1", "host:65536", "2001:db8::7:80", "a:7²"]
+    "address", ["", "host", "host:", "host:x", "host:-1", "host:65536", "2001:db8::7:80", "a:7²", "a b:7"]
 )
 def test_what_is_no_address_is_named(address: str) -> None:
     """The sentence names option, value and what is allowed."""
     with pytest.raises(ConfigError, match=r"--advertise = .* is not HOST:PORT with a port of 0 to 65535"):
         split(address, "--advertise")
+
+
+@pytest.mark.parametrize("option", ["", "host:0", "host:65536"])
+def test_an_advertised_address_has_a_port_of_its_own(option: str) -> None:
+    """An empty option is a variable that is not set, not the wish for the default."""
+    with pytest.raises(ConfigError, match=r"--advertise = .* is not HOST:PORT with a port of 1 to 65535"):
+        advertised("0.0.0.0:7000", option, LOCAL_REDIS)
 
 
 def test_every_service_takes_the_option(capsys: pytest.CaptureFixture[str]) -> None:

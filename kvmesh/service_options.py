@@ -1,0 +1,76 @@
+"""What every service takes on its command line, and what of it is refused: before anything starts, in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvmesh import redis_url
+from kvmesh.advertise import HELP, PORT_MAX, Advertised, advertised
+from kvmesh.config import ConfigError, MeshConfig, load
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """What a service is started with."""
+
+    config: MeshConfig
+    process_id: str
+    listen: str
+    """Where to serve, "host:port"; port 0 takes a free one."""
+    redis_url: str
+    metrics_port: int
+    """0 takes a free one."""
+    advertise: Advertised
+    """What is registered in place of `listen`."""
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    role: str,
+    environment: Mapping[str, str],
+    *,
+    is_id_required: bool = False,
+) -> None:
+    """Let `parser` take what every service takes; `environment` may hold the URL of Redis."""
+    add = parser.add_argument
+    add("--config", default="", help="kvmesh.toml; empty: the defaults")
+    first = f"{role}-0"
+    if is_id_required:
+        add("--id", required=True, help=f'name of this process in the mesh, for example "{first}"')
+    else:
+        add("--id", default=first, help=f"name of this process in the mesh; default: {first}")
+    add("--listen", default="127.0.0.1:0", help="host:port to serve on; port 0 takes a free one")
+    add("--advertise", default=None, help=HELP)
+    redis_url.add_option(parser, environment)
+    add("--metrics-port", type=int, default=0, help="Prometheus port; 0 takes a free one")
+
+
+def read(given: argparse.Namespace) -> ServiceOptions:
+    """Return what the options of `add_options` say. Raises ConfigError naming option, value and what is allowed."""
+    if not _ID.fullmatch(given.id):
+        raise ConfigError(
+            f'--id = "{given.id}" is no name of a process: allowed are up to 128 letters, digits, ".", "_" and "-", '
+            "the first a letter or a digit."
+        )
+    if not 0 <= given.metrics_port <= PORT_MAX:
+        raise ConfigError(
+            f"--metrics-port = {given.metrics_port} is out of range: allowed are 0 to {PORT_MAX}."
+        )
+    if not given.redis:
+        raise ConfigError(
+            f"The URL of the mesh's Redis is missing: set ${redis_url.VARIABLE}, or give --redis URL."
+        )
+    return ServiceOptions(
+        config=load(given.config) if given.config else MeshConfig(),
+        process_id=given.id,
+        listen=given.listen,
+        redis_url=given.redis,
+        metrics_port=given.metrics_port,
+        advertise=advertised(given.listen, given.advertise, given.redis),
+    )

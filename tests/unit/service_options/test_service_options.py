@@ -1,0 +1,83 @@
+"""What a service refuses on its command line, before it starts anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from services.decode import main as decode
+from services.frontend import main as frontend
+from services.prefill import main as prefill
+from services.router import main as router
+
+REDIS = ("--redis", "redis://127.0.0.1:6379/0")
+REPLICA = ("--id", "replica-0", "--engine", "127.0.0.1:9001")
+MAINS: dict[str, tuple[Callable[[list[str]], int | None], tuple[str, ...]]] = {
+    "frontend": (frontend.main, ()),
+    "router": (router.main, ()),
+    "prefill": (prefill.main, REPLICA),
+    "decode": (decode.main, REPLICA),
+}
+
+
+def refused(role: str, *arguments: str) -> None:
+    """Call `role`'s main; it must end with status 2 without starting anything."""
+    main, needed = MAINS[role]
+    try:
+        status = main([*needed, *arguments])
+    except SystemExit as exited:
+        status = exited.code if isinstance(exited.code, int) else None
+    assert status == 2
+
+
+@pytest.mark.parametrize("role", MAINS)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--metrics-port", "99999"), "--metrics-port = 99999 is out of range: allowed are 0 to 65535."),
+        (("--metrics-port", "-1"), "--metrics-port = -1 is out of range: allowed are 0 to 65535."),
+        (("--advertise", "foo:0"), '--advertise = "foo:0" is not HOST:PORT with a port of 1 to 65535'),
+        (("--advertise", ""), '--advertise = "" is not HOST:PORT'),
+        (("--id", "bad id"), '--id = "bad id" is no name of a process: allowed are up to 128 letters'),
+        (("--id", ""), '--id = "" is no name of a process'),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(
+    role: str, arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Taken as it is, each would start a process that nobody finds."""
+    refused(role, *REDIS, *arguments)
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("role", MAINS)
+def test_without_redis_the_variable_is_named(
+    role: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An argument with a password can be read by every user, so the message must not ask for it alone."""
+    monkeypatch.delenv("KVMESH_REDIS_URL", raising=False)
+    refused(role)
+    said = capsys.readouterr().err
+    assert "$KVMESH_REDIS_URL" in said and said.count("\n") == 1
+    with pytest.raises(SystemExit):
+        MAINS[role][0](["--help"])
+    assert "[--redis" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("engine", ["foo", "foo:0", ":9001", "foo:99999", ""])
+def test_an_engine_has_an_address(role: str, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said at once, not after waiting for it to answer."""
+    refused(role, *REDIS, "--engine", engine)
+    said = capsys.readouterr().err
+    assert f'--engine = "{engine}"' in said and "HOST:PORT" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_help_gives_an_example_of_its_own_role(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A decode replica is not called prefill-0."""
+    with pytest.raises(SystemExit):
+        MAINS[role][0](["--help"])
+    assert f'"{role}-0"' in capsys.readouterr().out
