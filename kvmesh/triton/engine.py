@@ -22,7 +22,7 @@ from kvmesh.triton.debts import Debts
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
 from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
 from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of, payload_of
-from kvmesh.triton.watch import PROBE_TIMEOUT_S, EngineWatch
+from kvmesh.triton.watch import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineWatch
 
 log = logging.getLogger(__name__)
 
@@ -276,6 +276,8 @@ class TritonEngine:
         now_s = self._clock.now_s()
         if is_ready:
             self._watch.on_server(now_s)
+        else:
+            self._watch.on_missed()
         if self._facts.load_report:
             return
         if is_ready:
@@ -285,7 +287,8 @@ class TritonEngine:
             if self._watch.is_lost:
                 self._errand(self._client.renew())
         self._after_event()
-        await asyncio.sleep(PROBE_TIMEOUT_S)
+        if is_ready or self._watch.is_lost:
+            await asyncio.sleep(PROBE_PAUSE_S)
 
     def _lose(self, reason: str, now_s: float) -> None:
         """Fail every call now: what the engine may still make of them is stopped when it is back."""

@@ -2,7 +2,7 @@
 
 Two things are listened to. The server answers probes even while the model is busy; nothing at all for `SILENCE_S` means
 that server or network is gone. The model reports its load each second, where it can; a server that answers for a model
-which has said nothing for `MODEL_SILENCE_S` has lost it.
+which has said nothing for `MODEL_SILENCE_S` has lost it. One slow answer is no silence: it takes several missed probes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ MODEL_SILENCE_S: Final = 6.0
 PROBE_AFTER_S: Final = 1.2
 """The server is probed when nothing was heard for longer than a load report takes to come."""
 
-PROBE_TIMEOUT_S: Final = 1.0
+PROBE_TIMEOUT_S: Final = 0.75
+"""One behind the other, two fit into the silence."""
+
+MISSED_PROBES: Final = 2
+PROBE_PAUSE_S: Final = 1.0
+"""Between two answered probes of an engine without load reports."""
 
 
 class EngineWatch:
@@ -24,17 +29,24 @@ class EngineWatch:
 
     def __init__(self, now_s: float, *, has_load_report: bool) -> None:
         self.is_lost = False
+        self._missed = 0
+        """Probes in a row since something was heard."""
         self._any = Silence(SILENCE_S, now_s)
         self._model = Silence(MODEL_SILENCE_S if has_load_report else float("inf"), now_s)
 
     def on_model(self, now_s: float) -> None:
         """The model said something: a load report, an answer."""
-        self._any.heard(now_s)
+        self.on_server(now_s)
         self._model.heard(now_s)
 
     def on_server(self, now_s: float) -> None:
         """The server answered a probe."""
+        self._missed = 0
         self._any.heard(now_s)
+
+    def on_missed(self) -> None:
+        """A probe was not answered in time."""
+        self._missed += 1
 
     def on_return(self, now_s: float) -> None:
         """It serves again."""
@@ -44,6 +56,8 @@ class EngineWatch:
     def look(self, now_s: float) -> str:
         """Return why the engine is lost, once; else nothing."""
         silences = [silence for silence in (self._any, self._model) if silence.look(now_s)]
+        if self._missed < MISSED_PROBES and self._any in silences:
+            silences.remove(self._any)
         if self.is_lost or not silences:
             return ""
         self.is_lost = True

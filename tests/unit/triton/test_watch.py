@@ -14,8 +14,11 @@ def lost_after_s(watch: EngineWatch, now_s: float, *, answers_probes: bool) -> f
     """Look for a minute; return after how long the engine was lost."""
     for tick in range(1, round(60 / LOOK_S)):
         at_s = now_s + tick * LOOK_S
-        if answers_probes and watch.wants_probe(at_s):
-            watch.on_server(at_s)
+        if watch.wants_probe(at_s):
+            if answers_probes:
+                watch.on_server(at_s)
+            else:
+                watch.on_missed()
         if watch.look(at_s):
             return at_s - now_s
     return None
