@@ -107,9 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--model", default="", help="name of the model that a Triton server must have loaded")
     add(
         "--role",
-        choices=("", *SERVICES),
         default="",
-        help="of the service, where the configuration asks for TLS",
+        metavar="ROLE",
+        help=f"of the service, where the configuration asks for TLS: {', '.join(SERVICES)}",
     )
     add("--config", default="", help="the mesh's kvmesh.toml, where it asks for TLS")
     add(
@@ -126,6 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _say(f"--process = {given.process} is no process of a mesh.")
     elif not given.address:
         return _say("An ADDRESS or --process is needed.")
+    elif not _is_address(given.address):
+        return _say(
+            f'ADDRESS = "{given.address}" is not HOST:PORT with a port of 1 to 65535 (IPv6: [::1]:7000).'
+        )
+    if given.role not in ("", *SERVICES):
+        return _say(f'--role = "{given.role}" is no role: {", ".join(SERVICES)} are allowed.')
     if len(given.model.encode()) > _NAME_BYTES_MAX:
         return _say(f"--model is longer than {_NAME_BYTES_MAX} bytes.")
     if given.config and not given.role:
@@ -157,6 +163,12 @@ def _option(words: Sequence[str], name: str) -> str:
         elif word.startswith(f"--{name}="):
             found = word.partition("=")[2]
     return found
+
+
+def _is_address(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    is_host = bool(host) and (":" not in host or (host.startswith("[") and host.endswith("]")))
+    return is_host and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535
 
 
 def _dialable(address: str) -> str:

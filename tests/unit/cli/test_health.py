@@ -93,6 +93,22 @@ def test_a_wrong_question_is_refused(arguments: list[str], capsys: pytest.Captur
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("address", ["foo", "127.0.0.1:99999", "127.0.0.1:0", ":7000", "::1:7000", "a:b"])
+def test_an_address_that_is_none_is_named(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is asked: status 2, and not 1 as for a process that does not serve."""
+    assert main([address]) == 2
+    assert f'ADDRESS = "{address}" is not HOST:PORT' in capsys.readouterr().err
+
+
+def test_a_role_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """With those that are."""
+    assert main(["127.0.0.1:1", "--role", "foo"]) == 2
+    assert (
+        capsys.readouterr().err
+        == '--role = "foo" is no role: frontend, router, prefill, decode are allowed.\n'
+    )
+
+
 def test_asking_imports_little() -> None:
     """It runs every few seconds beside every process of the mesh."""
     heavy = ("numpy", "typer", "rich", "msgspec", "uvloop", "redis")
