@@ -17,8 +17,10 @@ from typing import Any, Final
 import grpc
 
 TIMEOUT_S: Final = 2.0
+DEFAULT_CONFIG: Final = "kvmesh.toml"
 
-SERVICES: Final = ("frontend", "router", "prefill", "decode")
+OF_THE_MESH: Final = ("router", "prefill", "decode")
+SERVICES: Final = ("frontend", *OF_THE_MESH)
 ENGINE: Final = "engine"
 SERVICE_ADDRESS: Final = "127.0.0.1:7000"
 ENGINE_PORT: Final = "9001"
@@ -29,6 +31,8 @@ PROC: Final = Path("/proc")
 
 _SERVING: Final = b"\x08\x01"
 """HealthCheckResponse with status = SERVING, and ModelReadyResponse with ready = true: field 1 is 1."""
+
+_NO_ANSWER: Final = " does not answer: "
 
 _NAME_BYTES_MAX: Final = 127
 """Up to here a length is one byte on the wire."""
@@ -65,7 +69,7 @@ def health(probe: Probe, timeout_s: float = TIMEOUT_S) -> str:
         answer = asyncio.run(_answer(probe, timeout_s))
     except grpc.RpcError as error:
         code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "no answer"
-        return f"{probe.address} does not answer: {code}."
+        return f"{probe.address}{_NO_ANSWER}{code}."
     return "" if answer == _SERVING else f"{probe.address} answers, and does not serve now."
 
 
@@ -79,6 +83,24 @@ async def _answer(probe: Probe, timeout_s: float) -> bytes:
         call: Any = channel.unary_unary(method, None, None)
         answer: bytes = await call(request, timeout=timeout_s)
         return answer
+
+
+async def _reason(probe: Probe) -> str:
+    """Return what is wrong between the TLS there and ours, or an empty text."""
+    from kvmesh.config import MeshConfig, load
+    from kvmesh.trust.diagnosis import explain
+    from kvmesh.trust.peers import Trust
+
+    config = load(probe.config) if probe.config else MeshConfig()
+    if probe.role in OF_THE_MESH and config.trust.certificate:
+        return await Trust(config, probe.role).explain(probe.address, probe.role)
+    if not await explain(probe.address, "", None):
+        return ""
+    if not probe.role:
+        return "TLS is spoken there; say --role, and --config where the certificates are named"
+    if probe.role not in OF_THE_MESH and config.frontend.certificate:
+        return "its certificate is not the frontend's of this configuration, or it does not take ours"
+    return f"TLS is spoken there, and by this configuration a {probe.role} speaks none"
 
 
 def _channel(probe: Probe) -> grpc.aio.Channel:
@@ -111,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="ROLE",
         help=f"of the service, where the configuration asks for TLS: {', '.join(SERVICES)}",
     )
-    add("--config", default="", help="the mesh's kvmesh.toml, where it asks for TLS")
+    add("--config", default="", help=f"the mesh's kvmesh.toml, read with --role; default: ./{DEFAULT_CONFIG}")
     add(
         "--process",
         type=int,
@@ -119,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="ask this process, found by its command line, in place of an address",
     )
     given = parser.parse_args(arguments)
-    probe: Probe | None = Probe(given.address, given.model, given.role, given.config)
+    config = given.config or (DEFAULT_CONFIG if given.role and Path(DEFAULT_CONFIG).exists() else "")
+    probe: Probe | None = Probe(given.address, given.model, given.role, config)
     if given.process:
         probe = probe_of(_command_line(given.process))
         if probe is None:
@@ -139,6 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert probe is not None
     try:
         fault = health(probe)
+        if _NO_ANSWER in fault and not given.process:  # a container's check stays cheap, also where it fails
+            reason = asyncio.run(_reason(probe))
+            fault = f"{probe.address}{_NO_ANSWER}{reason}." if reason else fault
     except (OSError, ValueError) as error:  # ConfigError is a ValueError
         return _say(str(error))
     if fault:

@@ -188,14 +188,18 @@ def status(
 def health(
     address: Annotated[str, typer.Argument(help="host:port of a service's gRPC, or of a Triton server's.")],
     model: Annotated[str, typer.Option(help="Model that the Triton server must have loaded.")] = "",
-    role: Annotated[str, typer.Option(help="Of the service, where the configuration asks for TLS.")] = "",
-    config: ConfigOption = None,
+    role: Annotated[
+        str, typer.Option(help="Of the service, where TLS is on: frontend, router, prefill or decode.")
+    ] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="The mesh's kvmesh.toml, read with --role; default ./kvmesh.toml.")
+    ] = None,
 ) -> None:
     """Ask one process whether it serves; exit status 0 if it does, else 1."""
     from kvmesh.cli.health import main as ask
 
     told = (("--model", model), ("--role", role), ("--config", str(config or "")))
-    raise typer.Exit(ask([address, *(part for option in told if option[1] for part in option)]))
+    raise typer.Exit(ask([*(f"{option}={value}" for option, value in told if value), "--", address]))
 
 
 @app.command("config")

@@ -6,12 +6,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from kvmesh.cli.certificates import section
 from kvmesh.cli.health import Probe, main, probe_of
+from kvmesh.cli.main import main as command_line
+from tests.certificates import Folder
 
 TINI = ["/tini", "--", "/opt/kvmesh/bin/entrypoint"]
 
@@ -107,6 +111,52 @@ def test_a_role_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> Non
         capsys.readouterr().err
         == '--role = "foo" is no role: frontend, router, prefill, decode are allowed.\n'
     )
+
+
+@pytest.mark.parametrize("words", [("foo",), ("a:1", "--role", "foo"), ("--", "--process")])
+def test_the_command_says_what_is_wrong_in_one_sentence(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And prints no usage of a parser that nobody called."""
+    assert command(*words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "usage" not in said
+
+
+def command(*words: str) -> int:
+    """Run `kvmesh health`; return its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        command_line(["health", *words])
+    return int(ended.value.code or 0)
+
+
+def test_the_configuration_of_the_folder_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder with [trust] a role is enough; a wrong one is told from a process that is gone."""
+    folder = Folder(tmp_path / "certs")
+    (tmp_path / "kvmesh.toml").write_text(section(folder.path))
+    monkeypatch.chdir(tmp_path)
+    files = folder.files("router")
+    key, certificate, authority = (
+        Path(path).read_bytes() for path in (files.key, files.certificate, files.authority)
+    )
+    server = grpc.server(ThreadPoolExecutor(2))
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+    address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
+    server.start()
+    try:
+        assert command(address, "--role", "router") == 0
+        assert command(address, "--role", "decode") == 1
+        assert "the certificate there is not for decode.kvmesh.internal." in capsys.readouterr().err
+        assert command(address) == 1
+        assert "TLS is spoken there; say --role" in capsys.readouterr().err
+        assert command(address, "--role", "frontend") == 1
+        assert "by this configuration a frontend speaks none" in capsys.readouterr().err
+    finally:
+        server.stop(None)
 
 
 def test_asking_imports_little() -> None:
