@@ -241,6 +241,8 @@ class Releases:
         holdings.detach_prefill(item)
         item.placement = None
         item.stage = Stage.QUEUED
+        if item.outbox is not None:
+            item.outbox.placement(pb.Placement(slot=item.slot))  # none: it may wait here as long as a new one
         holdings.queue.add(item, at_head=True)
         holdings.timetable.by(item, item.queue_until_s)
         self._not_before_s = float("-inf")

@@ -303,7 +303,8 @@ def test_a_refused_reservation_is_tried_once_elsewhere_and_then_waits() -> None:
     desk.wait(0.02)
     desk.placed()
     told = desk.told()
-    assert len(told.placements) == 3 and not told.refusals and len(told.acceptances) == 1
+    assert [bool(row.decode_replica) for row in told.placements] == [True, False, True, False, True]
+    assert not told.refusals and len(told.acceptances) == 1
 
 
 def with_room(desk: Desk) -> None:
@@ -865,7 +866,10 @@ def test_what_no_engine_had_goes_elsewhere_without_a_word_to_its_frontend(how: s
         assert asked_prefill(desk)[0] != name
     assert submit.attempt == 1
     told = desk.told()
-    assert len(told.placements) == 1 and not told.failures and not told.refusals
+    assert [bool(row.decode_replica) for row in told.placements] == [False, True], (
+        "back in the queue, and out"
+    )
+    assert not told.failures and not told.refusals
     desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
     desk.assert_empty()
 
