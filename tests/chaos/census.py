@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvmesh.server import channel
 from tests.chaos.faults import family
-from tests.chaos.records import Budget, Census, Process
+from tests.chaos.records import Budget, Census, Placing, Process
 from tests.chaos.rig import Body, Rig
 from tests.integration.live_mesh import accepts, engine_ready
 
@@ -23,7 +23,7 @@ ANSWER_S: Final = 3.0
 """A part that does not answer for this long does not answer."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_FRONTEND_HOLDS: Final = ("live_requests", "leaving_requests", "open_slots")
+_FRONTEND_HOLDS: Final = ("live_requests", "leaving_requests", "open_slots", "settlements_waiting")
 
 
 class Unreachable(RuntimeError):
@@ -56,6 +56,8 @@ async def take(rig: Rig, at_s: float) -> Census:
         },
         budgets={name: _budget(scrapes[name]) for name in frontends},
         keys_for_good=await keys_for_good(rig),
+        placings={name: _placing(scrapes[name]) for name in services if name.startswith("router")},
+        settled={name: _settled(scrapes[name]) for name in frontends},
     )
 
 
@@ -79,7 +81,10 @@ async def is_serving(rig: Rig, name: str) -> bool:
 
 
 async def scrape(rig: Rig, name: str) -> dict[str, float]:
-    """Return the samples of service `name`; those with labels are summed. Raises Unreachable."""
+    """Return the samples of service `name`. Raises Unreachable.
+
+    Those with labels are summed; those of a kind are there singly, too, as "name kind".
+    """
     address = rig.metrics_address(name)
     host, _, port = address.rpartition(":")
     try:
@@ -97,6 +102,8 @@ async def scrape(rig: Rig, name: str) -> dict[str, float]:
         for sample in metric.samples:
             if not sample.name.endswith("_bucket"):
                 samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+                if kind := sample.labels.get("kind"):
+                    samples[f"{sample.name} {kind}"] = sample.value
     return samples
 
 
@@ -136,7 +143,22 @@ def _process(name: str, body: Body, samples: dict[str, float] | None, is_up: boo
 
 def _budget(samples: dict[str, float]) -> Budget:
     requests = int(samples.get("kvmesh_frontend_requests_total", 0))
-    return Budget(requests, int(samples.get("kvmesh_frontend_budgeted_retries_total", 0)))
+    budgeted, every = (
+        int(samples.get(f"kvmesh_frontend_{what}_total", 0)) for what in ("budgeted_retries", "retries")
+    )
+    return Budget(requests, budgeted, every)
+
+
+def _placing(samples: dict[str, float]) -> Placing:
+    attempts, again = (
+        int(samples.get(f"kvmesh_router_{what}_total", 0)) for what in ("relayed_requests", "placed_again")
+    )
+    return Placing(attempts, again)
+
+
+def _settled(samples: dict[str, float]) -> int:
+    """Return the tokens of prompts and outputs; recomputed ones are told there, and not charged."""
+    return sum(int(samples[f"kvmesh_frontend_settled_tokens_total {kind}"]) for kind in ("prompt", "output"))
 
 
 def resident_bytes(pid: int) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 from tests.chaos import census, faults
 from tests.chaos.cells import Run
 from tests.chaos.clients import PlainReader, live
-from tests.chaos.plan import probe_of
+from tests.chaos.plan import Stream, probe_of
 from tests.chaos.records import COMPLETE, Moments, Seen
 from tests.chaos.rig import Rig
 from tests.integration.live_mesh import until
@@ -40,6 +40,8 @@ class Disturbance:
         self._target = target
         self._away_s = away_s
         self._now_s = now_s
+        self.probes: list[tuple[Stream, Seen | None]] = []
+        """Requests that looked for the returned part; None where one was cancelled."""
         self._plain = PlainReader(lambda number: rig.mesh.parts[f"frontend-{number}"].address)
 
     async def run(
@@ -69,13 +71,16 @@ class Disturbance:
             return await self._redis_used()
         number = 0
         probes: set[asyncio.Task[Seen]] = set()
+        streams: dict[asyncio.Task[Seen], Stream] = {}
         give_up_s = self._now_s() + SERVED_S_MAX
         try:
             while self._now_s() < give_up_s:
                 while len(probes) < PROBES:
                     number += 1
                     stream = probe_of(self._run, number, self._probed_frontend(number))
-                    probes.add(asyncio.create_task(live(stream, self._plain, self._now_s)))
+                    probe = asyncio.create_task(live(stream, self._plain, self._now_s))
+                    probes.add(probe)
+                    streams[probe] = stream
                 done, probes = await asyncio.wait(
                     probes, timeout=give_up_s - self._now_s(), return_when=asyncio.FIRST_COMPLETED
                 )
@@ -87,6 +92,9 @@ class Disturbance:
             for task in probes:
                 task.cancel()
             await asyncio.gather(*probes, return_exceptions=True)
+            self.probes = [
+                (stream, None if task.cancelled() else task.result()) for task, stream in streams.items()
+            ]
         return None
 
     def _probed_frontend(self, number: int) -> int:

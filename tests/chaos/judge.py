@@ -13,7 +13,18 @@ from typing import Final
 
 from kvmesh.errors import TABLE
 from tests.chaos.plan import Plan, Stream
-from tests.chaos.records import CANCELLED, COMPLETE, FAILED, STUCK, Census, Moments, Seen, Violation
+from tests.chaos.records import (
+    CANCELLED,
+    COMPLETE,
+    FAILED,
+    STUCK,
+    Budget,
+    Census,
+    Moments,
+    Placing,
+    Seen,
+    Violation,
+)
 
 BUGS: Final = frozenset({"INTERNAL", "ENGINE_ERROR"})
 """Typed, but nothing a client can act on."""
@@ -66,6 +77,11 @@ class Limits:
     retry_per_s: float = 3.0
     retry_burst: float = 40.0
     """Retries saved up: ten seconds of the trickle and the ratio of a hundred requests."""
+    repeat_ratio: float = 1.0
+    """All retries of a frontend per request, and all placements again of a router per attempt, paid from the budget or
+    not: a lost router costs each of its requests one, a prefill that starts nothing each of its prompts one."""
+    repeat_burst: float = 20.0
+    """So that a few requests that meet the fault several times are no violation."""
 
     def behind(self, late_s: float) -> Limits:
         """Return the limits for a runner that the machine woke up to `late_s` late."""
@@ -246,19 +262,36 @@ def judge_remains(plan: Plan, before: Census, after: Census, limits: Limits) -> 
 
 
 def _judge_retries(before: Census, after: Census, limits: Limits) -> Iterator[Violation]:
+    seconds = after.at_s - before.at_s
     for name, now in after.budgets.items():
         was = before.budgets.get(name)
         if was is None or now.requests < was.requests:
-            requests, retries = now.requests, now.retries  # it was started anew
-        else:
-            requests, retries = now.requests - was.requests, now.retries - was.retries
-        seconds = after.at_s - before.at_s
+            was = Budget(0, 0)  # it was started anew
+        requests, retries = now.requests - was.requests, now.retries - was.retries
         allowed = limits.retry_burst + limits.retry_ratio * requests + limits.retry_per_s * seconds
         if retries > allowed:
             yield Violation(
                 "RETRIES",
                 f"{name}: {retries} for {requests} requests in {seconds:.0f} s; {allowed:.0f} are allowed",
             )
+        yield from _judge_repeats(
+            name, "retries", now.all_retries - was.all_retries, "requests", requests, limits
+        )
+    for name, placing in after.placings.items():
+        old = before.placings.get(name)
+        if old is None or placing.attempts < old.attempts:
+            old = Placing(0, 0)
+        again, attempts = placing.placed_again - old.placed_again, placing.attempts - old.attempts
+        yield from _judge_repeats(name, "placements again", again, "attempts", attempts, limits)
+
+
+def _judge_repeats(
+    name: str, what: str, repeats: int, of: str, count: int, limits: Limits
+) -> Iterator[Violation]:
+    """Yield a violation if work was tried again more than once on average, whoever pays for it."""
+    allowed = limits.repeat_burst + limits.repeat_ratio * count
+    if repeats > allowed:
+        yield Violation("RETRIES", f"{name}: {repeats} {what} for {count} {of}; {allowed:.0f} are allowed")
 
 
 def judge_return(plan: Plan, moments: Moments) -> Iterator[Violation]:

@@ -41,6 +41,8 @@ class Seen:
     adoptions: int = 0
     recomputed_tokens: int = 0
     client_resumes: int = 0
+    last_ids: int = 0
+    """How many tokens the last message with any brought."""
 
     @property
     def longest_wait(self) -> tuple[float, float]:
@@ -72,6 +74,18 @@ class Budget:
     requests: int
     retries: int
     """Retries paid from the retry budget."""
+    all_retries: int = 0
+    """All attempts after one that no engine took, also those that cost no budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """What a router counted since its start."""
+
+    attempts: int
+    """Attempts that ended."""
+    placed_again: int
+    """Placements after the first one of an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +99,9 @@ class Census:
     budgets: Mapping[str, Budget]
     keys_for_good: Sequence[str]
     """Redis keys that never expire."""
+    placings: Mapping[str, Placing] = field(default_factory=dict)
+    settled: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of prompts and outputs that each frontend settled since its start."""
 
 
 @dataclass(frozen=True, slots=True)

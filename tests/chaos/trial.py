@@ -13,6 +13,7 @@ from typing import Final
 from kvmesh.client import Client
 from kvmesh.tasks import end
 from tests.chaos import census, judge, records
+from tests.chaos.charges import judge_charges
 from tests.chaos.clients import PlainReader, Reader, ResumingReader, live
 from tests.chaos.cpu import CpuShare, Lateness
 from tests.chaos.disturbance import Disturbance
@@ -72,14 +73,17 @@ class Trial:
             async with asyncio.TaskGroup() as group:
                 self._send(group, BEFORE)
                 await asyncio.sleep(ARRIVE_S + self._plan.delay_s)
-                moments = await Disturbance(
+                disturbance = Disturbance(
                     self._rig, self._plan.run, self._plan.target, self._plan.away_s, self._now_s
-                ).run(lambda: self._send(group, DURING), lambda: self._send(group, AFTER))
+                )
+                moments = await disturbance.run(
+                    lambda: self._send(group, DURING), lambda: self._send(group, AFTER)
+                )
             cpu_share = cpu.share()
         finally:
             await end([ticking])
         self._limits = self._limits.behind(late.longest_s)
-        violations = await self._settle(before, moments)
+        violations = await self._settle(before, moments, disturbance.probes)
         record = self._record(began, moments, violations)
         record.cpu_share, record.runner_late_s = round(cpu_share, 2), round(late.longest_s, 3)
         return Result(record, self._seen, moments)
@@ -95,12 +99,17 @@ class Trial:
         reader = self._plain if stream.is_plain else self._resuming
         self._seen.append(await live(stream, reader, self._now_s))
 
-    async def _settle(self, before: Census, moments: Moments) -> list[Violation]:
+    async def _settle(
+        self, before: Census, moments: Moments, probes: Sequence[tuple[Stream, Seen | None]]
+    ) -> list[Violation]:
         """Look at the mesh until nothing of the run is left, and judge all of it."""
         give_up_s = self._now_s() + SETTLE_S_MAX
         while True:
             after = await census.take(self._rig, self._now_s())
-            remains = list(judge.judge_remains(self._plan, before, after, self._limits))
+            remains = [
+                *judge.judge_remains(self._plan, before, after, self._limits),
+                *judge_charges(self._plan, self._truth, self._seen, probes, before, after),
+            ]
             if not remains or self._now_s() > give_up_s:
                 break
             await asyncio.sleep(0.2)

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from tests.chaos.cells import Cell, Run
 from tests.chaos.judge import LIMITS, judge
 from tests.chaos.plan import Plan, Stream, plan_of
-from tests.chaos.records import CANCELLED, COMPLETE, FAILED, Budget, Census, Moments, Process, Seen, Violation
+from tests.chaos.records import (
+    CANCELLED,
+    COMPLETE,
+    FAILED,
+    Budget,
+    Census,
+    Moments,
+    Placing,
+    Process,
+    Seen,
+    Violation,
+)
 
 PARTS = ("redis", "prefill-0", "prefill-0-engine", "decode-0", "router-0", "frontend-0", "frontend-1")
 
@@ -78,6 +89,7 @@ def census(at_s: float) -> Census:
         at_s=at_s,
         held={},
         processes={name: Process(f"life of {name}", True, 20, 30, 100 << 20) for name in PARTS},
-        budgets={"frontend-0": Budget(100, 3), "frontend-1": Budget(90, 0)},
+        budgets={"frontend-0": Budget(100, 3, 5), "frontend-1": Budget(90, 0)},
         keys_for_good=["kvmesh:kv", "kvmesh:procs", "kvmesh:resume-secret", "kvmesh:snap:decode-0"],
+        placings={"router-0": Placing(100, 0)},
     )

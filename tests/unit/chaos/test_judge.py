@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.cells import FAULTS, PARTS
 from tests.chaos.judge import DRAIN_S, LIMITS
-from tests.chaos.records import CANCELLED, COMPLETE, FAILED, STUCK, Budget, Process, Seen
+from tests.chaos.records import CANCELLED, COMPLETE, FAILED, STUCK, Budget, Placing, Process, Seen
 from tests.unit.chaos.runs import Judged, good_run
 
 
@@ -143,6 +143,16 @@ def too_many_retries_of_a_new_process(run: Judged) -> None:
     run.after = replace(run.after, budgets={"frontend-0": Budget(20, 133)})
 
 
+def too_many_free_retries(run: Judged) -> None:
+    # 20 + one for each of 40 requests, whoever pays for them
+    run.after = replace(run.after, budgets={"frontend-0": Budget(140, 3, 5 + 61)})
+
+
+def too_many_placements(run: Judged) -> None:
+    # each of 24 prompts was handed to three more
+    run.after = replace(run.after, placings={"router-0": Placing(124, 72)})
+
+
 def not_readmitted(run: Judged) -> None:
     run.moments = replace(run.moments, served_s=None)
 
@@ -176,6 +186,8 @@ def not_readmitted(run: Judged) -> None:
         ("NOT_SERVING", gone),
         ("RETRIES", too_many_retries),
         ("RETRIES", too_many_retries_of_a_new_process),
+        ("RETRIES", too_many_free_retries),
+        ("RETRIES", too_many_placements),
         ("NOT_READMITTED", not_readmitted),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
