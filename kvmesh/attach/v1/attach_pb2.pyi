@@ -542,7 +542,7 @@ Global___Acceptance: _TypeAlias = Acceptance  # noqa: Y015
 
 @_typing.final
 class Placement(_message.Message):
-    """Says where a router put an attempt."""
+    """Says where a router put an attempt; without replicas, that the attempt waits in its queue again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
