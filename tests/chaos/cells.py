@@ -10,6 +10,12 @@ PARTS: Final = ("frontend", "router", "prefill", "decode", "prefill-engine", "de
 FAULTS: Final = ("kill", "term", "pause", "cut", "slow")
 """SIGKILL; SIGTERM; SIGSTOP for a while; all its packets lost for a while; packets late and some of them lost."""
 
+LINK: Final = "link"
+"""All packets between two engines lost for a while, which hear everybody else: only the KV of prompts takes that way."""
+
+LINKED: Final = {"prefill-engine": "decode-engine"}
+"""Parts that are cut off from one other part alone."""
+
 ENDING: Final = frozenset({"kill", "term"})
 """Faults that end the part; it is started again."""
 
@@ -19,7 +25,7 @@ FAULT_S: Final = 10.0
 DOWN_S: Final = 2.0
 """How long an ended part stays away before it is started again: what a supervisor takes."""
 
-SEEDS: Final = {"kill": 5, "term": 2, "pause": 5, "cut": 2, "slow": 2}
+SEEDS: Final = {"kill": 5, "term": 2, "pause": 5, "cut": 2, "slow": 2, LINK: 2}
 """Runs of one cell in the long form."""
 
 SHORT: Final = (
@@ -81,12 +87,14 @@ def parse(text: str) -> list[Cell]:
     cells: dict[Cell, None] = {}
     for word in filter(None, (word.strip() for word in text.split(","))):
         part, colon, fault = word.partition(":")
-        if not colon and part in FAULTS:
+        if not colon and part in (*FAULTS, LINK):
             part, fault = "", part
         if part and part not in PARTS:
             raise CellError(f"{part!r} is no part of the matrix; allowed are {', '.join(PARTS)}")
-        if fault and fault not in FAULTS:
-            raise CellError(f"{fault!r} is no fault of the matrix; allowed are {', '.join(FAULTS)}")
+        if fault and fault not in (*FAULTS, LINK):
+            raise CellError(f"{fault!r} is no fault of the matrix; allowed are {', '.join((*FAULTS, LINK))}")
+        if fault == LINK and part and part not in LINKED:
+            raise CellError(f"{part}:{fault} is not in the matrix; it has {', '.join(LINKED)}:{fault}")
         for cell in everything():
             if part in ("", cell.part) and fault in ("", cell.fault):
                 cells[cell] = None
@@ -95,7 +103,9 @@ def parse(text: str) -> list[Cell]:
 
 def everything() -> list[Cell]:
     """Return all cells, faults of one part together."""
-    return [Cell(part, fault) for part in PARTS for fault in FAULTS]
+    return [
+        Cell(part, fault) for part in PARTS for fault in (*FAULTS, LINK) if fault != LINK or part in LINKED
+    ]
 
 
 def long_form(cells: list[Cell], seeds: int | None = None, only_seed: int | None = None) -> list[Run]:

@@ -34,12 +34,22 @@ def _nothing() -> None:
 class Disturbance:
     """`now_s` is the runner's clock. Not to be run twice."""
 
-    def __init__(self, rig: Rig, run: Run, target: str, away_s: float, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        rig: Rig,
+        run: Run,
+        target: str,
+        away_s: float,
+        now_s: Callable[[], float],
+        peer: str | None = None,
+    ) -> None:
+        """`peer`: the only part that `target` is cut off from (see plan.peer_of)."""
         self._rig = rig
         self._run = run
         self._target = target
         self._away_s = away_s
         self._now_s = now_s
+        self._peer = peer
         self.probes: list[tuple[Stream, Seen | None]] = []
         """Requests that looked for the returned part; None where one was cancelled."""
         self._plain = PlainReader(lambda number: rig.mesh.parts[f"frontend-{number}"].address)
@@ -51,7 +61,7 @@ class Disturbance:
         fault, ends = self._run.cell.fault, self._run.cell.ends_the_part
         fault_s = self._now_s()
         on_fault()
-        means = await faults.apply(self._rig.faults, fault, self._target)
+        means = await faults.apply(self._rig.faults, fault, self._target, self._peer)
         gone_s = self._now_s() if ends else fault_s
         await asyncio.sleep(max(0.0, gone_s + self._away_s - self._now_s()))
         mended_s = self._now_s()

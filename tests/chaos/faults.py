@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any, Protocol
 
+from tests.chaos.cells import LINK
 from tests.integration.harness import Mesh
 
 
@@ -33,8 +34,8 @@ class Faults(Protocol):
         """Let them go on."""
         ...
 
-    async def cut(self, name: str) -> object:
-        """Lose every packet from and to it, silently."""
+    async def cut(self, name: str, from_: str | None = None) -> object:
+        """Lose every packet from and to it, or between it and part `from_` alone, silently."""
         ...
 
     async def slow(self, name: str, delay_s: float = 0.05, loss: float = 0.02) -> object:
@@ -67,7 +68,7 @@ class SignalFaults:
     async def unpause(self, name: str) -> None:
         _signal(self._mesh.parts[name].pid, signal.SIGCONT)
 
-    async def cut(self, name: str) -> None:
+    async def cut(self, name: str, from_: str | None = None) -> None:
         raise NotImplementedError("processes share one network: a part cannot be cut off without containers")
 
     async def slow(self, name: str, delay_s: float = 0.05, loss: float = 0.02) -> None:
@@ -77,8 +78,10 @@ class SignalFaults:
         """Nothing to take back."""
 
 
-async def apply(faults: Faults, fault: str, name: str) -> str:
-    """Let `fault`, one of cells.FAULTS, hit part `name`. Returns when the part is hit; an ended part is gone then.
+async def apply(faults: Faults, fault: str, name: str, peer: str | None = None) -> str:
+    """Let `fault`, of cells.everything(), hit part `name`. Returns when the part is hit; an ended part is gone then.
+
+    `peer`: the only part it is cut off from; None: all.
 
     Returns by what means a part is slowed, where there are several; empty for all else.
     """
@@ -88,6 +91,7 @@ async def apply(faults: Faults, fault: str, name: str) -> str:
         "pause": faults.pause,
         "cut": faults.cut,
         "slow": faults.slow,
+        LINK: lambda part: faults.cut(part, from_=peer),
     }
     means = await hit[fault](name)
     return means if fault == "slow" and isinstance(means, str) else ""

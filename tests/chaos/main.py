@@ -26,6 +26,9 @@ from tests.chaos.soak_record import SoakRecord
 from tests.integration.containers import daemon
 
 PLAIN_WIDTH: Final = 150
+MINUTES_MIN: Final = 0.5
+MINUTES_MAX: Final = 10_080.0
+"""A week."""
 
 Cells = Annotated[
     str, typer.Option(help="Some of the matrix: prefill:kill,redis,cut (a part or a fault alone: all of it).")
@@ -41,9 +44,10 @@ Resume = Annotated[
 ]
 Redo = Annotated[bool, typer.Option("--redo", help="With --resume: runs with violations are done again.")]
 Logs = Annotated[Path, typer.Option(help="Folder for the logs of the mesh and of runs with violations.")]
-On = Annotated[str, typer.Option(help="containers, or processes (no cut, no slow).")]
+On = Annotated[str, typer.Option(help="containers, or processes (no cut, no slow, no link).")]
 Tag = Annotated[str, typer.Option(help="Tag of the images, as built by `make images`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The record of each run on stdout instead of a table.")]
+Check = Annotated[bool, typer.Option("--check", help="Only say whether the other options are right.")]
 Page = Annotated[
     Path | None, typer.Option(help="Page to write when done; the results move beside it, as .jsonl.")
 ]
@@ -65,6 +69,7 @@ def run(
     tag: Tag = "dev",
     json: AsJson = False,
     write: Page = None,
+    check: Check = False,
 ) -> None:
     """Run cells of the fault matrix; status 1 with violations."""
     logging.basicConfig(level=logging.ERROR)
@@ -72,9 +77,11 @@ def run(
         wanted = short_form() if short else long_form(parse(cells), seeds or None, seed or None)
     except CellError as error:
         raise typer.BadParameter(str(error), param_hint="--cells") from error
+    if check:
+        return
     open_rig = _rig(on, tag)
     if on == "processes":
-        wanted = [one for one in wanted if one.cell.fault not in ("cut", "slow")]
+        wanted = [one for one in wanted if one.cell.fault not in ("cut", "slow", "link")]
     kept = Results(results)
     todo = kept.missing(wanted, redo=redo) if resume else wanted
     matrix = Matrix(open_rig, logs.resolve(), machine.commit(), machine.about(), LIMITS)
@@ -109,7 +116,7 @@ def write_page(
 @app.command()
 def soak(
     minutes: Annotated[
-        float, typer.Option(help="How long, without the search for the capacity.", min=0.5)
+        float, typer.Option(help="How long, without the search for the capacity; 0.5 to 10080.")
     ] = 20,
     seed: Annotated[int, typer.Option(help="Decides streams and faults.", min=1)] = 1,
     logs: Logs = Path(".kvmesh/soak"),
@@ -118,8 +125,16 @@ def soak(
     write: Annotated[
         Path | None, typer.Option(help="Page to write; the record of the soak is kept beside it.")
     ] = None,
+    check: Check = False,
 ) -> None:
     """Load a mesh to 70 % with a fault every 20 s; status 1 with violations or memory that grows."""
+    if not MINUTES_MIN <= minutes <= MINUTES_MAX:
+        sys.stderr.write(
+            f"--minutes = {minutes:g} is out of range: allowed are {MINUTES_MIN:g} to {MINUTES_MAX:g} minutes.\n"
+        )
+        raise typer.Exit(2)
+    if check:
+        return
     logging.basicConfig(level=logging.ERROR)
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     soaking = soaks.soak(

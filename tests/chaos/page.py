@@ -38,13 +38,14 @@ tokens, 20 to 260 tokens of output, 40 % greedy and the rest sampled, 15 % cance
 moment, 10 % with a deadline of 0.5 to 8 s; most are under way when the fault comes, others arrive while it lasts and
 when it is over. One in five clients is plain gRPC, the others use `kvmesh.client`. A killed or terminated process is
 started again 2 s after its end; a pause (cgroup freezer), a cut (all packets of the container dropped, both ways,
-silently) and a slow spell (50 ms and 2 % loss, each way) last 10 s. Every token is compared with a calculation
+silently), a cut link (those between one prefill engine and one decode engine) and a slow spell (50 ms and 2 % loss,
+each way) last 10 s. Every token is compared with a calculation
 without a server, also those of streams that ended early.
 
 - **lost**: streams that ended with an error other than their client's own deadline, or not at all. A client that is asked
   to come back in a second and has less than that left counts as **over deadline**.
-- **excused**: plain clients of the very frontend that was hit. They get UNAVAILABLE, after a kill within a second,
-  and are meant to.
+- **excused**: plain clients of the very frontend that was hit, while it was away. They get UNAVAILABLE, after a kill
+  within a second, and are meant to. A slow frontend excuses nothing, and one that drains only what it refuses.
 - **adopted**: running attempts taken over through another router or connection; nothing is computed again.
   **resumed**: attempts that a frontend started behind the tokens that were out. **client went on**: streams that
   `kvmesh.client` took to another frontend. Counted from the streams that completed.
@@ -54,7 +55,9 @@ without a server, also those of streams that ended early.
   for Redis, until all processes are registered and connected again. Median and largest of the runs.
 - **violations**: broken invariants of any kind: a wrong, repeated or missing token, a hang, silence beyond the
   watchdogs, an error nobody can act on, engine blocks, reservations, handoffs, slots, tasks, file descriptors, memory
-  or Redis keys left behind, retries beyond their budget, a process that restarted by itself or does not serve again."""
+  or Redis keys left behind, retries beyond their budget, work tried again more than once on average, tokens charged
+  twice or not at all (where no frontend and no Redis ended), a process that restarted by itself or does not
+  serve again."""
 
 
 def page(records: Sequence[Record], soak: SoakRecord | None, command: str, notes: str = "") -> str:

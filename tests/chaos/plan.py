@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from tests.chaos.cells import DOWN_S, FAULT_S, Run
+from tests.chaos.cells import DOWN_S, FAULT_S, LINK, LINKED, Cell, Run
 
 STREAMS: Final = (16, 64)
 PROMPT_TOKENS: Final = (20, 1500)
@@ -68,6 +68,8 @@ class Plan:
     away_s: float
     """How long the fault lasts, or the part stays away."""
     streams: tuple[Stream, ...]
+    peer: str | None = None
+    """The only part the target is cut off from; None: the fault is between it and all others."""
 
 
 def plan_of(run: Run, fault_s: float = FAULT_S) -> Plan:
@@ -78,7 +80,10 @@ def plan_of(run: Run, fault_s: float = FAULT_S) -> Plan:
     shared = shared_beginnings(rng)
     count = rng.randint(*STREAMS)
     streams = tuple(_stream(rng, number, away_s, shared) for number in range(count))
-    return Plan(run, target_of(run.cell.part, replica), rng.uniform(0.2, 1.5), away_s, streams)
+    delay_s = rng.uniform(0.2, 1.5)
+    return Plan(
+        run, target_of(run.cell.part, replica), delay_s, away_s, streams, peer_of(run.cell, rng.randrange(2))
+    )
 
 
 def target_of(part: str, replica: int) -> str:
@@ -87,6 +92,11 @@ def target_of(part: str, replica: int) -> str:
         return part
     role, _, engine = part.partition("-")
     return f"{role}-{replica}-engine" if engine else f"{role}-{replica}"
+
+
+def peer_of(cell: Cell, replica: int) -> str | None:
+    """Return the name of the only process that the target is cut off from, None if it is all or nobody."""
+    return target_of(LINKED[cell.part], replica) if cell.fault == LINK else None
 
 
 def probe_of(run: Run, number: int, frontend: int) -> Stream:

@@ -26,7 +26,7 @@ from tests.chaos.judge import Limits
 from tests.chaos.load import Load
 from tests.chaos.matrix import OpenRig, settled
 from tests.chaos.memory import MemoryLog
-from tests.chaos.plan import Plan, Stream, target_of
+from tests.chaos.plan import Plan, Stream, peer_of, target_of
 from tests.chaos.records import CANCELLED, COMPLETE, Census, Moments, Violation
 from tests.chaos.rig import Rig
 from tests.chaos.slopes import Sample, slope_of
@@ -155,7 +155,8 @@ class Soak:
             run = Run(self._rng.choice(everything()), self._rng.randrange(1, 1_000_000))
             target = target_of(run.cell.part, self._rng.randrange(2))
             away_s = DOWN_S if run.cell.ends_the_part else FAULT_S
-            moments = await Disturbance(self._rig, run, target, away_s, self._now_s).run()
+            peer = peer_of(run.cell, self._rng.randrange(2))
+            moments = await Disturbance(self._rig, run, target, away_s, self._now_s, peer).run()
             self._lives[target] = (await self._rig.body(target)).life
             served_s = None if moments.served_s is None else moments.served_s - moments.returned_s
             hit = Hit(round(moments.fault_s, 1), str(run.cell), target, served_s and round(served_s, 3))

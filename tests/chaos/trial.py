@@ -74,7 +74,12 @@ class Trial:
                 self._send(group, BEFORE)
                 await asyncio.sleep(ARRIVE_S + self._plan.delay_s)
                 disturbance = Disturbance(
-                    self._rig, self._plan.run, self._plan.target, self._plan.away_s, self._now_s
+                    self._rig,
+                    self._plan.run,
+                    self._plan.target,
+                    self._plan.away_s,
+                    self._now_s,
+                    self._plan.peer,
                 )
                 moments = await disturbance.run(
                     lambda: self._send(group, DURING), lambda: self._send(group, AFTER)

@@ -49,12 +49,12 @@ def test_plans_keep_their_ranges_and_have_everything() -> None:
 
 
 def test_the_long_form_runs_kills_and_pauses_over_five_seeds_and_the_rest_over_two() -> None:
-    """Each run once; the first 35 are all cells."""
+    """Each run once; the first 36 are all cells."""
     runs = long_form(everything())
-    assert len(set(runs)) == len(runs) == 7 * (5 + 2 + 5 + 2 + 2)
-    assert {run.cell for run in runs[:35]} == set(everything())
+    assert len(set(runs)) == len(runs) == 7 * (5 + 2 + 5 + 2 + 2) + 2
+    assert {run.cell for run in runs[:36]} == set(everything())
     seeds = Counter(run.cell.fault for run in runs)
-    assert seeds == {"kill": 35, "pause": 35, "term": 14, "cut": 14, "slow": 14}
+    assert seeds == {"kill": 35, "pause": 35, "term": 14, "cut": 14, "slow": 14, "link": 2}
     assert long_form(parse("redis:cut"), only_seed=7) == [Run(Cell("redis", "cut"), 7)]
 
 
@@ -74,8 +74,24 @@ def test_cells_are_named_singly_by_part_or_by_fault() -> None:
     assert parse("") == everything()
 
 
+def test_a_link_is_cut_between_two_engines_alone() -> None:
+    """All four pairs occur; no other fault has a peer."""
+    plans = [plan_of(Run(Cell("prefill-engine", "link"), seed)) for seed in range(1, 30)]
+    assert {(plan.target, plan.peer) for plan in plans} == {
+        (f"prefill-{one}-engine", f"decode-{other}-engine") for one in (0, 1) for other in (0, 1)
+    }
+    assert parse("link") == [Cell("prefill-engine", "link")]
+    assert all(plan_of(run).peer is None for run in long_form(everything()) if run.cell.fault != "link")
+
+
 @pytest.mark.parametrize(
-    ("text", "told"), [("router:burn", "burn"), ("toaster:kill", "toaster"), ("x", "allowed are frontend")]
+    ("text", "told"),
+    [
+        ("router:burn", "burn"),
+        ("router:link", "prefill-engine:link"),
+        ("toaster:kill", "toaster"),
+        ("x", "allowed are frontend"),
+    ],
 )
 def test_cells_that_do_not_exist_are_named(text: str, told: str) -> None:
     """The error says what was wrong and what there is."""
