@@ -58,10 +58,12 @@ bench-peers: setup  ## The same fault under routers from PyPI; writes docs/measu
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
 
 chaos: setup  ## Every fault on every part, writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one
+	@$(BIN)/python -m tests.chaos run --check $(CHAOS_ONE)
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos run --tag "$(TAG)" $(if $(ONLY)$(SEED),$(CHAOS_ONE),$(CHAOS_ALL))
 
 soak: setup  ## 70 % load and a fault every 20 s for MINUTES (20); writes docs/measurements
+	@$(BIN)/python -m tests.chaos soak --check --minutes "$(MINUTES)"
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos soak --tag "$(TAG)" --minutes "$(MINUTES)" --write docs/measurements/faults.md
 

@@ -14,6 +14,22 @@ tag=${TAG:-dev}
 base=${BASE:-}
 missing=1
 if [ "${1:-}" = --if-possible ]; then missing=0; shift; fi
+usage() {
+  echo "build.sh: $1. Usage: build.sh [--if-possible] [service|engine|redis|faults ...]" >&2
+  exit 2
+}
+for target in "$@"; do
+  case "$target" in
+    service | engine | redis | faults) ;;
+    -h | --help) sed -n '2,/^set /{ /^#/s/^# \{0,1\}//p }' build.sh; exit 0 ;;
+    -*) usage "$target is no option" ;;
+    *) usage "\"$target\" is no image" ;;
+  esac
+done
+[[ "$tag" =~ ^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$ ]] || {
+  echo "build.sh: TAG=\"$tag\" is no tag: allowed are up to 128 letters, digits, \".\", \"_\" and \"-\", the first no \".\" or \"-\"." >&2
+  exit 2
+}
 targets=("$@")
 [ $# -gt 0 ] || targets=(service engine redis faults)
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from kvmesh.cli.screen import explanation_table
 from kvmesh.client import Client, GenerateError, MeshUnavailable, Patience
+from kvmesh.config import ConfigError
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.server import channel
 
@@ -64,6 +65,8 @@ async def stream(
             return answer.finish
     except GenerateError as error:
         raise RequestFailed(_sentence(error, addresses)) from error
+    except ConfigError:
+        raise  # a sentence already, and the operator's to mend
     except ValueError as error:
         raise RequestFailed(f"{error}.") from error
 

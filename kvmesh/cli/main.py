@@ -161,6 +161,10 @@ def generate(
     settings = _settings(config)
     targets, open_channel = address.split(","), channel
     if authority is not None:
+        if not address:
+            raise BadOption(
+                f'--authority = "{authority}" needs --address HOST:PORT: whose certificate it signed.'
+            )
         open_channel = partial(believing, authority)
     elif not address:
         mesh = read_mesh(_data_dir(settings, data_dir))

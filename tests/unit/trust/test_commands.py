@@ -109,3 +109,18 @@ def test_the_printed_configuration_has_no_password(
     assert run("config", "--config", str(path)) == 0
     shown = capsys.readouterr().out
     assert "s3cret" not in shown and tomllib.loads(shown)["redis"]["url"].endswith("@redis.example:6379/0")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--address", "127.0.0.1:1"), '--authority = "nofile" cannot be read: No such file or directory.\n'),
+        ((), '--authority = "nofile" needs --address HOST:PORT: whose certificate it signed.\n'),
+    ],
+)
+def test_an_authority_that_cannot_help_is_named(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence, status 2."""
+    assert run("generate", "--authority", "nofile", *words, "x") == 2
+    assert capsys.readouterr().err == said
