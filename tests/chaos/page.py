@@ -7,10 +7,12 @@ from typing import Final
 
 from tests.chaos.cells import Cell, everything
 from tests.chaos.records import Record, median
-from tests.chaos.slopes import Slope
+from tests.chaos.slopes import ENGINE_WARM_S, FLAT, GROWS, NOT_JUDGED, Slope
 from tests.chaos.soak_record import SoakRecord
 
 NOTES: Final = "<!-- Below: written by hand, kept when the page is written again. -->"
+
+MINUTES_OF_A_DAY: Final = 1440
 
 READMITTED_S: Final = 2.0
 """What a returned part is allowed until it serves."""
@@ -29,6 +31,11 @@ COLUMNS: Final = (
         "resumed",
     ),
     *("client went on", "recomputed tokens", "longest pause, s", "first served, s", "violations"),
+)
+
+SLOPE_COLUMNS: Final = (
+    *("process", "lives", "watched, s", "first, MB", "median, MB", "last, MB", "slope, MB/min"),
+    *("bound, MB/day", "memory", "over time"),
 )
 
 LEGEND: Final = """\
@@ -168,7 +175,9 @@ def _violations(records: Iterable[Record]) -> list[str]:
 
 def soak_section(soak: SoakRecord) -> list[str]:
     """Return the lines of the page that tell of a soak."""
-    flat = sum(slope.is_flat for slope in soak.slopes)
+    flat, grows, unknown = (
+        sum(slope.verdict == verdict for slope in soak.slopes) for verdict in (FLAT, GROWS, NOT_JUDGED)
+    )
     return [
         "## Soak",
         "",
@@ -188,17 +197,22 @@ def soak_section(soak: SoakRecord) -> list[str]:
             f"**Result.** {soak.streams:,} streams, {soak.output_tokens:,} tokens compared: **{soak.lost} lost**,",
             f"{len(soak.violations)} violations. Adopted {soak.adopted:,}, resumed {soak.resumed:,}, clients went on",
             f"{soak.client_resumes:,}, recomputed tokens {soak.recomputed_tokens:,}, longest pause",
-            f"{soak.longest_pause_s:.1f} s. Memory flat in {flat} of {len(soak.slopes)} processes.",
+            f"{soak.longest_pause_s:.1f} s. Memory flat in {flat} of {len(soak.slopes)} processes, growing in {grows},",
+            f"not judged in {unknown}{_unjudged(soak)}.",
         ),
         "",
         _prose(
             "Resident memory of each process, sampled every 5 s. The slope is the median over pairs of samples of the",
-            f"same life of the process, 45 to 150 s apart, without the first {soak.warm_s:g} s of each life. Flat: at most",
-            f"{soak.slope_max:g} MB/min, or growth by at most {_percent(soak.share_max)} over the time watched.",
+            f"same life of the process, 45 to 150 s apart, without the first {soak.warm_s:g} s of each life",
+            f"({ENGINE_WARM_S:g} s of an engine's): imports, caches, block tables and what is kept of ended streams fill",
+            f"then. Flat: at most {soak.slope_max:g} MB/min, or growth by at most {_percent(soak.share_max)} over the",
+            "time watched. What that excludes is a leak faster than the bound in the table, in MB a day; a slower one",
+            "cannot be told from noise in these minutes and may be there. A process whose lives were too short to tell",
+            "is not judged; replicas run the same program, so one of each kind must be.",
         ),
         "",
-        "| process | lives | watched, s | first, MB | median, MB | last, MB | slope, MB/min | flat | over time |",
-        "|---|--:|--:|--:|--:|--:|--:|---|---|",
+        f"| {' | '.join(SLOPE_COLUMNS)} |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|---|---|",
         *(_slope_row(slope) for slope in soak.slopes),
         "",
         *(f"- {violation}" for violation in soak.violations),
@@ -206,11 +220,18 @@ def soak_section(soak: SoakRecord) -> list[str]:
     ]
 
 
+def _unjudged(soak: SoakRecord) -> str:
+    return f" (of no {', no '.join(soak.unjudged)} at all)" if soak.unjudged else ""
+
+
 def _slope_row(slope: Slope) -> str:
+    is_judged = slope.verdict != NOT_JUDGED
     per_min = "-" if slope.mb_per_min is None else f"{slope.mb_per_min:+.2f}"
+    bound = f"{slope.bound_mb_per_min * MINUTES_OF_A_DAY:.0f}" if is_judged else "-"
     sizes = f"{slope.first_mb:.0f} | {slope.median_mb:.0f} | {slope.last_mb:.0f}"
-    is_flat = "yes" if slope.is_flat else "**no**"
-    return f"| {slope.process} | {slope.lives} | {slope.watched_s:.0f} | {sizes} | {per_min} | {is_flat} | `{slope.line}` |"
+    verdict = slope.verdict if slope.verdict == FLAT else f"**{slope.verdict}**"
+    watched = f"{slope.process} | {slope.lives} | {slope.watched_s:.0f}"
+    return f"| {watched} | {sizes} | {per_min} | {bound} | {verdict} | `{slope.line}` |"
 
 
 def _prose(*parts: str) -> str:

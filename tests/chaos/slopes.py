@@ -1,4 +1,4 @@
-"""Whether the memory of a process is flat: a robust slope over the lives it had. Pure.
+"""Whether the memory of a process is flat, grows, or cannot be judged: a robust slope over the lives it had. Pure.
 
 The slope is the median over pairs of samples (Theil 1950, Sen 1968): pairs of one life only, so that a process that is
 started again, small, neither hides nor makes a slope; and not too far apart, so that a step up to a new high water, which
@@ -7,23 +7,38 @@ an allocator keeps, counts only where it is, while a leak is in every pair.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 WARM_S: Final = 120.0
-"""Samples of a life younger than this do not count: imports, caches and allocators fill."""
+"""Samples of a life younger than this do not count: imports, caches, allocators, and what is kept of ended streams."""
+
+ENGINE_WARM_S: Final = 240.0
+"""The same for an engine: at the load of a soak each of its blocks has been used once by then. What Redis keeps of a
+request lives longer, eleven minutes, and counts as growth meanwhile: some 0.2 MB a minute."""
+
+WATCHED_S_MIN: Final = 120.0
+"""Less than this within all lives together says nothing."""
 
 APART_S: Final = (45.0, 150.0)
 """Pairs that are closer say more of one sample's noise than of a slope."""
 
 SLOPE_MAX: Final = 0.5
-"""MB per minute that still are noise over the minutes of a soak."""
+"""MB per minute that still are noise over the minutes of a soak; less in one that watches longer than LONG_S."""
+
+LONG_S: Final = 1200.0
 
 SHARE_MAX: Final = 0.02
 """Or growth, over the time that was looked at, of this share of the process's memory."""
+
+Verdict = Literal["flat", "grows", "not judged"]
+FLAT: Final = "flat"
+GROWS: Final = "grows"
+NOT_JUDGED: Final = "not judged"
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 
@@ -53,11 +68,29 @@ class Slope(msgspec.Struct, frozen=True):
     """The samples over time as bars, from the smallest to the largest."""
 
     @property
-    def is_flat(self) -> bool:
-        """True if it does not grow beyond noise; a process that was never watched long enough is not judged."""
-        if self.mb_per_min is None or self.mb_per_min <= SLOPE_MAX:
-            return True
-        return self.mb_per_min * self.watched_s / 60 <= SHARE_MAX * self.median_mb
+    def verdict(self) -> Verdict:
+        """What can be said. A process that was not watched long enough is not judged, and not flat."""
+        if self.mb_per_min is None or self.watched_s < WATCHED_S_MIN:
+            return NOT_JUDGED
+        return FLAT if self.mb_per_min <= self.bound_mb_per_min else GROWS
+
+    @property
+    def bound_mb_per_min(self) -> float:
+        """The slope from which on it is told from noise: a slower leak is not excluded. Infinite if nothing was watched."""
+        if not self.watched_s:
+            return math.inf
+        of_noise = SLOPE_MAX * min(1.0, LONG_S / self.watched_s)
+        return max(of_noise, SHARE_MAX * self.median_mb / (self.watched_s / 60))
+
+    @property
+    def kind(self) -> str:
+        """Which program it runs: "decode-0-engine" and "decode-1-engine" are of one kind."""
+        return "-".join(word for word in self.process.split("-") if not word.isdigit())
+
+
+def warm_s(process: str) -> float:
+    """Return how old a life of `process` must be before its samples count."""
+    return ENGINE_WARM_S if process.endswith("-engine") else WARM_S
 
 
 def slope_of(process: str, samples: Sequence[Sample]) -> Slope:
@@ -66,7 +99,7 @@ def slope_of(process: str, samples: Sequence[Sample]) -> Slope:
     slopes: list[float] = []
     watched_s = 0.0
     for ones in lives.values():
-        warm = [one for one in ones if one.at_s - ones[0].at_s >= WARM_S]
+        warm = [one for one in ones if one.at_s - ones[0].at_s >= warm_s(process)]
         if len(warm) > 1:
             watched_s += warm[-1].at_s - warm[0].at_s
         slopes += [

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from tests.chaos.records import Violation
-from tests.chaos.slopes import SHARE_MAX, SLOPE_MAX, WARM_S, Slope
+from tests.chaos.slopes import GROWS, NOT_JUDGED, SHARE_MAX, SLOPE_MAX, WARM_S, Slope
+
+JUDGED_MIN: Final = 20.0
+"""A soak of so many minutes must be able to judge each kind of process. Parts die in it: a life may be too short."""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -50,3 +55,15 @@ class SoakRecord(msgspec.Struct, kw_only=True):
     faults: list[Hit] = msgspec.field(default_factory=list)
     slopes: list[Slope] = msgspec.field(default_factory=list)
     violations: list[Violation] = msgspec.field(default_factory=list)
+
+    @property
+    def unjudged(self) -> list[str]:
+        """Kinds of processes of which the memory of none could be judged: replicas run the same program."""
+        judged = {slope.kind for slope in self.slopes if slope.verdict != NOT_JUDGED}
+        return sorted({slope.kind for slope in self.slopes} - judged)
+
+    @property
+    def has_failed(self) -> bool:
+        """True with violations, with memory that grows, or if a soak that was long enough left a kind unjudged."""
+        grows = any(slope.verdict == GROWS for slope in self.slopes)
+        return bool(self.violations) or grows or (self.minutes >= JUDGED_MIN and bool(self.unjudged))

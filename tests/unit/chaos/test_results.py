@@ -120,5 +120,5 @@ def test_the_page_shows_a_soak() -> None:
     )
     text = page.page([], soak, "make chaos")
     assert "4,200 streams" in text and "**0 lost**" in text
-    assert "| decode-0 | 1 |" in text and "+2.40 | **no**" in text
+    assert "| decode-0 | 1 |" in text and "+2.40 | 720 | **grows**" in text
     assert msgspec.json.decode(msgspec.json.encode(soak), type=SoakRecord) == soak

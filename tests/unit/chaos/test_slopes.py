@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tests.chaos.slopes import Sample, bars, slope_of
+from tests.chaos.slopes import FLAT, GROWS, NOT_JUDGED, WATCHED_S_MIN, Sample, Slope, bars, slope_of
+from tests.chaos.soak_record import SoakRecord
 
 
 def samples(
@@ -34,7 +35,7 @@ def test_a_leak_shows_through_noise_and_restarts(life_s: float) -> None:
     for seed in range(20):
         slope = slope_of("decode-0", samples(random.Random(seed), 2.0, life_s=life_s))
         assert slope.mb_per_min is not None
-        assert not slope.is_flat, f"seed={seed}: {slope}"
+        assert slope.verdict == GROWS, f"seed={seed}: {slope}"
         assert 1.5 < slope.mb_per_min < 2.5, f"seed={seed}: {slope}"
 
 
@@ -43,7 +44,7 @@ def test_noise_and_restarts_alone_are_flat(life_s: float) -> None:
     """Caches that fill in the first minute and a new process that is smaller than the old one do not count."""
     for seed in range(20):
         slope = slope_of("decode-0", samples(random.Random(seed), 0.0, life_s=life_s))
-        assert slope.is_flat, f"seed={seed}: {slope}"
+        assert slope.verdict == FLAT, f"seed={seed}: {slope}"
 
 
 def test_a_step_to_a_new_high_water_is_no_leak() -> None:
@@ -53,7 +54,7 @@ def test_a_step_to_a_new_high_water_is_no_leak() -> None:
             Sample(one.at_s, one.life, one.megabytes + (30.0 if one.at_s > 500 else 0.0))
             for one in samples(random.Random(seed), 0.0)
         ]
-        assert slope_of("decode-0-engine", stepped).is_flat, f"seed={seed}"
+        assert slope_of("decode-0-engine", stepped).verdict == FLAT, f"seed={seed}"
 
 
 def test_a_little_more_with_each_fault_is_a_leak() -> None:
@@ -63,19 +64,68 @@ def test_a_little_more_with_each_fault_is_a_leak() -> None:
             Sample(one.at_s, one.life, one.megabytes + 3.0 * (one.at_s // 20))
             for one in samples(random.Random(seed), 0.0)
         ]
-        assert not slope_of("decode-0-engine", rising).is_flat, f"seed={seed}"
+        assert slope_of("decode-0-engine", rising).verdict == GROWS, f"seed={seed}"
 
 
 def test_a_process_that_never_lives_long_is_not_judged() -> None:
     """No pair of samples says anything; the table shows that."""
-    slope = slope_of("redis", samples(random.Random(1), 5.0, life_s=60.0))
-    assert slope.mb_per_min is None and slope.is_flat and slope.watched_s == 0
+    slope = slope_of("redis", samples(random.Random(1), 40.0, life_s=130.0))
+    assert slope.mb_per_min is None and slope.verdict == NOT_JUDGED
+    short = slope_of("redis", samples(random.Random(1), 40.0)[:36])
+    assert short.mb_per_min is not None and short.watched_s < WATCHED_S_MIN and short.verdict == NOT_JUDGED
+
+
+def test_an_engine_may_fill_its_tables_longer() -> None:
+    """What fills for four minutes is a leak in a service and none in an engine."""
+    filling = [Sample(5.0 * index, 1, 90.0 + min(5.0 * index, 240.0) / 12) for index in range(60)]
+    assert slope_of("decode-0", filling).verdict == GROWS
+    filled = filling + [Sample(5.0 * index, 1, 110.0) for index in range(60, 120)]
+    assert slope_of("decode-0-engine", filled).verdict == FLAT
+
+
+def test_a_longer_soak_excludes_slower_leaks() -> None:
+    """0.3 MB a minute pass in 20 minutes, as the bound says, and not in an hour."""
+    leak = [Sample(5.0 * index, 1, 90.0 + 0.025 * index) for index in range(900)]
+    short = slope_of("router-0", leak[:240])
+    assert short.verdict == FLAT and short.bound_mb_per_min == 0.5
+    assert slope_of("router-0", leak).verdict == GROWS
+
+
+def test_a_kind_that_was_never_judged_fails_a_soak_that_was_long_enough() -> None:
+    """One judged replica stands for the other; a short soak promises nothing."""
+    good, none = (slope_of(name, samples(random.Random(1), 0.0)) for name in ("decode-0", "router-0"))
+    short = slope_of("decode-1", samples(random.Random(1), 0.0, life_s=60.0))
+    other = slope_of("router-1", samples(random.Random(1), 0.0, life_s=60.0))
+    assert not soak_of(20, good, none, short, other).has_failed
+    assert soak_of(20, good, short, other).unjudged == ["router"]
+    assert soak_of(20, good, short, other).has_failed
+    assert not soak_of(5, good, short, other).has_failed
+    grows = slope_of("decode-1", samples(random.Random(1), 2.0))
+    assert soak_of(5, good, grows).has_failed
+
+
+def soak_of(minutes: float, *slopes: Slope) -> SoakRecord:
+    """Return the record of a soak in which nothing but these slopes is of interest."""
+    return SoakRecord(
+        minutes=minutes,
+        seed=1,
+        commit="",
+        machine="",
+        began="",
+        every_s=20,
+        load=0.7,
+        capacity_per_s=5.0,
+        capacity_how="",
+        requests_per_s=3.5,
+        slopes=list(slopes),
+    )
 
 
 def test_a_big_process_may_breathe() -> None:
     """Two per cent of its memory over the time watched are noise for a process of a gigabyte."""
-    assert slope_of("decode-0-engine", samples(random.Random(1), 0.7, first_mb=1000.0)).is_flat
-    assert not slope_of("decode-0-engine", samples(random.Random(1), 2.0, first_mb=1000.0)).is_flat
+    engine = slope_of("decode-0-engine", samples(random.Random(1), 0.7, first_mb=1000.0))
+    assert engine.verdict == FLAT and engine.bound_mb_per_min > 1
+    assert slope_of("decode-0-engine", samples(random.Random(1), 2.0, first_mb=1000.0)).verdict == GROWS
 
 
 def test_bars_show_the_course() -> None:
