@@ -1091,6 +1091,9 @@ def test_who_cannot_hand_over_is_ejected_and_nobody_else(broken: str) -> None:
     for _ in range(90):
         submit_another(desk)
         asked += broken in pull(desk, broken)
+        if broken.startswith("prefill"):
+            decodes = [desk.links[name][0] for name in ("decode-0", "decode-1")]
+            assert not any(replica.ejection.failures for replica in decodes)
         trusted = {name: not replica.ejection.is_ejected for name, (replica, _) in desk.links.items()}
         if not trusted.pop(broken):
             break
