@@ -28,7 +28,7 @@ from services.frontend.resume_token import EPOCH_MAX
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 0.05
-"""Longest wait for Redis; a request is worth more than its number."""
+"""Longest wait for a word of Redis; a request is worth more than its number. While it answers others, the queue moves."""
 
 PAUSE_S: Final = 1.0
 """After a wait in vain, requests start without asking for this long."""
@@ -102,6 +102,8 @@ class Executions:
         self._waiting: dict[str, tuple[Claim, asyncio.Future[Answer]]] = {}
         """Questions that were not sent yet, by owner. One whose answer came late still names the owner."""
         self._sending: asyncio.Task[None] | None = None
+        self._answered_total = 0
+        """Questions that Redis answered."""
         self._pause_until_s = float("-inf")
 
     def new_owner(self) -> str:
@@ -149,14 +151,17 @@ class Executions:
         self._waiting[claim.owner] = claim, answer
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send(), name="executions-begin")
+        before = -1
         try:
-            done, _ = await asyncio.wait((answer,), timeout=self._answer_s)
+            while not answer.done() and before != self._answered_total:
+                before = self._answered_total
+                await asyncio.wait((answer,), timeout=self._answer_s)
         except asyncio.CancelledError:
             self.forget(claim.owner)
             raise
-        if not done or (answer.result() is None and not self._redis.is_connected):
+        if not answer.done() or (answer.result() is None and not self._redis.is_connected):
             self._pause_until_s = self._clock.now_s() + PAUSE_S
-        return answer.result() if done else None
+        return answer.result() if answer.done() else None
 
     async def _send(self) -> None:
         """Ask all that waits, batch by batch, over one connection."""
@@ -167,6 +172,7 @@ class Executions:
             answers: list[Answer] = [None] * len(batch)
             try:
                 answers = await self._answers([claim for claim, _ in batch])
+                self._answered_total += sum(each is not None for each in answers)
             finally:
                 for (_, waiter), answer in zip(batch, answers, strict=True):
                     if not waiter.done():
