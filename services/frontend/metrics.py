@@ -72,13 +72,13 @@ class RequestMetrics:
 
 def watch_executions(metrics: Metrics, executions: Executions, settlements: Settlements) -> None:
     """Export what Redis was not asked in time, or did not take."""
-    metrics.gauge(
+    metrics.total(
         "unfenced_requests",
         "Requests that started without a number of Redis's.",
         lambda: executions.unfenced_total,
     )
     metrics.gauge("settlements_waiting", "Reports that wait for Redis.", lambda: len(settlements))
-    metrics.gauge("settlements_dropped", "Reports that were given up.", lambda: settlements.dropped_total)
+    metrics.total("settlements_dropped", "Reports that were given up.", lambda: settlements.dropped_total)
 
 
 def watch_core(metrics: Metrics, core: FrontendCore) -> None:

@@ -112,7 +112,7 @@ async def test_every_error_of_redis_is_redis_away(redis_server: Any, control: Re
     script = ("EVAL", "redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], 1)", 1, "x")
     faults = {**FAULTS, "no-permission": (("ACL", "SETUSER", "default", "-set"), NO_PERMISSION[1])}
     for name, fault in faults.items():
-        blocked = asyncio.create_task(link.execute("XREAD", "BLOCK", 1500, "STREAMS", "s", "0-0"))
+        blocked = asyncio.create_task(link.execute("XREAD", "BLOCK", 700, "STREAMS", "s", "0-0"))
         await link.execute("PING")
         await control.execute(*fault[0])
         with pytest.raises(RedisAway):

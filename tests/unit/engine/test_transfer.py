@@ -280,7 +280,8 @@ def test_a_frozen_puller_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -
             transfer._write_message(frozen, transfer._Ask("boot", 1, 0, 64, "digest"), time.monotonic() + 2)
             transfer._read_message(frozen, time.monotonic() + 2.0)
             assert _pull(replace_address(handoff.address, handoff_id=2), 0, 2).shape == (2, 8)
-            assert ends == [True], "the frozen one was waited for"
+            wait_until(lambda: bool(ends), "a transfer is over")
+            assert ends[0] is True, "the frozen one was waited for"
             wait_until(lambda: ends == [True, False], "the frozen one is dropped")
             assert _pull(handoff, 0, 3).shape == (3, 8)
 
