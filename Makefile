@@ -41,14 +41,14 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, purity
 	$(BIN)/python -m pytest -q tests/unit/repo
 
 test: check  ## check, then all tests (the short form of exactness among them)
-	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh --if-possible
+	@TAG=dev BASE="$(BASE)" deploy/images/build.sh --if-possible
 	$(BIN)/python -m pytest -q --ignore=tests/unit/repo -m "not exactness and not upgrade"
 
 exactness: setup  ## Every prompt alone against the mesh under load, token by token (minutes)
 	$(BIN)/python -m pytest -q -m exactness --timeout=7200 tests/integration
 
 upgrade: setup  ## Replace the last release by this one under load, every role first, and back (15 minutes)
-	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
+	@TAG=dev BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m pytest -q -rP tests/integration/upgrade
 
 bench: setup  ## Measure and write docs/measurements (minutes)
