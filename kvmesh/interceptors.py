@@ -19,6 +19,7 @@ from kvmesh.errors import MeshError, internal, to_status
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Wrap = Callable[[Any], Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -34,18 +35,26 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return handler
         method = handler_call_details.method
-        codecs = handler.request_deserializer, handler.response_serializer
-        if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), *codecs)
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), *codecs)
-        if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary, method), *codecs)
-        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), *codecs)
+        return rewrapped(
+            await continuation(handler_call_details),
+            unary=lambda inner: _unary(inner, method),
+            streaming=lambda inner: _streaming(inner, method),
+        )
+
+
+def rewrapped(handler: Any, *, unary: Wrap, streaming: Wrap) -> Any:
+    """Return a handler as an interceptor found it, None included, with its function wrapped by the kind of its answer."""
+    if handler is None:
+        return handler
+    codecs = handler.request_deserializer, handler.response_serializer
+    if handler.stream_stream:
+        return grpc.stream_stream_rpc_method_handler(streaming(handler.stream_stream), *codecs)
+    if handler.unary_stream:
+        return grpc.unary_stream_rpc_method_handler(streaming(handler.unary_stream), *codecs)
+    if handler.stream_unary:
+        return grpc.stream_unary_rpc_method_handler(unary(handler.stream_unary), *codecs)
+    return grpc.unary_unary_rpc_method_handler(unary(handler.unary_unary), *codecs)
 
 
 def _unary(inner: Any, method: str) -> Any:

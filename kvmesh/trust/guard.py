@@ -9,6 +9,7 @@ from typing import Any, Final
 import grpc
 
 from kvmesh.errors import MeshError
+from kvmesh.interceptors import rewrapped
 from kvmesh.trust.names import MAY_ATTACH, ROLES, name_of
 
 log = logging.getLogger(__name__)
@@ -35,20 +36,12 @@ class PeerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return handler
         method = handler_call_details.method
-        codecs = handler.request_deserializer, handler.response_serializer
-        if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(
-                self._guarded(handler.stream_stream, method), *codecs
-            )
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._guarded(handler.unary_stream, method), *codecs)
-        if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._guarded(handler.stream_unary, method), *codecs)
-        return grpc.unary_unary_rpc_method_handler(self._guarded(handler.unary_unary, method), *codecs)
+
+        def guarded(inner: Any) -> Any:
+            return self._guarded(inner, method)
+
+        return rewrapped(await continuation(handler_call_details), unary=guarded, streaming=guarded)
 
     def check(self, method: str, names: Iterable[str], peer: str) -> None:
         """Raise MeshError PEER_REFUSED unless one of `names`, the caller's, may call `method`."""

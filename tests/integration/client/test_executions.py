@@ -5,32 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 import urllib.request
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from kvmesh.client import Client, Generation, RequestRefused, Superseded
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.client.test_lost_frontends import addresses, prompts
-from tests.integration.harness import Mesh, configure, running_mesh, until
+from tests.integration.harness import Mesh, until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
 TOKENS = 150
-
-
-@pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    """Two frontends before one router and one replica of each role."""
-    config = configure(
-        engine={"arithmetic": "hashed", "step_s": 0.01},
-        frontend={"replicas": 2},
-        prefill={"replicas": 1},
-        decode={"replicas": 1},
-    )
-    async with running_mesh(config, tmp_path) as running:
-        yield running
 
 
 async def until_tokens(answer: Generation, count: int) -> None:

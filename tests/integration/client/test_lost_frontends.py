@@ -6,33 +6,19 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from kvmesh.client import Chunk, Client, Generation
 from kvmesh.inference.v1 import inference_pb2 as pb
-from tests.integration.harness import Mesh, configure, running_mesh, until
+from tests.integration.harness import Mesh, until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
 STREAMS = 16
 TOKENS = 400
-
-
-@pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    """Two frontends before one router and one replica of each role."""
-    config = configure(
-        engine={"arithmetic": "hashed", "step_s": 0.01},
-        frontend={"replicas": 2},
-        prefill={"replicas": 1},
-        decode={"replicas": 1},
-    )
-    async with running_mesh(config, tmp_path) as running:
-        yield running
 
 
 @dataclass
