@@ -32,6 +32,16 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "RESUME_TOKEN_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
     "ENGINE_REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
     "IDEMPOTENCY_KEY_REUSED": grpc.StatusCode.INVALID_ARGUMENT,
+    "COST_EXCEEDS_BURST": grpc.StatusCode.INVALID_ARGUMENT,
+    # Nobody knows the caller, or what it is known for does not include this.
+    "CREDENTIALS_MISSING": grpc.StatusCode.UNAUTHENTICATED,
+    "CREDENTIALS_UNKNOWN": grpc.StatusCode.UNAUTHENTICATED,
+    "TENANT_DISABLED": grpc.StatusCode.PERMISSION_DENIED,
+    "TENANT_UNKNOWN": grpc.StatusCode.PERMISSION_DENIED,
+    # The tenant, its key or its organisation has no budget left for now; trying elsewhere does not help.
+    "REQUEST_RATE_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "TOKEN_RATE_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "CONCURRENCY_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     # The request has ended well, and was executed again often enough since.
     "ALREADY_FINISHED": grpc.StatusCode.ALREADY_EXISTS,
     # The mesh is full; later it may not be.
@@ -39,6 +49,7 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "QUEUE_TIMEOUT": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "KV_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "SHED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "SLOW_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
     # Nobody is there to serve it now.
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
@@ -47,9 +58,11 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "STALE_SNAPSHOT": grpc.StatusCode.UNAVAILABLE,
     "RETRY_BUDGET_EXHAUSTED": grpc.StatusCode.UNAVAILABLE,
     "ATTEMPTS_EXHAUSTED": grpc.StatusCode.UNAVAILABLE,
+    "BUDGET_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     # Time is over.
     "DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
     "TTFT_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "INFEASIBLE_DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
     # The request goes on elsewhere: a client resumed it while the stream still lived.
     "SUPERSEDED": grpc.StatusCode.ABORTED,
     # The caller's certificate is for another role, or another mesh.
@@ -80,6 +93,16 @@ class Violation:
         return f"is {self.value}; {self.allowed} is allowed"
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaViolation:
+    """One limit that a request met: whose, and which."""
+
+    subject: str
+    """For example "tenant:search"."""
+    description: str
+    """One sentence with the limit, for example "60000 tokens per minute are used"."""
+
+
 @dataclass(eq=False)
 class MeshError(Exception):
     """An error with a reason of the table. `message` is shown to the client: no internals."""
@@ -91,6 +114,7 @@ class MeshError(Exception):
     retry_after_s: float | None = None
     """Seconds after which trying again makes sense; None: not known, or never."""
     violations: Sequence[Violation] = ()
+    quota: Sequence[QuotaViolation] = ()
 
     def __post_init__(self) -> None:
         assert self.reason in TABLE, f"{self.reason} is not in the table"
@@ -130,6 +154,11 @@ def to_proto(error: MeshError) -> status_pb2.Status:
         for violation in error.violations[:MAX_VIOLATIONS]:
             bad.field_violations.add(field=violation.field, description=violation.description)
         details.append(bad)
+    if error.quota:
+        failure = error_details_pb2.QuotaFailure()
+        for each in error.quota[:MAX_VIOLATIONS]:
+            failure.violations.add(subject=each.subject, description=each.description)
+        details.append(failure)
     if error.retry_after_s is not None:
         info = error_details_pb2.RetryInfo()
         info.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
@@ -163,22 +192,26 @@ class ErrorDetails:
     retry_after_s: float | None
     violations: Mapping[str, str]
     """Description by field."""
+    quota: Mapping[str, str] = field(default_factory=dict)
+    """Description by subject."""
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> ErrorDetails:
     """Return the details of a call that a server of the mesh ended; without them, reason is empty."""
     reason, metadata, retry_after_s = "", dict[str, str](), None
     violations: dict[str, str] = {}
+    quota: dict[str, str] = {}
     trailers: Any = error.trailing_metadata() or ()  # the stubs make its items opaque
     for key, value in trailers:
         if key != "grpc-status-details-bin":
             continue
         status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode("latin-1"))
         for detail in status.details:
-            info, retry, bad = (
+            info, retry, bad, failure = (
                 error_details_pb2.ErrorInfo(),
                 error_details_pb2.RetryInfo(),
                 error_details_pb2.BadRequest(),
+                error_details_pb2.QuotaFailure(),
             )
             if detail.Unpack(info):
                 reason, metadata = info.reason, dict(info.metadata)
@@ -186,4 +219,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> ErrorDetails:
                 retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
             elif detail.Unpack(bad):
                 violations = {each.field: each.description for each in bad.field_violations}
-    return ErrorDetails(error.code(), error.details() or "", reason, metadata, retry_after_s, violations)
+            elif detail.Unpack(failure):
+                quota = {each.subject: each.description for each in failure.violations}
+    return ErrorDetails(
+        error.code(), error.details() or "", reason, metadata, retry_after_s, violations, quota
+    )

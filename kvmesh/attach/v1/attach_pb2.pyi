@@ -1002,6 +1002,8 @@ class Refusal(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     FIELD_FIELD_NUMBER: _builtins.int
+    ESTIMATE_MS_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The slot."""
     reason: Global___Refusal.Reason.ValueType
@@ -1012,6 +1014,12 @@ class Refusal(_message.Message):
     """Milliseconds after which trying again makes sense. 0: unknown."""
     field: _builtins.str
     """Field outside its range, for REASON_INVALID."""
+    estimate_ms: _builtins.int
+    """For REASON_DEADLINE of a request that was not started: milliseconds that it would have needed. 0: unknown, or the
+    deadline has passed.
+    """
+    evicted: _builtins.bool
+    """For REASON_QUEUE_FULL: true if the request had a place in the queue and lost it to a more important one."""
     def __init__(
         self,
         *,
@@ -1020,10 +1028,12 @@ class Refusal(_message.Message):
         message: _builtins.str = ...,
         retry_after_ms: _builtins.int = ...,
         field: _builtins.str = ...,
+        estimate_ms: _builtins.int = ...,
+        evicted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "message", b"message", "reason", b"reason", "retry_after_ms", b"retry_after_ms", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimate_ms", b"estimate_ms", "evicted", b"evicted", "field", b"field", "message", b"message", "reason", b"reason", "retry_after_ms", b"retry_after_ms", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1046,6 +1056,8 @@ class LoadReport(_message.Message):
     STEP_US_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     ENGINE_READY_FIELD_NUMBER: _builtins.int
+    QUEUE_DELAY_US_FIELD_NUMBER: _builtins.int
+    STEP_P95_US_FIELD_NUMBER: _builtins.int
     engine_boot_id: _builtins.str
     """Boot id of the engine; another one than before means an empty cache."""
     block_total_count: _builtins.int
@@ -1068,6 +1080,10 @@ class LoadReport(_message.Message):
     """True while the replica takes no new work."""
     engine_ready: _builtins.bool
     """True while the engine answers."""
+    queue_delay_us: _builtins.int
+    """Microseconds that a new request of the default band is expected to wait before it is released. Router only."""
+    step_p95_us: _builtins.int
+    """Microseconds between two tokens of a request that 95 of 100 steps keep, of the slowest replica. Router only. 0: unknown."""
     def __init__(
         self,
         *,
@@ -1082,10 +1098,12 @@ class LoadReport(_message.Message):
         step_us: _builtins.int = ...,
         draining: _builtins.bool = ...,
         engine_ready: _builtins.bool = ...,
+        queue_delay_us: _builtins.int = ...,
+        step_p95_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_ready", b"engine_ready", "held_handoff_count", b"held_handoff_count", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_ready", b"engine_ready", "held_handoff_count", b"held_handoff_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,10 @@ class Budget(_message.Message):
     ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
+    BAND_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    SHEDDABLE_FIELD_NUMBER: _builtins.int
+    KV_HEAD_ROOM_PERMILLE_FIELD_NUMBER: _builtins.int
     remaining_ms: _builtins.int
     """Milliseconds until the request's deadline, counted from the moment this message was written.
     Range: 1 to 3,600,000. Always present; 0 means expired and is refused with DEADLINE.
@@ -48,7 +52,7 @@ class Budget(_message.Message):
     max_output_tokens: _builtins.int
     """Output tokens this attempt may still generate. Range: 1 to the model's context length. Always present."""
     priority: _builtins.int
-    """Priority inside the class; higher goes first. Range: -100 to 100. Default: 0."""
+    """Priority among the requests of the same tenant and band; higher goes first. Range: -100 to 100. Default: 0."""
     tenant: _builtins.str
     """Tenant that pays. Empty: the anonymous tenant of a mesh without tenants."""
     service_class: _builtins.str
@@ -61,6 +65,16 @@ class Budget(_message.Message):
     """Reservation in the tenant's token bucket that pays for the request. Empty: nothing was reserved."""
     shadow: _builtins.bool
     """True for a copied request whose answer no user sees: lowest band, never retried, its own ledger."""
+    band: _builtins.int
+    """Band of the service class: who waits in a higher one is released first. Range: 0 to 7. Absent: 4."""
+    weight: _builtins.float
+    """Share of the tenant inside its band, relative to the others'. Range: above 0, at most 1,000. 0: 1."""
+    sheddable: _builtins.bool
+    """True if the request may be refused or evicted first when there is too much work."""
+    kv_head_room_permille: _builtins.int
+    """Thousandths of a decode replica's KV blocks that must stay free beside the request. Range: 0 to 900. A request that
+    continues one an engine had taken ignores it.
+    """
     def __init__(
         self,
         *,
@@ -74,13 +88,22 @@ class Budget(_message.Message):
         attempts_max: _builtins.int = ...,
         reservation_id: _builtins.str = ...,
         shadow: _builtins.bool = ...,
+        band: _builtins.int | None = ...,
+        weight: _builtins.float = ...,
+        sheddable: _builtins.bool = ...,
+        kv_head_room_permille: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ttft_remaining_ms", b"_ttft_remaining_ms", "ttft_remaining_ms", b"ttft_remaining_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_band", b"_band", "_ttft_remaining_ms", b"_ttft_remaining_ms", "band", b"band", "ttft_remaining_ms", b"ttft_remaining_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttft_remaining_ms", b"_ttft_remaining_ms", "attempt", b"attempt", "attempts_max", b"attempts_max", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "remaining_ms", b"remaining_ms", "reservation_id", b"reservation_id", "service_class", b"service_class", "shadow", b"shadow", "tenant", b"tenant", "ttft_remaining_ms", b"ttft_remaining_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_band", b"_band", "_ttft_remaining_ms", b"_ttft_remaining_ms", "attempt", b"attempt", "attempts_max", b"attempts_max", "band", b"band", "kv_head_room_permille", b"kv_head_room_permille", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "remaining_ms", b"remaining_ms", "reservation_id", b"reservation_id", "service_class", b"service_class", "shadow", b"shadow", "sheddable", b"sheddable", "tenant", b"tenant", "ttft_remaining_ms", b"ttft_remaining_ms", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__band: _TypeAlias = _typing.Literal["band"]  # noqa: Y015
+    _WhichOneofArgType__band: _TypeAlias = _typing.Literal["_band", b"_band"]  # noqa: Y015
     _WhichOneofReturnType__ttft_remaining_ms: _TypeAlias = _typing.Literal["ttft_remaining_ms"]  # noqa: Y015
     _WhichOneofArgType__ttft_remaining_ms: _TypeAlias = _typing.Literal["_ttft_remaining_ms", b"_ttft_remaining_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__band) -> _WhichOneofReturnType__band | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_remaining_ms) -> _WhichOneofReturnType__ttft_remaining_ms | None: ...
 
 Global___Budget: _TypeAlias = Budget  # noqa: Y015

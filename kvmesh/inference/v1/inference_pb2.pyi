@@ -297,7 +297,7 @@ class Limits(_message.Message):
     max_output_tokens: _builtins.int
     """Most tokens to generate. Range: 1 to what the mesh allows. Default: 256, or less where the context ends."""
     priority: _builtins.int
-    """Priority among requests of the same class; higher goes first. Range: -100 to 100. Default: 0."""
+    """Priority among the tenant's requests of the same class; higher goes first. Range: -100 to 100. Default: 0."""
     @_builtins.property
     def ttft_timeout(self) -> _duration_pb2.Duration:
         """Longest wait for the first token. Range: 1 ms to 1 h. Default: the deadline alone counts."""
@@ -434,6 +434,8 @@ class Started(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    IS_OUTPUT_CLAMPED_FIELD_NUMBER: _builtins.int
+    SERVICE_CLASS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identity of the request, for logs and support: 32 lower-case hexadecimal digits."""
     resume_token: _builtins.bytes
@@ -445,7 +447,15 @@ class Started(_message.Message):
     seed: _builtins.int
     """Seed that is used."""
     max_output_tokens: _builtins.int
-    """Output tokens the request may have; less than asked for where the context ends."""
+    """Output tokens the request may have; less than asked for where the context ends, the service class allows no more, or
+    `is_output_clamped`.
+    """
+    is_output_clamped: _builtins.bool
+    """True if `max_output_tokens` was lowered because the client's deadline leaves no time for more. Only for tenants that
+    allow it.
+    """
+    service_class: _builtins.str
+    """Service class that serves the request."""
     def __init__(
         self,
         *,
@@ -455,10 +465,12 @@ class Started(_message.Message):
         model_version: _builtins.str = ...,
         seed: _builtins.int = ...,
         max_output_tokens: _builtins.int = ...,
+        is_output_clamped: _builtins.bool = ...,
+        service_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_output_tokens", b"max_output_tokens", "model_version", b"model_version", "prompt_token_count", b"prompt_token_count", "request_id", b"request_id", "resume_token", b"resume_token", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_output_clamped", b"is_output_clamped", "max_output_tokens", b"max_output_tokens", "model_version", b"model_version", "prompt_token_count", b"prompt_token_count", "request_id", b"request_id", "resume_token", b"resume_token", "seed", b"seed", "service_class", b"service_class"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
