@@ -257,10 +257,18 @@ class DownwardOutbox(Outbox):
         *,
         retry_after_ms: int = 0,
         field: str = "",
+        estimate_ms: int = 0,
+        evicted: bool = False,
     ) -> None:
         """Add a refusal."""
         self._message.refusals.add(
-            slot=slot, reason=reason, message=message[:512], retry_after_ms=retry_after_ms, field=field
+            slot=slot,
+            reason=reason,
+            message=message[:512],
+            retry_after_ms=retry_after_ms,
+            field=field,
+            estimate_ms=estimate_ms,
+            evicted=evicted,
         )
         self._add(len(message))
 
