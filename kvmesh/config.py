@@ -6,6 +6,7 @@ a sentence. A wrong value, an unknown key or an impossible combination raises
 a key, add one annotated line with a default; checks, messages and the
 documentation (`describe`) follow from the annotation.
 
+Tables that the operator names (`[tenants.NAME]`) are in `kvmesh.tenants.sections`.
 No environment is read here. Relative paths start at `ROOT`.
 """
 
@@ -13,78 +14,51 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
-import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, get_type_hints
 
 import msgspec
 
-from kvmesh.deadlines import REMAINING_MS_MAX
+from kvmesh.config_keys import (
+    NAME,
+    NAME_WORDS,
+    Allowed,
+    ConfigError,
+    Section,
+    Table,
+    build_table,
+    keys,
+    refuse_unknown,
+    shown_key,
+)
 from kvmesh.redis_url import without_password
+from kvmesh.tenants.sections import (
+    RUNTIME_MAX_S,
+    TABLES,
+    ClassTable,
+    KeyTable,
+    OrganisationTable,
+    TenantTable,
+    refuse_wrong,
+)
 
-RUNTIME_MAX_S: Final = REMAINING_MS_MAX / 1000
-"""Longest a request may run: what the budget of a hop can carry."""
+__all__ = [
+    "ROOT",
+    "RUNTIME_MAX_S",
+    "ConfigError",
+    "MeshConfig",
+    "build",
+    "describe",
+    "keys",
+    "load",
+    "parse",
+    "sections",
+]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 """Folder that holds the packages; relative paths of the configuration start here."""
-
-
-class ConfigError(ValueError):
-    """One sentence naming the key, the value and what is allowed."""
-
-
-class Allowed(msgspec.Struct, frozen=True):
-    """What a key may hold: an inclusive range, or one of `choices`, or a `pattern` (said in `words`).
-
-    `unit` is empty for plain counts and texts; `about` is the key's documentation.
-    """
-
-    about: str
-    low: float = -math.inf
-    high: float = math.inf
-    unit: str = ""
-    choices: tuple[str, ...] = ()
-    pattern: str = ""
-    words: str = ""
-    secret: bool = False
-    """A URL that may hold a password; it is never shown."""
-
-    def text(self) -> str:
-        """Return the range as words, e.g. `1 to 64 blocks` or `"a" or "b"`."""
-        if self.words:
-            return self.words
-        unit = f" {self.unit}" if self.unit else ""
-        if self.choices:
-            return " or ".join(f'"{choice}"' for choice in self.choices)
-        if self.pattern:
-            return f"text matching {self.pattern}"
-        if math.isinf(self.high):
-            return "anything" if math.isinf(self.low) else f"{_number(self.low)} or more{unit}"
-        return f"{_number(self.low)} to {_number(self.high)}{unit}"
-
-    def admits(self, value: bool | float | str) -> bool:
-        if isinstance(value, str):
-            if self.choices:
-                return value in self.choices
-            return re.fullmatch(self.pattern, value) is not None if self.pattern else True
-        return self.low <= value <= self.high  # also refuses NaN
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table of the file. Subclasses override `check` for rules across keys."""
-
-    section: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        for key, kind, allowed in keys(type(self)):
-            _check_value(f"{self.section}.{key}", kind, allowed, getattr(self, key))
-        self.check()
-
-    def check(self) -> None:
-        """Raise ConfigError when two keys of this section contradict each other."""
 
 
 class Mesh(Section, frozen=True, kw_only=True):
@@ -238,6 +212,19 @@ class Router(Section, frozen=True, kw_only=True):
     queue_max_wait_s: Annotated[
         float, Allowed("A request waiting longer than this is refused.", 0.1, 3600, "s")
     ] = 60.0
+    queue_delay_max_s: Annotated[
+        float,
+        Allowed(
+            "A request that would have to wait longer than this is refused at the door; the one limit of overload.",
+            0.1,
+            3600,
+            "s",
+        ),
+    ] = 20.0
+    queue_max_tokens: Annotated[
+        int,
+        Allowed("Tokens of the prompts held before a submit is refused.", 1024, 1_000_000_000, "tokens"),
+    ] = 8_000_000
     local_prefill_tokens_max: Annotated[
         int, Allowed("Uncached prompts up to this length run on decode alone.", 0, 100_000, "tokens")
     ] = 64
@@ -271,6 +258,17 @@ class Frontend(Section, frozen=True, kw_only=True):
             "s",
         ),
     ] = 600.0
+    start_min_s: Annotated[
+        float, Allowed("A request whose deadline is nearer than this never starts.", 0, 60, "s")
+    ] = 0.1
+    anonymous_tenant: Annotated[
+        str,
+        Allowed(
+            "Who pays for requests without credentials, where there are tenants; empty: they are refused.",
+            pattern=rf"(?:{NAME})?",
+            words="empty or the NAME of a [tenants.NAME]",
+        ),
+    ] = ""
     max_output_tokens_default: Annotated[
         int, Allowed("Output tokens of a request that names no limit.", 1, 1_000_000, "tokens")
     ] = 256
@@ -389,8 +387,14 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     frontend: Frontend = msgspec.field(default_factory=Frontend)
     trust: Trust = msgspec.field(default_factory=Trust)
     telemetry: Telemetry = msgspec.field(default_factory=Telemetry)
+    classes: Mapping[str, ClassTable] = msgspec.field(default_factory=dict)
+    organisations: Mapping[str, OrganisationTable] = msgspec.field(default_factory=dict)
+    tenants: Mapping[str, TenantTable] = msgspec.field(default_factory=dict)
+    keys: Mapping[str, KeyTable] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        refuse_wrong(self.classes, self.organisations, self.tenants, self.keys)
+        self._check_tenants()
         if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:
             raise ConfigError(
                 f"frontend.max_output_tokens_default = {self.frontend.max_output_tokens_default} leaves no "
@@ -402,6 +406,34 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 'frontend.client_authority needs trust.certificate, which is "": health checks of a frontend then come '
                 "with certificates of the mesh."
             )
+
+    def _check_tenants(self) -> None:
+        anonymous, runtime_max_s = self.frontend.anonymous_tenant, self.frontend.runtime_max_s
+        if anonymous and anonymous not in self.tenants:
+            raise ConfigError(
+                f'frontend.anonymous_tenant = "{anonymous}" is unknown: allowed are '
+                f"{', '.join(sorted(self.tenants)) or 'names of tenants, and none is there'}."
+            )
+        for name, each in self.classes.items():
+            longest_s = each.runtime_max_s or runtime_max_s
+            if each.default_deadline_s > longest_s:
+                raise ConfigError(
+                    f"classes.{name}.default_deadline_s = {each.default_deadline_s:g} is longer than the class may "
+                    f"run: allowed are 0.1 to {longest_s:g} s."
+                )
+        for name, tenant in self.tenants.items():
+            for key in ("identities", "gateway_identities"):
+                if getattr(tenant, key) and not self.frontend.client_authority:
+                    raise ConfigError(
+                        f'tenants.{name}.{key} needs frontend.client_authority, which is "": without it nobody looks '
+                        "at the certificates of clients."
+                    )
+
+    @property
+    def runtime_longest_s(self) -> float:
+        """Longest that a request of any class may run, in seconds."""
+        own_s = self.frontend.runtime_max_s
+        return max((each.runtime_max_s or own_s for each in self.classes.values()), default=own_s)
 
 
 def load(path: str | Path) -> MeshConfig:
@@ -427,33 +459,26 @@ def parse(text: str) -> MeshConfig:
 def build(tables: Mapping[str, Any]) -> MeshConfig:
     """Build the configuration from plain tables: section -> key -> value. Raises ConfigError."""
     kinds: dict[str, type[Section]] = sections()
-    _refuse_unknown("", tables, kinds)
+    _refuse_unknown_sections(tables, [*kinds, *TABLES])
     built: dict[str, Any] = {}
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             raise ConfigError(f"{name} = {table!r} is not a section: write [{name}] and its keys below it.")
-        _refuse_unknown(name, table, [key for key, _, _ in keys(kinds[name])])
-        built[name] = kinds[name](**table)
+        if name in TABLES:
+            built[name] = {each: build_table(TABLES[name], each, found) for each, found in table.items()}
+        else:
+            refuse_unknown(name, table, [key for key, _, _ in keys(kinds[name])])
+            built[name] = kinds[name](**table)
     return MeshConfig(**built)
 
 
 def sections() -> dict[str, type[Section]]:
-    """Return the sections by name, in the order of the file."""
+    """Return the sections of fixed names, in the order of the file."""
     return {
         name: kind
         for name, kind in get_type_hints(MeshConfig).items()
-        if name in MeshConfig.__struct_fields__
+        if name in MeshConfig.__struct_fields__ and name not in TABLES
     }
-
-
-def keys(section: type[Section]) -> Iterator[tuple[str, type, Allowed]]:
-    """Yield (key, type, what it may hold) of `section`, in the order of the file."""
-    hints = get_type_hints(section, include_extras=True)
-    for key in section.__struct_fields__:
-        hint = hints[key]
-        assert get_origin(hint) is Annotated, f"{section.__name__}.{key} needs Annotated[type, Allowed(...)]"
-        kind, allowed = get_args(hint)
-        yield key, kind, allowed
 
 
 def describe(config: MeshConfig) -> str:
@@ -463,46 +488,47 @@ def describe(config: MeshConfig) -> str:
         lines.append(f"[{name}]")
         for key, _, allowed in keys(kind):
             value = getattr(getattr(config, name), key)
-            if allowed.secret:
-                value = without_password(value)
-            shown = json.dumps(value, ensure_ascii=False)  # for these types, JSON and TOML agree
-            lines += [f"# {allowed.about} Allowed: {allowed.text()}.", f"{key} = {shown}"]
+            lines += _described(key, without_password(value) if allowed.secret else value, allowed)
+        lines.append("")
+    for kind_name, table in TABLES.items():
+        lines += [f"# {line}" for line in _template(table)]
+        for name, entry in getattr(config, kind_name).items():
+            lines += ["", f"[{kind_name}.{name}]"]
+            lines += [
+                f"{shown_key(key)} = {_toml(getattr(entry, key))}"
+                for key, _, _ in keys(table)
+                if getattr(entry, key) != getattr(table(), key)
+            ]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
+
+
+def _template(table: type[Table]) -> list[str]:
+    """Return what a table of an operator's may hold, with the defaults."""
+    lines = [f"[{table.kind}.NAME]", f"# {table.about} NAME: {NAME_WORDS}."]
+    for key, _, allowed in keys(table):
+        lines += _described(shown_key(key), getattr(table(), key), allowed)
+    return lines
+
+
+def _described(key: str, value: Any, allowed: Allowed) -> list[str]:
+    return [f"# {allowed.about} Allowed: {allowed.text()}.", f"{key} = {_toml(value)}"]
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # for these types, JSON and TOML agree
+
+
+def _refuse_unknown_sections(found: Mapping[str, Any], known: list[str]) -> None:
+    for key, value in found.items():
+        if key in known:
+            continue
+        is_section = isinstance(value, Mapping)
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"did you mean [{near[0]}]?" if near else f"allowed are {', '.join(sorted(known))}."
+        raise ConfigError(f"Unknown {f'section [{key}]' if is_section else f'key {key}'}: {hint}")
 
 
 def _set(given: Mapping[str, str]) -> list[str]:
     """Return the names that have a value."""
     return [name for name, value in given.items() if value]
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else f"{value:g}"
-
-
-def _refuse_unknown(section: str, found: Mapping[str, Any], known: Mapping[str, Any] | list[str]) -> None:
-    for key, value in found.items():
-        if key in known:
-            continue
-        is_section = not section and isinstance(value, Mapping)
-        where = f"{section}.{key}" if section else f"[{key}]" if is_section else key
-        near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-        meant = near and (f"{section}.{near[0]}" if section else f"[{near[0]}]")
-        hint = f"did you mean {meant}?" if meant else f"allowed are {', '.join(sorted(known))}."
-        raise ConfigError(f"Unknown {'section' if is_section else 'key'} {where}: {hint}")
-
-
-def _check_value(name: str, kind: type, allowed: Allowed, value: Any) -> None:
-    shown = (
-        f'"{without_password(value) if allowed.secret else value}"'
-        if isinstance(value, str)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else repr(value)
-    )
-    accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
-    if type(value) not in accepted:
-        words = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
-        raise ConfigError(f"{name} = {shown} is not {words[kind]}: allowed is {allowed.text()}.")
-    if not allowed.admits(value):
-        raise ConfigError(f"{name} = {shown} is out of range: allowed is {allowed.text()}.")

@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from kvmesh.buckets.limits import Account, Limit
 
@@ -28,6 +29,9 @@ class ServiceClass:
     """Share of a decode replica's KV blocks that must stay free beside a request. 0 to 0.9."""
 
 
+NO_LIMIT: Final = Limit()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """One tenant, its defaults resolved."""
@@ -38,7 +42,7 @@ class Tenant:
     service_class: str = "standard"
     weight: float = 1.0
     """Share inside its band, relative to the others'."""
-    limit: Limit = Limit()
+    limit: Limit = NO_LIMIT
     is_strict: bool = False
     """True: the most a request may use is reserved, so that it never overruns."""
     may_clamp: bool = True

@@ -1,0 +1,177 @@
+"""What the keys of the configuration may hold: types, ranges, one clear sentence per mistake.
+
+The machinery below `kvmesh.config`, whose sections are made of it. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from kvmesh.redis_url import without_password
+
+
+class ConfigError(ValueError):
+    """One sentence naming the key, the value and what is allowed."""
+
+
+class Allowed(msgspec.Struct, frozen=True):
+    """What a key may hold: an inclusive range, or one of `choices`, or a `pattern` (said in `words`).
+
+    `unit` is empty for plain counts and texts; `about` is the key's documentation.
+    """
+
+    about: str
+    low: float = -math.inf
+    high: float = math.inf
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    words: str = ""
+    secret: bool = False
+    """A URL that may hold a password; it is never shown."""
+
+    def text(self) -> str:
+        """Return the range as words, e.g. `1 to 64 blocks` or `"a" or "b"`."""
+        if self.words:
+            return self.words
+        unit = f" {self.unit}" if self.unit else ""
+        if self.choices:
+            return " or ".join(f'"{choice}"' for choice in self.choices)
+        if self.pattern:
+            return f"text matching {self.pattern}"
+        if math.isinf(self.high):
+            return "anything" if math.isinf(self.low) else f"{shown_number(self.low)} or more{unit}"
+        return f"{shown_number(self.low)} to {shown_number(self.high)}{unit}"
+
+    def admits(self, value: bool | float | str) -> bool:
+        if isinstance(value, str):
+            if self.choices:
+                return value in self.choices
+            return re.fullmatch(self.pattern, value) is not None if self.pattern else True
+        return self.low <= value <= self.high  # also refuses NaN
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of the file. Subclasses override `check` for rules across keys."""
+
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for key, kind, allowed in keys(type(self)):
+            check_value(f"{self.section}.{key}", kind, allowed, getattr(self, key))
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError when two keys of this section contradict each other."""
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of the tables that the operator names, such as [tenants.search]: checked when it is put into a MeshConfig.
+
+    An attribute may end in `_` where its key is a word of Python's: `class_` is the key `class`.
+    """
+
+    kind: ClassVar[str] = ""
+    """First part of the table's name."""
+    about: ClassVar[str] = ""
+
+    def refuse_wrong(self, name: str) -> None:
+        """Raise ConfigError if a value of the table [`kind`.`name`] is wrong."""
+        where = f"{self.kind}.{name}"
+        if not re.fullmatch(NAME, name):
+            raise ConfigError(f'[{where}]: the name "{name}" cannot be used: allowed are {NAME_WORDS}.')
+        for attribute, kind, allowed in keys(type(self)):
+            check_value(f"{where}.{shown_key(attribute)}", kind, allowed, getattr(self, attribute))
+        self.check(where)
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError when two keys of this table contradict each other."""
+
+
+NAME: Final = r"[a-z0-9][a-z0-9-]{0,63}"
+"""Names of tables: they stand in keys of Redis, between its braces, and in metrics."""
+NAME_WORDS: Final = "up to 64 of a-z, 0-9 and -"
+
+AnyTable = TypeVar("AnyTable", bound=Table)
+
+
+def build_table(table: type[AnyTable], name: str, found: Any) -> AnyTable:
+    """Build [kind.name] from a plain table: key -> value. Raises ConfigError."""
+    where = f"{table.kind}.{name}"
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{where} = {found!r} is not a table: write [{where}] and its keys below it.")
+    attributes = {shown_key(attribute): attribute for attribute, _, _ in keys(table)}
+    refuse_unknown(where, found, list(attributes))
+    values = {attributes[key]: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
+    built = table(**values)
+    built.refuse_wrong(name)
+    return built
+
+
+def keys(section: type[msgspec.Struct]) -> Iterator[tuple[str, Any, Allowed]]:
+    """Yield (attribute, type, what it may hold) of a section or table, in the order of the file."""
+    hints = get_type_hints(section, include_extras=True)
+    for key in section.__struct_fields__:
+        hint = hints[key]
+        assert get_origin(hint) is Annotated, f"{section.__name__}.{key} needs Annotated[type, Allowed(...)]"
+        kind, allowed = get_args(hint)
+        yield key, kind, allowed
+
+
+def shown_key(attribute: str) -> str:
+    """Return how the file calls `attribute`."""
+    return attribute.removesuffix("_")
+
+
+def refuse_unknown(section: str, found: Iterable[str], known: Collection[str]) -> None:
+    """Raise ConfigError for the first key of `found` that is not in `known`, and say what may have been meant."""
+    for key in found:
+        if key in known:
+            continue
+        where = f"{section}.{key}"
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"did you mean {section}.{near[0]}?" if near else f"allowed are {', '.join(sorted(known))}."
+        raise ConfigError(f"Unknown key {where}: {hint}")
+
+
+def check_value(name: str, kind: Any, allowed: Allowed, value: Any) -> None:
+    """Raise ConfigError unless `value` is of `kind` and allowed."""
+    accepted: tuple[type, ...] = (int, float) if kind is float else (tuple,) if kind == TEXTS else (kind,)
+    if type(value) not in accepted or (kind == TEXTS and any(type(item) is not str for item in value)):
+        shown = _shown(allowed, value)
+        raise ConfigError(f"{name} = {shown} is not {WORDS[kind]}: allowed is {allowed.text()}.")
+    for each in value if kind == TEXTS else (value,):
+        if not allowed.admits(each):
+            raise ConfigError(
+                f"{name} = {_shown(allowed, value)} is out of range: allowed is {allowed.text()}."
+            )
+
+
+TEXTS: Final = tuple[str, ...]
+WORDS: Final[Mapping[Any, str]] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text in quotes",
+    bool: "true or false",
+    TEXTS: "a list of texts in quotes",
+}
+
+
+def _shown(allowed: Allowed, value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{without_password(value) if allowed.secret else value}"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(_shown(allowed, each) for each in value)}]"
+    return repr(value)
+
+
+def shown_number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:g}"

@@ -1,0 +1,275 @@
+"""The tables of the configuration that say who may use the mesh: classes, organisations, tenants, keys.
+
+Checked each by itself and against each other. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final
+
+from kvmesh.buckets.limits import Limit
+from kvmesh.config_keys import NAME, NAME_WORDS, Allowed, ConfigError, Table, shown_number
+from kvmesh.deadlines import REMAINING_MS_MAX
+
+RUNTIME_MAX_S: Final = REMAINING_MS_MAX / 1000
+"""Longest a request may run: what the budget of a hop can carry."""
+
+STANDARD: Final = "standard"
+"""The class of who names none."""
+
+LABELS_TAKEN: Final = ("anonymous", "other")
+"""What metrics call the tenant without a name, and those beyond the ones that have a label."""
+
+_SHA256: Final = r"[0-9a-f]{64}"
+
+
+class ClassTable(Table, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "classes"
+    about: ClassVar[str] = (
+        "What requests of a class may do. The class `standard` is there without being written: who names none has it."
+    )
+
+    band: Annotated[int, Allowed("Who waits in a higher band is released first.", 0, 7)] = 4
+    runtime_max_s: Annotated[
+        float,
+        Allowed(
+            "A request is cut then, with its tokens; 0 takes frontend.runtime_max_s.",
+            0,
+            RUNTIME_MAX_S,
+            "s",
+        ),
+    ] = 0.0
+    default_deadline_s: Annotated[
+        float,
+        Allowed(
+            "Deadline of a request that brings none; 0 takes frontend.default_deadline_s, or runtime_max_s if shorter.",
+            0,
+            RUNTIME_MAX_S,
+            "s",
+        ),
+    ] = 0.0
+    max_output_tokens: Annotated[
+        int,
+        Allowed(
+            "Largest limit a request may name; 0 takes frontend.max_output_tokens_max.",
+            0,
+            1_000_000,
+            "tokens",
+        ),
+    ] = 0
+    sheddable: Annotated[
+        bool,
+        Allowed("Refused and evicted first when there is too much work.", words="true or false"),
+    ] = False
+    kv_head_room: Annotated[
+        float, Allowed("Share of a decode replica's KV blocks that must stay free beside a request.", 0, 0.9)
+    ] = 0.0
+
+    def check(self, where: str) -> None:
+        for key in ("runtime_max_s", "default_deadline_s"):
+            value = getattr(self, key)
+            if 0 < value < SHORTEST_S:
+                raise ConfigError(
+                    f"{where}.{key} = {value:g} is out of range: allowed is 0 or {SHORTEST_S:g} to "
+                    f"{shown_number(RUNTIME_MAX_S)} s."
+                )
+
+
+SHORTEST_S: Final = 0.1
+"""Shortest runtime and default deadline of a class."""
+
+
+class Limited(Table, frozen=True, kw_only=True):
+    """What organisations, tenants and keys have in common: limits that hold for everybody inside together."""
+
+    requests_per_min: Annotated[
+        float, Allowed("Requests it may start a minute; 0: no limit.", 0, 1e9, "requests")
+    ] = 0.0
+    tokens_per_min: Annotated[
+        float, Allowed("Tokens it may use a minute; 0: no limit.", 0, 1e12, "tokens")
+    ] = 0.0
+    concurrency: Annotated[
+        int, Allowed("Requests it may have running at a time; 0: no limit.", 0, 1_000_000, "requests")
+    ] = 0
+    burst_s: Annotated[
+        float,
+        Allowed(
+            "After a pause, what this long would give may come at once; 1 request always.", 0.1, 3600, "s"
+        ),
+    ] = 10.0
+    tokens_burst: Annotated[
+        float,
+        Allowed(
+            "Tokens that may come at once after a pause; 0 takes what burst_s gives. A request that needs more is "
+            "refused for ever.",
+            0,
+            1e12,
+            "tokens",
+        ),
+    ] = 0.0
+
+    def limit(self) -> Limit:
+        """Return the limits, defaults resolved."""
+        per_min, tokens = self.requests_per_min, self.tokens_per_min
+        return Limit(
+            requests_per_min=per_min,
+            requests_burst=max(1.0, per_min / 60 * self.burst_s) if per_min else 0.0,
+            tokens_per_min=tokens,
+            tokens_burst=(self.tokens_burst or tokens / 60 * self.burst_s) if tokens else 0.0,
+            concurrency=self.concurrency,
+        )
+
+    def check(self, where: str) -> None:
+        if self.tokens_burst and not self.tokens_per_min:
+            raise ConfigError(
+                f"{where}.tokens_burst = {self.tokens_burst:g} without {where}.tokens_per_min: "
+                "allowed is 0 where tokens are not limited."
+            )
+
+
+class OrganisationTable(Limited, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "organisations"
+    about: ClassVar[str] = "Limits of all tenants of an organisation together."
+
+
+_IDENTITY: Final = Allowed(
+    "Names in client certificates that are this tenant's (needs frontend.client_authority).",
+    pattern=r"[\x21-\x7e]{1,255}",
+    words="names of 1 to 255 printable characters without spaces",
+)
+
+
+class TenantTable(Limited, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "tenants"
+    about: ClassVar[str] = "One that pays for requests. With the first tenant, who calls must say who it is."
+
+    organisation: Annotated[
+        str,
+        Allowed(
+            "Its organisation; empty: one of its own name.",
+            pattern=rf"(?:{NAME})?",
+            words=f"empty or the NAME of an [organisations.NAME], {NAME_WORDS}",
+        ),
+    ] = ""
+    class_: Annotated[
+        str,
+        Allowed(
+            "Class of its requests.",
+            pattern=NAME,
+            words=f"{STANDARD} or the NAME of a [classes.NAME], {NAME_WORDS}",
+        ),
+    ] = STANDARD
+    weight: Annotated[float, Allowed("Its share inside its band, relative to the others'.", 0.01, 1000)] = 1.0
+    strict: Annotated[
+        bool,
+        Allowed(
+            "The most a request may use is reserved, so that it never overruns; else what it is likely to use.",
+            words="true or false",
+        ),
+    ] = False
+    clamp: Annotated[
+        bool,
+        Allowed(
+            "An output limit that the client's deadline leaves no time for is lowered, and the client told.",
+            words="true or false",
+        ),
+    ] = True
+    cached_discount: Annotated[
+        float, Allowed("Share of a prompt's cached tokens that is not charged.", 0, 1)
+    ] = 0.5
+    identities: Annotated[tuple[str, ...], _IDENTITY] = ()
+    gateway_identities: Annotated[
+        tuple[str, ...],
+        Allowed(
+            "The same, of gateways: they may name any tenant in the header kvmesh-tenant.",
+            pattern=_IDENTITY.pattern,
+            words=_IDENTITY.words,
+        ),
+    ] = ()
+    disabled: Annotated[bool, Allowed("Its requests are refused.", words="true or false")] = False
+
+
+class KeyTable(Limited, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "keys"
+    about: ClassVar[str] = "An API key of a tenant; `kvmesh tenants key` makes one. Only its hash is kept."
+
+    tenant: Annotated[
+        str,
+        Allowed(
+            "Whose key it is; required.", pattern=NAME, words=f"the NAME of a [tenants.NAME], {NAME_WORDS}"
+        ),
+    ] = ""
+    sha256: Annotated[
+        str, Allowed("SHA-256 of the key; required.", pattern=_SHA256, words="64 of 0-9 and a-f")
+    ] = ""
+    gateway: Annotated[
+        bool,
+        Allowed(
+            "Who has it may name any tenant in the header kvmesh-tenant; that tenant pays.",
+            words="true or false",
+        ),
+    ] = False
+    disabled: Annotated[bool, Allowed("Requests with it are refused.", words="true or false")] = False
+
+    def check(self, where: str) -> None:
+        super().check(where)
+        if self.gateway and not self.limit().is_none:
+            raise ConfigError(
+                f"{where}.gateway = true beside limits of {where}: a gateway's requests are limited by the tenants "
+                "that it names; allowed are no limits."
+            )
+
+
+TABLES: Final[Mapping[str, type[Table]]] = {
+    table.kind: table for table in (ClassTable, OrganisationTable, TenantTable, KeyTable)
+}
+
+
+def refuse_wrong(
+    classes: Mapping[str, ClassTable],
+    organisations: Mapping[str, OrganisationTable],
+    tenants: Mapping[str, TenantTable],
+    keys: Mapping[str, KeyTable],
+) -> None:
+    """Raise ConfigError if a table is wrong, names what is not there, or takes what is another's."""
+    given: tuple[Mapping[str, Table], ...] = (classes, organisations, tenants, keys)
+    for tables in given:
+        for name, table in tables.items():
+            table.refuse_wrong(name)
+    for name, tenant in tenants.items():
+        if name in LABELS_TAKEN:
+            raise ConfigError(
+                f'[tenants.{name}]: the name "{name}" has a meaning in metrics: allowed is any other.'
+            )
+        if tenant.organisation:
+            _refuse_unknown(f"tenants.{name}.organisation", tenant.organisation, organisations)
+        _refuse_unknown(f"tenants.{name}.class", tenant.class_, {STANDARD: None, **classes})
+    for name, key in keys.items():
+        _refuse_unknown(f"keys.{name}.tenant", key.tenant, tenants)
+    _refuse_twice((f"keys.{name}.sha256", key.sha256) for name, key in keys.items())
+    _refuse_twice(
+        (f"tenants.{name}.{key}", identity)
+        for name, tenant in tenants.items()
+        for key in ("identities", "gateway_identities")
+        for identity in getattr(tenant, key)
+    )
+
+
+def _refuse_unknown(where: str, value: str, known: Mapping[str, Any]) -> None:
+    if value not in known:
+        names = ", ".join(sorted(known)[:NAMES_SHOWN]) or "none, for none is there"
+        more = ", ..." if len(known) > NAMES_SHOWN else ""
+        raise ConfigError(f'{where} = "{value}" is unknown: allowed are {names}{more}.')
+
+
+NAMES_SHOWN: Final = 20
+"""Names that one sentence lists."""
+
+
+def _refuse_twice(claims: Any) -> None:
+    owners: dict[str, str] = {}
+    for where, value in claims:
+        if value in owners:
+            raise ConfigError(f'{where} = "{value}" is taken by {owners[value]}: allowed is each value once.')
+        owners[value] = where
