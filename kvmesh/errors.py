@@ -7,14 +7,14 @@ its text stays in the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +115,8 @@ class MeshError(Exception):
     """Seconds after which trying again makes sense; None: not known, or never."""
     violations: Sequence[Violation] = ()
     quota: Sequence[QuotaViolation] = ()
+    trailers: Mapping[str, str] = field(default_factory=dict)
+    """Trailing metadata that goes with the status, for example what is left of a budget."""
 
     def __post_init__(self) -> None:
         assert self.reason in TABLE, f"{self.reason} is not in the table"
@@ -145,40 +147,97 @@ def internal() -> MeshError:
 
 
 def to_proto(error: MeshError) -> status_pb2.Status:
-    """Return `error` as google.rpc.Status with its details."""
-    details: list[Any] = [
-        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=dict(error.metadata))
-    ]
+    """Return `error` as google.rpc.Status with its details, less than STATUS_BYTES_MAX of it."""
+    message = _short(error.message, MESSAGE_BYTES_MAX)
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason,
+        domain=DOMAIN,
+        metadata={key: _short(value, VALUE_BYTES_MAX) for key, value in error.metadata.items()},
+    )
+    details = [_packed("ErrorInfo", info)]
+    if error.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(_packed("RetryInfo", retry))
+    room = (
+        STATUS_BYTES_MAX - _ENVELOPE_BYTES - len(message.encode()) - sum(len(each.value) for each in details)
+    )
     if error.violations:
         bad = error_details_pb2.BadRequest()
         for violation in error.violations[:MAX_VIOLATIONS]:
-            bad.field_violations.add(field=violation.field, description=violation.description)
-        details.append(bad)
+            room -= _take(
+                bad.field_violations.add, room, field=violation.field, description=violation.description
+            )
+        details.append(_packed("BadRequest", bad))
     if error.quota:
         failure = error_details_pb2.QuotaFailure()
         for each in error.quota[:MAX_VIOLATIONS]:
-            failure.violations.add(subject=each.subject, description=each.description)
-        details.append(failure)
-    if error.retry_after_s is not None:
-        info = error_details_pb2.RetryInfo()
-        info.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
-        details.append(info)
-    status = status_pb2.Status(code=error.code.value[0], message=error.message)
-    for detail in details:
-        packed = any_pb2.Any()
-        packed.Pack(detail)
-        status.details.append(packed)
-    return status
+            room -= _take(failure.violations.add, room, subject=each.subject, description=each.description)
+        details.append(_packed("QuotaFailure", failure))
+    return status_pb2.Status(code=error.code.value[0], message=message, details=details)
 
 
 def to_status(error: MeshError) -> grpc.Status:
-    """Return `error` as what `context.abort_with_status` takes."""
-    status: grpc.Status = rpc_status.to_status(to_proto(error))
-    return status
+    """Return `error` as what `context.abort_with_status` takes, trailers included."""
+    status = to_proto(error)
+    trailers: list[tuple[str, str | bytes]] = [
+        (DETAILS_KEY, status.SerializeToString()),
+        *error.trailers.items(),
+    ]
+    if error.retry_after_s is not None:
+        trailers.append((PUSHBACK_KEY, str(math.ceil(error.retry_after_s * 1000))))
+    return _Status(error.code, status.message, tuple(trailers))
 
+
+class _Fields(NamedTuple):
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
+
+
+class _Status(_Fields, grpc.Status):
+    """A grpc.Status."""
+
+
+def _packed(name: str, detail: Any) -> any_pb2.Any:
+    return any_pb2.Any(type_url=f"type.googleapis.com/google.rpc.{name}", value=detail.SerializeToString())
+
+
+def _take(add: Callable[..., Any], room: int, **texts: str) -> int:
+    """Add a violation if there is room for it; return what it takes."""
+    texts = {key: _short(text, MESSAGE_BYTES_MAX) for key, text in texts.items()}
+    size = sum(len(text.encode()) for text in texts.values()) + _VIOLATION_BYTES
+    if size > room:
+        return 0
+    add(**texts)
+    return size
+
+
+def _short(text: str, bytes_max: int) -> str:
+    if len(text) <= bytes_max and (text.isascii() or len(text.encode()) <= bytes_max):
+        return text
+    return f"{text.encode()[: bytes_max - 3].decode(errors='ignore')}..."
+
+
+DETAILS_KEY: Final = "grpc-status-details-bin"
+
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+"""Trailer that tells gRPC's own retries when to come back (gRFC A6)."""
+
+STATUS_BYTES_MAX: Final = 1024
+"""Trailers may have 8 KiB in all, and proxies on the way often allow less."""
 
 MAX_VIOLATIONS: Final = 16
-"""Violations told at once: the details of a status must stay below the 8 KiB that trailers may have."""
+"""Violations told at once, as far as there is room for them."""
+
+MESSAGE_BYTES_MAX: Final = 200
+VALUE_BYTES_MAX: Final = 80
+"""Longest text of the status, and of a value or a violation in its details."""
+
+_ENVELOPE_BYTES: Final = 200
+"""What the details are wrapped in: four types' names and the lengths."""
+
+_VIOLATION_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +262,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> ErrorDetails:
     quota: dict[str, str] = {}
     trailers: Any = error.trailing_metadata() or ()  # the stubs make its items opaque
     for key, value in trailers:
-        if key != "grpc-status-details-bin":
+        if key != DETAILS_KEY:
             continue
         status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode("latin-1"))
         for detail in status.details:

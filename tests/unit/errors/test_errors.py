@@ -7,7 +7,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from kvmesh import errors
-from kvmesh.errors import TABLE, MeshError, Violation, invalid
+from kvmesh.errors import TABLE, MeshError, QuotaViolation, Violation, invalid
 
 
 def rpc_error(error: MeshError) -> grpc.aio.AioRpcError:
@@ -43,10 +43,28 @@ def test_an_unknown_reason_is_a_bug_here() -> None:
         MeshError("SOMETHING_ELSE", "x")
 
 
-def test_details_stay_small_however_much_is_wrong() -> None:
-    """Trailers have 8 KiB; a thousand wrong fields must not make the status itself fail."""
-    error = invalid("FIELD_OUT_OF_RANGE", [Violation(f"field[{each}]", "0", "1") for each in range(1000)])
-    assert errors.to_proto(error).ByteSize() < 4096
+@pytest.mark.parametrize("width", [1, 100, 3000])
+def test_details_stay_small_however_much_is_wrong(width: int) -> None:
+    """Proxies cut trailers; a thousand wrong fields with long values must not make the status itself fail."""
+    wrong = [Violation(f"field[{each}]", "ü" * width, "1") for each in range(1000)]
+    error = invalid("FIELD_OUT_OF_RANGE", wrong)
+    error.retry_after_s = 1.0
+    error.quota = [QuotaViolation("tenant:" + "t" * width, "x" * width)] * 100
+    assert errors.to_proto(error).ByteSize() <= errors.STATUS_BYTES_MAX
+    read = errors.from_rpc_error(rpc_error(error))
+    assert read.reason == "FIELD_OUT_OF_RANGE" and read.retry_after_s == 1.0
+    assert "field[0]" in read.violations and read.metadata["field"] == "field[0]"
+
+
+def test_a_refusal_carries_its_quota_and_its_trailers() -> None:
+    """Whose limit it was, what is left, and the pushback that gRPC's own retries read."""
+    trailers = {"kvmesh-remaining-tokens": "7"}
+    quota = [QuotaViolation("tenant:search", "600 tokens per minute are used")]
+    error = MeshError("TOKEN_RATE_EXCEEDED", "wait", retry_after_s=0.2501, quota=quota, trailers=trailers)
+    sent = dict(errors.to_status(error).trailing_metadata)
+    assert sent["kvmesh-remaining-tokens"] == "7" and sent["grpc-retry-pushback-ms"] == "251"
+    assert errors.from_rpc_error(rpc_error(error)).quota == {quota[0].subject: quota[0].description}
+    assert "grpc-retry-pushback-ms" not in dict(errors.to_status(errors.internal()).trailing_metadata)
 
 
 def test_a_foreign_error_has_no_reason() -> None:
