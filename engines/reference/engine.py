@@ -27,6 +27,7 @@ from engines.reference.delivery import Outbox
 from engines.reference.errors import TransferError
 from engines.reference.handoff import Handoff
 from engines.reference.publisher import Publisher, Reader
+from engines.reference.requests import After
 from engines.reference.scheduler import Work
 from engines.reference.sequence import Part, Sequence, Submission
 from engines.reference.transfer import KvListener, Puller, Source
@@ -113,9 +114,11 @@ class Engine:
         """Give up a held handoff, then call `then` (on the engine thread). Unknown ones are fine."""
         self._command(partial(self._on_release, handoff, then))
 
-    def subscribe_events(self, key: int, reader: Reader) -> None:
-        """Send `reader` a snapshot of the prefix table and all later KV events."""
-        self._command(partial(self._on_subscribe_events, key, reader))
+    def subscribe_events(self, key: int, reader: Reader, after: After | None = None) -> None:
+        """Send `reader` all later KV events: those behind `after` if they are still known, else behind a snapshot of the
+        prefix table.
+        """
+        self._command(partial(self._on_subscribe_events, key, reader, after))
 
     def subscribe_load(self, key: int, reader: Reader) -> None:
         """Send `reader` load reports."""
@@ -210,10 +213,12 @@ class Engine:
         self.core.release_handoff(handoff)
         then()
 
-    def _on_subscribe_events(self, key: int, reader: Reader) -> None:
+    def _on_subscribe_events(self, key: int, reader: Reader, after: After | None) -> None:
         # Events not offered yet are in the snapshot already: offer them first, so that numbers and content agree.
         self.publisher.offer(self.core.pool.drain_events(), self.core.load())
-        self.publisher.subscribe_events(key, reader, self.core.pool.snapshot())
+        is_known = after is not None and after.boot_id == self.boot_id
+        if after is None or not is_known or not self.publisher.resume_events(key, reader, after.event_id):
+            self.publisher.subscribe_events(key, reader, self.core.pool.snapshot())
 
     def _start_pulls(self) -> None:
         core = self.core

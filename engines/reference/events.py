@@ -6,8 +6,9 @@
 {"event_id": 8, "data": {"type": "removed", "block_hashes": [u64, ...]}}
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -18,6 +19,10 @@ from engines.reference.cache import CacheEvent, Stored
 PART_BLOCKS = 128
 """Blocks in one part of a snapshot: a reader takes a part in 1 to 5 ms, and no message grows with the cache."""
 
+RECENT_BLOCKS = 2048
+"""Blocks in the events that are kept for readers that come back: some 0.5 MB, and far more than a cache turns over while
+a reader changes streams."""
+
 _PRIORITY = 35  # TensorRT-LLM's default retention priority
 
 
@@ -27,6 +32,37 @@ class NumberedEvent:
 
     event_id: int
     event: CacheEvent
+
+
+@dataclass(slots=True)
+class RecentEvents:
+    """The last events, for a reader that was here a moment ago. Keeps at most `blocks_max` blocks."""
+
+    blocks_max: int = RECENT_BLOCKS
+    last_id: int = 0
+    """Of the last event added; 0 before the first."""
+    _events: deque[NumberedEvent] = field(default_factory=deque)
+    _blocks: int = 0
+
+    def add(self, event: NumberedEvent) -> None:
+        """Keep `event`, which follows `last_id`; what does not fit any more is forgotten, oldest first."""
+        assert event.event_id == self.last_id + 1, f"{event.event_id} follows {self.last_id}"
+        self.last_id = event.event_id
+        self._events.append(event)
+        self._blocks += _block_count(event)
+        while self._blocks > self.blocks_max:
+            self._blocks -= _block_count(self._events.popleft())
+
+    def after(self, event_id: int) -> list[NumberedEvent] | None:
+        """The events behind `event_id`; None if one of them is forgotten, or `event_id` was never given."""
+        missing = self.last_id - event_id
+        if not 0 <= missing <= len(self._events):
+            return None
+        return list(self._events)[len(self._events) - missing :]
+
+
+def _block_count(one: NumberedEvent) -> int:
+    return len(one.event.blocks) if isinstance(one.event, Stored) else len(one.event.hashes)
 
 
 def event_data(event: CacheEvent) -> dict[str, Any]:

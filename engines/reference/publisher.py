@@ -16,7 +16,7 @@ import msgspec
 from engines.reference import errors
 from engines.reference.cache import CacheEvent, Stored
 from engines.reference.core import LoadReport
-from engines.reference.events import NumberedEvent, batch_message, snapshot_messages
+from engines.reference.events import NumberedEvent, RecentEvents, batch_message, snapshot_messages
 
 COALESCE_S = 0.002  # events gather this long before they are sent
 BUFFERED_EVENTS_MAX = 4096
@@ -49,7 +49,7 @@ class Publisher:
 
     boot_id: str
     buffered_events_max: int = BUFFERED_EVENTS_MAX
-    _event_id: int = 0
+    _recent: RecentEvents = field(default_factory=RecentEvents)
     _events: dict[int, _EventsSubscription] = field(default_factory=dict)
     _loads: dict[int, Reader] = field(default_factory=dict)
     _load: LoadReport | None = None
@@ -77,8 +77,18 @@ class Publisher:
     def subscribe_events(self, key: int, reader: Reader, snapshot: Sequence[Stored]) -> None:
         """Add a reader of KV events; `snapshot` is the cache after all events offered so far."""
         with self._changed:
-            self._events[key] = _EventsSubscription(reader, self._event_id, snapshot)
+            self._events[key] = _EventsSubscription(reader, self._recent.last_id, snapshot)
             self._changed.notify()
+
+    def resume_events(self, key: int, reader: Reader, event_id: int) -> bool:
+        """Add a reader that has everything up to `event_id`. False, and nothing done, if it must take a snapshot."""
+        with self._changed:
+            missed = self._recent.after(event_id)
+            if missed is None or len(missed) > self.buffered_events_max:
+                return False
+            self._events[key] = _EventsSubscription(reader, event_id, None, missed)
+            self._changed.notify()
+            return True
 
     def subscribe_load(self, key: int, reader: Reader) -> None:
         """Add a reader of load reports; the current one is sent at once."""
@@ -96,10 +106,10 @@ class Publisher:
     def offer(self, events: Sequence[CacheEvent], load: LoadReport) -> None:
         """Number `events` and pass them and the load on. Never blocks on a reader."""
         with self._changed:
-            numbered = [
-                NumberedEvent(self._event_id + 1 + index, event) for index, event in enumerate(events)
-            ]
-            self._event_id += len(numbered)
+            first_id = self._recent.last_id + 1
+            numbered = [NumberedEvent(first_id + index, event) for index, event in enumerate(events)]
+            for one in numbered:
+                self._recent.add(one)
             for subscription in self._events.values():
                 if len(subscription.pending) + len(numbered) > self.buffered_events_max:
                     subscription.has_overflowed = True

@@ -48,6 +48,25 @@ class Wishes:
     has_log_probs: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class After:
+    """The last KV event a subscriber has."""
+
+    boot_id: str
+    event_id: int
+
+
+def after(parameters: str) -> After | None:
+    """Where a subscription to KV events goes on, from the request parameter `after`; None: with a snapshot."""
+    text = str(json.loads(parameters or "{}").get("after", ""))
+    if not text:
+        return None
+    boot_id, _, number = text.rpartition(":")
+    if not boot_id or not (number.isascii() and number.isdigit()):
+        raise _bad("after", text, "<boot_id>:<event_id>")
+    return After(boot_id, int(number))
+
+
 def requested(parameters: str, tensor: TensorLookup) -> Kind | Service:
     """What a request is. An unknown request_type is an error (TensorRT-LLM would fall back to generating)."""
     if _flag(tensor, "stop"):

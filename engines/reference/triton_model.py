@@ -176,7 +176,7 @@ class TritonPythonModel:
         parameters = request.parameters()
         what = requests.requested(parameters, tensor)
         if isinstance(what, Service):
-            self._serve(what, request.request_id(), sender, tensor)
+            self._serve(what, request.request_id(), parameters, sender, tensor)
             return
         key = next(self._keys)
         submission = requests.submission(
@@ -188,7 +188,9 @@ class TritonPythonModel:
         self._outbox.open(key, _StreamReply(sender, wishes))
         self._engine.submit(submission)
 
-    def _serve(self, what: Service, request_id: str, sender: Any, tensor: requests.TensorLookup) -> None:
+    def _serve(
+        self, what: Service, request_id: str, parameters: str, sender: Any, tensor: requests.TensorLookup
+    ) -> None:
         if what is Service.STOP:
             if not request_id:
                 raise EngineError(errors.STOP_WITHOUT_ID)
@@ -197,13 +199,14 @@ class TritonPythonModel:
         elif what is Service.RELEASE_HANDOFF:
             self._engine.release_handoff(requests.handoff(tensor), lambda: _answer_empty(sender))
         else:
+            after = requests.after(parameters)
             key = next(self._keys)
             reply = _SubscriptionReply(sender, what.value, lambda: self._forget(key))
             self._subscriptions[key] = reply
-            subscribe = (
-                self._engine.subscribe_events if what is Service.KV_EVENTS else self._engine.subscribe_load
-            )
-            subscribe(key, reply)
+            if what is Service.KV_EVENTS:
+                self._engine.subscribe_events(key, reply, after)
+            else:
+                self._engine.subscribe_load(key, reply)
 
     def _forget(self, key: int) -> None:
         self._subscriptions.pop(key, None)

@@ -18,6 +18,7 @@ from kvmesh.clock import Clock
 from kvmesh.silence import LOOK_S
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.client import Responses, TritonClient, opened
+from kvmesh.triton.course import Course
 from kvmesh.triton.debts import Debts
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
 from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
@@ -211,14 +212,17 @@ class TritonEngine:
 
     async def _follow(self, what: str, take: Callable[[dict[str, Any]], None]) -> None:
         told = ""
+        course = Course(what)
         while True:
             try:
                 stream = self._client.stream(
-                    self._tensors.of_service(), parameters={"request_type": what}, request_id=what
+                    self._tensors.of_service(), parameters=course.open(), request_id=what
                 )
                 async with opened(stream):
-                    await self._read(stream, what, take)
+                    is_long_enough = await self._read(stream, what, take, course)
                     told = ""
+                if is_long_enough:
+                    continue
                 reason = "the stream ended"
             except CallError as error:
                 reason = str(error)
@@ -231,12 +235,16 @@ class TritonEngine:
             if reason != told:
                 log.info("engine stream %s broke: %s", what, reason)
             told = reason
+            course.broke()
             if take == self._take_load:
                 self._sink.on_ready(False, self._clock.now_s())
                 self._after_event()
             await asyncio.sleep(RETRY_S)
 
-    async def _read(self, stream: Responses, what: str, take: Callable[[dict[str, Any]], None]) -> None:
+    async def _read(
+        self, stream: Responses, what: str, take: Callable[[dict[str, Any]], None], course: Course
+    ) -> bool:
+        """Read until the stream ends. Return True as soon as the next one is to be opened instead."""
         while True:
             # An engine with an empty cache has no events to tell: only its load says that it is back.
             is_awaited = self._watch.is_lost and take == self._take_load
@@ -244,10 +252,14 @@ class TritonEngine:
                 async with asyncio.timeout(RETURN_S if is_awaited else None):
                     response = await anext(stream)
             except StopAsyncIteration:
-                return
+                return False
             payload = payload_of(response, what)
-            if payload is not None:
-                take(msgspec.json.decode(payload, type=dict[str, Any]))
+            if payload is None:
+                continue
+            message = msgspec.json.decode(payload, type=dict[str, Any])
+            take(message)
+            if course.took(message, len(payload)):
+                return True
 
     def _take_load(self, report: dict[str, Any]) -> None:
         now_s = self._clock.now_s()

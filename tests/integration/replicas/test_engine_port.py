@@ -8,15 +8,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvmesh.attach import frames
 from kvmesh.clock import MonotonicClock
+from kvmesh.triton import course
 from kvmesh.triton.capabilities import Capabilities, ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
+from kvmesh.triton.course import Course
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import EngineLost, HandoffLost, InvalidRequest
 from kvmesh.triton.port import EngineCall, Kind
+from tests.chaos.census import resident_bytes
 from tests.conftest import unused_port
 from tests.integration.harness import (
     START_S_MAX,
@@ -68,6 +72,68 @@ async def test_real_engine_keeps_the_contract(tmp_path: Path) -> None:
         await rig.until(lambda: any("events" in message for message in events))
         assert "snapshot" in events[0]
         await _check_refusal(address)
+
+
+async def test_streams_that_follow_each_other_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened anew after every message, load and KV events come on: no event is lost or told twice, nothing flickers."""
+    monkeypatch.setattr(course, "RENEW_BYTES", 0)
+    opened: list[dict[str, str]] = []
+    open_one = Course.open
+
+    def counted(one: Course) -> dict[str, str]:
+        opened.append(open_one(one))
+        return opened[-1]
+
+    monkeypatch.setattr(Course, "open", counted)
+    events: list[dict[str, Any]] = []
+    async with running_engine(CONFIG, tmp_path) as address, running_port(address, events) as (rig, _):
+        ready: list[bool] = []
+        monkeypatch.setattr(rig.sink, "on_ready", lambda is_ready, now_s: ready.append(is_ready))
+        for number in range(1, 41):
+            await rig.run(number, prompt_call(number, 48))
+        await rig.until(lambda: len(opened) > 30 and blocks_of(events) >= 40 * 3)
+    ids = [event["event_id"] for message in events for event in message.get("events", [])]
+    assert ids == list(range(1, len(ids) + 1))
+    assert ["snapshot" in message for message in events].count(True) == 1
+    assert ready and all(ready)
+
+
+async def test_a_server_keeps_little_of_the_events_it_sent(tmp_path: Path) -> None:
+    """Its memory does not grow with what it told: a tritonserver keeps the responses of a request that goes on."""
+    events: list[dict[str, Any]] = []
+    part = engine_part(CONFIG, tmp_path)
+    part.start()
+    try:
+        await until(lambda: engine_ready(part.address), START_S_MAX, "engine ready")
+        async with running_port(part.address, events) as (rig, _):
+
+            async def run(numbers: range) -> None:
+                for number in numbers:
+                    await rig.run(number, prompt_call(number, 480))
+
+            await run(range(1, 50))
+            before_bytes, told = resident_bytes(part.pid), len(events)
+            await asyncio.gather(*(run(range(first, first + 250)) for first in range(1000, 5000, 1000)))
+            told_bytes = sum(len(msgspec.json.encode(message)) for message in events[told:])
+            assert told_bytes > 30e6
+            assert resident_bytes(part.pid) - before_bytes < 12e6
+    finally:
+        if part.is_running:
+            await part.end()
+
+
+def prompt_call(number: int, tokens: int) -> EngineCall:
+    """Return a call whose prompt no other number begins with."""
+    prompt = [number % 4096, number // 4096, *([7] * (tokens - 2))]
+    return EngineCall(Kind.CONTEXT_AND_GENERATION, f"{number}", frames.pack_ids(prompt), 2)
+
+
+def blocks_of(events: list[dict[str, Any]]) -> int:
+    """Count the blocks that were stored."""
+    told = [event["data"] for message in events for event in message.get("events", [])]
+    return sum(len(data["blocks"]) for data in told if data["type"] == "stored")
 
 
 async def _check_errors(rig: Rig) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 
 from engines.reference import errors
 from engines.reference.cache import Removed, Stored
-from engines.reference.events import PART_BLOCKS, snapshot_messages
+from engines.reference.events import PART_BLOCKS, NumberedEvent, RecentEvents, snapshot_messages
 from engines.reference.publisher import Publisher
+from engines.reference.requests import After
 from tests.unit.engine.engines import CONFIG, running, wait_until
 
 _TOKENS = bytes(4 * CONFIG.block_tokens)
@@ -126,3 +127,71 @@ def test_a_large_snapshot_comes_in_parts() -> None:
         assert len(reader.cached()) == count + min(count, 7)
         sizes = [sum(len(data["blocks"]) for data in part["snapshot"]) for part in reader.messages]
         assert max(sizes) <= PART_BLOCKS and len(sizes) == max(1, -(-sum(sizes) // PART_BLOCKS))
+
+
+def test_recent_events_are_bounded_and_have_no_holes() -> None:
+    """After whatever was added: at most so many blocks are kept, and what comes behind an id is all of it or unknown."""
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        recent, everything = RecentEvents(blocks_max=40), list[NumberedEvent]()
+        for event_id in range(1, 200):
+            count = int(rng.integers(1, 60 if rng.random() < 0.05 else 8))
+            blocks = tuple((value, b"") for value in range(count))
+            event = Removed(tuple(range(count))) if rng.random() < 0.5 else Stored(None, blocks)
+            everything.append(NumberedEvent(event_id, event))
+            recent.add(everything[-1])
+            kept = recent.after(event_id - len(recent._events))
+            assert kept is not None
+            assert (
+                sum(
+                    len(one.event.hashes if isinstance(one.event, Removed) else one.event.blocks)
+                    for one in kept
+                )
+                <= 40
+            ), f"seed={seed}"
+            asked = int(rng.integers(0, event_id + 3))
+            found = recent.after(asked)
+            assert found is None or found == everything[asked:], f"seed={seed}"
+            assert (found is None) == (asked > event_id or asked < event_id - len(kept)), f"seed={seed}"
+
+
+def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None:
+    """Streams that follow each other make one: no event is lost between them, none comes twice."""
+    rng = np.random.default_rng(5)
+    with running(kv_blocks=20) as bench:
+        first = Collector()
+        bench.engine.subscribe_events(1000, first)
+        wait_until(lambda: bool(first.messages), "the snapshot")
+        seen, event_id = list(first.messages), 0
+        for turn in range(8):
+            bench.engine.cancel(1000 + turn)
+            bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
+            again = Collector()
+            bench.engine.subscribe_events(1001 + turn, again, After(bench.engine.boot_id, event_id))
+            bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
+            last_id = bench.engine.publisher._recent.last_id
+
+            def has_all(reader: Collector = again, last_id: int = last_id) -> bool:
+                return bool(reader.events()) and reader.events()[-1]["event_id"] == last_id
+
+            wait_until(has_all, "caught up")
+            assert all("snapshot" not in message for message in again.messages)
+            seen, event_id = seen + again.messages, last_id
+        cached = {value for stored in bench.engine.core.pool.snapshot() for value, _ in stored.blocks}
+        assert Collector(seen).cached() == cached
+
+
+def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
+    """So does one that was at another boot, or is ahead of this one."""
+    with running(kv_blocks=20) as bench:
+        engine = bench.engine
+        engine.publisher._recent.blocks_max = 1
+        for turn in range(4):
+            bench.run(np.arange(40 * turn, 40 * turn + 40, dtype=np.int32), 5)
+        for number, after in enumerate(
+            (After(engine.boot_id, 0), After("other", 1), After(engine.boot_id, 9999))
+        ):
+            reader = Collector()
+            engine.subscribe_events(1000 + number, reader, after)
+            wait_until(lambda reader=reader: bool(reader.messages), "a message")  # type: ignore[misc]
+            assert "snapshot" in reader.messages[0], after

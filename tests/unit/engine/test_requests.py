@@ -10,7 +10,7 @@ import pytest
 from engines.reference import requests
 from engines.reference.errors import EngineError
 from engines.reference.repository import Facts, config_pbtxt
-from engines.reference.requests import Limits, Service
+from engines.reference.requests import After, Limits, Service
 from engines.reference.sequence import Kind, Submission
 from tests.unit.engine.engines import CONFIG
 
@@ -88,6 +88,15 @@ def test_unknown_request_type_is_refused() -> None:
     """Falling back to generating would hide a misspelling."""
     with pytest.raises(EngineError, match="Invalid value for request_type: contextonly"):
         requests.requested('{"request_type": "contextonly"}', _nothing)
+
+
+def test_after_says_where_a_subscription_goes_on() -> None:
+    """Absent or empty: with a snapshot. What cannot be read is named."""
+    assert requests.after("") is None and requests.after('{"after": ""}') is None
+    assert requests.after('{"after": "boot:17"}') == After("boot", 17)
+    for text in ("boot", ":3", "boot:", "boot:-1", "boot:1.5"):
+        with pytest.raises(EngineError, match=f"after: {text}; allowed: <boot_id>:<event_id>"):
+            requests.after(json.dumps({"after": text}))
 
 
 def test_stop_is_a_tensor() -> None:
