@@ -5,7 +5,7 @@ Checked each by itself and against each other. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Final
 
 from kvmesh.buckets.limits import Limit
@@ -243,12 +243,12 @@ def refuse_wrong(
                 f'[tenants.{name}]: the name "{name}" has a meaning in metrics: allowed is any other.'
             )
         if tenant.organisation:
-            _refuse_unknown(f"tenants.{name}.organisation", tenant.organisation, organisations)
-        _refuse_unknown(f"tenants.{name}.class", tenant.class_, {STANDARD: None, **classes})
+            refuse_unknown_name(f"tenants.{name}.organisation", tenant.organisation, organisations)
+        refuse_unknown_name(f"tenants.{name}.class", tenant.class_, {STANDARD: None, **classes})
     for name, key in keys.items():
-        _refuse_unknown(f"keys.{name}.tenant", key.tenant, tenants)
-    _refuse_twice((f"keys.{name}.sha256", key.sha256) for name, key in keys.items())
-    _refuse_twice(
+        refuse_unknown_name(f"keys.{name}.tenant", key.tenant, tenants)
+    refuse_taken((f"keys.{name}.sha256", key.sha256) for name, key in keys.items())
+    refuse_taken(
         (f"tenants.{name}.{key}", identity)
         for name, tenant in tenants.items()
         for key in ("identities", "gateway_identities")
@@ -256,7 +256,8 @@ def refuse_wrong(
     )
 
 
-def _refuse_unknown(where: str, value: str, known: Mapping[str, Any]) -> None:
+def refuse_unknown_name(where: str, value: str, known: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless `value` is in `known`."""
     if value not in known:
         names = ", ".join(sorted(known)[:NAMES_SHOWN]) or "none, for none is there"
         more = ", ..." if len(known) > NAMES_SHOWN else ""
@@ -267,7 +268,8 @@ NAMES_SHOWN: Final = 20
 """Names that one sentence lists."""
 
 
-def _refuse_twice(claims: Any) -> None:
+def refuse_taken(claims: Iterable[tuple[str, str]]) -> None:
+    """Raise ConfigError if two of `claims` (where, value) have one value."""
     owners: dict[str, str] = {}
     for where, value in claims:
         if value in owners:

@@ -1,0 +1,202 @@
+"""Who calls: from what a call brings to who pays, and by which rules.
+
+Pure, and immutable once built: a change of the configuration or of what an operator laid over it is a new Catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from kvmesh.buckets.limits import Account, Scope
+from kvmesh.config import MeshConfig
+from kvmesh.errors import MeshError
+from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
+from kvmesh.tenants.overrides import Override, Tables, apply
+from kvmesh.tenants.sections import STANDARD, ClassTable, KeyTable, TenantTable
+
+HEADER: Final = "kvmesh-tenant"
+"""Metadata in which a gateway names the tenant it calls for."""
+
+NOTHING: Final[Mapping[str, Override]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Credential:
+    """What one key or name in a certificate stands for."""
+
+    caller: Caller
+    is_gateway: bool = False
+    is_disabled: bool = False
+    """The key itself; the tenant says of itself whether it is."""
+
+
+class Catalogue:
+    """All tenants with their classes and credentials.
+
+    Keys are looked up by their SHA-256, in a table of hashes. That needs no comparison in constant time: what the time of
+    a lookup tells is of a hash, and nobody finds a key to a wished-for hash. Nor does the hash need salt or cost: keys are
+    256 random bits, which nobody can guess.
+    """
+
+    def __init__(self, config: MeshConfig, overrides: Mapping[str, Override] = NOTHING) -> None:
+        tables, problems = apply(tables_of(config), overrides)
+        self.tables = tables
+        """With the overrides."""
+        self.problems: tuple[str, ...] = tuple(problems)
+        """A sentence for each override that is left out."""
+        self.classes = classes_of(config)
+        self._callers = {name: self._caller(name, tenant) for name, tenant in tables.tenants.items()}
+        self._by_digest: dict[bytes, _Credential] = {
+            bytes.fromhex(key.sha256): _Credential(
+                self._caller(key.tenant, tables.tenants[key.tenant], name, key), key.gateway, key.disabled
+            )
+            for name, key in tables.keys.items()
+        }
+        self._by_identity: dict[str, _Credential] = {}
+        for name, tenant in tables.tenants.items():
+            for identity in tenant.identities:
+                self._by_identity[identity] = _Credential(self._callers[name])
+            for identity in tenant.gateway_identities:
+                self._by_identity[identity] = _Credential(self._callers[name], is_gateway=True)
+        self._anonymous: _Credential | None = None
+        if config.frontend.anonymous_tenant:
+            self._anonymous = _Credential(self._callers[config.frontend.anonymous_tenant])
+        self._everybody: Caller | None = None
+        if not tables.tenants:
+            self._everybody = Caller(
+                tenant=Tenant(name=""), service_class=self.classes[STANDARD], account=Account("", ())
+            )
+
+    def identify(self, bearer: str | None, identities: Sequence[str], named: str | None) -> Caller:
+        """Return who calls.
+
+        `bearer` is an API key, `identities` the names in a verified client certificate, `named` the tenant that a gateway
+        says it calls for. A key goes before a certificate. Without tenants everybody is the anonymous one, whatever they
+        bring. Raises MeshError CREDENTIALS_MISSING, CREDENTIALS_UNKNOWN, TENANT_UNKNOWN, TENANT_DISABLED; none of them
+        quotes what the caller brought.
+        """
+        if self._everybody is not None:
+            return self._everybody
+        credential = self._credential(bearer, identities)
+        if credential.is_disabled:
+            raise _disabled("key", credential.caller.key)
+        caller = credential.caller
+        if named is not None and named != caller.tenant.name:
+            # The same words whether there is such a tenant: who may not name one may not ask, either.
+            if not credential.is_gateway:
+                raise MeshError(
+                    "TENANT_UNKNOWN", f"only a gateway may name another tenant than its own in {HEADER}"
+                )
+            if caller.tenant.is_disabled:
+                raise _disabled("tenant", caller.tenant.name)
+            found = self._callers.get(named)
+            if found is None:
+                raise MeshError("TENANT_UNKNOWN", f"there is no tenant of the name in {HEADER}")
+            caller = found
+        if caller.tenant.is_disabled:
+            raise _disabled("tenant", caller.tenant.name)
+        return caller
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        """All tenants, in the order of the configuration; none in a mesh without."""
+        return [caller.tenant for caller in self._callers.values()]
+
+    @property
+    def organisations(self) -> list[str]:
+        """All organisations under which anything is counted, sorted."""
+        credentials = [each.caller for each in self._by_digest.values()]
+        callers = [*self._callers.values(), *credentials]
+        return sorted({caller.account.organisation for caller in callers if caller.account.scopes})
+
+    def caller(self, tenant: str) -> Caller | None:
+        """Return the tenant as a caller without a key, or None if there is none of that name."""
+        return self._callers.get(tenant)
+
+    def _credential(self, bearer: str | None, identities: Sequence[str]) -> _Credential:
+        if bearer is not None:
+            known = self._by_digest.get(digest(bearer))
+            if known is None:
+                raise MeshError("CREDENTIALS_UNKNOWN", "the API key is unknown")
+            return known
+        for identity in identities:
+            known = self._by_identity.get(identity)
+            if known is not None:
+                return known
+        if self._anonymous is not None:
+            return self._anonymous
+        if identities:
+            raise MeshError("CREDENTIALS_UNKNOWN", "no tenant has a name of the client's certificate")
+        raise MeshError(
+            "CREDENTIALS_MISSING", "who calls must say who it is: authorization: Bearer and an API key"
+        )
+
+    def _caller(
+        self, name: str, tenant: TenantTable, key_name: str = "", key: KeyTable | None = None
+    ) -> Caller:
+        organisation = tenant.organisation or name
+        above = self.tables.organisations.get(organisation)
+        limits = [(f"organisation:{organisation}", above.limit())] if above is not None else []
+        limits.append((f"tenant:{name}", tenant.limit()))
+        if key is not None:
+            limits.append((f"key:{key_name}", key.limit()))
+        return Caller(
+            tenant=Tenant(
+                name=name,
+                organisation=organisation,
+                service_class=tenant.class_,
+                weight=tenant.weight,
+                limit=tenant.limit(),
+                is_strict=tenant.strict,
+                may_clamp=tenant.clamp,
+                cached_discount=tenant.cached_discount,
+                is_disabled=tenant.disabled,
+            ),
+            service_class=self.classes[tenant.class_],
+            account=Account(
+                organisation, tuple(Scope(scope, limit) for scope, limit in limits if not limit.is_none)
+            ),
+            key=key_name,
+        )
+
+
+def digest(key: str) -> bytes:
+    """Return what is kept of an API key: its SHA-256, 32 bytes."""
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def tables_of(config: MeshConfig) -> Tables:
+    """Return what the configuration alone says."""
+    return Tables(
+        classes=config.classes,
+        organisations=config.organisations,
+        tenants=config.tenants,
+        keys=config.keys,
+    )
+
+
+def classes_of(config: MeshConfig) -> dict[str, ServiceClass]:
+    """Return all classes by name, defaults resolved; `standard` is always there."""
+    tables = {STANDARD: ClassTable(), **config.classes}
+    return {name: _class_of(name, table, config) for name, table in tables.items()}
+
+
+def _class_of(name: str, table: ClassTable, config: MeshConfig) -> ServiceClass:
+    frontend = config.frontend
+    runtime_max_s = table.runtime_max_s or frontend.runtime_max_s
+    return ServiceClass(
+        name=name,
+        band=table.band,
+        runtime_max_s=runtime_max_s,
+        default_deadline_s=min(table.default_deadline_s or frontend.default_deadline_s, runtime_max_s),
+        max_output_tokens=table.max_output_tokens or frontend.max_output_tokens_max,
+        is_sheddable=table.sheddable,
+        kv_head_room=table.kv_head_room,
+    )
+
+
+def _disabled(what: str, name: str) -> MeshError:
+    return MeshError("TENANT_DISABLED", f"the {what} {name} is disabled", metadata={what: name})
