@@ -6,7 +6,7 @@ a socket in a test.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -26,6 +26,14 @@ class Call(Protocol[Request, Response]):
     @property
     def peer(self) -> str:
         """Address of the peer, for logs."""
+        ...
+
+    @property
+    def identities(self) -> Sequence[str]:
+        """Names in the peer's certificate, which the transport has verified; empty where it asked for none.
+
+        The alternative names, or the common name of a certificate without any (RFC 6125, 6.4.4).
+        """
         ...
 
     def remaining_s(self) -> float | None:
@@ -60,6 +68,12 @@ class GrpcCall:
     @property
     def peer(self) -> str:
         return self._context.peer()
+
+    @property
+    def identities(self) -> Sequence[str]:
+        found = self._context.auth_context()
+        names = found.get("x509_subject_alternative_name") or found.get("x509_common_name") or ()
+        return [name.decode(errors="replace") for name in names]
 
     def remaining_s(self) -> float | None:
         remaining = self._context.time_remaining()

@@ -101,6 +101,11 @@ class Catalogue:
         return caller
 
     @property
+    def asks(self) -> bool:
+        """True if callers must say who they are; without tenants nobody need."""
+        return self._everybody is None
+
+    @property
     def tenants(self) -> list[Tenant]:
         """All tenants, in the order of the configuration; none in a mesh without."""
         return [caller.tenant for caller in self._callers.values()]

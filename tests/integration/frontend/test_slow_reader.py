@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.progress import CREDIT_WINDOW
@@ -17,6 +17,7 @@ class StuckCall:
     def __init__(self) -> None:
         self.metadata: Mapping[str, str] = {}
         self.peer = "test"
+        self.identities: Sequence[str] = ()
         self.allowed = asyncio.Semaphore(0)
         self.messages: list[pb.GenerateResponse] = []
 
