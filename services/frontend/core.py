@@ -74,15 +74,15 @@ class FrontendCore:
 
     # Clients.
 
-    def place_to_read(self) -> AbstractContextManager[None]:
+    def place_to_read(self, now_s: float) -> AbstractContextManager[None]:
         """Return what holds a place while a request is read. Raises MeshError (DRAINING, LIVE_REQUESTS_FULL)."""
         self._check_draining()
-        return self.live.place_to_read()
+        return self.live.place_to_read(now_s)
 
     def submit(self, order: Order, output: Output, on_ready: Callable[[], None], now_s: float) -> LiveRequest:
         """Start a request. `on_ready` is called from now on, also before this returns. Raises MeshError."""
         self._check_draining()
-        self.live.check_room()
+        self.live.check_room(now_s)
         request = LiveRequest(order, output, self, self._limits)
         request.on_ready = on_ready
         self.supersede(order.request_id, order.epoch, now_s)
@@ -156,6 +156,9 @@ class FrontendCore:
         self._each(slots, message.finishes, answers.on_finish, now_s)
         self._each(slots, message.failures, answers.on_failure, now_s)
         self._each(slots, message.refusals, answers.on_refusal, now_s)
+        if message.HasField("load_report"):
+            load = message.load_report
+            peer.queue_delay_s, peer.step_s = load.queue_delay_us / 1e6, load.step_p95_us / 1e6
         self.on_event()
 
     def on_lost(self, link: Link, reason: str, now_s: float) -> None:
@@ -196,8 +199,8 @@ class FrontendCore:
     def schedule(self, request: LiveRequest) -> None:
         self.live.schedule(request)
 
-    def take_retry(self, now_s: float) -> bool:
-        return self.retries.take(now_s)
+    def take_retry(self, request: LiveRequest, now_s: float) -> bool:
+        return self.retries.take(now_s, is_sheddable=request.order.caller.service_class.is_sheddable)
 
     def jitter(self) -> float:
         return self._jitter()

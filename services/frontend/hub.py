@@ -32,8 +32,8 @@ class Hub(Protocol):
         """Look at `request.wake_s` again."""
         ...
 
-    def take_retry(self, now_s: float) -> bool:
-        """Spend one retry of the budget."""
+    def take_retry(self, request: LiveRequest, now_s: float) -> bool:
+        """Spend one retry of the budget for `request`. False: it must not be sent again."""
         ...
 
     def jitter(self) -> float:

@@ -14,7 +14,11 @@ from kvmesh.errors import MeshError
 from services.frontend.request import LiveRequest
 
 RETRY_AFTER_MAX_S: Final = 10.0
-"""Longest wait a refused client is told."""
+RETRY_AFTER_MIN_S: Final = 0.05
+"""Longest and shortest wait a refused client is told."""
+
+RETRY_AFTER_S: Final = 1.0
+"""What it is told before any request has ended."""
 
 _SMOOTHING: Final = 0.1
 
@@ -39,6 +43,8 @@ class Live:
         self._entries = 0
         self._ended_at_s: float | None = None
         self._between_ends_s = 0.0
+        self._promised_s = float("-inf")
+        """When the last client that was refused was told to come back."""
 
     def __len__(self) -> int:
         return len(self.serving)
@@ -46,7 +52,7 @@ class Live:
     def __repr__(self) -> str:
         return f"Live({len(self.serving)}/{self.places}, {len(self.leaving)} leaving)"
 
-    def check_room(self) -> None:
+    def check_room(self, now_s: float) -> None:
         """Raise MeshError if every place is taken."""
         taken = len(self.serving) + self.reading
         if taken >= self.places:
@@ -54,21 +60,27 @@ class Live:
                 "LIVE_REQUESTS_FULL",
                 f"the frontend is full: {taken}/{self.places} requests are live",
                 {"live": str(taken), "places": str(self.places)},
-                retry_after_s=self.retry_after_s,
+                retry_after_s=self._retry_after_s(now_s),
             )
 
-    @property
-    def retry_after_s(self) -> float:
-        """Seconds until the next place is likely to be free, from the rate at which requests end."""
-        return min(RETRY_AFTER_MAX_S, max(0.05, self._between_ends_s or 1.0))
+    def _retry_after_s(self, now_s: float) -> float:
+        """Return the seconds until a place is likely to be free that nobody was promised, at the rate of ends.
+
+        So clients that are refused together do not come back together.
+        """
+        between_s = self._between_ends_s or RETRY_AFTER_S
+        if self._ended_at_s is not None:
+            between_s = max(between_s, _SMOOTHING * (now_s - self._ended_at_s))  # nothing ended for long
+        self._promised_s = min(max(self._promised_s, now_s) + between_s, now_s + RETRY_AFTER_MAX_S)
+        return max(RETRY_AFTER_MIN_S, self._promised_s - now_s)
 
     @contextmanager
-    def place_to_read(self) -> Iterator[None]:
+    def place_to_read(self, now_s: float) -> Iterator[None]:
         """Hold a place while a request is read; raises MeshError if every place is taken.
 
         At the end the place is free: who admits the request then does so before anybody else runs.
         """
-        self.check_room()
+        self.check_room(now_s)
         self.reading += 1
         try:
             yield
@@ -94,7 +106,7 @@ class Live:
         if not executions:
             del self._by_id[request.order.request_id]
         if self._ended_at_s is not None:
-            gap_s = now_s - self._ended_at_s
+            gap_s = min(now_s - self._ended_at_s, RETRY_AFTER_MAX_S)
             self._between_ends_s += _SMOOTHING * (gap_s - self._between_ends_s)
         self._ended_at_s = now_s
 

@@ -7,18 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.buckets.limits import Account
+from kvmesh.deadlines import REMAINING_MS_MAX
+from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.adoption import Place
 from services.frontend.resume_token import ATTEMPT_STRIDE, ResumeToken
+
+RUNTIME_GRACE_S: Final = 0.25
+"""What a class's end is later for the hops behind, each of which takes its margin off: the frontend ends the request
+itself, neither before its time nor long after, and they only catch what it missed."""
+
+NOBODY: Final = Caller(
+    tenant=Tenant(name=""),
+    service_class=ServiceClass(
+        name="",
+        runtime_max_s=REMAINING_MS_MAX / 1000,
+        default_deadline_s=REMAINING_MS_MAX / 1000,
+        max_output_tokens=1 << 20,
+    ),
+    account=Account("", ()),
+)
+"""Who calls where nobody asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One request of a client, validated, tokenized, with its seed and its deadlines."""
 
+    caller: Caller = NOBODY
+    """Who pays, and by which rules."""
+    reservation_id: str = ""
+    """What its budget was reserved under; empty: nothing was."""
     request_id: str
     """32 lower-case hexadecimal digits."""
     prompt_ids: bytes
@@ -30,6 +54,8 @@ class Order:
     stop: tuple[str, ...] = ()
     max_output_tokens: int
     """Positions of the whole output: [0, max_output_tokens)."""
+    is_output_clamped: bool = False
+    """True if that is less than asked for because the client's deadline leaves no time for more."""
     model_version: str
     end_token_id: int
     priority: int = 0
@@ -77,6 +103,11 @@ class Order:
         """What keeps related requests at one router."""
         return self.session_id or self.request_id
 
+    @property
+    def hops_deadline_s(self) -> float:
+        """When the hops behind end it."""
+        return self.deadline_s if self.is_clients_deadline else self.deadline_s + RUNTIME_GRACE_S
+
     def submission(
         self,
         slot: int,
@@ -119,6 +150,12 @@ class Order:
         budget.priority = self.priority
         budget.attempt = attempt
         budget.attempts_max = attempts_max
+        budget.reservation_id = self.reservation_id
+        tenant, service_class = self.caller.tenant, self.caller.service_class
+        budget.tenant, budget.weight = tenant.name, tenant.weight
+        budget.service_class, budget.band = service_class.name, service_class.band
+        budget.sheddable = service_class.is_sheddable
+        budget.kv_head_room_permille = round(service_class.kv_head_room * 1000)
         return submit
 
     def resume_token(self, place: Place | None = None) -> ResumeToken:

@@ -28,13 +28,17 @@ class Link(Protocol):
 class Peer:
     """One router: its link, and the request of each open slot. Slots are void once the link is lost."""
 
-    __slots__ = ("is_draining", "link", "slots")
+    __slots__ = ("is_draining", "link", "queue_delay_s", "slots", "step_s")
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.slots: dict[int, LiveRequest] = {}
         self.is_draining = False
         """True while its lease says that it takes nothing new."""
+        self.queue_delay_s = 0.0
+        """What the router said last of how long a new request waits there."""
+        self.step_s = 0.0
+        """What it said of the time between two tokens that 95 of 100 steps keep; 0: it does not know."""
 
     def __repr__(self) -> str:
         return f"Peer({self.name}, {'up' if self.link.is_up else 'down'}, {len(self.slots)} slots)"

@@ -306,7 +306,7 @@ class LiveRequest:
             resumed=self.tries.was_taken or bool(self.order.received_ids),
         )
         ttft_s = self.order.ttft_deadline_s if self.progress.first_token_s is None else None
-        peer.link.outbox.submit(submit, self.order.deadline_s, ttft_s)
+        peer.link.outbox.submit(submit, self.order.hops_deadline_s, ttft_s)
         self.hub.schedule(self)
 
     def seek(self, fault: str, now_s: float) -> None:
@@ -388,7 +388,7 @@ class LiveRequest:
             untouched=untouched,
             attempts=len(self.attempts),
             tokens_sent=len(self.progress.ids),
-            take_retry=self.hub.take_retry,
+            take_retry=lambda: self.hub.take_retry(self, now_s),
         )
         if error is not None:
             self.end_with(End(error=error), now_s)

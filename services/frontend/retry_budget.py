@@ -1,4 +1,4 @@
-"""How many retries the frontend may add to the load: a share of the requests and a few more.
+"""How many retries the frontend may add to the load: a share of its requests, and its share of a few more.
 
 Pure. Only retries of work no engine took are paid from here; a resume never is (architecture, section 2).
 """
@@ -14,14 +14,17 @@ WINDOW_S: Final = 10.0
 class RetryBudget:
     """A bucket of retries: `ratio` flows in per request, `per_s` per second. Starts with a window of the trickle.
 
+    The trickle is the mesh's: each frontend has its part of it, see `share`. Work that may be shed leaves the lower half of
+    the bucket to work that may not.
+
     Invariant: 0 <= level <= cap.
     """
 
-    __slots__ = ("_at_s", "_cap", "_level", "_per_s", "_ratio", "refused_total", "spent_total")
+    __slots__ = ("_at_s", "_cap", "_level", "_mesh_per_s", "_per_s", "_ratio", "refused_total", "spent_total")
 
     def __init__(self, ratio: float, per_s: float, now_s: float) -> None:
         self._ratio = ratio
-        self._per_s = per_s
+        self._mesh_per_s = self._per_s = per_s
         self._cap = WINDOW_S * (per_s + 10 * ratio)
         self._level = WINDOW_S * per_s
         self._at_s = now_s
@@ -41,10 +44,17 @@ class RetryBudget:
         self._refill(now_s)
         self._level = min(self._cap, self._level + self._ratio)
 
-    def take(self, now_s: float) -> bool:
+    def share(self, frontends: int, now_s: float) -> None:
+        """There are so many frontends, this one included."""
+        self._refill(now_s)
+        self._per_s = self._mesh_per_s / max(1, frontends)
+        self._cap = WINDOW_S * (self._per_s + 10 * self._ratio)
+        self._level = min(self._cap, self._level)
+
+    def take(self, now_s: float, *, is_sheddable: bool = False) -> bool:
         """Spend one retry. False: the budget is empty and the error must go to the client."""
         self._refill(now_s)
-        if self._level < 1.0:
+        if self._level < 1.0 or (is_sheddable and self._level < self._cap / 2):
             self.refused_total += 1
             return False
         self._level -= 1.0

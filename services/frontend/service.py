@@ -202,7 +202,7 @@ class InferenceService:
         owner: str,
     ) -> Order:
         """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
-        with self._core.place_to_read():
+        with self._core.place_to_read(self._clock.now_s()):
             if len(data) < THREAD_BYTES_MIN:
                 asked = self._check(data)
             else:

@@ -35,6 +35,8 @@ class Limits:
     """Seconds a running attempt outlives its link."""
     block_tokens: int
     watchdog: Watchdog = field(default_factory=Watchdog)
+    start_min_s: float = 0.0
+    """A request of which nothing is here does not go to a router with less time left."""
 
 
 class Tries:
@@ -84,7 +86,7 @@ class Tries:
         untouched: bool,
         attempts: int,
         tokens_sent: int,
-        take_retry: Callable[[float], bool],
+        take_retry: Callable[[], bool],
     ) -> MeshError | None:
         """Count one more try after `fault`; return the error for the client if there is none left."""
         if self._stuck_since_s is None:
@@ -101,7 +103,7 @@ class Tries:
                 return faults.given_up(fault, attempts, tokens_sent)
         elif self.retries + 1 >= self._attempts_max:
             return faults.given_up(fault, attempts, tokens_sent)
-        elif fault not in faults.ROUTER_GONE and not take_retry(now_s):
+        elif fault not in faults.ROUTER_GONE and not take_retry():
             return faults.retries_refused(fault, attempts, tokens_sent)
         self.retries += 1
         return None

@@ -503,17 +503,17 @@ def test_a_request_that_is_read_holds_a_place() -> None:
     """Messages that are being parsed cannot add up beside the requests that live."""
     mesh = mesh_of(places=2)
     begin(mesh)
-    with mesh.core.place_to_read():
+    with mesh.core.place_to_read(mesh.now_s):
         with pytest.raises(MeshError, match="2/2 requests are live"):
-            mesh.core.place_to_read().__enter__()
+            mesh.core.place_to_read(mesh.now_s).__enter__()
         with pytest.raises(MeshError, match="2/2 requests are live"):
             begin(mesh)
-    with pytest.raises(KeyError), mesh.core.place_to_read():
+    with pytest.raises(KeyError), mesh.core.place_to_read(mesh.now_s):
         raise KeyError
     begin(mesh)
     mesh.core.is_draining = True
     with pytest.raises(MeshError, match="shutting down"):
-        mesh.core.place_to_read()
+        mesh.core.place_to_read(mesh.now_s)
 
 
 def test_a_bug_ends_one_request_alone() -> None:
