@@ -9,12 +9,11 @@ from typing import Final
 
 from kvmesh.replica.pulse import Pulse
 from kvmesh.replica.timetable import Timetable
+from services.decode.finished import FinishedLogs
 from services.decode.reservations import Reservations
 from services.decode.session import DecodeSession
 from services.decode.slot import Slot, State
 
-FINISHED_MAX: Final = 4096
-"""Finished logs kept for adopters; beyond it the oldest is forgotten."""
 _SMOOTHING: Final = 0.1
 
 
@@ -25,8 +24,7 @@ class Holdings:
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known, FINISHED ones too."""
         self.sessions: list[DecodeSession] = []
-        self.finished: dict[Slot, None] = {}
-        """Oldest first."""
+        self.finished = FinishedLogs()
         self.reservations = Reservations(kv_blocks)
         self.timetable: Timetable[Slot] = Timetable()
         self.hold_s = 0.0
@@ -77,16 +75,14 @@ class Holdings:
         """Everything of `slot` was said: keep its log until `at_s`."""
         slot.state = State.FINISHED
         self.detach(slot)
-        self.finished[slot] = None
         self.expire_at(slot, at_s)
-        if len(self.finished) > FINISHED_MAX:
-            oldest = next(iter(self.finished))
-            self.forget(oldest, at_s)
+        for one in self.finished.add(slot):
+            self.forget(one, at_s)
 
     def revive(self, slot: Slot) -> None:
         """Somebody adopts a finished log."""
         if slot.state is State.FINISHED:
-            del self.finished[slot]
+            self.finished.discard(slot)
             slot.state = State.ENDED
 
     def forget(self, slot: Slot, now_s: float) -> None:
@@ -96,7 +92,7 @@ class Holdings:
         self.detach(slot)
         if self.slots.get(slot.request_id) is slot:
             del self.slots[slot.request_id]
-        self.finished.pop(slot, None)
+        self.finished.discard(slot)
         self.timetable.forget(slot)
         self._pulse.touch()
 
@@ -137,3 +133,4 @@ class Holdings:
             assert slot.session is not None or slot.expire_s < float("inf"), slot
             assert slot.session is not None or slot.state is not State.PENDING, slot
         assert len(self.timetable) == len(slots), slots
+        self.finished.assert_consistent()

@@ -1,0 +1,57 @@
+"""Logs that were sent to their end, kept for an adopter: a finish in flight is lost with the router that carried it.
+
+Pure. Each is forgotten after the orphan time; these bounds hold however many end within it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.decode.slot import Slot
+
+LOGS_MAX: Final = 4096
+BYTES_MAX: Final = 16 << 20
+
+
+class FinishedLogs:
+    """Finished slots, oldest first. The log of a slot does not change while it is here.
+
+    Invariant: at most `logs_max` of them, and of `bytes_max` together, but for a single one that is larger.
+    """
+
+    __slots__ = ("_bytes_max", "_logs_max", "_slots", "size_bytes")
+
+    def __init__(self, logs_max: int = LOGS_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._logs_max = logs_max
+        self._bytes_max = bytes_max
+        self._slots: dict[Slot, int] = {}
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, slot: Slot) -> bool:
+        return slot in self._slots
+
+    def add(self, slot: Slot) -> list[Slot]:
+        """Keep `slot`; return those that must be forgotten for it, oldest first. They are not here any more."""
+        self._slots[slot] = slot.log.size_bytes
+        self.size_bytes += slot.log.size_bytes
+        forgotten: list[Slot] = []
+        while len(self._slots) > 1 and (
+            len(self._slots) > self._logs_max or self.size_bytes > self._bytes_max
+        ):
+            oldest = next(iter(self._slots))
+            self.discard(oldest)
+            forgotten.append(oldest)
+        return forgotten
+
+    def discard(self, slot: Slot) -> None:
+        """Keep `slot` no longer; one that is not here is ignored."""
+        self.size_bytes -= self._slots.pop(slot, 0)
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a bound or a count does not hold."""
+        assert self.size_bytes == sum(slot.log.size_bytes for slot in self._slots), self.size_bytes
+        assert len(self._slots) <= max(1, self._logs_max), len(self._slots)
+        assert len(self._slots) <= 1 or self.size_bytes <= self._bytes_max, self.size_bytes
