@@ -20,6 +20,7 @@ from redis.exceptions import (
     ClusterDownError,
     MasterDownError,
     NoPermissionError,
+    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -28,6 +29,7 @@ from redis.exceptions import (
 )
 
 from kvmesh.config import ConfigError
+from kvmesh.redis_script import Call, Script
 from kvmesh.redis_url import without_password
 
 log = logging.getLogger(__name__)
@@ -117,6 +119,29 @@ class RedisLink:
             pipe.execute(), "+".join(sorted({str(command[0]) for command in commands}))
         )
         return list(answers)
+
+    async def scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """Run `script` once per call, in order, in one round trip, and return the answers.
+
+        A Redis that does not know the script is sent its text, in a second one. If Redis goes away in the middle, or
+        refuses one of them, some may have run.
+        """
+        answers = await self._scripts("EVALSHA", script.digest, calls)
+        missing = [i for i, each in enumerate(answers) if isinstance(each, NoScriptError)]
+        if missing:
+            again = await self._scripts("EVAL", script.text, [calls[i] for i in missing])
+            for i, each in zip(missing, again, strict=True):
+                answers[i] = each
+        for each in answers:
+            if isinstance(each, Exception):
+                raise self._failed(each, "EVALSHA") from each
+        return answers
+
+    async def _scripts(self, command: str, name: str, calls: Sequence[Call]) -> list[Any]:
+        pipe = self._client.pipeline(transaction=False)
+        for keys, arguments in calls:
+            pipe.execute_command(command, name, len(keys), *keys, *arguments)
+        return list(await self._watch(pipe.execute(raise_on_error=False), "EVALSHA"))
 
     def subscription(self) -> Any:
         """Return a fresh redis.asyncio PubSub; the caller awaits its `aclose`. Wrap its calls in `watch`."""

@@ -1,0 +1,40 @@
+"""Budgets in Redis: sends operations, many in one round trip, and returns what each of them was answered.
+
+A shell. It decides nothing: the script does, in Redis, one operation at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvmesh.buckets.operations import Answer, Operation
+from kvmesh.buckets.script import TEXT
+from kvmesh.buckets.wire import answer, arguments, keys, organisation
+from kvmesh.redis_link import RedisLink
+from kvmesh.redis_script import Script
+
+SCRIPT: Final = Script(TEXT)
+
+
+class Ledger:
+    """The budgets of all organisations of one mesh."""
+
+    def __init__(
+        self, redis: RedisLink, mesh: str, *, test_clock_ms: Callable[[], int] | None = None
+    ) -> None:
+        """Send through `redis`. `test_clock_ms`: for tests of clock steps alone; without it Redis's own clock counts."""
+        self._redis = redis
+        self._mesh = mesh
+        self._test_clock_ms = test_clock_ms
+
+    async def run(self, operations: Sequence[Operation]) -> list[Answer]:
+        """Run `operations` in order, in one round trip, and return their answers.
+
+        Raises RedisAway if not all of them were answered. Those that Redis did run it knows: send all of them again.
+        Raises ValueError for an operation that says what none may say; then nothing was sent.
+        """
+        now_ms = self._test_clock_ms() if self._test_clock_ms else 0
+        calls = [(keys(self._mesh, organisation(each)), arguments(each, now_ms)) for each in operations]
+        replies = await self._redis.scripts(SCRIPT, calls)
+        return [answer(each, reply) for each, reply in zip(operations, replies, strict=True)]

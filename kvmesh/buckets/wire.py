@@ -1,0 +1,230 @@
+"""Operations as arguments of the script, its replies as answers.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, TypeAlias, cast
+
+from kvmesh.buckets.limits import Account
+from kvmesh.buckets.operations import (
+    LEASE_S_MAX,
+    SCOPES_MAX,
+    TOKENS_MAX,
+    Answer,
+    Book,
+    Denied,
+    Draw,
+    Drawn,
+    Granted,
+    Operation,
+    Reason,
+    Remaining,
+    Renew,
+    Renewed,
+    RenewedState,
+    Reserve,
+    Settle,
+    Settled,
+    SettledState,
+    Show,
+    Shown,
+    Spend,
+    Spent,
+    Sweep,
+    Swept,
+    Use,
+)
+
+UNIT: Final = 60_000
+"""A level counts in sixty-thousandths: what a rate of 1 per minute adds in 1 ms."""
+
+SWEEP_MAX: Final = 1000
+
+Argument: TypeAlias = str | int | float
+Words: TypeAlias = tuple[Argument, ...]
+
+
+def keys(mesh: str, organisation: str) -> tuple[str, str, str]:
+    """Return the keys of an organisation's budget: levels, reservations, leases. One hash tag, so one node of a Cluster."""
+    tag = f"{{{mesh}:{organisation}}}:budget"
+    return f"{tag}:levels", f"{tag}:open", f"{tag}:leases"
+
+
+def organisation(operation: Operation) -> str:
+    """Return whose budget `operation` is about."""
+    return operation.organisation if isinstance(operation, Sweep) else operation.account.organisation
+
+
+def arguments(operation: Operation, now_ms: int) -> list[Argument]:
+    """Return ARGV of the script. `now_ms` 0: Redis's own clock. Raises ValueError for what no operation may say."""
+    name, encode = _ENCODERS[type(operation)]
+    scopes = ("0",) if isinstance(operation, Sweep) else _scopes(operation.account)
+    return [name, now_ms, *scopes, *encode(operation)]
+
+
+def answer(operation: Operation, reply: Any) -> Answer:
+    """Return what the script's `reply` to `operation` says."""
+    return _DECODERS[type(operation)](operation, reply)
+
+
+@lru_cache(maxsize=4096)
+def _scopes(account: Account) -> Words:
+    if len(account.scopes) > SCOPES_MAX:
+        raise ValueError(f"an account has {len(account.scopes)} scopes; at most {SCOPES_MAX} are allowed")
+    words: list[Argument] = [len(account.scopes)]
+    for scope in account.scopes:
+        if not scope.name or "\n" in scope.name:
+            raise ValueError(f"a scope is called {scope.name!r}; one line that is not empty is allowed")
+        limit = scope.limit
+        for rate in (limit.requests_per_min, limit.tokens_per_min, limit.concurrency):
+            if not 0 <= rate < float("inf"):
+                raise ValueError(f"a limit of {scope.name} is {rate}; 0 or more is allowed")
+        words += (
+            scope.name,
+            *(repr(float(limit.requests_per_min)), round(limit.requests_burst * UNIT)),
+            *(repr(float(limit.tokens_per_min)), round(limit.tokens_burst * UNIT)),
+            limit.concurrency,
+        )
+    return tuple(words)
+
+
+def _rid(rid: str) -> str:
+    if not rid or rid[0] in "#+":
+        raise ValueError(
+            f"a reservation is called {rid!r}; a name that does not begin with # or + is allowed"
+        )
+    return rid
+
+
+def _whole(what: str, *numbers: int) -> Words:
+    for number in numbers:
+        if not 0 <= number <= TOKENS_MAX:
+            raise ValueError(f"{what} is {number}; 0 to {TOKENS_MAX} is allowed")
+    return tuple(int(number) for number in numbers)
+
+
+def _ms(lease_s: float) -> int:
+    if not 0 < lease_s <= LEASE_S_MAX:
+        raise ValueError(f"lease_s is {lease_s}; above 0 to {LEASE_S_MAX:g} is allowed")
+    return max(1, round(lease_s * 1000))
+
+
+def _reserve(each: Reserve) -> Words:
+    amounts = _whole("an amount of a Reserve", each.tokens, each.requests, each.slots)
+    return _rid(each.rid), *amounts, _ms(each.lease_s), int(each.force)
+
+
+def _settle(each: Settle) -> Words:
+    requests = 0 if each.refund_request else -1 if each.used_requests is None else each.used_requests
+    return _rid(each.rid), *_whole("actual_tokens", each.actual_tokens), requests
+
+
+def _renew(each: Renew) -> Words:
+    words: list[Argument] = [_ms(each.lease_s), len(each.items)]
+    for item in each.items:
+        words.append(_rid(item.rid))
+        words += _whole("an amount of a Renewal", item.tokens, item.requests, item.slots, item.extra_tokens)
+    return tuple(words)
+
+
+def _draw(each: Draw) -> Words:
+    if each.number < 1:
+        raise ValueError(f"number of a Draw is {each.number}; 1 or more is allowed")
+    held = (each.tokens, each.requests, each.slots, each.least_tokens, each.least_slots)
+    amounts = _whole("an amount of a Draw", *held)
+    used = (
+        each.used_tokens,
+        each.used_requests,
+    )  # of the slab's whole life, so not bounded as an operation is
+    return _rid(each.rid), each.number, _ms(each.lease_s), *used, *amounts
+
+
+def _spend(each: Spend) -> Words:
+    return _rid(each.rid) if each.rid else "", *_whole("an amount of a Spend", each.tokens, each.requests)
+
+
+def _show(_: Show) -> Words:
+    return ()
+
+
+def _sweep(each: Sweep) -> Words:
+    if not 1 <= each.count <= SWEEP_MAX:
+        raise ValueError(f"count of a Sweep is {each.count}; 1 to {SWEEP_MAX} is allowed")
+    return (each.count,)
+
+
+_ENCODERS: Final[Mapping[type, tuple[str, Callable[[Any], Words]]]] = {
+    Reserve: ("reserve", _reserve),
+    Settle: ("settle", _settle),
+    Renew: ("renew", _renew),
+    Draw: ("draw", _draw),
+    Spend: ("spend", _spend),
+    Show: ("show", _show),
+    Sweep: ("sweep", _sweep),
+}
+
+
+def _text(word: Any) -> str:
+    return bytes(word).decode()
+
+
+def _level(word: bytes) -> float | None:
+    return float(word) / UNIT if word else None
+
+
+def _remaining(requests: bytes, tokens: bytes, slots: bytes) -> Remaining:
+    return Remaining(_level(requests), _level(tokens), int(slots) if slots else None)
+
+
+def _reserved(_: Reserve, reply: Any) -> Answer:
+    if reply[0] == b"granted":
+        return Granted(_remaining(*reply[2:]), is_repeated=bool(reply[1]))
+    reason, scope, wait = cast("Reason", _text(reply[1])), _text(reply[2]), reply[3]
+    return Denied(reason, scope, int(wait) / 1000 if wait else None, _remaining(*reply[4:]))
+
+
+def _settled(_: Settle, reply: Any) -> Answer:
+    state = cast("SettledState", _text(reply[0]))
+    return Settled(int(reply[1]), int(reply[2]), state, _remaining(*reply[3:]))
+
+
+def _renewed(_: Renew, reply: Any) -> Answer:
+    return Renewed(tuple(cast("RenewedState", _text(state)) for state in reply[0]), _remaining(*reply[1:]))
+
+
+def _drawn(_: Draw, reply: Any) -> Answer:
+    is_open, tokens, requests, slots = (int(word) for word in reply[:4])
+    return Drawn(tokens, requests, slots, bool(is_open), _remaining(*reply[4:]))
+
+
+def _spent(_: Spend, reply: Any) -> Answer:
+    return Spent(bool(reply[0]), _remaining(*reply[1:]))
+
+
+def _shown(each: Show, reply: Any) -> Answer:
+    uses = tuple(
+        Use(scope.name, _level(requests), _level(tokens), int(slots))
+        for scope, (requests, tokens, slots) in zip(each.account.scopes, reply[0], strict=True)
+    )
+    values = [int(word or 0) for word in reply[1]]
+    values[-1] -= values[-2]  # what is neither open nor forgotten is a tombstone
+    return Shown(uses, Book(*values))
+
+
+def _swept(_: Sweep, reply: Any) -> Answer:
+    return Swept(int(reply[0]), int(reply[1]), bool(reply[2]))
+
+
+_DECODERS: Final[Mapping[type, Callable[[Any, Any], Answer]]] = {
+    Reserve: _reserved,
+    Settle: _settled,
+    Renew: _renewed,
+    Draw: _drawn,
+    Spend: _spent,
+    Show: _shown,
+    Sweep: _swept,
+}
