@@ -48,6 +48,10 @@ class Call(Protocol[Request, Response]):
         """Send one message; returns when the transport took it. One writer at a time."""
         ...
 
+    def set_trailers(self, trailers: Mapping[str, str]) -> None:
+        """Send `trailers` with the status of a call that ends well; a MeshError brings its own."""
+        ...
+
 
 class GrpcCall:
     """A Call on grpc.aio."""
@@ -86,3 +90,6 @@ class GrpcCall:
 
     async def write(self, message: Any) -> None:
         await self._context.write(message)
+
+    def set_trailers(self, trailers: Mapping[str, str]) -> None:
+        self._context.set_trailing_metadata(tuple(trailers.items()))
