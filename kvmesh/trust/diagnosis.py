@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Final
 
 from kvmesh.config import ConfigError
@@ -48,7 +48,7 @@ async def _look(host: str, port: int, name: str, files: Files | None) -> str:
         if not files:
             return "TLS is spoken there, and this process has no [trust]" if is_tls else ""
         return _refused_ours(files) if is_tls else "no TLS is spoken there, and this process has [trust]"
-    with closing(writer):
+    try:
         if files is None:
             return "TLS is spoken there, and this process has no [trust]"
         # A server that refuses our certificate does so after the handshake (TLS 1.3); gRPC's hangs up without a word.
@@ -56,6 +56,9 @@ async def _look(host: str, port: int, name: str, files: Files | None) -> str:
             if await reader.read(1):
                 return ""
         return _refused_ours(files)
+    finally:
+        # A polite end of TLS waits for the peer's, up to 30 s and beyond the end of the loop.
+        writer.transport.abort()
 
 
 def _believing() -> ssl.SSLContext:
