@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -114,14 +115,17 @@ def build_table(table: type[AnyTable], name: str, found: Any) -> AnyTable:
     return built
 
 
-def keys(section: type[msgspec.Struct]) -> Iterator[tuple[str, Any, Allowed]]:
-    """Yield (attribute, type, what it may hold) of a section or table, in the order of the file."""
+@cache
+def keys(section: type[msgspec.Struct]) -> tuple[tuple[str, Any, Allowed], ...]:
+    """Return (attribute, type, what it may hold) of a section or table, in the order of the file."""
     hints = get_type_hints(section, include_extras=True)
+    found = []
     for key in section.__struct_fields__:
         hint = hints[key]
         assert get_origin(hint) is Annotated, f"{section.__name__}.{key} needs Annotated[type, Allowed(...)]"
         kind, allowed = get_args(hint)
-        yield key, kind, allowed
+        found.append((key, kind, allowed))
+    return tuple(found)
 
 
 def shown_key(attribute: str) -> str:

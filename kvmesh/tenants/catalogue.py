@@ -76,7 +76,7 @@ class Catalogue:
         `bearer` is an API key, `identities` the names in a verified client certificate, `named` the tenant that a gateway
         says it calls for. A key goes before a certificate. Without tenants everybody is the anonymous one, whatever they
         bring. Raises MeshError CREDENTIALS_MISSING, CREDENTIALS_UNKNOWN, TENANT_UNKNOWN, TENANT_DISABLED; none of them
-        quotes what the caller brought.
+        quotes a key.
         """
         if self._everybody is not None:
             return self._everybody

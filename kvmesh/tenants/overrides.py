@@ -46,9 +46,36 @@ class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Changes of one table. A JSON object in Redis."""
 
     version: int
-    """Grows by one with each change of the entry."""
+    """Grows with each change of the entry: the time of Redis, in milliseconds, or one more than before."""
     changes: dict[str, Any]
     """Key of the table -> value."""
+
+
+def read(
+    found: Mapping[bytes, bytes], known: Mapping[str, Override]
+) -> tuple[dict[str, Override], dict[str, Override], list[str]]:
+    """Return what holds now, what of it Redis lacks, and a sentence for each entry that nobody can read.
+
+    `found` is what Redis has, `known` what held before. No entry is ever removed: one that is not there, or is older than
+    the one that is known, was lost with the memory of Redis and holds on. So does one that cannot be read any more.
+    """
+    overrides, problems = dict(known), list[str]()
+    names = {name.decode(errors="replace"): entry for name, entry in found.items()}
+    lacking = {scope: override for scope, override in known.items() if scope not in names}
+    for scope, entry in names.items():
+        try:
+            override = _decoder.decode(entry)
+        except msgspec.DecodeError as error:
+            problems.append(f"{scope}: the entry cannot be read: {error}.")
+            continue
+        if scope in known and override.version < known[scope].version:
+            lacking[scope] = known[scope]
+        else:
+            overrides[scope] = override
+    return overrides, lacking, problems
+
+
+_decoder: Final = msgspec.json.Decoder(Override)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

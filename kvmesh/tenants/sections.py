@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final
 from kvmesh.buckets.limits import Limit
 from kvmesh.config_keys import NAME, NAME_WORDS, Allowed, ConfigError, Table, shown_number
 from kvmesh.deadlines import REMAINING_MS_MAX
+from kvmesh.tenants.labels import ANONYMOUS, OTHER
 
 RUNTIME_MAX_S: Final = REMAINING_MS_MAX / 1000
 """Longest a request may run: what the budget of a hop can carry."""
@@ -18,7 +19,7 @@ RUNTIME_MAX_S: Final = REMAINING_MS_MAX / 1000
 STANDARD: Final = "standard"
 """The class of who names none."""
 
-LABELS_TAKEN: Final = ("anonymous", "other")
+LABELS_TAKEN: Final = (ANONYMOUS, OTHER)
 """What metrics call the tenant without a name, and those beyond the ones that have a label."""
 
 _SHA256: Final = r"[0-9a-f]{64}"

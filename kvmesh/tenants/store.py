@@ -1,0 +1,176 @@
+"""What operators changed, kept in Redis and followed by every frontend. A shell.
+
+`{mesh}:tenants` is a hash with one entry a table ("tenant:search" -> Override as JSON); `{mesh}:tenants-news` is a channel
+that says "look again". While Redis is away, what was known last holds; what Redis lost, every frontend puts back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from kvmesh.config import MeshConfig
+from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.tasks import persist
+from kvmesh.tenants.catalogue import Catalogue
+from kvmesh.tenants.overrides import Override, read
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 1.0
+"""Between two looks without news."""
+
+AWAY_PAUSE_S: Final = 0.25
+
+TRIES_MAX: Final = 5
+"""Of a change that others come before."""
+
+
+class CatalogueStore:
+    """Keeps `catalogue` up to date. Owned by who calls `run`."""
+
+    def __init__(self, redis: RedisLink, config: MeshConfig) -> None:
+        self.catalogue = Catalogue(config)
+        """Swapped as a whole: whoever reads it once sees one state of all tenants."""
+        self._redis = redis
+        self._config = config
+        self._overrides: Mapping[str, Override] = {}
+        self._found: Mapping[bytes, bytes] = {}
+        self._lacking: Mapping[str, Override] = {}
+        """What Redis had lost when it was read last."""
+        self._told: Sequence[str] = ()
+
+    async def start(self) -> None:
+        """Look once, before the first request; where Redis is away, what the configuration says holds."""
+        with suppress(RedisAway):
+            await self.poll()
+
+    async def run(self) -> None:
+        """Look every POLL_S and at every nudge, until cancelled. No answer of Redis ends it."""
+        if self.catalogue.asks:  # without tenants there is nothing that could be changed
+            await persist(self._follow, "tenants", pause_s=AWAY_PAUSE_S)
+
+    async def poll(self) -> None:
+        """Look once. Raises RedisAway."""
+        if not self.catalogue.asks:
+            return
+        found = await _read(self._redis, self._config.mesh.name)
+        if found == self._found and not self._lacking:
+            return
+        overrides, lacking, problems = read(found, self._overrides)
+        if overrides != self._overrides:
+            changed = sorted(
+                scope for scope, override in overrides.items() if override != self._overrides.get(scope)
+            )
+            # Some thousand tenants take a tenth of a second to build: no stream waits for that.
+            self.catalogue = await asyncio.to_thread(Catalogue, self._config, overrides)
+            self._overrides = overrides
+            log.info("tenants changed", extra={"changed": changed})
+        self._found = found
+        self._tell([*problems, *self.catalogue.problems])
+        if lacking and lacking != self._lacking:
+            log.warning("Redis lost what was changed; it is put back", extra={"changed": sorted(lacking)})
+        self._lacking = lacking
+        if lacking:
+            with suppress(RedisAway):  # one that takes no writes can be read all the same
+                await restore(self._redis, self._config.mesh.name, lacking)
+
+    async def _follow(self) -> None:
+        subscription = self._redis.subscription()
+        try:
+            await self._redis.watch(subscription.subscribe(key(self._config.mesh.name, "tenants-news")))
+            while True:
+                await self.poll()
+                await self._redis.watch(subscription.get_message(timeout=POLL_S))
+        finally:
+            with suppress(Exception):  # closing a broken connection tells nothing new
+                await subscription.aclose()
+
+    def _tell(self, problems: Sequence[str]) -> None:
+        for problem in problems:
+            if problem not in self._told:
+                log.error("a change of tenants is left out: %s", problem)
+        self._told = problems
+
+
+async def read_overrides(redis: RedisLink, mesh: str) -> tuple[dict[str, Override], list[str]]:
+    """Return what Redis has, and a sentence for each entry that cannot be read. Raises RedisAway."""
+    overrides, _, problems = read(await _read(redis, mesh), {})
+    return overrides, problems
+
+
+async def change(
+    redis: RedisLink, mesh: str, scope: str, made: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Override:
+    """Replace the entry of `scope` by what `made` makes of its changes; return what was written.
+
+    Nobody else's change is lost: where somebody comes before, `made` is asked again with what that one wrote. An entry that
+    cannot be read counts as empty. Raises RedisAway, Contended, and what `made` raises.
+    """
+    name = key(mesh, "tenants")
+    for _ in range(TRIES_MAX):
+        before, (seconds, micros) = await redis.pipeline([("HGET", name, scope), ("TIME",)])
+        known = read({scope.encode(): before}, {})[0].get(scope) if before is not None else None
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        override = Override(
+            version=max(now_ms, known.version + 1 if known else 0),
+            changes=made(dict(known.changes) if known else {}),
+        )
+        is_written = await redis.execute(
+            *("EVAL", _REPLACE, 1, name, scope, msgspec.json.encode(override)),
+            *(key(mesh, "tenants-news"), before or b""),
+        )
+        if is_written:
+            return override
+    raise Contended(f"{scope} is changed by others all the time: nothing was written, try again.")
+
+
+class Contended(Exception):
+    """Others changed the same entry at the same time; the text is one sentence."""
+
+
+async def restore(redis: RedisLink, mesh: str, overrides: Mapping[str, Override]) -> None:
+    """Write `overrides` where Redis has none or older ones. Raises RedisAway."""
+    name, news = key(mesh, "tenants"), key(mesh, "tenants-news")
+    await redis.pipeline(
+        [
+            ("EVAL", _RESTORE, 1, name, scope, msgspec.json.encode(override), news, override.version)
+            for scope, override in overrides.items()
+        ]
+    )
+
+
+async def _read(redis: RedisLink, mesh: str) -> dict[bytes, bytes]:
+    """Return the hash as it is. Raises RedisAway."""
+    found = await redis.execute("HGETALL", key(mesh, "tenants"))
+    if isinstance(found, Mapping):
+        return dict(found)
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+_REPLACE: Final = """
+local found = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+if found ~= ARGV[4] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('PUBLISH', ARGV[3], ARGV[1])
+return 1
+"""
+"""KEYS: the hash. ARGV: scope, new entry, channel, the entry that it replaces or nothing. Returns 1 if it was written."""
+
+_RESTORE: Final = """
+local found = redis.call('HGET', KEYS[1], ARGV[1])
+if found then
+  local ok, entry = pcall(cjson.decode, found)
+  if not ok or type(entry) ~= 'table' or type(entry.version) ~= 'number' then return 0 end
+  if entry.version >= tonumber(ARGV[4]) then return 0 end
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('PUBLISH', ARGV[3], ARGV[1])
+return 1
+"""
+"""KEYS: the hash. ARGV: scope, entry, channel, the entry's version. What cannot be read stays: it is of another release."""
