@@ -1,0 +1,216 @@
+"""What a frontend admits while Redis answers nobody: local buckets, and when they begin and end.
+
+Pure. Each scope has a bucket of its own at SHARE of its limit by the number of frontends; it starts with as much of what
+Redis last said to be left. After OUTAGE_S requests of sheddable classes are refused, the others go on. When Redis is back,
+what was spent locally is taken from its levels, never below 0, and for a moment more everything is admitted locally, so
+that all frontends have told theirs before the first asks again.
+
+Bound on overspending, per scope, for one frontend that is cut off for T seconds while the others go on, overruns apart:
+
+    charged locally <= max(SHARE x burst / frontends, largest estimate) + SHARE x limit / 60 / frontends x T
+
+If all are cut off together nothing else is charged meanwhile; then any window w holds at most limit x w + burst as ever,
+and besides what the frontends did not know: at most SHARE x burst in all, where the levels were lower than they last heard.
+Concurrency: a frontend admits while it has fewer than SHARE x limit / frontends of its own, and always one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.buckets.operations import Denied, Remaining
+
+SHARE: Final = 0.8
+OUTAGE_S: Final = 60.0
+"""After this the outage is no blip: sheddable classes are refused."""
+
+TOGETHER_S: Final = 1.0
+"""All frontends notice within this that Redis is back. A blip that was shorter needs no longer than it lasted."""
+
+
+class Outage:
+    """When Redis was lost and when it answered again: REMOTE -> AWAY -> BACK -> REMOTE, and BACK -> AWAY."""
+
+    __slots__ = ("back_at_s", "lost_at_s", "total")
+
+    def __init__(self) -> None:
+        self.lost_at_s: float | None = None
+        """None: Redis is asked. Otherwise requests are admitted locally since then."""
+        self.back_at_s: float | None = None
+        """When it answered again."""
+        self.total = 0
+
+    def lose(self, now_s: float) -> bool:
+        """Redis answers nobody. Return True if that is news."""
+        self.back_at_s = None
+        if self.lost_at_s is not None:
+            return False
+        self.lost_at_s = now_s
+        self.total += 1
+        return True
+
+    def answer(self, now_s: float) -> None:
+        """Redis has answered."""
+        if self.lost_at_s is not None and self.back_at_s is None:
+            self.back_at_s = now_s
+
+    def may_end(self, now_s: float) -> bool:
+        """True if the others had their time to notice that Redis is back."""
+        if self.lost_at_s is None or self.back_at_s is None:
+            return False
+        return now_s - self.back_at_s >= min(TOGETHER_S, self.back_at_s - self.lost_at_s)
+
+    def end(self) -> None:
+        """Redis knows of everything: it is asked again."""
+        self.lost_at_s = self.back_at_s = None
+
+    def is_shedding(self, now_s: float) -> bool:
+        """True if sheddable classes are refused."""
+        return self.lost_at_s is not None and self.back_at_s is None and now_s - self.lost_at_s >= OUTAGE_S
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """The local part of one scope. A kind that is not limited has no level."""
+
+    tokens: float
+    requests: float
+    at_s: float
+    slots: int = 0
+    """Requests of this frontend that run, however they were admitted."""
+
+
+class LocalBuckets:
+    """The buckets of one outage."""
+
+    def __init__(self, frontends: int) -> None:
+        self._share = SHARE / frontends
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+
+    def resize(self, frontends: int) -> None:
+        """Take the number of frontends that share the limits."""
+        self._share = SHARE / frontends
+
+    def open(
+        self, account: Account, remaining: Remaining | None, age_s: float, live: int, now_s: float
+    ) -> None:
+        """Know the account: what Redis said `age_s` ago to be left, and how many of its requests run here.
+
+        Called once per account. Of accounts that share a scope the first one gives its level, all give their requests.
+        """
+        for scope in account.scopes:
+            key = account.organisation, scope.name
+            bucket = self._buckets.get(key)
+            if bucket is None:
+                bucket = self._buckets[key] = self._start(scope.limit, remaining, age_s, now_s)
+            bucket.slots += live
+
+    def admit(self, account: Account, tokens: int, now_s: float, *, is_forced: bool) -> Denied | None:
+        """Take one request from all scopes of the account, or say which one refuses it; then nothing is taken."""
+        buckets = [self._refilled(account, scope, now_s) for scope in account.scopes]
+        if not is_forced:
+            denied: Denied | None = None
+            for scope, bucket in zip(account.scopes, buckets, strict=True):
+                found = self._judge(scope, bucket, tokens, denied)
+                if found is not None:
+                    denied = found
+            if denied is not None:
+                return denied
+        for bucket in buckets:
+            bucket.tokens -= tokens
+            bucket.requests -= 1
+            bucket.slots += 1
+        return None
+
+    def hold(self, account: Account) -> None:
+        """Count a request that runs and was not admitted from here."""
+        for scope in account.scopes:
+            self._buckets[account.organisation, scope.name].slots += 1
+
+    def release(self, account: Account) -> None:
+        """Count one that has ended, however it was admitted."""
+        for scope in account.scopes:
+            self._buckets[account.organisation, scope.name].slots -= 1
+
+    def give_back(self, account: Account, tokens: int, requests: int, now_s: float) -> None:
+        """Put back what was not used; tokens below 0 are an overrun."""
+        for scope in account.scopes:
+            bucket = self._refilled(account, scope, now_s)
+            cap = self._share * scope.limit.tokens_burst
+            bucket.tokens = min(max(cap, bucket.tokens), bucket.tokens + tokens)
+            cap = self._share * scope.limit.requests_burst
+            bucket.requests = min(max(cap, bucket.requests), bucket.requests + requests)
+
+    def remaining(self, account: Account) -> Remaining:
+        """Return what is left here in the scope that has least."""
+        least = Remaining()
+        for scope in account.scopes:
+            bucket, limit = self._buckets[account.organisation, scope.name], scope.limit
+            free = max(0, self._slots(limit) - bucket.slots)
+            least = Remaining(
+                _least(least.requests, bucket.requests if limit.requests_per_min else None),
+                _least(least.tokens, bucket.tokens if limit.tokens_per_min else None),
+                least.concurrency if not limit.concurrency else min(free, least.concurrency or free),
+            )
+        return least
+
+    def _start(self, limit: Limit, remaining: Remaining | None, age_s: float, now_s: float) -> _Bucket:
+        tokens, requests = limit.tokens_burst, limit.requests_burst
+        if remaining is not None and remaining.tokens is not None:
+            tokens = min(tokens, remaining.tokens + age_s * limit.tokens_per_min / 60)
+        if remaining is not None and remaining.requests is not None:
+            requests = min(requests, remaining.requests + age_s * limit.requests_per_min / 60)
+        return _Bucket(self._share * tokens, self._share * requests, now_s)
+
+    def _refilled(self, account: Account, scope: Scope, now_s: float) -> _Bucket:
+        bucket, limit = self._buckets[account.organisation, scope.name], scope.limit
+        passed = self._share * max(0.0, now_s - bucket.at_s) / 60
+        bucket.at_s = max(bucket.at_s, now_s)
+        tokens_max, requests_max = self._share * limit.tokens_burst, self._share * limit.requests_burst
+        bucket.tokens = max(bucket.tokens, min(tokens_max, bucket.tokens + passed * limit.tokens_per_min))
+        bucket.requests = max(
+            bucket.requests, min(requests_max, bucket.requests + passed * limit.requests_per_min)
+        )
+        return bucket
+
+    def _judge(self, scope: Scope, bucket: _Bucket, tokens: int, denied: Denied | None) -> Denied | None:
+        """Return what this scope has against the request, if it is worse than `denied`.
+
+        What is larger than the bucket is admitted when the bucket is full, and repaid before the next.
+        """
+        limit, remaining = scope.limit, Remaining(bucket.requests, bucket.tokens, None)
+        worst = denied.wait_s or 0.0 if denied is not None else 0.0
+        found: Denied | None = None
+        if limit.tokens_per_min:
+            missing = min(tokens, self._share * limit.tokens_burst) - bucket.tokens
+            wait_s = _wait_s(missing, self._share * limit.tokens_per_min)
+            if missing > _NOISE and wait_s >= worst:
+                worst, found = wait_s, Denied("tokens", scope.name, wait_s, remaining)
+        if limit.requests_per_min:
+            missing = min(1.0, self._share * limit.requests_burst) - bucket.requests
+            wait_s = _wait_s(missing, self._share * limit.requests_per_min)
+            if missing > _NOISE and wait_s >= worst:
+                found = Denied("requests", scope.name, wait_s, remaining)
+        if found is None and denied is None and limit.concurrency and bucket.slots >= self._slots(limit):
+            found = Denied("concurrency", scope.name, None, remaining)
+        return found
+
+    def _slots(self, limit: Limit) -> int:
+        return max(1, math.floor(self._share * limit.concurrency))
+
+
+_NOISE: Final = 1e-6
+"""Levels are sums of floats."""
+
+
+def _wait_s(missing: float, per_min: float) -> float:
+    return 60.0 * max(0.0, missing) / per_min
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)

@@ -1,0 +1,170 @@
+"""Questions to the budgets in Redis: those that come while one batch is under way make up the next.
+
+A shell. One batch at a time, so that questions are answered in the order in which they were put. If a batch has no answer
+after ANSWER_S, Redis answers nobody: `on_silence` hears of it, while the batch still waits for a late answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeAlias
+
+from kvmesh.buckets.operations import Answer, Operation
+from kvmesh.redis_link import RedisAway
+from kvmesh.tasks import end
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 0.05
+"""Longest wait for a word of Redis: a request is worth more than its reservation."""
+
+BATCH_MAX: Final = 128
+
+Take: TypeAlias = Callable[[Answer | None], None]
+
+
+class Ledger(Protocol):
+    """Who answers: kvmesh.buckets.ledger."""
+
+    async def run(self, operations: list[Operation]) -> list[Answer]:
+        """Return the answers in order. Raises RedisAway, ValueError."""
+        ...
+
+
+class Question:
+    """One operation, and who takes the answer: None if there is none, and nobody knows whether it was done."""
+
+    __slots__ = ("future", "is_sent", "is_wrong", "operation", "take")
+
+    def __init__(self, operation: Operation, take: Take, future: asyncio.Future[Any] | None = None) -> None:
+        self.operation = operation
+        self.take = take
+        self.future = future
+        """Who waits for it; a question that nobody waits for any more is not sent."""
+        self.is_sent = False
+        self.is_wrong = False
+        """True if it can never be answered."""
+
+
+class Pump:
+    """Sends questions. `on_silence()` hears that Redis answers nobody, `on_answer()` that it answers."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        on_silence: Callable[[], None],
+        on_answer: Callable[[], None],
+        *,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.batch_total = 0
+        self.wrong_total = 0
+        """Questions that can never be answered: bugs."""
+        self._ledger = ledger
+        self._on_silence = on_silence
+        self._on_answer = on_answer
+        self._answer_s = answer_s
+        self._waiting: deque[Question] = deque()
+        self._sending: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a batch is under way."""
+        return self._sending is not None and not self._sending.done()
+
+    def put(self, question: Question) -> None:
+        """Ask as soon as possible."""
+        self._waiting.append(question)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send(), name="budgets-questions")
+
+    async def drained(self) -> None:
+        """Wait until nothing is asked."""
+        while self.is_busy:
+            assert self._sending is not None
+            await asyncio.wait((self._sending,))
+
+    async def close(self) -> None:
+        """Stop. What was not answered never will be."""
+        if self._sending is not None:
+            await end((self._sending,))
+        self._fail(())
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch = self._batch()
+            if not batch:
+                return
+            self.batch_total += 1
+            timer = loop.call_later(self._answer_s, self._on_silence)
+            try:
+                answers = await self._ledger.run([question.operation for question in batch])
+            except RedisAway as away:
+                timer.cancel()
+                if away.may_pass:
+                    self._on_silence()
+                    self._fail(batch)
+                else:
+                    await self._each(batch)
+            except asyncio.CancelledError:
+                self._fail(batch)
+                raise
+            except Exception:
+                log.exception("questions to the budgets failed")
+                await self._each(batch)
+            else:
+                self._on_answer()
+                for question, answer in zip(batch, answers, strict=True):
+                    self._told(question, answer)
+            finally:
+                timer.cancel()
+
+    def _batch(self) -> list[Question]:
+        batch: list[Question] = []
+        while self._waiting and len(batch) < BATCH_MAX:
+            question = self._waiting.popleft()
+            if question.future is None or not question.future.done():
+                question.is_sent = True
+                batch.append(question)
+        return batch
+
+    async def _each(self, batch: list[Question]) -> None:
+        """Ask one by one: some of them cannot be answered."""
+        for at, question in enumerate(batch):
+            try:
+                (answer,) = await self._ledger.run([question.operation])
+            except RedisAway as away:
+                if away.may_pass:
+                    self._on_silence()
+                    self._fail(batch[at:])
+                    return
+                self._wrong(question)
+            except asyncio.CancelledError:
+                self._fail(batch[at:])
+                raise
+            except Exception:
+                log.exception("a question to the budgets cannot be asked")
+                self._wrong(question)
+            else:
+                self._told(question, answer)
+
+    def _fail(self, batch: list[Question] | tuple[()]) -> None:
+        """Answer nobody, also those that wait: they would wait in vain."""
+        unanswered, self._waiting = [*batch, *self._waiting], deque()
+        for question in unanswered:
+            self._told(question, None)
+
+    def _wrong(self, question: Question) -> None:
+        self.wrong_total += 1
+        question.is_wrong = True
+        self._told(question, None)
+
+    def _told(self, question: Question, answer: Answer | None) -> None:
+        try:
+            question.take(answer)
+        except Exception:
+            log.exception("an answer of the budgets cannot be taken")

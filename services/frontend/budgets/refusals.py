@@ -1,0 +1,65 @@
+"""What a caller is told when a limit refuses its request.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.buckets.limits import Account, Limit
+from kvmesh.buckets.operations import Denied, Reason, Remaining
+from kvmesh.errors import MeshError, QuotaViolation
+from services.frontend import trailers
+
+REASONS: Final[dict[Reason, str]] = {
+    "requests": "REQUEST_RATE_EXCEEDED",
+    "tokens": "TOKEN_RATE_EXCEEDED",
+    "concurrency": "CONCURRENCY_EXCEEDED",
+    "burst": "COST_EXCEEDS_BURST",
+}
+
+UNAVAILABLE_RETRY_S: Final = 5.0
+
+
+def denied_error(account: Account, denied: Denied, tokens: int) -> MeshError:
+    """Return the error for a request that wanted to reserve `tokens`, with the exact wait: no jitter."""
+    limit = next((scope.limit for scope in account.scopes if scope.name == denied.scope), Limit())
+    allowed, description = _described(denied.reason, limit, tokens)
+    metadata = {
+        "scope": denied.scope,
+        "limit": allowed,
+        "needed_tokens": str(tokens),
+        **trailers.of_remaining(denied.remaining),
+    }
+    return MeshError(
+        REASONS[denied.reason],
+        f"{denied.scope}: {description}",
+        metadata=metadata,
+        retry_after_s=None if denied.reason == "burst" else denied.wait_s,
+        quota=(QuotaViolation(denied.scope, description),),
+        trailers=trailers.of_remaining(denied.remaining),
+    )
+
+
+def shed_error(account: Account, remaining: Remaining) -> MeshError:
+    """Return the error for a request of a sheddable class while budgets cannot be asked for long."""
+    return MeshError(
+        "BUDGET_UNAVAILABLE",
+        "budgets cannot be asked at the moment, and requests of this class wait until they can",
+        metadata={"scope": account.scopes[-1].name},
+        retry_after_s=UNAVAILABLE_RETRY_S,
+        trailers=trailers.of_remaining(remaining),
+    )
+
+
+def _described(reason: Reason, limit: Limit, tokens: int) -> tuple[str, str]:
+    """Return the limit and a sentence about it."""
+    if reason == "requests":
+        return f"{limit.requests_per_min:g}", f"all {limit.requests_per_min:g} requests per minute are used"
+    if reason == "tokens":
+        return f"{limit.tokens_per_min:.0f}", f"all {limit.tokens_per_min:.0f} tokens per minute are used"
+    if reason == "concurrency":
+        return f"{limit.concurrency}", f"all {limit.concurrency} requests at a time are running"
+    burst = limit.tokens_burst
+    return f"{burst:.0f}", f"at most {burst:.0f} tokens can be reserved at once; the request needs {tokens}"

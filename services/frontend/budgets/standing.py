@@ -1,0 +1,149 @@
+"""What a frontend knows of one account: its slab, its open reservations, what is left, why it was refused.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.buckets.limits import Account
+from kvmesh.buckets.operations import Denied, Remaining, Spend
+from services.frontend.budgets.reservation import Reservation
+from services.frontend.budgets.slabs import Slab
+
+MEMO_S: Final = 0.1
+"""A denial answers for itself this long: what a crowd of refused requests would ask is known."""
+
+CONCURRENCY_MEMO_S: Final = 0.02
+
+END_INTERVAL_S: Final = 1.0
+"""Guess of the time until a request of the account ends, until some have."""
+
+END_INTERVAL_MIN_S: Final = 0.02
+END_INTERVAL_MAX_S: Final = 60.0
+_END_WEIGHT: Final = 0.2
+
+
+class Standing:
+    """One account at one frontend."""
+
+    __slots__ = (
+        *("_denied", "_denied_at_s", "_denied_tokens", "_denied_until_s", "_end_interval_s", "_ended_at_s"),
+        *(
+            "_remaining",
+            "account",
+            "burst",
+            "is_spending",
+            "live",
+            "open",
+            "remaining_at_s",
+            "seen_at_s",
+            "slab",
+        ),
+        *("spending", "spent_requests", "spent_tokens"),
+    )
+
+    def __init__(self, account: Account, slab: Slab, now_s: float) -> None:
+        self.account = account
+        self.slab = slab
+        self.live = 0
+        """Requests that run here."""
+        self.open: dict[str, Reservation] = {}
+        """Reservations that are not settled, those from the slab apart."""
+        self.spent_tokens = self.spent_requests = 0
+        """Spent locally by requests that ended, not told to Redis yet."""
+        self.spending: Spend | None = None
+        """What is being told; again under the same name if nobody answers."""
+        self.is_spending = False
+        """True while Redis is being told."""
+        self.seen_at_s = now_s
+        self.remaining_at_s = float("-inf")
+        """When Redis said what is left."""
+        bursts = [
+            (scope.limit.tokens_burst, scope.name) for scope in account.scopes if scope.limit.tokens_per_min
+        ]
+        self.burst = min(bursts, default=(float("inf"), ""))
+        """Most tokens that can ever be reserved at once, and whose limit that is."""
+        self._remaining = Remaining()
+        self._denied: Denied | None = None
+        self._denied_at_s = self._denied_until_s = 0.0
+        self._denied_tokens = 0
+        self._ended_at_s: float | None = None
+        self._end_interval_s = END_INTERVAL_S
+
+    def __repr__(self) -> str:
+        return (
+            f"Standing({self.account.scopes[-1].name}: {self.live} live, {len(self.open)} open, {self.slab})"
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is held, owed or awaited here."""
+        owes = self.spending or self.spent_tokens or self.spent_requests
+        return not (self.live or self.open or owes or self.slab.is_open)
+
+    @property
+    def remaining(self) -> Remaining:
+        """What is left: what Redis last said, and what is free here."""
+        told, slab = self._remaining, self.slab
+        if not slab.is_open:
+            return told
+        return Remaining(
+            None if told.requests is None else told.requests + slab.free_requests,
+            None if told.tokens is None else told.tokens + slab.free_tokens,
+            None if told.concurrency is None else told.concurrency + slab.free_slots,
+        )
+
+    @property
+    def told(self) -> Remaining | None:
+        """What Redis last said to be left; None: nothing yet."""
+        return self._remaining if self.remaining_at_s > float("-inf") else None
+
+    def tell(self, remaining: Remaining, now_s: float) -> None:
+        """Take what Redis says to be left."""
+        self._remaining = remaining
+        self.remaining_at_s = now_s
+
+    def timed(self, denied: Denied, now_s: float, frontends: int) -> Denied:
+        """Return `denied` with the time to wait: for a slot, until one of the account's requests ends somewhere."""
+        if denied.reason != "concurrency":
+            return denied
+        wait_s = max(END_INTERVAL_MIN_S, self.end_wait_s(now_s) / frontends)
+        return Denied("concurrency", denied.scope, wait_s, denied.remaining)
+
+    def deny(self, denied: Denied, tokens: int, now_s: float, frontends: int) -> Denied:
+        """Remember why a request of `tokens` was refused; return it with the time to wait."""
+        denied = self.timed(denied, now_s, frontends)
+        wait_s = denied.wait_s or 0.0
+        self._denied, self._denied_at_s = denied, now_s
+        memo_s = CONCURRENCY_MEMO_S if denied.reason == "concurrency" else MEMO_S
+        self._denied_until_s = now_s + min(wait_s, memo_s)
+        self._denied_tokens = tokens if denied.reason == "tokens" else 0
+        return denied
+
+    def known_denial(self, tokens: int, now_s: float) -> Denied | None:
+        """Return why a request of `tokens` would be refused, if that is known from one just before."""
+        denied = self._denied
+        if denied is None or now_s >= self._denied_until_s or tokens < self._denied_tokens:
+            return None
+        wait_s = max(0.0, (denied.wait_s or 0.0) - (now_s - self._denied_at_s))
+        return Denied(denied.reason, denied.scope, wait_s, denied.remaining)
+
+    def forget_denial(self) -> None:
+        """Something came back: ask again."""
+        self._denied = None
+
+    def end(self, now_s: float) -> None:
+        """Count a request that ended."""
+        self.live -= 1
+        if self._ended_at_s is not None:
+            passed_s = min(END_INTERVAL_MAX_S, now_s - self._ended_at_s)
+            self._end_interval_s += _END_WEIGHT * (passed_s - self._end_interval_s)
+        self._ended_at_s = now_s
+
+    def end_wait_s(self, now_s: float) -> float:
+        """Return in how many seconds a request of the account may be expected to end here."""
+        since_s = now_s - self._ended_at_s if self._ended_at_s is not None else 0.0
+        # Where none has ended for longer than usual, they have become longer.
+        return min(END_INTERVAL_MAX_S, max(END_INTERVAL_MIN_S, self._end_interval_s, since_s))
