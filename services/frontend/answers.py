@@ -133,6 +133,22 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
         request.again(fault, now_s, untouched=row.untouched and attempt.is_untouched)
 
 
+def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
+    """A hop behind says that the request cannot be served in time, or that its time is over."""
+    order, progress = request.order, request.progress
+    if now_s < order.deadline_s and progress.ids and not order.is_clients_deadline:
+        # Its class lets it run on: estimates err, and what it has is its answer in the end.
+        request.again(faults.INFEASIBLE, now_s, untouched=True, after_s=row.retry_after_ms / 1000)
+        return
+    left_s, estimate_s = order.left_s(now_s, is_waiting=not progress.ids), row.estimate_ms / 1000
+    if estimate_s and left_s > 0:
+        request.attempts[-1].fault = faults.INFEASIBLE
+        error = faults.infeasible(left_s, estimate_s, len(progress.ids), row.retry_after_ms / 1000 or None)
+        request.end_with(End(error=error), now_s)
+    else:
+        request.end_by_deadline(now_s)
+
+
 def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     """The submit or the adopt was not taken; nothing is held for it."""
     was_adopting = request.state is State.ADOPTING
@@ -149,9 +165,9 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
         else:
             request.give_up_adopting(now_s)
         return
-    fault, after_s = faults.of_refusal(row.reason), row.retry_after_ms / 1000
+    fault, after_s = faults.of_refusal(row.reason, evicted=row.evicted), row.retry_after_ms / 1000
     if row.reason == attach.Refusal.REASON_DEADLINE:
-        request.end_by_deadline(now_s)
+        _refused_in_time(request, row, now_s)
     elif row.reason == attach.Refusal.REASON_INVALID:
         request.end_with(End(error=faults.engine_refused(row.field)), now_s)
     elif row.reason == attach.Refusal.REASON_SUPERSEDED and not request.may_outbid():

@@ -51,6 +51,11 @@ class Attempt:
         """Where it generates; empty before its placement."""
         return self.placement.decode_replica if self.placement is not None else ""
 
+    @property
+    def queue_s(self) -> float:
+        """Wait in the router's queue; 0 before its placement."""
+        return self.placement.queue_us / 1e6 if self.placement is not None else 0.0
+
     def explanation(self, number: int) -> pb.AttemptExplanation:
         """Return the attempt as the client sees it, as its `number`th."""
         row = pb.AttemptExplanation(

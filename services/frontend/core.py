@@ -15,6 +15,7 @@ from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import MeshError
 from services.frontend import answers, faults
+from services.frontend.feasibility import FirstTokens, Outlook
 from services.frontend.live import Live
 from services.frontend.order import Order
 from services.frontend.output import Output
@@ -70,6 +71,7 @@ class FrontendCore:
         self._limits = limits
         self._jitter = jitter
         self._observer = observer
+        self._first_tokens = FirstTokens()
         self._unrouted: dict[LiveRequest, None] = {}
 
     # Clients.
@@ -113,6 +115,13 @@ class FrontendCore:
                 request, lambda each: each.yield_to(faults.draining(len(each.progress.ids)), now_s), now_s
             )
         self.on_event()
+
+    def outlook(self, affinity: str) -> Outlook:
+        """Return what the router said last that would have a request of `affinity`."""
+        peer = self.peers.choose(affinity)
+        if peer is None:
+            return Outlook()
+        return Outlook(peer.queue_delay_s, peer.step_s, self._first_tokens.expected_s)
 
     def deliver(self, request: LiveRequest, position: int, now_s: float) -> None:
         """The client's transport took everything of `request` below `position`."""
@@ -207,6 +216,9 @@ class FrontendCore:
 
     def on_end(self, request: LiveRequest, now_s: float) -> None:
         self.live.end(request, now_s)
+        first_s = request.progress.first_token_s
+        if first_s is not None and len(request.attempts) == 1 and not request.order.received_ids:
+            self._first_tokens.observe(first_s - request.order.arrived_s - request.attempts[0].queue_s)
         if self._observer is not None:
             self._observer.on_end(request)
 

@@ -6,10 +6,14 @@ frontend's own.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import TABLE, MeshError
+
+if TYPE_CHECKING:
+    from services.frontend.order import Order
+    from services.frontend.progress import Progress
 
 ROUTER_LOST: Final = "ROUTER_LOST"
 NO_ROUTER: Final = "NO_ROUTER"
@@ -19,6 +23,7 @@ FRONTEND_LOST: Final = "FRONTEND_LOST"
 SILENT: Final = "SILENT"
 """Nothing was heard of the attempt for longer than it may be silent."""
 SUPERSEDED: Final = "SUPERSEDED"
+INFEASIBLE: Final = "INFEASIBLE_DEADLINE"
 ADOPTED: Final = "ADOPTED"
 """A late adopt of the request itself took the attempt away from its slot."""
 
@@ -36,8 +41,10 @@ RETRY_AFTER_S: Final = 1.0
 _BUGS: Final = frozenset({"ENGINE_ERROR", "INTERNAL", "GAP"})
 
 
-def of_refusal(reason: pb.Refusal.Reason.ValueType) -> str:
-    """Return the fault's name for a refusal; an unknown number is INTERNAL."""
+def of_refusal(reason: pb.Refusal.Reason.ValueType, *, evicted: bool = False) -> str:
+    """Return the fault's name for a refusal; an unknown number is INTERNAL. `evicted`: it lost its place in a queue."""
+    if evicted:
+        return "SHED"
     name = pb.Refusal.Reason.Name(reason) if reason in pb.Refusal.Reason.values() else ""
     return name.removeprefix("REASON_") if reason and name else "INTERNAL"
 
@@ -89,6 +96,32 @@ def deadline(reason: str, limit_s: float, tokens_sent: int) -> MeshError:
     )
 
 
+def time_over(order: Order, progress: Progress) -> MeshError:
+    """Return the error of a request whose deadline, or that of its first token, has come."""
+    reason, until_s = "DEADLINE", order.deadline_s
+    is_waiting = progress.first_token_s is None
+    if is_waiting and order.ttft_deadline_s is not None and order.ttft_deadline_s < until_s:
+        reason, until_s = "TTFT_TIMEOUT", order.ttft_deadline_s
+    return deadline(reason, until_s - order.arrived_s, len(progress.ids))
+
+
+def infeasible(
+    left_s: float, estimate_s: float, tokens_sent: int = 0, retry_after_s: float | None = None
+) -> MeshError:
+    """Return the error of a request that is not started, because what it has left is less than what it would need."""
+    left_s = max(0.0, left_s)
+    return MeshError(
+        "INFEASIBLE_DEADLINE",
+        f"the first token would need {estimate_s:.3f} s, and {left_s:.3f} s are left; {tokens_sent} tokens were sent",
+        {
+            "estimate_ms": f"{estimate_s * 1000:.0f}",
+            "remaining_ms": f"{left_s * 1000:.0f}",
+            "tokens_sent": str(tokens_sent),
+        },
+        retry_after_s,
+    )
+
+
 def engine_refused(field: str) -> MeshError:
     """Return the error of a request that no engine of the mesh takes, however often it is sent."""
     metadata = {"field": field} if field else {}
@@ -124,6 +157,7 @@ _TEXTS: Final = {
     "QUEUE_FULL": "the mesh's queue is full",
     "QUEUE_TIMEOUT": "the request waited too long in the queue",
     "KV_FULL": "no KV cache is free",
+    "SHED": "the request gave up its place in the queue to a more important one",
     "DRAINING": "the mesh is shutting down",
     "NO_ROUTER": "no router is reachable",
     "NO_REPLICA": "no replica serves the model now",

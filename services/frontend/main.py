@@ -27,11 +27,15 @@ from kvmesh.membership import Member, Membership, Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.tasks import end
+from kvmesh.tenants.store import CatalogueStore
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.peers import EXPIRES, Trust
+from services.frontend.accounting import Accounting
 from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
 from services.frontend.executions import Executions
+from services.frontend.identity import identify
+from services.frontend.intake import Intake
 from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_executions
 from services.frontend.resume_token import SECRET_BYTES, Seal
@@ -39,6 +43,7 @@ from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
 from services.frontend.service import SERVICE_NAME, InferenceService, Terms
 from services.frontend.settlement import Settlements
+from services.frontend.tenant_metrics import TenantMetrics
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
 from services.frontend.tries import Limits
 from services.frontend.validation import Bounds
@@ -104,6 +109,7 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
         membership = Membership(redis, config.mesh.name, frontend.on_members, own=registration)
         secret = MeshSecret(redis, config.mesh.name, frontend.seal)
         await secret.renew()
+        await frontend.tenants.start()
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         running = [
             tasks.create_task(frontend.links.run(), name="router-links"),
@@ -112,6 +118,7 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
             tasks.create_task(secret.run(), name="mesh-secret"),
             tasks.create_task(frontend.executions.run(), name="executions"),
             tasks.create_task(frontend.settlements.run(), name="settlements"),
+            tasks.create_task(frontend.tenants.run(), name="tenants"),
         ]
         await frontend.server.set_serving(True)
         frontend.server.announce(metrics_address)
@@ -149,7 +156,9 @@ class Frontend:
         self._has_other = False
         self.metrics = Metrics("frontend")
         self.tracing = telemetry.tracing_of(config.telemetry, "frontend", place.name)
-        counts = RequestMetrics(self.metrics)
+        self.tenants = CatalogueStore(redis, config)
+        tenants = TenantMetrics(self.metrics, config.tenants)
+        counts = RequestMetrics(self.metrics, tenants)
         self.core = FrontendCore(
             Limits(
                 section.attempts_max,
@@ -158,6 +167,7 @@ class Frontend:
                 Watchdog(
                     section.first_token_silence_s, section.token_silence_s, config.router.queue_max_wait_s
                 ),
+                section.start_min_s,
             ),
             places=section.max_live_requests,
             retries=RetryBudget(section.retry_budget_ratio, section.retry_budget_per_s, clock.now_s()),
@@ -170,10 +180,12 @@ class Frontend:
             config.mesh.name,
             self._boot_id,
             clock,
-            section.runtime_max_s,
+            max(section.runtime_max_s, config.runtime_longest_s),
             lambda request_id, epoch, owner: self.core.supersede(request_id, epoch, clock.now_s(), owner),
         )
-        self.settlements = Settlements(redis, config.mesh.name, section.runtime_max_s, counts.on_charge)
+        self.settlements = Settlements(
+            redis, config.mesh.name, max(section.runtime_max_s, config.runtime_longest_s), counts.on_charge
+        )
         watch_executions(self.metrics, self.executions, self.settlements)
         self._alarm = Alarm(self.core, clock, lambda error: log.error("bug in a timer", exc_info=error))
         self.core.on_event = self._alarm.update
@@ -201,19 +213,27 @@ class Frontend:
             max_output_tokens_default=section.max_output_tokens_default,
             max_output_tokens_max=section.max_output_tokens_max,
         )
-        terms = Terms(
-            place.name, REGION, section.message_bytes_max, section.default_deadline_s, section.runtime_max_s
-        )
-        self.service = InferenceService(
+        intake = Intake(
             self.core,
             tokenizer,
             bounds,
-            terms,
+            clock,
+            self.seal,
+            self.executions,
+            message_bytes_max=section.message_bytes_max,
+            start_min_s=section.start_min_s,
+        )
+        self.service = InferenceService(
+            self.core,
+            intake,
+            Accounting(self.settlements, None),
+            lambda call: identify(call, self.tenants.catalogue),
+            tokenizer,
+            Terms(place.name, REGION),
             clock,
             self.tracing,
             self.seal,
             self.executions,
-            self.settlements,
             is_seeded=lambda: self._is_seeded,
             on_refused=counts.on_refused,
         )
@@ -242,10 +262,13 @@ class Frontend:
         self.links.update(members)
         replicas = [member for member in members if member.role in ("prefill", "decode")]
         self._is_seeded = all(SEEDED in member.capabilities for member in replicas)
-        self._has_other = any(
-            member.role == "frontend" and member.process_id != self._name and not member.draining
+        others = [
+            member
             for member in members
-        )
+            if member.role == "frontend" and member.process_id != self._name and not member.draining
+        ]
+        self._has_other = bool(others)
+        self.core.retries.share(1 + len(others), self._clock.now_s())
 
     async def drain(self) -> None:
         """Refuse new requests, and return when the last one ended or was told to go on elsewhere."""

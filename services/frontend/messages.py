@@ -28,6 +28,8 @@ def started(order: Order, seal: Seal) -> pb.GenerateResponse:
             model_version=order.model_version,
             seed=order.seed,
             max_output_tokens=order.max_output_tokens,
+            is_output_clamped=order.is_output_clamped,
+            service_class=order.caller.service_class.name,
         )
     )
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 from kvmesh.errors import TABLE, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.metrics import Counter, Metrics
+from kvmesh.tenants.caller import Caller
 from services.frontend.core import FrontendCore
 from services.frontend.executions import Executions
 from services.frontend.request import LiveRequest
 from services.frontend.settlement import Charge, Settlements
+from services.frontend.tenant_metrics import TenantMetrics
 
 
 class RequestMetrics:
-    """Counts requests as they end. Implements core.Observer."""
+    """Counts requests as they end, in all and by tenant. Implements core.Observer."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, tenants: TenantMetrics) -> None:
+        self._tenants = tenants
         reasons = [name.removeprefix("FINISH_REASON_") for name in pb.FinishReason.keys()[1:]]
         self._outcomes: dict[str, Counter] = {
             outcome: metrics.counter("requests", "Requests that ended, by outcome.", outcome=outcome)
@@ -45,6 +48,7 @@ class RequestMetrics:
     def on_end(self, request: LiveRequest) -> None:
         """Count a request whose client's side ended."""
         assert request.end is not None
+        self._tenants.on_end(request)
         progress, order = request.progress, request.order
         self._outcomes[request.end.outcome].value += 1
         self._duration.observe(request.ended_s - order.arrived_s)
@@ -65,9 +69,10 @@ class RequestMetrics:
         self._settled["recomputed"].value += charge.recomputed_tokens
         self._superseded.value += charge.is_superseded
 
-    def on_refused(self, error: MeshError) -> None:
+    def on_refused(self, error: MeshError, caller: Caller | None) -> None:
         """Count a request that was refused before it became live."""
         self._outcomes[error.reason].value += 1
+        self._tenants.on_refused(error, caller)
 
 
 def watch_executions(metrics: Metrics, executions: Executions, settlements: Settlements) -> None:

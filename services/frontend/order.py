@@ -103,6 +103,13 @@ class Order:
         """What keeps related requests at one router."""
         return self.session_id or self.request_id
 
+    def left_s(self, now_s: float, *, is_waiting: bool = True) -> float:
+        """Return the time until the first token must be there, if the request still waits for it; else until its end."""
+        until_s = self.deadline_s
+        if is_waiting and self.ttft_deadline_s is not None:
+            until_s = min(until_s, self.ttft_deadline_s)
+        return until_s - now_s
+
     @property
     def hops_deadline_s(self) -> float:
         """When the hops behind end it."""

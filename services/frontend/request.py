@@ -275,6 +275,10 @@ class LiveRequest:
 
     def _submit(self, now_s: float) -> None:
         """WAITING -> ATTACHED, or stay and wait for a router."""
+        if not self.progress.ids and self.order.left_s(now_s) < self._limits.start_min_s:
+            error = faults.infeasible(self.order.left_s(now_s), self._limits.start_min_s)
+            self.end_with(End(error=error), now_s, attach.Cancel.REASON_DEADLINE)
+            return
         peer = self.hub.choose(self.order.affinity, self.avoid)
         if peer is None:
             if self._give_up_s is None:
@@ -429,15 +433,10 @@ class LiveRequest:
 
     def end_by_deadline(self, now_s: float) -> None:
         """Time is over, here or at a hop behind, whose margin makes it a little earlier."""
-        order, sent = self.order, len(self.progress.ids)
-        if sent and not order.is_clients_deadline:
+        if self.progress.ids and not self.order.is_clients_deadline:
             self.finish(pb.FINISH_REASON_DEADLINE, now_s, attach.Cancel.REASON_DEADLINE)
             return
-        reason, until_s = "DEADLINE", order.deadline_s
-        is_waiting = self.progress.first_token_s is None
-        if is_waiting and order.ttft_deadline_s is not None and order.ttft_deadline_s < until_s:
-            reason, until_s = "TTFT_TIMEOUT", order.ttft_deadline_s
-        error = faults.deadline(reason, until_s - order.arrived_s, sent)
+        error = faults.time_over(self.order, self.progress)
         self.end_with(End(error=error), now_s, attach.Cancel.REASON_DEADLINE)
 
     def finish(

@@ -1,15 +1,14 @@
-"""The client's side of the frontend: Generate over a Call. Translates, submits to the core, streams.
+"""The client's side of the frontend: Generate over a Call. Identifies, translates, reserves, submits to the core, streams.
 
-A shell: no decision is taken here but how long a call may live.
+A shell: no decision is taken here. Whatever was taken for a request is given back on every way out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from array import array
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,82 +16,77 @@ import grpc
 
 from kvmesh.call import Call, GrpcCall
 from kvmesh.clock import Clock, wall_ns
-from kvmesh.deadlines import from_remaining_s
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
-from services.frontend import faults, messages, validation, wire
+from kvmesh.tenants.caller import Caller
+from services.frontend import messages
+from services.frontend.accounting import Accounting, Hold
 from services.frontend.adoption import Place
 from services.frontend.core import FrontendCore
 from services.frontend.detokenizer import Detokenizer
-from services.frontend.draining import HAND_OVER_METADATA
-from services.frontend.executions import Claim, Execution, Executions
-from services.frontend.order import Order
+from services.frontend.executions import Executions
+from services.frontend.intake import Arrival, Intake
 from services.frontend.output import Output
 from services.frontend.request import LiveRequest
-from services.frontend.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
-from services.frontend.settlement import Report, Settlements
+from services.frontend.resume_token import Seal
 from services.frontend.tokenizer import ModelTokenizer
-from services.frontend.validation import Asked, Bounds
 
 log = logging.getLogger(__name__)
 
 SERVICE_NAME: Final = "kvmesh.inference.v1.InferenceService"
 
-THREAD_BYTES_MIN: Final = 8192
-"""A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that
-no other stream waits."""
+RETRY_JITTER: Final = 0.2
+"""RetryInfo is up to this share longer than what was reckoned: clients that were refused together come back apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the service promises its clients."""
+    """Who serves."""
 
     frontend: str
     """Name of this process."""
     region: str
-    message_bytes_max: int
-    default_deadline_s: float
-    runtime_max_s: float
 
 
 class InferenceService:
-    """Serves kvmesh.inference.v1. `random_bits(n)` returns n random bits: request ids
-    and seeds, which clients see and must not guess of each other. `seal` signs resume tokens.
+    """Serves kvmesh.inference.v1.
 
-    `is_seeded()` tells whether all engines of the mesh make the same tokens wherever they run. `on_refused` counts what
-    never became a live request.
+    `identify` tells who calls, or raises MeshError. `is_seeded()` tells whether all engines of the mesh make the same
+    tokens wherever they run. `on_refused` counts what never became a live request, with its caller if one is known.
+    `chance()` returns a random number in [0, 1).
     """
 
     def __init__(
         self,
         core: FrontendCore,
+        intake: Intake,
+        accounting: Accounting,
+        identify: Callable[[Call[Any, Any]], Caller],
         tokenizer: ModelTokenizer,
-        bounds: Bounds,
         terms: Terms,
         clock: Clock,
         tracing: Tracing,
         seal: Seal,
         executions: Executions,
-        settlements: Settlements,
-        random_bits: Callable[[int], int] = secrets.randbits,
+        *,
         is_seeded: Callable[[], bool] = lambda: True,
-        on_refused: Callable[[MeshError], None] = lambda _: None,
+        on_refused: Callable[[MeshError, Caller | None], None] = lambda _, __: None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._core = core
+        self._intake = intake
+        self._accounting = accounting
+        self._identify = identify
         self._tokenizer = tokenizer
-        self._bounds = bounds
         self._terms = terms
         self._clock = clock
         self._tracing = tracing
         self._seal = seal
         self._executions = executions
-        self._settlements = settlements
-        self._big = asyncio.Lock()
-        """Held while a thread checks a big message: several at once would leave the loop little of the interpreter."""
-        self._random_bits = random_bits
         self._is_seeded = is_seeded
         self._on_refused = on_refused
+        self._chance = chance
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to `server`. Requests arrive as bytes: a bad one must get a better answer than gRPC's."""
@@ -112,35 +106,60 @@ class InferenceService:
 
     async def serve(self, data: bytes, call: Call[bytes, pb.GenerateResponse]) -> None:
         """Serve one call. Raises MeshError with the call's status."""
-        arrived_s, arrived_ns = self._clock.now_s(), wall_ns()
-        caller = self._tracing.begin(call.metadata.get("traceparent"))
-        context = self._tracing.child(caller)
-        ready, owner = asyncio.Event(), self._executions.new_owner()
         try:
-            order = await self._read(data, arrived_s, call, context, owner)
+            await self._serve(data, call)
+        except MeshError as error:
+            if error.retry_after_s is not None:
+                error.retry_after_s *= 1 + RETRY_JITTER * self._chance()
+            raise
+
+    async def _serve(self, data: bytes, call: Call[bytes, pb.GenerateResponse]) -> None:
+        arrived_s, arrived_ns = self._clock.now_s(), wall_ns()
+        caller: Caller | None = None
+        owner, hold = "", Hold()
+        try:
+            caller = self._identify(call)
+            with self._core.place_to_read(arrived_s):
+                client = self._tracing.begin(call.metadata.get("traceparent"))
+                context, owner = self._tracing.child(client), self._executions.new_owner()
+                arrival = Arrival.of(call, caller, arrived_s, owner, format_traceparent(context))
+                order = await self._intake.read(data, arrival)
+                order = await self._accounting.reserve(hold, order)
+            del data
             output = Output(
                 Detokenizer(self._tokenizer.token_bytes), order.stop, with_logprobs=order.logprobs
             )
+            ready = asyncio.Event()
             request = self._core.submit(order, output, ready.set, self._clock.now_s())
-        except MeshError as error:
+        except BaseException as error:
             self._executions.forget(owner)
-            self._on_refused(error)
+            self._accounting.release(hold)
+            if isinstance(error, MeshError):
+                self._on_refused(error, caller)
             raise
-        del data
+        remaining: Mapping[str, str] = {}
         try:
-            await self._stream(call, request, ready)
+            remaining = hold.trailers()
+            if remaining:
+                call.set_trailers(remaining)
+            await self._stream(call, request, ready, hold)
+        except MeshError as error:
+            error.trailers = {**remaining, **error.trailers}
+            raise
         finally:
             now_s = self._clock.now_s()
-            self._core.leave(request, now_s, was_deadline=now_s >= order.deadline_s)
-            self._executions.forget(owner)
-            self._settle(request)
-            self._record(request, context, caller.span_id, arrived_ns)
+            try:
+                self._core.leave(request, now_s, was_deadline=now_s >= order.deadline_s)
+            finally:
+                self._executions.forget(owner)
+                self._accounting.close(hold, request)
+            self._record(request, context, client.span_id, arrived_ns)
 
     async def _stream(
-        self, call: Call[bytes, pb.GenerateResponse], request: LiveRequest, ready: asyncio.Event
+        self, call: Call[bytes, pb.GenerateResponse], request: LiveRequest, ready: asyncio.Event, hold: Hold
     ) -> None:
         """Write what is there as one message, then what piled up meanwhile, until the end. Raises MeshError."""
-        output, place = request.output, None
+        output, place, progress_at = request.output, None, hold.progress_at
         try:
             await call.write(messages.started(request.order, self._seal))
             while True:
@@ -150,6 +169,8 @@ class InferenceService:
                     place = self._tell_place(tokens, request, place)
                     await call.write(pb.GenerateResponse(tokens=tokens))
                     self._core.deliver(request, position, self._clock.now_s())
+                    if position >= progress_at:
+                        progress_at = self._accounting.progress(hold, position)
                 elif request.end is None:
                     ready.clear()
                     await ready.wait()
@@ -172,141 +193,6 @@ class InferenceService:
             return told
         tokens.resume_token = messages.newer_token(request.order, place, self._seal)
         return place
-
-    def _settle(self, request: LiveRequest) -> None:
-        """Report what the client of a request that is over was given, also of one that goes on elsewhere."""
-        end, order, progress = request.end, request.order, request.progress
-        assert end is not None
-        is_complete = end.error is None
-        output_tokens = len(progress.ids) if is_complete else progress.delivered
-        if not (is_complete or output_tokens):
-            return
-        self._settlements.add(
-            Report(
-                order.request_id,
-                order.epoch,
-                order.owner,
-                order.prompt_tokens,
-                output_tokens,
-                progress.recomputed_tokens,
-                is_complete,
-            )
-        )
-
-    async def _read(
-        self,
-        data: bytes,
-        arrived_s: float,
-        call: Call[bytes, pb.GenerateResponse],
-        context: TraceContext,
-        owner: str,
-    ) -> Order:
-        """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
-        with self._core.place_to_read(self._clock.now_s()):
-            if len(data) < THREAD_BYTES_MIN:
-                asked = self._check(data)
-            else:
-                async with self._big:
-                    asked = await asyncio.to_thread(self._check, data)
-            prompt_ids = array("i", await self._tokenize(asked)).tobytes()
-            return await self._order(asked, prompt_ids, arrived_s, call, context, owner)
-
-    def _check(self, data: bytes) -> Asked:
-        message = wire.parse(data, self._terms.message_bytes_max, self._bounds.max_sequence_tokens)
-        return validation.check(message, self._bounds, self._seal)
-
-    async def _tokenize(self, asked: Asked) -> list[int] | tuple[int, ...]:
-        if asked.token_ids is not None:
-            return asked.token_ids
-        if asked.prompt_bytes < THREAD_BYTES_MIN:
-            return self._encode(asked)
-        return await asyncio.to_thread(self._encode, asked)
-
-    def _encode(self, asked: Asked) -> list[int]:
-        if asked.text is not None:
-            return self._tokenizer.encode(asked.text)
-        return self._tokenizer.encode_chat(asked.chat or ())
-
-    async def _order(
-        self,
-        asked: Asked,
-        prompt_ids: bytes,
-        arrived_s: float,
-        call: Call[bytes, pb.GenerateResponse],
-        context: TraceContext,
-        owner: str,
-    ) -> Order:
-        """Return the complete order. Raises MeshError."""
-        max_output_tokens = validation.fit(asked, len(prompt_ids) // 4, self._bounds)
-        digest = validation.digest(asked, prompt_ids, max_output_tokens)
-        validation.check_resumed(asked, digest)
-        resume = asked.resume
-        deadline_s, is_clients = self._deadline(arrived_s, call.remaining_s())
-        if deadline_s <= self._clock.now_s():
-            raise faults.deadline("DEADLINE", max(0.0, deadline_s - arrived_s), 0)
-        timeout_s = asked.ttft_timeout_s
-        request_id = self._request_id(asked)
-        execution = await self._begin(asked, request_id, digest, owner)
-        return Order(
-            request_id=request_id,
-            prompt_ids=prompt_ids,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            seed=execution.seed,
-            stop=asked.stop,
-            max_output_tokens=max_output_tokens,
-            model_version=self._bounds.model_version,
-            end_token_id=self._tokenizer.end_token_id,
-            priority=asked.priority,
-            session_id=asked.session_id,
-            arrived_s=arrived_s,
-            deadline_s=deadline_s,
-            is_clients_deadline=is_clients,
-            ttft_deadline_s=arrived_s + timeout_s if timeout_s is not None else None,
-            attempt_base=execution.epoch * ATTEMPT_STRIDE,
-            is_resumed=resume is not None,
-            is_fenced=execution.is_fenced,
-            is_keyed=bool(asked.idempotency_key),
-            owner=owner,
-            can_move=HAND_OVER_METADATA in call.metadata,
-            place=resume.place if resume is not None else None,
-            received_ids=asked.received_ids,
-            logprobs=asked.logprobs,
-            explain=asked.explain,
-            traceparent=format_traceparent(context),
-            digest=digest,
-        )
-
-    def _request_id(self, asked: Asked) -> str:
-        """Return the identity of the request: the one it had, one that its key gives at every frontend, or a new one."""
-        if asked.resume is not None:
-            return asked.resume.request_id
-        if asked.idempotency_key:
-            return self._seal.name(asked.idempotency_key)
-        return f"{self._random_bits(128):032x}"
-
-    async def _begin(self, asked: Asked, request_id: str, digest: int, owner: str) -> Execution:
-        """Return the execution that starts now. Only what may have run before asks for its number. Raises MeshError."""
-        resume = asked.resume
-        seed = resume.seed if resume is not None else asked.seed
-        is_seed_asked = seed is not None
-        if seed is None:
-            seed = self._random_bits(64)
-        if resume is None and not asked.idempotency_key:
-            return Execution(0, seed, is_fenced=True)
-        least = resume.epoch + 1 if resume is not None else 0
-        for other in self._core.live.executions(request_id):
-            least = max(least, min(EPOCH_MAX, other.order.epoch + 1))
-        return await self._executions.begin(Claim(request_id, digest, seed, is_seed_asked, least, owner))
-
-    def _deadline(self, arrived_s: float, remaining_s: float | None) -> tuple[float, bool]:
-        """Return when the request must end, and whether that is the client's own deadline."""
-        if remaining_s is None:
-            return arrived_s + self._terms.default_deadline_s, False
-        if remaining_s <= self._terms.runtime_max_s:
-            return from_remaining_s(remaining_s, arrived_s), True
-        return arrived_s + self._terms.runtime_max_s, False
 
     def _record(
         self, request: LiveRequest, context: TraceContext, caller_span_id: int, arrived_ns: int

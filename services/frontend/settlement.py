@@ -6,7 +6,8 @@ one that was given up, or that a later execution has superseded, is charged what
 charges nothing. Recomputed tokens are counted and never charged.
 
 Reports wait in memory while Redis is away or takes none, WAITING_MAX of them; the oldest are dropped, which charges the
-client less. So is a report that Redis calls wrong.
+client less. So is a report that Redis calls wrong. Who waits for what a report comes to does not wait for Redis to come
+back: it is told that nobody knows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -30,6 +32,9 @@ BATCH_MAX: Final = 128
 
 GATHER_S: Final = 0.05
 """A frontend that is killed charges nothing for what ended in its last moments."""
+
+GATHER_AWAITED_S: Final = 0.002
+"""The same where somebody waits for the charge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +76,30 @@ class Settlements:
         self._mesh = mesh
         self._ttl_ms = ttl_ms(runtime_max_s)
         self._on_charge = on_charge
-        self._waiting: deque[Report] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._ready = asyncio.Event()
+        self._awaited = asyncio.Event()
+        self._is_away = False
         self._empty = asyncio.Event()
         self._empty.set()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, report: Report) -> None:
-        """Settle `report` as soon as Redis takes it."""
+    def add(self, report: Report, on_charge: Callable[[Charge | None], None] | None = None) -> None:
+        """Settle `report` as soon as Redis takes it.
+
+        `on_charge` is called once with what it came to, perhaps at once; with None if Redis is away or does not take it.
+        """
         if len(self._waiting) >= WAITING_MAX:
-            self._waiting.popleft()
+            self._waiting.popleft().tell(None)
             self.dropped_total += 1
-        self._waiting.append(report)
+        waiting = _Waiting(report, on_charge)
+        if self._is_away:
+            waiting.tell(None)
+        elif on_charge is not None:
+            self._awaited.set()
+        self._waiting.append(waiting)
         self._empty.clear()
         self._ready.set()
 
@@ -107,19 +122,34 @@ class Settlements:
                 self._ready.clear()
                 self._empty.set()
                 await self._ready.wait()
-                await asyncio.sleep(GATHER_S)  # what ends together is settled in one round trip
+                await self._gather()
             batch = list(islice(self._waiting, BATCH_MAX))
             try:
-                answers = await self._redis.pipeline([self._command(each) for each in batch])
+                answers = await self._redis.pipeline([self._command(each.report) for each in batch])
             except RedisAway as away:
                 if away.may_pass:
+                    self._go_without()
                     raise
-                answers = [await self._alone(each) for each in batch]
-            for report, answer in zip(batch, answers, strict=True):
-                if self._waiting and self._waiting[0] is report:  # else it was dropped meanwhile
+                answers = [await self._alone(each.report) for each in batch]
+            self._is_away = False
+            for waiting, answer in zip(batch, answers, strict=True):
+                if self._waiting and self._waiting[0] is waiting:  # else it was dropped meanwhile
                     self._waiting.popleft()
-                if answer is not None:
-                    self._take(report, answer)
+                waiting.tell(None if answer is None else self._take(waiting.report, answer))
+
+    async def _gather(self) -> None:
+        """Wait a moment: what ends together is settled in one round trip."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                await self._awaited.wait()
+                await asyncio.sleep(GATHER_AWAITED_S)
+        self._awaited.clear()
+
+    def _go_without(self) -> None:
+        """Redis is away: nobody waits for it until it answers again."""
+        self._is_away = True
+        for waiting in self._waiting:
+            waiting.tell(None)
 
     async def _alone(self, report: Report) -> Any:
         """Settle one report of a batch in which Redis refused something."""
@@ -145,10 +175,28 @@ class Settlements:
             self._ttl_ms,
         )
 
-    def _take(self, report: Report, answer: Any) -> None:
+    def _take(self, report: Report, answer: Any) -> Charge:
         word, prompt, output = answer
         is_superseded = bytes(word) == b"SUPERSEDED"
-        self._on_charge(Charge(int(prompt), int(output), report.recomputed_tokens, is_superseded))
+        charge = Charge(int(prompt), int(output), report.recomputed_tokens, is_superseded)
+        self._on_charge(charge)
+        return charge
+
+
+class _Waiting:
+    """A report that is not settled yet, and who waits for what it comes to."""
+
+    __slots__ = ("_on_charge", "report")
+
+    def __init__(self, report: Report, on_charge: Callable[[Charge | None], None] | None) -> None:
+        self.report = report
+        self._on_charge = on_charge
+
+    def tell(self, charge: Charge | None) -> None:
+        """Tell who waits, once."""
+        on_charge, self._on_charge = self._on_charge, None
+        if on_charge is not None:
+            on_charge(charge)
 
 
 _SETTLE: Final = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Final
 
@@ -48,6 +48,14 @@ class Bounds:
     max_sequence_tokens: int
     max_output_tokens_default: int
     max_output_tokens_max: int
+
+    def up_to(self, max_output_tokens: int) -> Bounds:
+        """Return the bounds of a class of which no request may name a larger limit."""
+        return replace(
+            self,
+            max_output_tokens_default=min(self.max_output_tokens_default, max_output_tokens),
+            max_output_tokens_max=max_output_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ class StuckCall:
         await self.allowed.acquire()
         self.messages.append(message)
 
+    def set_trailers(self, trailers: Mapping[str, str]) -> None:
+        pass
+
 
 async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serving, pool: Pool) -> None:
     """The engine goes on; the mesh sends one window; what piled up leaves as one message."""

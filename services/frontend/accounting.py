@@ -1,0 +1,191 @@
+"""Budgets of requests from their reservation to their settlement: what is taken is given back or paid, on every path.
+
+A shell around `Budgets` and `Settlements`. A caller without limits touches none of the former.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Protocol
+
+from kvmesh.tenants.caller import Caller
+from services.frontend import bill as bills
+from services.frontend.bill import NOT_STARTED, Bill
+from services.frontend.order import Order
+from services.frontend.request import LiveRequest
+from services.frontend.settlement import Charge, Report, Settlements
+from services.frontend.trailers import Left, of_remaining
+
+NEVER: Final = 1 << 62
+"""Output position that no request reaches."""
+
+
+class Reservation(Protocol):
+    """What was taken from a tenant's budget for one request."""
+
+    @property
+    def id(self) -> str:
+        """Name in Redis, or of the chunk it was taken from."""
+        ...
+
+    @property
+    def remaining(self) -> Left | None:
+        """What was left behind it."""
+        ...
+
+    @property
+    def progress_at(self) -> int:
+        """Output position at which it wants to be told how far the request came."""
+        ...
+
+
+class Reserving(Protocol):
+    """What keeps the budgets: services.frontend.budgets."""
+
+    def try_reserve(
+        self,
+        caller: Caller,
+        rid: str,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        is_resumed: bool,  # told by position, per request
+    ) -> Reservation | None:
+        """Reserve without a round trip; None: ask `reserve`. Raises MeshError."""
+        ...
+
+    async def reserve(
+        self,
+        caller: Caller,
+        rid: str,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        is_resumed: bool,
+    ) -> Reservation:
+        """Reserve. Raises MeshError. Cancelled, it gives back by itself what was granted."""
+        ...
+
+    def progress(self, reservation: Reservation, position: int) -> None:
+        """The request's output came to `position`; moves `progress_at`."""
+        ...
+
+    def ended(self, reservation: Reservation) -> None:
+        """The request runs no more; what it used is settled later."""
+        ...
+
+    def settle(
+        self,
+        reservation: Reservation,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: int,
+        *,
+        refund_request: bool,
+    ) -> None:
+        """Pay for what was used and give the rest back. Once."""
+        ...
+
+
+@dataclass(slots=True)
+class Hold:
+    """What one request holds. Owned by who serves it: `close` or `release` ends it, on every path, once."""
+
+    reservation: Reservation | None = None
+    received: int = 0
+    """Output the client had already; the reservation counts from there."""
+
+    def trailers(self) -> Mapping[str, str]:
+        """Return what is left of the budget, to be told the client."""
+        return {} if self.reservation is None else of_remaining(self.reservation.remaining)
+
+    @property
+    def progress_at(self) -> int:
+        """Output position at which `Accounting.progress` is to be called."""
+        return NEVER if self.reservation is None else self.received + self.reservation.progress_at
+
+
+class Accounting:
+    """See the module."""
+
+    def __init__(self, settlements: Settlements, budgets: Reserving | None) -> None:
+        self._budgets = budgets
+        """None: nobody keeps any, and nothing is limited."""
+        self._settlements = settlements
+
+    async def reserve(self, hold: Hold, order: Order) -> Order:
+        """Reserve what `order` may use, in `hold`; return it with its reservation.
+
+        Raises MeshError with the quota that is used up.
+        """
+        caller = order.caller
+        if self._budgets is None or not caller.account.scopes:
+            return order
+        # Who has output already goes on, whatever is left: the tenant pays it back.
+        hold.received = received = len(order.received_ids)
+        asked = caller, order.owner, order.prompt_tokens, order.max_output_tokens - received, received > 0
+        reservation = self._budgets.try_reserve(*asked)
+        if reservation is None:
+            reservation = await self._budgets.reserve(*asked)
+        hold.reservation = reservation
+        return replace(order, reservation_id=reservation.id)
+
+    def progress(self, hold: Hold, position: int) -> int:
+        """Tell how far the output came; return the position at which to tell again."""
+        assert self._budgets is not None and hold.reservation is not None
+        self._budgets.progress(hold.reservation, position - hold.received)
+        return hold.progress_at
+
+    def release(self, hold: Hold) -> None:
+        """Give everything back: the request never became live. May be called twice."""
+        reservation, hold.reservation = hold.reservation, None
+        if reservation is not None:
+            self._pay(reservation, NOT_STARTED, 0, None)
+
+    def close(self, hold: Hold, request: LiveRequest) -> None:
+        """Report and pay what the client of a request that is over was given, also of one that goes on elsewhere."""
+        if request.end is None:  # a bug on its way out
+            self.release(hold)
+            return
+        reservation, hold.reservation = hold.reservation, None
+        bill, order = bills.of(request), request.order
+        if bill.is_nothing:
+            if reservation is not None:
+                self._pay(reservation, bill, hold.received, None)
+            return
+        report = Report(
+            order.request_id,
+            order.epoch,
+            order.owner,
+            bill.prompt_tokens,
+            bill.output_tokens,
+            request.progress.recomputed_tokens,
+            bill.is_complete,
+        )
+        if reservation is None or self._budgets is None:
+            self._settlements.add(report)
+        elif _is_only(order, bill):
+            self._pay(reservation, bill, hold.received, None)
+            self._settlements.add(report)
+        else:
+            self._budgets.ended(reservation)
+            self._settlements.add(report, partial(self._pay, reservation, bill, hold.received))
+
+    def _pay(self, reservation: Reservation, bill: Bill, received: int, charge: Charge | None) -> None:
+        """Settle with what this execution gave, as far as no other was charged for it.
+
+        What the client had received before is on the reservation of the execution that it came from.
+        """
+        assert self._budgets is not None
+        prompt = 0 if received else bill.prompt_tokens
+        output = max(0, bill.output_tokens - received)
+        if charge is not None:
+            prompt, output = min(prompt, charge.prompt_tokens), min(output, charge.output_tokens)
+        cached = min(bill.cached_tokens, prompt)
+        self._budgets.settle(reservation, prompt, cached, output, refund_request=bill.is_request_refunded)
+
+
+def _is_only(order: Order, bill: Bill) -> bool:
+    """True if no other execution can have been charged for the request: then nobody need be asked, and its place is free
+    when its client reads the end."""
+    return order.is_fenced and order.epoch == 0 and (bill.is_complete or not order.is_keyed)

@@ -1,0 +1,53 @@
+"""What an execution of a request costs its tenant, by how it ended.
+
+Pure. Nothing is charged for what the mesh failed at, or for what no engine began; who leaves pays for what was computed for
+it: the prompt, if it was run, and the tokens that were sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from services.frontend.request import LiveRequest
+
+OURS: Final = frozenset({"UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"})
+"""Ends that are the mesh's doing, or its refusal: before the first token they cost nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What one execution gave its client, counted from the request's beginning; and whether it counts as a request."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, found in cache."""
+    output_tokens: int
+    is_request_refunded: bool
+    is_complete: bool
+
+    @property
+    def is_nothing(self) -> bool:
+        """True if no token is charged."""
+        return not (self.prompt_tokens or self.output_tokens)
+
+
+NOT_STARTED: Final = Bill(0, 0, 0, is_request_refunded=True, is_complete=False)
+
+
+def of(request: LiveRequest) -> Bill:
+    """Return the bill of a request whose client's side ended."""
+    end, progress = request.end, request.progress
+    assert end is not None, f"{request} has not ended"
+    is_complete = end.error is None
+    output_tokens = len(progress.ids) if is_complete else progress.delivered
+    if end.error is not None and not output_tokens:
+        if end.error.code.name in OURS and end.error.reason != "SLOW_READER":
+            return NOT_STARTED
+        if not progress.ids:  # its prompt was not run to the end
+            was_started = any(attempt.is_started for attempt in request.attempts)
+            return Bill(0, 0, 0, is_request_refunded=not was_started, is_complete=False)
+    cached = min(progress.cached_tokens or 0, request.order.prompt_tokens)
+    return Bill(
+        request.order.prompt_tokens, cached, output_tokens, is_request_refunded=False, is_complete=is_complete
+    )

@@ -1,0 +1,216 @@
+"""From a client's bytes to a complete order: parsed, checked, tokenized, numbered. Raises MeshError for what is refused.
+
+A shell: threads take what is big, Redis numbers what may have run before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvmesh.call import Call
+from kvmesh.clock import Clock
+from kvmesh.deadlines import from_remaining_s
+from kvmesh.tenants.caller import Caller, ServiceClass
+from services.frontend import faults, feasibility, validation, wire
+from services.frontend.core import FrontendCore
+from services.frontend.draining import HAND_OVER_METADATA
+from services.frontend.executions import Claim, Execution, Executions
+from services.frontend.order import Order
+from services.frontend.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
+from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.validation import Asked, Bounds
+
+THREAD_BYTES_MIN: Final = 8192
+"""A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that
+no other stream waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What is known of a call beside its message."""
+
+    caller: Caller
+    at_s: float
+    remaining_s: float | None
+    """Seconds until the client's deadline; None: it set none."""
+    owner: str
+    """Name of the execution."""
+    can_move: bool
+    traceparent: str
+
+    @classmethod
+    def of(cls, call: Call[Any, Any], caller: Caller, at_s: float, owner: str, traceparent: str) -> Arrival:
+        """Return the arrival of `call`."""
+        can_move = HAND_OVER_METADATA in call.metadata
+        return cls(caller, at_s, call.remaining_s(), owner, can_move, traceparent)
+
+
+class Intake:
+    """See the module. `random_bits(n)` returns n random bits: request ids and seeds, which clients see and must not guess
+    of each other. `seal` signs resume tokens.
+    """
+
+    def __init__(
+        self,
+        core: FrontendCore,
+        tokenizer: ModelTokenizer,
+        bounds: Bounds,
+        clock: Clock,
+        seal: Seal,
+        executions: Executions,
+        *,
+        message_bytes_max: int,
+        start_min_s: float = 0.0,
+        random_bits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        self._core = core
+        self._tokenizer = tokenizer
+        self._bounds = bounds
+        self._bounds_up_to: dict[int, Bounds] = {}
+        """By the largest limit that a class allows."""
+        self._clock = clock
+        self._seal = seal
+        self._executions = executions
+        self._message_bytes_max = message_bytes_max
+        self._start_min_s = start_min_s
+        self._random_bits = random_bits
+        self._big = asyncio.Lock()
+        """Held while a thread checks a big message: several at once would leave the loop little of the interpreter."""
+
+    async def read(self, data: bytes, arrival: Arrival) -> Order:
+        """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
+        bounds = self._bounds_of(arrival.caller.service_class)
+        if len(data) < THREAD_BYTES_MIN:
+            asked = self._check(data, bounds)
+        else:
+            async with self._big:
+                asked = await asyncio.to_thread(self._check, data, bounds)
+        prompt_ids = array("i", await self._tokenize(asked)).tobytes()
+        return await self._order(asked, prompt_ids, bounds, arrival)
+
+    def _bounds_of(self, service_class: ServiceClass) -> Bounds:
+        known = self._bounds_up_to.get(service_class.max_output_tokens)
+        if known is None:
+            known = self._bounds.up_to(service_class.max_output_tokens)
+            self._bounds_up_to[service_class.max_output_tokens] = known
+        return known
+
+    def _check(self, data: bytes, bounds: Bounds) -> Asked:
+        message = wire.parse(data, self._message_bytes_max, bounds.max_sequence_tokens)
+        return validation.check(message, bounds, self._seal)
+
+    async def _tokenize(self, asked: Asked) -> list[int] | tuple[int, ...]:
+        if asked.token_ids is not None:
+            return asked.token_ids
+        if asked.prompt_bytes < THREAD_BYTES_MIN:
+            return self._encode(asked)
+        return await asyncio.to_thread(self._encode, asked)
+
+    def _encode(self, asked: Asked) -> list[int]:
+        if asked.text is not None:
+            return self._tokenizer.encode(asked.text)
+        return self._tokenizer.encode_chat(asked.chat or ())
+
+    async def _order(self, asked: Asked, prompt_ids: bytes, bounds: Bounds, arrival: Arrival) -> Order:
+        """Return the complete order. Raises MeshError."""
+        asked_tokens = validation.fit(asked, len(prompt_ids) // 4, bounds)
+        digest = validation.digest(asked, prompt_ids, asked_tokens)
+        validation.check_resumed(asked, digest)
+        resume, arrived_s = asked.resume, arrival.at_s
+        deadline_s, is_clients = _deadline(arrival)
+        timeout_s = asked.ttft_timeout_s
+        ttft_deadline_s = arrived_s + timeout_s if timeout_s is not None else None
+        self._check_time(asked, arrived_s, deadline_s, ttft_deadline_s)
+        request_id = self._request_id(asked)
+        max_output_tokens = asked_tokens
+        if is_clients and arrival.caller.tenant.name and arrival.caller.tenant.may_clamp:
+            max_output_tokens = self._clamped(asked, asked_tokens, request_id, deadline_s)
+        execution = await self._begin(asked, request_id, digest, arrival.owner)
+        return Order(
+            caller=arrival.caller,
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            seed=execution.seed,
+            stop=asked.stop,
+            max_output_tokens=max_output_tokens,
+            is_output_clamped=max_output_tokens < asked_tokens,
+            model_version=bounds.model_version,
+            end_token_id=self._tokenizer.end_token_id,
+            priority=asked.priority,
+            session_id=asked.session_id,
+            arrived_s=arrived_s,
+            deadline_s=deadline_s,
+            is_clients_deadline=is_clients,
+            ttft_deadline_s=ttft_deadline_s,
+            attempt_base=execution.epoch * ATTEMPT_STRIDE,
+            is_resumed=resume is not None,
+            is_fenced=execution.is_fenced,
+            is_keyed=bool(asked.idempotency_key),
+            owner=arrival.owner,
+            can_move=arrival.can_move,
+            place=resume.place if resume is not None else None,
+            received_ids=asked.received_ids,
+            logprobs=asked.logprobs,
+            explain=asked.explain,
+            traceparent=arrival.traceparent,
+            digest=digest,
+        )
+
+    def _check_time(
+        self, asked: Asked, arrived_s: float, deadline_s: float, ttft_deadline_s: float | None
+    ) -> None:
+        """Raise MeshError if the time is over, or too short for a request to start; one that runs may be taken over."""
+        now_s = self._clock.now_s()
+        if deadline_s <= now_s:
+            raise faults.deadline("DEADLINE", max(0.0, deadline_s - arrived_s), 0)
+        if asked.received_ids:
+            return
+        left_s = min(deadline_s, deadline_s if ttft_deadline_s is None else ttft_deadline_s) - now_s
+        if left_s < self._start_min_s:
+            raise faults.infeasible(left_s, self._start_min_s)
+
+    def _clamped(self, asked: Asked, wanted: int, request_id: str, deadline_s: float) -> int:
+        """Return how much of the output the client's deadline leaves time for."""
+        outlook = self._core.outlook(asked.session_id or request_id)
+        left_s, received = deadline_s - self._clock.now_s(), len(asked.received_ids)
+        return feasibility.output_tokens(left_s, received, wanted, outlook)
+
+    def _request_id(self, asked: Asked) -> str:
+        """Return the identity of the request: the one it had, one that its key gives at every frontend, or a new one."""
+        if asked.resume is not None:
+            return asked.resume.request_id
+        if asked.idempotency_key:
+            return self._seal.name(asked.idempotency_key)
+        return f"{self._random_bits(128):032x}"
+
+    async def _begin(self, asked: Asked, request_id: str, digest: int, owner: str) -> Execution:
+        """Return the execution that starts now. Only what may have run before asks for its number. Raises MeshError."""
+        resume = asked.resume
+        seed = resume.seed if resume is not None else asked.seed
+        is_seed_asked = seed is not None
+        if seed is None:
+            seed = self._random_bits(64)
+        if resume is None and not asked.idempotency_key:
+            return Execution(0, seed, is_fenced=True)
+        least = resume.epoch + 1 if resume is not None else 0
+        for other in self._core.live.executions(request_id):
+            least = max(least, min(EPOCH_MAX, other.order.epoch + 1))
+        return await self._executions.begin(Claim(request_id, digest, seed, is_seed_asked, least, owner))
+
+
+def _deadline(arrival: Arrival) -> tuple[float, bool]:
+    """Return when the request must end, and whether that is the client's own deadline."""
+    service_class, remaining_s = arrival.caller.service_class, arrival.remaining_s
+    if remaining_s is None:
+        return arrival.at_s + service_class.default_deadline_s, False
+    if remaining_s <= service_class.runtime_max_s:
+        return from_remaining_s(remaining_s, arrival.at_s), True
+    return arrival.at_s + service_class.runtime_max_s, False

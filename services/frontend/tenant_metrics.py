@@ -1,0 +1,78 @@
+"""What a frontend counts by tenant: few series, fixed at start, however many tenants there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kvmesh.errors import MeshError
+from kvmesh.metrics import Counter, Metrics
+from kvmesh.tenants.caller import Caller
+from kvmesh.tenants.labels import ANONYMOUS, NAMES_MAX, OTHER, Labels
+from services.frontend.request import LiveRequest
+
+QUOTA: Final = ("REQUEST_RATE_EXCEEDED", "TOKEN_RATE_EXCEEDED", "CONCURRENCY_EXCEEDED")
+"""Refusals that are the tenant's own limit; all others are "refused"."""
+
+REFUSED: Final = "REFUSED"
+OK: Final = "OK"
+FAILED: Final = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    outcomes: dict[str, Counter]
+    prompt: Counter
+    cached: Counter
+    output: Counter
+    live_s: Counter
+
+
+class TenantMetrics:
+    """Counts for the tenants that have a label of their own, and for the others together."""
+
+    def __init__(self, metrics: Metrics, tenants: Iterable[str]) -> None:
+        """`tenants`: in the order of the configuration."""
+        names = list(tenants)
+        self._labels = Labels(names)
+        shown = [ANONYMOUS, *names[:NAMES_MAX], OTHER] if names else [ANONYMOUS]
+        self._series = {name: _series(metrics, name) for name in shown}
+
+    def on_end(self, request: LiveRequest) -> None:
+        """Count a request whose client's side ended."""
+        assert request.end is not None
+        series = self._of(request.order.caller)
+        series.outcomes[OK if request.end.error is None else FAILED].value += 1
+        progress, order = request.progress, request.order
+        series.prompt.value += order.prompt_tokens
+        series.cached.value += progress.cached_tokens or 0
+        series.output.value += len(progress.ids) - len(order.received_ids)
+        series.live_s.value += request.ended_s - order.arrived_s
+
+    def on_refused(self, error: MeshError, caller: Caller | None) -> None:
+        """Count a request that was refused before it became live; one of nobody's counts for no tenant."""
+        if caller is not None:
+            reason = error.reason if error.reason in QUOTA else REFUSED
+            self._of(caller).outcomes[reason].value += 1
+
+    def _of(self, caller: Caller) -> _Series:
+        return self._series.get(self._labels.of(caller.tenant.name)) or self._series[ANONYMOUS]
+
+
+def _series(metrics: Metrics, name: str) -> _Series:
+    def requests(outcome: str) -> Counter:
+        return metrics.counter(
+            "tenant_requests", "Requests of a tenant that ended.", tenant=name, outcome=outcome
+        )
+
+    def tokens(kind: str) -> Counter:
+        return metrics.counter("tenant_tokens", "Tokens of a tenant's requests.", tenant=name, kind=kind)
+
+    return _Series(
+        {outcome: requests(outcome) for outcome in (OK, FAILED, REFUSED, *QUOTA)},
+        tokens("prompt"),
+        tokens("cached"),
+        tokens("output"),
+        metrics.counter("tenant_live_seconds", "Seconds that a tenant's requests were live.", tenant=name),
+    )
