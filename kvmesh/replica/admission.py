@@ -1,12 +1,15 @@
-"""Whether an engine could ever run a submit, and the words for what it answers. Pure."""
+"""Whether an engine could ever run a submit, and in time, and the words for what it answers. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvmesh.attach.names import name_of
+from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.deadlines import REMAINING_MS_MAX
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import (
     CallError,
@@ -41,6 +44,31 @@ class Refused(NamedTuple):
     message: str
     field: str = ""
     retry_after_ms: int = 0
+    estimate_ms: int = 0
+    """For REASON_DEADLINE: what the request would have needed. 0: unknown, or the deadline has passed."""
+
+    def tell(self, outbox: DownwardOutbox, slot: int) -> None:
+        """Put it into the outbox of whoever submitted `slot`."""
+        outbox.refuse(
+            slot,
+            self.reason,
+            self.message,
+            retry_after_ms=self.retry_after_ms,
+            field=self.field,
+            estimate_ms=self.estimate_ms,
+        )
+
+
+def too_late(what: str, needed_s: float, left_s: float, waited_s: float = 0.0) -> Refused:
+    """Return the refusal of `what` that needs `needed_s` (0: unknown) more and has `left_s`, after `waited_s` here."""
+    if needed_s <= 0:
+        after = f" after {waited_s:.3f} s here" if waited_s > 0 else ""
+        return Refused(pb.Refusal.REASON_DEADLINE, f"the deadline has passed{after}")
+    return Refused(
+        pb.Refusal.REASON_DEADLINE,
+        f"{what} needs {needed_s:.3f} s, {max(0.0, left_s):.3f} s are left after {waited_s:.3f} s here",
+        estimate_ms=min(REMAINING_MS_MAX, max(1, math.ceil((waited_s + needed_s) * 1000 - 1e-6))),
+    )
 
 
 def check_submit(

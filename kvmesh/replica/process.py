@@ -55,6 +55,7 @@ class Parts:
     attach: AttachService
     engine: TritonEngine
     facts: ModelFacts
+    clock: Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class _Replica:
             guards=trust.guards(),
         )
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self._server.grpc)
-        role.add_service(self._server.grpc, Parts(options, attach, self._engine, facts))
+        role.add_service(self._server.grpc, Parts(options, attach, self._engine, facts, clock))
         self._registration: Registration | None = None
         self._is_announced = asyncio.Event()
 

@@ -21,7 +21,9 @@ class ReplicaSink(EngineSink, Protocol):
     """The sink of a core, and what it knows of its engine."""
 
     is_ready: bool
-    load: EngineLoad | None
+
+    @property
+    def load(self) -> EngineLoad | None: ...
 
 
 class ReplicaCore(Protocol):

@@ -129,6 +129,11 @@ def submit(
     logprobs: bool = False,
     block_tokens: int = 4,
     model_version: str = "v1",
+    band: int | None = None,
+    tenant: str = "",
+    weight: float = 0.0,
+    head_room_permille: int = 0,
+    estimate_s: float = 0.0,
 ) -> pb.Submit:
     """Return a submit that is right in every field."""
     token_ids = frames.pack_ids(prompt)
@@ -139,6 +144,10 @@ def submit(
         attempts_max=8,
         priority=priority,
         shadow=shadow,
+        band=band,
+        tenant=tenant,
+        weight=weight,
+        kv_head_room_permille=head_room_permille,
     )
     if ttft_ms is not None:
         budget.ttft_remaining_ms = ttft_ms
@@ -158,4 +167,5 @@ def submit(
         end_token_id=end_token_id,
         resumed=resumed,
         logprobs=logprobs,
+        prefill_estimate_us=round(estimate_s * 1e6),
     )
