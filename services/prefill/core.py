@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import MARGIN_S, Refused, check_submit
+from kvmesh.replica.admission import MARGIN_S, Refused, check_submit, too_late
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -19,7 +19,7 @@ from services.prefill.limits import PrefillLimits
 from services.prefill.prefilling import Prefilling
 from services.prefill.records import Recorder, nobody
 from services.prefill.session import PrefillSession
-from services.prefill.slot import Slot, State
+from services.prefill.slot import BAND_DEFAULT, Slot, State
 
 
 class PrefillCore:
@@ -56,7 +56,7 @@ class PrefillCore:
         session = PrefillSession(self, peer.process_id, outbox)
         self.holdings.sessions.append(session)
         self._pulse.is_heard = True
-        outbox.load(self.load_report())
+        outbox.load(self.load_report(now_s))
         return session
 
     def close_session(self, session: PrefillSession, now_s: float) -> None:
@@ -73,21 +73,13 @@ class PrefillCore:
 
     def submit(self, session: PrefillSession, submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
-        refused = self._supersede(submit, now_s) or self._refusal(submit)
+        estimate_s = self._estimate_s(submit, now_s)
+        refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s)
         if refused is not None:
-            session.outbox.refuse(
-                submit.slot,
-                refused.reason,
-                refused.message,
-                retry_after_ms=refused.retry_after_ms,
-                field=refused.field,
-            )
+            refused.tell(session.outbox, submit.slot)
             self.prefilling.pump(now_s)  # a lower attempt may have made room before its heir was refused
             return
         budget = submit.budget
-        remaining_ms = budget.remaining_ms
-        if budget.HasField("ttft_remaining_ms"):
-            remaining_ms = min(remaining_ms, budget.ttft_remaining_ms)
         slot = Slot(
             request_id=submit.request_id,
             attempt=submit.attempt,
@@ -97,11 +89,14 @@ class PrefillCore:
             priority=budget.priority,
             is_shadow=budget.shadow,
             is_resumed=submit.resumed,
-            estimate_s=submit.prefill_estimate_us / 1e6,
-            deadline_s=now_s + remaining_ms / 1000 - MARGIN_S,
+            estimate_s=estimate_s,
+            deadline_s=now_s + _left_s(submit),
             submitted_s=now_s,
             traceparent=submit.traceparent,
             submit=submit,
+            band=budget.band if budget.HasField("band") else BAND_DEFAULT,
+            tenant=budget.tenant,
+            weight=budget.weight if budget.weight > 0 else 1.0,
         )
         self.holdings.enqueue(slot, session, submit.slot)
         session.outbox.accept(submit.slot, urgent=False)
@@ -128,7 +123,7 @@ class PrefillCore:
         if due:
             self.prefilling.pump(now_s)
         if self._pulse.take(now_s):
-            report = self.load_report()
+            report = self.load_report(now_s)
             for session in self.holdings.sessions:
                 if not session.outbox.is_full():
                     session.outbox.load(report)
@@ -142,12 +137,13 @@ class PrefillCore:
         """True if nothing is held."""
         return not self.holdings.slots
 
-    def load_report(self) -> pb.LoadReport:
-        """Return the load as routers see it."""
-        holdings, load = self.holdings, self.prefilling.load
+    def load_report(self, now_s: float) -> pb.LoadReport:
+        """Return the load as routers see it; what the engine said long ago is not in it."""
+        holdings, view = self.holdings, self.prefilling.view
+        load = view.fresh(now_s)
         free = holdings.blocks_total - holdings.blocks_reserved
         return pb.LoadReport(
-            engine_boot_id=load.boot_id if load else "",
+            engine_boot_id=view.boot_id,
             block_total_count=holdings.blocks_total,
             block_free_count=load.blocks_free if load else free,
             queued_request_count=len(holdings.queue),
@@ -175,16 +171,23 @@ class PrefillCore:
         self.prefilling.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
         return None
 
-    def _refusal(self, submit: pb.Submit) -> Refused | None:
+    def _estimate_s(self, submit: pb.Submit, now_s: float) -> float:
+        """Return the seconds the prefill of `submit` is expected to take. 0: unknown."""
+        if submit.prefill_estimate_us:
+            return submit.prefill_estimate_us / 1e6
+        return self.prefilling.pace.estimate_s(len(submit.token_ids) // 4, now_s)
+
+    def _refusal(self, submit: pb.Submit, estimate_s: float) -> Refused | None:
         if self.is_draining:
             return Refused(pb.Refusal.REASON_DRAINING, f"{self.replica} is draining")
         if not self.prefilling.is_ready:
             return Refused(pb.Refusal.REASON_DRAINING, f"the engine of {self.replica} does not answer")
-        if not submit.budget.remaining_ms:
-            return Refused(pb.Refusal.REASON_DEADLINE, "the deadline has passed")
         refused = check_submit(submit, self.facts, (pb.PHASE_CONTEXT_ONLY,), _blocks_needed(submit))
         if refused is not None:
             return refused
+        left_s = _left_s(submit)
+        if left_s <= estimate_s:
+            return too_late("the prefill", estimate_s, left_s)
         queue = self.holdings.queue
         if queue.is_full():
             message = f"prefill queue full: {len(queue)}/{queue.requests_max}"
@@ -201,20 +204,29 @@ class PrefillCore:
                 self.prefilling.fail(slot, HandoffLost(f"nobody took the handoff for {held_s:.1f} s"), now_s)
             else:
                 self.holdings.look_by(slot, slot.expire_s)
-        elif slot.deadline_s <= now_s:
-            if slot.state is State.QUEUED:
+        elif slot.state is State.QUEUED:
+            if slot.start_by_s <= now_s:
                 self.prefilling.refuse_late(slot, now_s)
             else:
-                self.prefilling.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
-        elif slot.state is State.RUNNING and self.prefilling.stall_s(slot) <= now_s:
+                self.holdings.look_by(slot, slot.start_by_s)
+        elif slot.deadline_s <= now_s:
+            self.prefilling.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
+        elif self.prefilling.stall_s(slot) <= now_s:
             silent_s = now_s - slot.called_s
             self.prefilling.fail(slot, EngineStalled(f"no first token for {silent_s:.1f} s"), now_s)
-        elif slot.state is State.RUNNING:
-            self.holdings.look_by(slot, min(slot.deadline_s, self.prefilling.stall_s(slot)))
         else:
-            self.holdings.look_by(slot, slot.deadline_s)
+            self.holdings.look_by(slot, min(slot.deadline_s, self.prefilling.stall_s(slot)))
 
 
 def _blocks_needed(submit: pb.Submit) -> int:
     """Return the KV blocks of the prompt: context_only computes no KV for the token it makes."""
     return count_for(len(submit.token_ids) // 4, submit.block_tokens)
+
+
+def _left_s(submit: pb.Submit) -> float:
+    """Return the seconds until the first token of `submit` must be made."""
+    budget = submit.budget
+    left_ms = budget.remaining_ms
+    if budget.HasField("ttft_remaining_ms"):
+        left_ms = min(left_ms, budget.ttft_remaining_ms)
+    return left_ms / 1000 - MARGIN_S

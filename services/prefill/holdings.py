@@ -36,7 +36,7 @@ class Holdings:
         self.slots[slot.request_id] = slot
         slot.session, slot.number = session, number
         session.slots[number] = slot
-        self.look_by(slot, slot.deadline_s)
+        self.look_by(slot, slot.start_by_s)
         self._pulse.touch()
 
     def can_run(self, slot: Slot) -> bool:
@@ -47,7 +47,7 @@ class Holdings:
         """Move a queued slot on and reserve its blocks. Raises ValueError unless it can run."""
         if not self.can_run(slot):
             raise ValueError(f"{slot} does not fit: {self.blocks_reserved}/{self.blocks_total} are reserved")
-        self.queue.remove(slot)
+        self.queue.take(slot)
         slot.state = State.RUNNING
         self.blocks_reserved += slot.blocks
         self._pulse.touch()

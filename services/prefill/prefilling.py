@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.replica.admission import FAILURE_CODES, TRANSPORT_GRACE_S
+from kvmesh.replica.admission import FAILURE_CODES, TRANSPORT_GRACE_S, too_late
+from kvmesh.replica.engine_view import EngineView
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.errors import (
     CallError,
@@ -18,11 +19,11 @@ from kvmesh.triton.errors import (
 from kvmesh.triton.port import EngineCall, EngineLoad, EnginePort, First, Kind
 from services.prefill.holdings import Holdings
 from services.prefill.limits import PrefillLimits
+from services.prefill.pace import Pace
 from services.prefill.records import CallRecord, Recorder
 from services.prefill.slot import Slot, State
 
 RETRY_AFTER_MS_MAX: Final = 5000
-_SMOOTHING: Final = 0.1
 
 
 class Prefilling:
@@ -39,14 +40,12 @@ class Prefilling:
         pulse: Pulse,
         record: Recorder,
     ) -> None:
-        self.load: EngineLoad | None = None
-        """The engine's last own report."""
+        self.view = EngineView()
         self.is_ready = False
         self.calls: dict[int, Slot] = {}
         self.computed_token_total = 0
         self.cached_token_total = 0
-        self.run_s = 0.0
-        """Smoothed seconds of a call. 0: none ended yet."""
+        self.pace = Pace()
         self._replica = replica
         self._tokens_per_block = tokens_per_block
         self._limits = limits
@@ -55,17 +54,27 @@ class Prefilling:
         self._record = record
         self._last_call_id = 0
 
+    @property
+    def load(self) -> EngineLoad | None:
+        """The engine's last own report, however old."""
+        return self.view.last
+
     def pump(self, now_s: float) -> None:
-        """Give the engine what it may have: the queue's head, while it fits. Nobody overtakes it."""
+        """Give the engine what it may have: the queue's head, while it fits. Nobody overtakes it.
+
+        What could not be done in time any more does not begin.
+        """
         queue = self._holdings.queue
         while len(self.calls) < self._limits.engine_concurrency:
             slot = queue.head()
-            if slot is None or not self._holdings.can_run(slot):
+            if slot is None:
                 return
-            if slot.deadline_s <= now_s:
+            if slot.start_by_s <= now_s:
                 self.refuse_late(slot, now_s)
-            else:
+            elif self._holdings.can_run(slot):
                 self._start(slot, now_s)
+            else:
+                return
 
     def stall_s(self, slot: Slot) -> float:
         """Return when silence of the engine about `slot` ends it."""
@@ -101,20 +110,16 @@ class Prefilling:
         self.forget(slot, now_s)
 
     def refuse_late(self, slot: Slot, now_s: float) -> None:
-        """The deadline of a queued slot has passed: nothing has started."""
+        """A queued slot cannot have its first token in time any more: nothing has started."""
         if slot.session is not None:
-            waited_s = now_s - slot.submitted_s
-            slot.session.outbox.refuse(
-                slot.number,
-                pb.Refusal.REASON_DEADLINE,
-                f"the deadline passed after {waited_s:.3f} s in the prefill queue",
-            )
+            left_s, waited_s = slot.deadline_s - now_s, now_s - slot.submitted_s
+            too_late("the prefill", slot.estimate_s, left_s, waited_s).tell(slot.session.outbox, slot.number)
         self.forget(slot, now_s)
 
     def retry_after_ms(self) -> int:
         """Return after how long the queue is likely to have drained, within 1 ms and 5 s."""
         waiting = len(self._holdings.queue) / self._limits.engine_concurrency
-        return min(RETRY_AFTER_MS_MAX, max(1, round((self.run_s or 0.1) * waiting * 1000)))
+        return min(RETRY_AFTER_MS_MAX, max(1, round((self.pace.run_s or 0.1) * waiting * 1000)))
 
     # EngineSink.
 
@@ -154,8 +159,8 @@ class Prefilling:
 
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         """Keep the engine's report; another boot means that every handoff is gone."""
-        known, self.load = self.load, load
-        if load == known:
+        known = self.view.last
+        if not self.view.take(load, now_s):
             return
         self._pulse.touch()
         if known is not None and known.boot_id != load.boot_id:
@@ -215,7 +220,7 @@ class Prefilling:
         self.cached_token_total += cached
         self.computed_token_total += slot.prompt_tokens - cached
         run_s = now_s - slot.called_s
-        self.run_s += (run_s - self.run_s) * (_SMOOTHING if self.run_s else 1.0)
+        self.pace.observe(slot.prompt_tokens, run_s, now_s)
         self._over(slot, now_s, "first_token")
         self._holdings.hold(slot, now_s + self._limits.handoff_timeout_s)
         row = pb.FirstToken(

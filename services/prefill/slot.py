@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 
 if TYPE_CHECKING:
     from services.prefill.session import PrefillSession
+
+BAND_DEFAULT: Final = 4
+"""Of a budget that names none."""
 
 
 class State(Enum):
@@ -38,13 +41,17 @@ class Slot:
     is_shadow: bool
     is_resumed: bool
     estimate_s: float
-    """Prefill seconds the router expects. 0: unknown."""
+    """Seconds the prefill is expected to take: by the router, else by what was measured here. 0: unknown."""
     deadline_s: float
     """The earlier of the request's deadline and that of its first token; holds until the first token."""
     submitted_s: float
     traceparent: str
     submit: pb.Submit | None
     """What the engine call is made of; dropped when it was made."""
+    band: int = BAND_DEFAULT
+    tenant: str = ""
+    weight: float = 1.0
+    """Share of the tenant inside its band."""
 
     state: State = State.QUEUED
     session: PrefillSession | None = None
@@ -61,6 +68,11 @@ class Slot:
     reused_blocks: int = 0
     expire_s: float = float("inf")
     """When a held handoff is given up."""
+
+    @property
+    def start_by_s(self) -> float:
+        """The last moment the engine may get the prompt and still be in time."""
+        return self.deadline_s - self.estimate_s
 
     def __repr__(self) -> str:
         where = f"{self.session.peer}/{self.number}" if self.session else "nobody"

@@ -272,7 +272,7 @@ def test_load_report_tells_the_truth() -> None:
     for slot in range(1, 4):
         replica.submit(slot)
     replica.step()
-    load = replica.core.load_report()
+    load = replica.core.load_report(replica.now_s)
     assert (load.queued_request_count, load.queued_token_count) == (1, 6)
     assert (load.running_request_count, load.held_handoff_count) == (1, 1)
     assert load.engine_ready and load.engine_boot_id == "boot-1"

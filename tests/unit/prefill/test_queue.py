@@ -3,42 +3,103 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
-from services.prefill.queue import PrefillQueue
+from services.prefill.queue import FLOOR_EVERY, PrefillQueue
 from services.prefill.slot import Slot
 
 
 def slot(
-    name: str, *, priority: int = 0, resumed: bool = False, shadow: bool = False, tokens: int = 8
+    name: str,
+    *,
+    band: int = 4,
+    tenant: str = "",
+    weight: float = 1.0,
+    priority: int = 0,
+    resumed: bool = False,
+    shadow: bool = False,
+    tokens: int = 8,
 ) -> Slot:
     """Return a queued slot."""
-    return Slot(name, 1, 0, tokens, 1, priority, shadow, resumed, 0.0, 1e9, 0.0, "", None)
+    return Slot(
+        request_id=name,
+        attempt=1,
+        start_position=0,
+        prompt_tokens=tokens,
+        blocks=1,
+        priority=priority,
+        is_shadow=shadow,
+        is_resumed=resumed,
+        estimate_s=0.0,
+        deadline_s=1e9,
+        submitted_s=0.0,
+        traceparent="",
+        submit=None,
+        band=band,
+        tenant=tenant,
+        weight=weight,
+    )
 
 
-def drained(queue: PrefillQueue) -> list[str]:
-    """Take everything out and return the names in order."""
-    names = []
-    while (head := queue.head()) is not None:
-        names.append(head.request_id)
-        queue.remove(head)
-    return names
+def served(queue: PrefillQueue, count: int = 1 << 30) -> list[Slot]:
+    """Give the engine up to `count` slots and return them in order."""
+    taken: list[Slot] = []
+    while len(taken) < count and (head := queue.head()) is not None:
+        taken.append(head)
+        queue.take(head)
+    return taken
 
 
-def test_bands_go_first_then_resumed_then_first_come() -> None:
-    """Higher priority first, resumed at the head of their band, shadows behind all."""
+def test_bands_go_first_then_resumed_then_priority_then_first_come() -> None:
+    """Higher bands first, resumed at the head of their band, shadows behind all, whatever they claim."""
     queue = PrefillQueue(16)
     for one in (
         slot("late", priority=-5),
-        slot("shadow", priority=100, shadow=True),
+        slot("shadow", priority=100, band=7, shadow=True),
         slot("a"),
         slot("b"),
-        slot("resumed", resumed=True),
+        slot("resumed", resumed=True, priority=-100),
         slot("high", priority=5),
+        slot("lower band", band=3, priority=100),
+        slot("higher band", band=5, priority=-100),
     ):
         queue.push(one)
-    assert drained(queue) == ["high", "resumed", "a", "b", "late", "shadow"]
+    assert [one.request_id for one in served(queue)] == [
+        "higher band",
+        "resumed",
+        "high",
+        "a",
+        "b",
+        "late",
+        "lower band",
+        "shadow",
+    ]
+
+
+def test_a_burst_of_one_tenant_does_not_stand_before_anothers_prompt() -> None:
+    """Ten long prompts are there when another tenant's short ones come: these wait for one of them at most."""
+    queue = PrefillQueue(64)
+    for number in range(10):
+        queue.push(slot(f"a{number}", tenant="a", tokens=1000))
+    served(queue, 1)
+    for number in range(5):
+        queue.push(slot(f"b{number}", tenant="b", tokens=10))
+    order = [one.request_id for one in served(queue, 6)]
+    assert set(order[:6]) == {f"b{number}" for number in range(5)} | {"a1"}, order
+    assert order.index("b0") <= 1, order
+
+
+def test_who_comes_back_has_saved_nothing_up() -> None:
+    """A tenant that was away while another was served gets its half from now on, not all of it."""
+    queue = PrefillQueue(64)
+    for number in range(40):
+        queue.push(slot(f"a{number}", tenant="a"))
+    served(queue, 10)
+    for number in range(10):
+        queue.push(slot(f"b{number}", tenant="b"))
+    assert Counter(one.tenant for one in served(queue, 10)) == {"a": 5, "b": 5}
 
 
 def test_full_queue_refuses() -> None:
@@ -55,22 +116,164 @@ def test_full_queue_refuses() -> None:
     assert not queue.is_full() and queue.tokens == 8
 
 
+class Twin:
+    """The same order, looked up in a list."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, Slot]] = []
+        self.had: dict[tuple[int, str], float] = {}
+        self.floor: dict[int, float] = {}
+        self.started: dict[int, int] = {}
+        """By band: starts before its last one, or before it began to wait."""
+        self.taken = 0
+
+    def in_band(self, one: Slot) -> list[Slot]:
+        key = (one.is_shadow, one.band)
+        return [other for _, other in self.waiting if (other.is_shadow, other.band) == key]
+
+    def turns(self, one: Slot) -> list[Slot]:
+        """Those whose tenants take turns with that of `one`."""
+        return [other for other in self.in_band(one) if not other.is_resumed]
+
+    def push(self, one: Slot, arrival: int) -> None:
+        band = self.key(one)
+        if not self.in_band(one):  # a new busy period
+            self.floor[band], self.started[band] = 0.0, self.taken
+            self.had = {key: had for key, had in self.had.items() if key[0] != band}
+        if not one.is_resumed and not any(other.tenant == one.tenant for other in self.turns(one)):
+            had = self.had.get((band, one.tenant), 0.0)
+            self.had[band, one.tenant] = max(had, self.floor[band])
+        self.waiting.append((arrival, one))
+
+    def head(self) -> Slot | None:
+        if not self.waiting:
+            return None
+        users = [entry for entry in self.waiting if not entry[1].is_shadow] or self.waiting
+        if self.taken % FLOOR_EVERY == FLOOR_EVERY - 1:
+            longest = min((self.started[self.key(one)], -self.key(one)) for _, one in users)
+            users = [entry for entry in users if -self.key(entry[1]) == longest[1]]
+        return min(users, key=self.rank)[1]
+
+    def rank(self, entry: tuple[int, Slot]) -> tuple[float, ...]:
+        arrival, one = entry
+        before = (one.is_shadow, -one.band, not one.is_resumed)
+        if one.is_resumed:
+            return (*before, -one.priority, arrival)
+        first = min(
+            (-other.priority, came)
+            for came, other in self.waiting
+            if other.tenant == one.tenant and self.key(other) == self.key(one) and not other.is_resumed
+        )
+        return (*before, self.had[self.key(one), one.tenant], first[1], -one.priority, arrival)
+
+    def take(self, one: Slot) -> None:
+        self.taken += 1
+        band = self.key(one)
+        self.started[band] = self.taken
+        if not one.is_resumed:
+            least = min(self.had[band, other.tenant] for other in self.turns(one))
+            self.floor[band] = max(self.floor[band], least)
+            self.had[band, one.tenant] += one.prompt_tokens / one.weight
+        self.remove(one)
+
+    def remove(self, one: Slot) -> None:
+        self.waiting = [entry for entry in self.waiting if entry[1] is not one]
+
+    @staticmethod
+    def key(one: Slot) -> int:
+        return one.band - 100 * one.is_shadow
+
+
 @pytest.mark.parametrize("seed", range(10))
-def test_queue_agrees_with_a_sorted_list(seed: int) -> None:
-    """Under random pushes and removals the head is always the smallest, and the heap does not grow with the dead."""
+def test_queue_agrees_with_a_list(seed: int) -> None:
+    """Under random pushes, turns and removals the head is the list's, and nothing grows with the dead."""
     print(f"seed={seed}")
     rng = random.Random(seed)
-    queue = PrefillQueue(50)
-    twin: list[tuple[tuple[bool, int, bool, int], Slot]] = []
-    for arrival in range(3000):
+    queue, twin = PrefillQueue(16), Twin()
+    weights = {str(number): rng.choice((0.5, 1.0, 3.0)) for number in range(200)}
+    for arrival in range(800):
         if rng.random() < 0.5 and not queue.is_full():
-            one = slot(str(arrival), priority=rng.randrange(3), resumed=rng.random() < 0.2, tokens=arrival)
+            tenant = str(rng.randrange(rng.choice((3, 200))))
+            one = slot(
+                str(arrival),
+                band=rng.randrange(3),
+                tenant=tenant,
+                weight=weights[tenant],
+                priority=rng.randrange(3),
+                resumed=rng.random() < 0.1,
+                shadow=rng.random() < 0.1,
+                tokens=rng.randrange(1, 500),
+            )
             queue.push(one)
-            twin.append(((False, -one.priority, not one.is_resumed, arrival), one))
-        elif twin:
-            entry = rng.choice(twin) if rng.random() < 0.7 else min(twin, key=lambda both: both[0])
-            twin.remove(entry)
-            queue.remove(entry[1])
-        assert queue.head() is (min(twin, key=lambda both: both[0])[1] if twin else None)
-        assert len(queue) == len(twin) and queue.tokens == sum(one.prompt_tokens for _, one in twin)
-    assert len(queue._heap) <= 64 + 4 * 51 + 1
+            twin.push(one, arrival)
+        elif twin.waiting and rng.random() < 0.3:
+            one = rng.choice(twin.waiting)[1]
+            twin.remove(one)
+            queue.remove(one)
+        elif (head := twin.head()) is not None:
+            twin.take(head)
+            queue.take(head)
+        assert queue.head() is twin.head()
+        assert len(queue) == len(twin.waiting)
+        assert queue.tokens == sum(one.prompt_tokens for _, one in twin.waiting)
+    lines = [line for band in queue._bands.values() for line in (band._resumed, *band._lines.values())]
+    assert sum(len(line._heap) for line in lines) <= 64 * max(1, len(lines)) + 4 * 17
+    assert sum(len(band._lines) for band in queue._bands.values()) <= len(queue)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_band_starves_but_the_shadows(seed: int) -> None:
+    """Whatever more important work keeps coming, of k bands that wait each starts one within k times FLOOR_EVERY."""
+    print(f"seed={seed}")
+    rng = random.Random(seed)
+    queue = PrefillQueue(30)
+    waits, since = Counter[int](), dict[int, int]()
+    lowest = 0
+    for started in range(4000):
+        while not queue.is_full():
+            is_low = rng.random() < 0.02
+            one = slot(
+                "",
+                band=rng.randrange(3) if is_low else rng.randrange(5, 8),
+                tenant=str(rng.randrange(5)),
+                tokens=rng.randrange(1, 1000),
+                priority=rng.randrange(5),
+                resumed=rng.random() < 0.3,
+                shadow=rng.random() < 0.02,
+            )
+            queue.push(one)
+            if not one.is_shadow:
+                waits[one.band] += 1
+                since.setdefault(one.band, started)
+        (head,) = served(queue, 1)
+        if not head.is_shadow:
+            lowest += head.band < 3
+            waits[head.band] -= 1
+            since[head.band] = started + 1
+            if not waits[head.band]:
+                del since[head.band]
+        late = [band for band, at in since.items() if started + 1 - at >= FLOOR_EVERY * 6]
+        assert not late, (late, started)
+    assert lowest > 50, "the lower bands are what this is about"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tenants_that_wait_have_had_their_shares(seed: int) -> None:
+    """While two tenants both wait, their tokens over their weights differ by one prompt at most."""
+    print(f"seed={seed}")
+    rng = random.Random(seed)
+    queue = PrefillQueue(64)
+    weights = {"a": 1.0, "b": rng.choice((0.25, 2.0))}
+    longest = {"a": rng.choice((50, 4000)), "b": rng.choice((50, 4000))}
+    had, waits = dict.fromkeys(weights, 0.0), Counter[str]()
+    for arrival in range(2000):
+        for tenant, weight in weights.items():
+            while waits[tenant] < 16:
+                tokens = rng.randrange(1, longest[tenant])
+                queue.push(slot(str(arrival), tenant=tenant, weight=weight, tokens=tokens))
+                waits[tenant] += 1
+        (head,) = served(queue, 1)
+        waits[head.tenant] -= 1
+        had[head.tenant] += head.prompt_tokens / head.weight
+        prompt = max(longest[tenant] / weights[tenant] for tenant in weights)
+        assert abs(had["a"] - had["b"]) <= prompt, (had, prompt)
