@@ -12,12 +12,12 @@ from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.blocks import count_for
 from kvmesh.replica.admission import MARGIN_S, Refused, check_submit
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort
+from services.decode.bounds import blocks_needed, check_head_room, check_time, head_room_blocks
 from services.decode.generation import Generation
 from services.decode.holdings import Holdings
 from services.decode.limits import DecodeLimits
@@ -70,7 +70,7 @@ class DecodeCore:
         session = DecodeSession(self, peer.process_id, outbox)
         self.holdings.sessions.append(session)
         self._pulse.is_heard = True
-        outbox.load(self.load_report())
+        outbox.load(self.load_report(now_s))
         return session
 
     def close_session(self, session: DecodeSession, now_s: float) -> None:
@@ -86,15 +86,9 @@ class DecodeCore:
 
     def submit(self, session: DecodeSession, submit: pb.Submit, now_s: float) -> None:
         """Take or refuse one attempt."""
-        refused = self._supersede(submit, now_s) or self._refusal(submit)
+        refused = self._supersede(submit, now_s) or self._refusal(submit, now_s)
         if refused is not None:
-            session.outbox.refuse(
-                submit.slot,
-                refused.reason,
-                refused.message,
-                retry_after_ms=refused.retry_after_ms,
-                field=refused.field,
-            )
+            refused.tell(session.outbox, submit.slot)
             return
         budget = submit.budget
         is_local = submit.phase == pb.PHASE_CONTEXT_AND_GENERATION
@@ -111,7 +105,7 @@ class DecodeCore:
             ttft_deadline_s=now_s + budget.ttft_remaining_ms / 1000 - MARGIN_S if has_ttft else float("inf"),
             submitted_s=now_s,
             traceparent=submit.traceparent,
-            blocks=_blocks_needed(submit),
+            blocks=blocks_needed(submit),
             submit=submit,
             has_first_row=is_local,
         )
@@ -121,7 +115,10 @@ class DecodeCore:
             self.generation.start(slot, now_s)
 
     def hand_over(self, slot: Slot, handoff: pb.Handoff, now_s: float) -> None:
-        """Start generating from `handoff`; one for a slot that does not wait for it is ignored. Raises FrameError."""
+        """Start generating from `handoff`; one for a slot that does not wait for it is ignored. Raises FrameError.
+
+        One that comes too late for another token starts nothing: the slot ends with what its caller has.
+        """
         if slot.state is not State.PENDING:
             return
         if not 0 <= handoff.first_token_count <= slot.max_output_tokens:
@@ -137,7 +134,10 @@ class DecodeCore:
             return
         slot.handed_tokens = handoff.first_token_count
         slot.log.sent = slot.log.start + slot.handed_tokens
-        self.generation.start(slot, now_s, handoff)
+        if slot.deadline_s - now_s <= self.generation.fresh_step_s(now_s):
+            self.generation.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
+        else:
+            self.generation.start(slot, now_s, handoff)
 
     def grant(self, slot: Slot, position: int, now_s: float) -> None:
         """Raise the credit of `slot`."""
@@ -196,7 +196,7 @@ class DecodeCore:
         for slot in self.holdings.timetable.due(now_s):
             self._look_at(slot, now_s)
         if self._pulse.take(now_s):
-            report = self.load_report()
+            report = self.load_report(now_s)
             for session in self.holdings.sessions:
                 if not session.outbox.is_full():
                     session.outbox.load(report)
@@ -210,12 +210,12 @@ class DecodeCore:
         """True if nothing is held but finished logs."""
         return not self.holdings.held_count()
 
-    def load_report(self) -> pb.LoadReport:
-        """Return the load as routers see it."""
+    def load_report(self, now_s: float) -> pb.LoadReport:
+        """Return the load as routers see it; what the engine said long ago is not in it."""
         reservations, generation = self.holdings.reservations, self.generation
-        load = generation.load
+        load = generation.view.fresh(now_s)
         return pb.LoadReport(
-            engine_boot_id=load.boot_id if load else "",
+            engine_boot_id=generation.view.boot_id,
             block_total_count=reservations.total,
             block_free_count=load.blocks_free if load else reservations.free,
             block_reserved_count=reservations.reserved,
@@ -242,26 +242,32 @@ class DecodeCore:
         self.generation.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
         return None
 
-    def _refusal(self, submit: pb.Submit) -> Refused | None:
+    def _refusal(self, submit: pb.Submit, now_s: float) -> Refused | None:
         if self.is_draining:
             return Refused(pb.Refusal.REASON_DRAINING, f"{self.replica} is draining")
         if not self.generation.is_ready:
             return Refused(pb.Refusal.REASON_DRAINING, f"the engine of {self.replica} does not answer")
-        if not submit.budget.remaining_ms:
-            return Refused(pb.Refusal.REASON_DEADLINE, "the deadline has passed")
-        needed = _blocks_needed(submit)
-        refused = check_submit(submit, self.facts, self._phases, needed)
+        needed = blocks_needed(submit)
+        head_room = head_room_blocks(submit, self.facts.kv_blocks)
+        refused = (
+            check_submit(submit, self.facts, self._phases, needed)
+            or check_head_room(submit, needed, head_room, self.facts.kv_blocks)
+            or check_time(submit, self.generation.fresh_step_s(now_s))
+        )
         if refused is not None:
             return refused
         holdings = self.holdings
         held, slots_max = holdings.held_count(), self.limits.slots_max
         if held >= slots_max:
             message = f"slots full: {held}/{slots_max}"
-            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=holdings.retry_after_ms())
-        if not holdings.reservations.can_reserve(needed):
+            retry_ms = holdings.freed_slots.wait_ms(held + 1 - slots_max, now_s)
+            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
+        if not holdings.reservations.can_reserve(needed, head_room):
             free, total = holdings.reservations.free, holdings.reservations.total
-            message = f"KV full: {needed} blocks needed, {free}/{total} free"
-            return Refused(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=holdings.retry_after_ms())
+            beside = f" beside {head_room} of head room" if head_room else ""
+            message = f"KV full: {needed} blocks needed{beside}, {free}/{total} free"
+            retry_ms = holdings.freed_blocks.wait_ms(needed + head_room - free, now_s)
+            return Refused(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
         return None
 
     def _look_at(self, slot: Slot, now_s: float) -> None:
@@ -290,9 +296,3 @@ class DecodeCore:
                 return
             next_s = min(next_s, slow_s)
         self.holdings.look_by(slot, next_s)
-
-
-def _blocks_needed(submit: pb.Submit) -> int:
-    """Return the KV blocks that let `submit` run to its end."""
-    tokens = len(submit.token_ids) // 4 + submit.budget.max_output_tokens
-    return count_for(tokens, submit.block_tokens)

@@ -14,6 +14,8 @@ Key = TypeVar("Key")
 SMOOTHING: Final = 0.1
 STEP_S_MAX: Final = 5.0
 """A longer silence is a pause (admissions, transfers), not a step."""
+STEP_FRESH_S: Final = 2.0
+"""An older measure is of another batch. It also could never be corrected if it kept everybody away."""
 
 
 class Gather(Generic[Key]):
@@ -22,7 +24,7 @@ class Gather(Generic[Key]):
     Invariant: reported is a subset of live. `join` when a slot's first token came, `leave` when its engine call ended.
     """
 
-    __slots__ = ("_first_s", "_leader", "_leader_s", "_live", "_max_s", "_reported", "step_s")
+    __slots__ = ("_first_s", "_leader", "_leader_s", "_live", "_max_s", "_reported", "_stepped_s", "step_s")
 
     def __init__(self, max_s: float) -> None:
         self._max_s = max_s
@@ -34,6 +36,8 @@ class Gather(Generic[Key]):
         self._leader_s = 0.0
         self.step_s = 0.0
         """Smoothed seconds of a step. 0: not measured yet."""
+        self._stepped_s = float("-inf")
+        """When a step was last measured."""
 
     @property
     def live_count(self) -> int:
@@ -66,6 +70,11 @@ class Gather(Generic[Key]):
             step_s, self._leader_s = (now_s - self._leader_s) / tokens, now_s
             if step_s < STEP_S_MAX:
                 self.step_s += (step_s - self.step_s) * (SMOOTHING if self.step_s else 1.0)
+                self._stepped_s = now_s
+
+    def fresh_step_s(self, now_s: float) -> float:
+        """Return the smoothed seconds of the steps that are made now. 0: unknown."""
+        return self.step_s if now_s - self._stepped_s <= STEP_FRESH_S else 0.0
 
     def is_complete(self) -> bool:
         """True if something is collected and nobody is waited for."""

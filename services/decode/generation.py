@@ -7,6 +7,7 @@ from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.replica.admission import FAILURE_CODES, TRANSPORT_GRACE_S
+from kvmesh.replica.engine_view import EngineView
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.errors import (
     CallError,
@@ -37,8 +38,7 @@ class Generation:
         record: Recorder,
     ) -> None:
         self.gather: Gather[Slot] = Gather(limits.gather_max_s)
-        self.load: EngineLoad | None = None
-        """The engine's last own report."""
+        self.view = EngineView()
         self.is_ready = False
         self.calls: dict[int, Slot] = {}
         self.token_total = 0
@@ -50,6 +50,11 @@ class Generation:
         self._pulse = pulse
         self._record = record
         self._last_call_id = 0
+
+    @property
+    def load(self) -> EngineLoad | None:
+        """The engine's last own report, however old."""
+        return self.view.last
 
     def start(self, slot: Slot, now_s: float, handoff: pb.Handoff | None = None) -> None:
         """Give a pending slot to the engine and tell its caller."""
@@ -220,8 +225,7 @@ class Generation:
 
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         """Keep the engine's report for the routers."""
-        if load != self.load:
-            self.load = load
+        if self.view.take(load, now_s):
             self._pulse.touch()
 
     def on_ready(self, is_ready: bool, now_s: float) -> None:
@@ -233,6 +237,10 @@ class Generation:
     def step_us(self) -> int:
         """Return the smoothed microseconds of a step: measured here, else the engine's own. 0: unknown."""
         return _us(self.gather.step_s or (self.load.step_s if self.load else 0.0))
+
+    def fresh_step_s(self, now_s: float) -> float:
+        """Return the seconds of a step as they are now: measured here, else by the engine. 0: unknown."""
+        return self.gather.fresh_step_s(now_s) or self.view.step_s(now_s)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if calls and slots disagree."""

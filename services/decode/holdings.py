@@ -5,16 +5,13 @@ The one place where these change together, so that their counts cannot part.
 
 from __future__ import annotations
 
-from typing import Final
-
+from kvmesh.replica.drain_rate import DrainRate
 from kvmesh.replica.pulse import Pulse
 from kvmesh.replica.timetable import Timetable
 from services.decode.finished import FinishedLogs
 from services.decode.reservations import Reservations
 from services.decode.session import DecodeSession
 from services.decode.slot import Slot, State
-
-_SMOOTHING: Final = 0.1
 
 
 class Holdings:
@@ -27,13 +24,15 @@ class Holdings:
         self.finished = FinishedLogs()
         self.reservations = Reservations(kv_blocks)
         self.timetable: Timetable[Slot] = Timetable()
-        self.hold_s = 0.0
-        """Smoothed seconds a slot holds its reservation. 0: none did yet."""
+        self.freed_blocks = DrainRate()
+        self.freed_slots = DrainRate()
         self._pulse = pulse
 
     def add(self, slot: Slot, session: DecodeSession, number: int) -> None:
         """Hold a new slot and its reservation."""
         self.reservations.reserve(slot.blocks)
+        self.freed_blocks.begin(slot.submitted_s)
+        self.freed_slots.begin(slot.submitted_s)
         self.slots[slot.request_id] = slot
         self.attach(slot, session, number)
         self.look_by(slot, slot.deadline_now_s())
@@ -66,9 +65,9 @@ class Holdings:
         """Take back the reservation of `slot`; once more does nothing."""
         if slot.blocks:
             self.reservations.release(slot.blocks)
+            self.freed_blocks.freed(slot.blocks, now_s)
+            self.freed_slots.freed(1, now_s)  # as soon as its reader has the rest
             slot.blocks = 0
-            held_s = now_s - slot.submitted_s
-            self.hold_s += (held_s - self.hold_s) * (_SMOOTHING if self.hold_s else 1.0)
             self._pulse.touch()
 
     def finish(self, slot: Slot, at_s: float) -> None:
@@ -111,11 +110,6 @@ class Holdings:
     def log_bytes(self) -> int:
         """Return the bytes of output ids that are kept."""
         return sum(slot.log.size_bytes for slot in self.slots.values())
-
-    def retry_after_ms(self) -> int:
-        """Return after how long a slot is likely to be free: mean holding time over holders, within 1 ms and 5 s."""
-        wait_s = (self.hold_s or 1.0) / max(1, self.held_count())
-        return min(5000, max(1, round(wait_s * 1000)))
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count disagrees with what it counts."""

@@ -29,7 +29,7 @@ class DecodeStatus(decode_pb2_grpc.DecodeServiceServicer):
         core, parts = self._core, self._parts
         return pb.GetStatusResponse(
             replica=core.replica,
-            load_report=core.load_report(),
+            load_report=core.load_report(parts.clock.now_s()),
             stream_count=parts.attach.stream_count,
             slot_count=len(core.holdings.slots),
             pending_slot_count=core.holdings.pending_count(),

@@ -198,13 +198,17 @@ def test_other_versions_past_deadlines_and_dead_engines_are_refused() -> None:
 
 
 def test_full_slots_and_full_kv_are_refused_with_a_time() -> None:
-    """A refusal says what is full and when to come again."""
+    """A refusal says what is full and, once something came free, when to come again."""
     replica = Replica()
     for slot in range(1, 5):
         replica.submit(slot, GENERATION)
     full = replica.submit(5, GENERATION)
     assert full.refusal is not None and full.refusal.reason == pb.Refusal.REASON_QUEUE_FULL
-    assert full.refusal.message == "slots full: 4/4" and full.refusal.retry_after_ms > 0
+    assert full.refusal.message == "slots full: 4/4" and not full.refusal.retry_after_ms
+    replica.send(cancels=[pb.Cancel(slot=1)])
+    replica.submit(6, GENERATION)
+    full = replica.submit(7, GENERATION)
+    assert full.refusal is not None and full.refusal.retry_after_ms > 0
     replica = Replica(model=facts(kv_blocks=32))
     replica.submit(1, GENERATION, output=110)
     full = replica.submit(2, GENERATION, output=8)

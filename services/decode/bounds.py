@@ -1,0 +1,58 @@
+"""What a submit's budget asks of a decode replica before it takes anything: head room beside its KV blocks, time. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.blocks import count_for
+from kvmesh.replica.admission import MARGIN_S, Refused, too_late
+
+HEAD_ROOM_PERMILLE_MAX: Final = 900
+_FIELD: Final = "budget.kv_head_room_permille"
+
+
+def blocks_needed(submit: pb.Submit) -> int:
+    """Return the KV blocks that let `submit` run to its end."""
+    tokens = len(submit.token_ids) // 4 + submit.budget.max_output_tokens
+    return count_for(tokens, submit.block_tokens)
+
+
+def head_room_blocks(submit: pb.Submit, blocks_total: int) -> int:
+    """Return the KV blocks that must stay free beside `submit`; none beside one that an engine had taken before."""
+    if submit.resumed:
+        return 0
+    return -(-blocks_total * submit.budget.kv_head_room_permille // 1000)
+
+
+def check_head_room(submit: pb.Submit, blocks: int, head_room: int, blocks_total: int) -> Refused | None:
+    """Return why `submit`, which needs `blocks`, could never be taken even by an empty replica, or None."""
+    permille = submit.budget.kv_head_room_permille
+    if permille > HEAD_ROOM_PERMILLE_MAX:
+        message = f"{_FIELD} is {permille}: 0 to {HEAD_ROOM_PERMILLE_MAX} is allowed"
+        return Refused(pb.Refusal.REASON_INVALID, message, _FIELD)
+    if blocks + head_room > blocks_total:
+        message = f"{blocks} KV blocks are needed beside {head_room} of head room; {blocks_total} exist"
+        return Refused(pb.Refusal.REASON_INVALID, message, "token_ids")
+    return None
+
+
+def check_time(submit: pb.Submit, step_s: float) -> Refused | None:
+    """Return why `submit` is not begun, or None: its first token would be late, or no other would be in time.
+
+    `step_s`: seconds of a step of this engine, 0: unknown. The prefill takes what the router expects, here or elsewhere.
+    """
+    budget = submit.budget
+    left_s = budget.remaining_ms / 1000 - MARGIN_S
+    prefill_s = submit.prefill_estimate_us / 1e6
+    if budget.HasField("ttft_remaining_ms"):
+        ttft_left_s = budget.ttft_remaining_ms / 1000 - MARGIN_S
+        if ttft_left_s <= prefill_s:
+            return too_late("the first token", prefill_s, ttft_left_s)
+    if submit.phase == pb.PHASE_CONTEXT_AND_GENERATION:
+        what, needed_s = "the first token", max(prefill_s, step_s)
+    elif budget.max_output_tokens > 1:
+        what, needed_s = "the second token", prefill_s + step_s
+    else:  # prefill makes the only one
+        what, needed_s = "the first token", prefill_s
+    return too_late(what, needed_s, left_s) if left_s <= needed_s else None
