@@ -8,83 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
-from kvmesh.tenants.caller import Caller
 from services.frontend import bill as bills
 from services.frontend.bill import NOT_STARTED, Bill
+from services.frontend.budgets.budgets import Budgets
+from services.frontend.budgets.reservation import Reservation
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
 from services.frontend.settlement import Charge, Report, Settlements
-from services.frontend.trailers import Left, of_remaining
+from services.frontend.trailers import of_remaining
 
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""
-
-
-class Reservation(Protocol):
-    """What was taken from a tenant's budget for one request."""
-
-    @property
-    def id(self) -> str:
-        """Name in Redis, or of the chunk it was taken from."""
-        ...
-
-    @property
-    def remaining(self) -> Left | None:
-        """What was left behind it."""
-        ...
-
-    @property
-    def progress_at(self) -> int:
-        """Output position at which it wants to be told how far the request came."""
-        ...
-
-
-class Reserving(Protocol):
-    """What keeps the budgets: services.frontend.budgets."""
-
-    def try_reserve(
-        self,
-        caller: Caller,
-        rid: str,
-        prompt_tokens: int,
-        max_output_tokens: int,
-        is_resumed: bool,  # told by position, per request
-    ) -> Reservation | None:
-        """Reserve without a round trip; None: ask `reserve`. Raises MeshError."""
-        ...
-
-    async def reserve(
-        self,
-        caller: Caller,
-        rid: str,
-        prompt_tokens: int,
-        max_output_tokens: int,
-        is_resumed: bool,
-    ) -> Reservation:
-        """Reserve. Raises MeshError. Cancelled, it gives back by itself what was granted."""
-        ...
-
-    def progress(self, reservation: Reservation, position: int) -> None:
-        """The request's output came to `position`; moves `progress_at`."""
-        ...
-
-    def ended(self, reservation: Reservation) -> None:
-        """The request runs no more; what it used is settled later."""
-        ...
-
-    def settle(
-        self,
-        reservation: Reservation,
-        prompt_tokens: int,
-        cached_tokens: int,
-        output_tokens: int,
-        *,
-        refund_request: bool,
-    ) -> None:
-        """Pay for what was used and give the rest back. Once."""
-        ...
 
 
 @dataclass(slots=True)
@@ -108,9 +44,8 @@ class Hold:
 class Accounting:
     """See the module."""
 
-    def __init__(self, settlements: Settlements, budgets: Reserving | None) -> None:
+    def __init__(self, settlements: Settlements, budgets: Budgets) -> None:
         self._budgets = budgets
-        """None: nobody keeps any, and nothing is limited."""
         self._settlements = settlements
 
     async def reserve(self, hold: Hold, order: Order) -> Order:
@@ -119,7 +54,7 @@ class Accounting:
         Raises MeshError with the quota that is used up.
         """
         caller = order.caller
-        if self._budgets is None or not caller.account.scopes:
+        if not caller.account.scopes:
             return order
         # Who has output already goes on, whatever is left: the tenant pays it back.
         hold.received = received = len(order.received_ids)
@@ -132,7 +67,7 @@ class Accounting:
 
     def progress(self, hold: Hold, position: int) -> int:
         """Tell how far the output came; return the position at which to tell again."""
-        assert self._budgets is not None and hold.reservation is not None
+        assert hold.reservation is not None
         self._budgets.progress(hold.reservation, position - hold.received)
         return hold.progress_at
 
@@ -162,7 +97,7 @@ class Accounting:
             request.progress.recomputed_tokens,
             bill.is_complete,
         )
-        if reservation is None or self._budgets is None:
+        if reservation is None:
             self._settlements.add(report)
         elif _is_only(order, bill):
             self._pay(reservation, bill, hold.received, None)
@@ -176,7 +111,6 @@ class Accounting:
 
         What the client had received before is on the reservation of the execution that it came from.
         """
-        assert self._budgets is not None
         prompt = 0 if received else bill.prompt_tokens
         output = max(0, bill.output_tokens - received)
         if charge is not None:

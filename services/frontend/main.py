@@ -21,16 +21,20 @@ from kvmesh.advertise import AS_LISTENED, Advertised
 from kvmesh.alarm import Alarm
 from kvmesh.attach.server import PROTOCOL_VERSION
 from kvmesh.attach.v1 import attach_pb2
+from kvmesh.buckets.ledger import Ledger
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.membership import Member, Membership, Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.tasks import end
+from kvmesh.tenants.labels import Labels
 from kvmesh.tenants.store import CatalogueStore
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.frontend.accounting import Accounting
+from services.frontend.budgets.budgets import Budgets
+from services.frontend.budgets.metrics import BudgetMetrics
 from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
 from services.frontend.executions import Executions
@@ -119,6 +123,7 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
             tasks.create_task(frontend.executions.run(), name="executions"),
             tasks.create_task(frontend.settlements.run(), name="settlements"),
             tasks.create_task(frontend.tenants.run(), name="tenants"),
+            tasks.create_task(frontend.budgets.run(), name="budgets"),
         ]
         await frontend.server.set_serving(True)
         frontend.server.announce(metrics_address)
@@ -133,7 +138,8 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
         try:
             await frontend.server.run(drain)
         finally:
-            await frontend.settlements.flush(FLUSH_S)
+            await frontend.settlements.flush(FLUSH_S / 2)
+            await frontend.budgets.flush(FLUSH_S / 2)
             await end(running)
             await registration.deregister()
             frontend.close()
@@ -158,6 +164,12 @@ class Frontend:
         self.tracing = telemetry.tracing_of(config.telemetry, "frontend", place.name)
         self.tenants = CatalogueStore(redis, config)
         tenants = TenantMetrics(self.metrics, config.tenants)
+        self.budgets = Budgets(
+            Ledger(redis, config.mesh.name),
+            self._boot_id,
+            clock,
+            BudgetMetrics(self.metrics, Labels(config.tenants).of),
+        )
         counts = RequestMetrics(self.metrics, tenants)
         self.core = FrontendCore(
             Limits(
@@ -226,7 +238,7 @@ class Frontend:
         self.service = InferenceService(
             self.core,
             intake,
-            Accounting(self.settlements, None),
+            Accounting(self.settlements, self.budgets),
             lambda call: identify(call, self.tenants.catalogue),
             tokenizer,
             Terms(place.name, REGION),
@@ -269,6 +281,7 @@ class Frontend:
         ]
         self._has_other = bool(others)
         self.core.retries.share(1 + len(others), self._clock.now_s())
+        self.budgets.on_members(1 + len(others))
 
     async def drain(self) -> None:
         """Refuse new requests, and return when the last one ended or was told to go on elsewhere."""

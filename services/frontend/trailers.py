@@ -13,7 +13,7 @@ REQUESTS: Final = "kvmesh-remaining-requests"
 """Requests that may start now."""
 
 TOKENS: Final = "kvmesh-remaining-tokens"
-"""Tokens that may be reserved now; negative while a debt is being paid back."""
+"""Tokens that may be reserved now; 0 while a debt is being paid back."""
 
 CONCURRENCY: Final = "kvmesh-remaining-concurrency"
 """Requests that may run beside those that do."""
@@ -37,4 +37,4 @@ def of_remaining(left: Left | None) -> Mapping[str, str]:
     if left is None:
         return {}
     pairs = ((REQUESTS, left.requests), (TOKENS, left.tokens), (CONCURRENCY, left.concurrency))
-    return {name: str(math.floor(value)) for name, value in pairs if value is not None}
+    return {name: str(max(0, math.floor(value))) for name, value in pairs if value is not None}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -78,21 +79,30 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving_frontend(**section: Any) -> AsyncIterator[Serving]:
-    """Serve a frontend with `section` as its configuration; no router yet."""
+async def serving_frontend(
+    redis_url: str = "", tables: Mapping[str, Any] = MappingProxyType({}), **section: Any
+) -> AsyncIterator[Serving]:
+    """Serve a frontend with `section` as its configuration, `tables` as the rest of it; no router yet.
+
+    Without `redis_url` there is no Redis.
+    """
     tokenizer = ModelTokenizer.load(CONFIG.mesh.model_path)
-    config = configuration.build({"frontend": section})
-    redis = RedisLink(f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}")  # nobody is there
+    config = configuration.build({"frontend": section, **tables})
+    redis = RedisLink(redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}")
     frontend = Frontend(config, Place("frontend-0", "127.0.0.1:0", redis.shown, 0), tokenizer, redis)
     address = await frontend.server.listen("127.0.0.1:0")
-    links = asyncio.create_task(frontend.links.run())
+    running = [asyncio.create_task(frontend.links.run())]
+    if redis_url:
+        parts = (frontend.executions, frontend.settlements, frontend.budgets, frontend.tenants)
+        running += [asyncio.create_task(each.run()) for each in parts]
     channel = grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
     try:
         yield Serving(frontend, address, channel, inference_pb2_grpc.InferenceServiceStub(channel))
     finally:
         await channel.close(None)
-        links.cancel()
-        await asyncio.gather(links, return_exceptions=True)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         await frontend.server.grpc.stop(0)
         frontend.close()
         await redis.close()
