@@ -9,17 +9,22 @@ from typing import Final, NamedTuple
 from kvmesh import blocks
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.budget.v1 import budget_pb2
 from services.router.frontends import FrontendSession
 from services.router.holdings import Holdings
+from services.router.queue import BAND_DEFAULT, BAND_MAX
 from services.router.relayed import Relayed, Stage
 from services.router.releases import Releases
 from services.router.replicas import Replica
+from services.router.rows import MS_MAX
 
 MARGIN_S: Final = 0.005
 """Taken off each deadline by this hop."""
 
 MISSED_S: Final = 2.0
 """A replica reports each second: one that missed this much is not asked for a running attempt."""
+
+HEAD_ROOM_MAX: Final = 900
 
 MAX_OUTPUT_TOKENS: Final = 1 << 24
 
@@ -31,6 +36,9 @@ class RelayLimits:
     queue_max_requests: int = 1024
     queue_max_wait_s: float = 60.0
     orphan_s: float = 3.0
+    queue_max_tokens: int = 8_000_000
+    queue_delay_max_s: float = 20.0
+    """A new request that would wait longer is refused at the door."""
 
 
 class Refused(NamedTuple):
@@ -40,6 +48,7 @@ class Refused(NamedTuple):
     message: str
     retry_after_ms: int = 0
     field: str = ""
+    estimate_ms: int = 0
 
 
 class Admission:
@@ -55,6 +64,8 @@ class Admission:
         block_tokens: int,
     ) -> None:
         self.is_draining = False
+        self.refusals: dict[pb.Refusal.Reason.ValueType, int] = {}
+        """New attempts refused at the door, by reason."""
         self._holdings = holdings
         self._releases = releases
         self._replicas = replicas
@@ -72,16 +83,24 @@ class Admission:
         if known is not None:
             self._supersede(known, now_s)
         refusal = self._refusal(submit)
+        if refusal is None:
+            item = self._take(session, submit, now_s)
+            victims = self._holdings.queue.victims(item)
+            refusal = self._no_room(item, victims, now_s)
         if refusal is not None:
+            self.refusals[refusal.reason] = self.refusals.get(refusal.reason, 0) + 1
             session.outbox.refuse(
                 submit.slot,
                 refusal.reason,
                 refusal.message,
                 retry_after_ms=refusal.retry_after_ms,
                 field=refusal.field,
+                estimate_ms=refusal.estimate_ms,
             )
             return
-        item = self._take(session, submit, now_s)
+        for victim in victims or ():
+            self._evict(victim, now_s)
+        self._holdings.shares.touch((item.tenant, item.band), item.weight, now_s)
         self._holdings.add(item)
         self._holdings.live[item.request_id] = item
         self._holdings.queue.add(item)
@@ -167,7 +186,7 @@ class Admission:
         if now_s >= last_s:
             reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
         if item.outbox is not None:
-            retry_ms = self._releases.retry_after_ms()
+            retry_ms = self._releases.retry_after_ms(now_s)
             message = f"{why} after {waited_s:.3f} s in the router's queue of {len(self._holdings.queue)}"
             item.outbox.refuse(item.slot, reason, message, retry_after_ms=retry_ms)
         self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, reason))
@@ -202,6 +221,11 @@ class Admission:
             output_tokens_max=budget.max_output_tokens,
             end_token_id=submit.end_token_id,
             blocks=blocks.count_for(tokens + budget.max_output_tokens, submit.block_tokens),
+            tenant=budget.tenant,
+            band=_band_of(budget),
+            weight=budget.weight or 1.0,
+            is_sheddable=budget.sheddable or budget.shadow,
+            kv_head_room_permille=min(HEAD_ROOM_MAX, budget.kv_head_room_permille),
             priority=budget.priority,
             is_resumed=submit.resumed,
             deadline_s=deadline_s,
@@ -239,11 +263,54 @@ class Admission:
             return Refused(pb.Refusal.REASON_INVALID, message, field="budget.max_output_tokens")
         if not any(one.role == "decode" and one.is_here() for one in self._replicas.values()):
             return Refused(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
-        queue = self._holdings.queue
-        if queue.is_full(is_resumed=submit.resumed):
-            # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
-            count, kind = queue.count(is_resumed=submit.resumed), "resumed" if submit.resumed else "new"
-            message = f"router queue full: {count}/{queue.requests_max} {kind} requests"
-            retry_ms = self._releases.retry_after_ms()
-            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_ms)
         return None
+
+    def _no_room(self, item: Relayed, victims: list[Relayed] | None, now_s: float) -> Refused | None:
+        """Return why `item` cannot wait here: it would wait too long, or nobody less important makes room for it."""
+        queue, drain = self._holdings.queue, self._releases.drain
+        if victims is None:
+            # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
+            count, kind = queue.count(is_resumed=item.is_resumed), "resumed" if item.is_resumed else "new"
+            message = (
+                f"router queue full: {count}/{queue.requests_max} {kind} requests, {queue.tokens} tokens"
+            )
+            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, self._releases.retry_after_ms(now_s))
+        if item.is_resumed:
+            return None
+        ahead = queue.ahead(item)
+        wait_s = drain.wait_s(ahead, now_s)
+        if wait_s is not None and wait_s > self._limits.queue_delay_max_s:
+            message = (
+                f"it would wait {wait_s:.1f} s at the router, at most {self._limits.queue_delay_max_s:g} s"
+            )
+            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, drain.retry_after_ms(ahead, now_s))
+        foreseen_s = self._releases.foreseen_s(item, wait_s or 0.0)
+        if foreseen_s is None:
+            return None
+        left_s = min(item.deadline_s, item.ttft_deadline_s or item.deadline_s) - now_s
+        message = (
+            f"the first token would take {foreseen_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
+            f"{left_s:.3f} s are left"
+        )
+        estimate_ms = round(min(MS_MAX, foreseen_s * 1000))
+        retry_ms = drain.retry_after_ms(ahead, now_s) if wait_s else 0
+        return Refused(pb.Refusal.REASON_DEADLINE, message, retry_ms, estimate_ms=estimate_ms)
+
+    def _evict(self, item: Relayed, now_s: float) -> None:
+        """A more important request needs its place."""
+        queue = self._holdings.queue
+        queue.evicted_total += 1
+        if item.outbox is not None:
+            message = f"it gave its place in the router's queue of {len(queue)} to a more important request"
+            retry_ms = self._releases.retry_after_ms(now_s)
+            item.outbox.refuse(
+                item.slot, pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms, evicted=True
+            )
+        self._holdings.end(item, now_s, "evicted")
+
+
+def _band_of(budget: budget_pb2.Budget) -> int:
+    """Return the band `budget` asks for; copied requests wait in the lowest."""
+    if budget.shadow:
+        return 0
+    return min(BAND_MAX, budget.band) if budget.HasField("band") else BAND_DEFAULT

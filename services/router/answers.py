@@ -11,8 +11,9 @@ from services.router.claims import blame, clamp, failed_at, handed_over, hit_of
 from services.router.holdings import Holdings
 from services.router.policy import LoadSeen, ReplicaGone
 from services.router.relayed import Relayed, Stage
-from services.router.releases import ACCEPT_S, LEAVE_S, US_MAX, Releases
+from services.router.releases import ACCEPT_S, LEAVE_S, Releases
 from services.router.replicas import Replica
+from services.router.rows import US_MAX
 
 PLACE_AGAIN: Final = (
     pb.Refusal.REASON_KV_FULL,

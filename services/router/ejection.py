@@ -13,7 +13,11 @@ of the replica's process or of its engine starts clean, as a new Ejection.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from services.router.policy import ReplicaState
+    from services.router.replicas import Replica
 
 EJECT_AFTER: Final = 3
 EJECT_MIN_S: Final = 1.0
@@ -91,3 +95,18 @@ class Ejection:
         self.until_s, self._trial = None, None
         self.failures = self._level = 0
         return is_readmitted
+
+
+def trusted(replicas: list[Replica], now_s: float) -> list[ReplicaState]:
+    """Return those that are not ejected, and of the others so many that half of all are there; all, if none is trusted.
+
+    Failures of most replicas at a time tell of the load, or of the network, and the rest could not carry it alone.
+    """
+    trusted = [one for one in replicas if one.ejection.may_take(now_s)]
+    if not trusted:
+        return [one.look(now_s) for one in replicas]
+    missing = len(replicas) - len(replicas) // 2 - len(trusted)
+    if missing > 0:
+        ejected = [one for one in replicas if one not in trusted]
+        trusted += sorted(ejected, key=lambda one: one.ejection.until_s or 0.0)[:missing]
+    return [one.look(now_s) for one in trusted]

@@ -11,6 +11,7 @@ from services.router.failed_places import FailedPlaces
 from services.router.policy import Dispatched, Finished, Hit, PlacementPolicy, Started
 from services.router.queue import ReleaseQueue
 from services.router.relayed import Relayed, Stage
+from services.router.shares import Shares
 
 DISPATCH_LIFE_S: Final = 60.0
 """Other routers forget a dispatch after this and ten times its estimate, whatever they hear."""
@@ -34,6 +35,7 @@ class Holdings:
         self.router = router
         self.policy = policy
         self.queue = queue
+        self.shares = Shares()
         self.items: set[Relayed] = set()
         self.live: dict[str, Relayed] = {}
         """Request id -> its highest attempt."""
@@ -58,6 +60,10 @@ class Holdings:
         self.settle(item, now_s)
         if item.stage is Stage.QUEUED:
             self.queue.remove(item)
+        elif item.was_taken:
+            self.queue.settle_output(item, item.next_position - item.start_position)
+        else:
+            self.queue.refund(item)
         self.detach_decode(item)
         self.detach_prefill(item)
         if item.is_orphan:
@@ -132,6 +138,11 @@ class Holdings:
         placement = item.placement
         assert placement is not None, item
         item.is_dispatched = True
+        if placement.prefill is not None:
+            tenant = (item.tenant, item.band)
+            item.share = self.shares.dispatch(
+                tenant, item.weight, placement.prefill, placement.prefill_s, now_s
+            )
         self._tell(
             Dispatched(
                 self.router,
@@ -148,6 +159,8 @@ class Holdings:
         """Its engine has it."""
         item.was_taken = True
         self.is_news = True
+        if item.share is not None:
+            self.shares.start(item.share, now_s)
         if item.is_dispatched:
             self._tell(Started(self.router, item.request_id, now_s))
 
@@ -156,6 +169,11 @@ class Holdings:
         if item.is_dispatched:
             item.is_dispatched = False
             self.is_news = True
+            if item.share is not None:
+                self.shares.end(item.share)
+                item.share = None
+            if hit is not None:
+                self.queue.settle_prefill(item, hit.computed_tokens)
             self._tell(Finished(self.router, item.request_id, now_s, hit))
 
     def _tell(self, event: Note) -> None:
@@ -165,6 +183,7 @@ class Holdings:
     def assert_consistent(self) -> None:
         """Raise AssertionError if an attempt is somewhere it should not be, or not where it should."""
         self.queue.assert_consistent()
+        self.shares.assert_consistent()
         assert set(self.queue) == {item for item in self.items if item.stage is Stage.QUEUED}
         assert self.orphan_count == sum(item.is_orphan for item in self.items), "orphans are miscounted"
         for request_id, item in self.live.items():
@@ -177,6 +196,7 @@ class Holdings:
 def _check(item: Relayed) -> None:
     stage = item.stage
     assert stage is not Stage.ENDED, item
+    assert item.share is None or item.is_dispatched, item
     assert (item.session is None) == (item.outbox is None), item
     if item.session is not None:
         assert item.session.slots.get(item.slot) is item, item

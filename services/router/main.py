@@ -160,9 +160,16 @@ class Router:
             self._version,
             self._block_tokens,
             policy,
-            RelayLimits(section.queue_max_requests, section.queue_max_wait_s, config.decode.orphan_s),
+            RelayLimits(
+                section.queue_max_requests,
+                section.queue_max_wait_s,
+                config.decode.orphan_s,
+                section.queue_max_tokens,
+                section.queue_delay_max_s,
+            ),
             note=self.dispatches.note,
             record=telemetry.RelayTelemetry(self.metrics, self._tracing),
+            forecast=policy,
         )
         self._alarm = Alarm(self.relay, clock, _log_bug)
         self.relay.on_change = self._alarm.update

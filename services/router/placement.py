@@ -7,6 +7,7 @@ sections 6 and 7): on an idle cluster kappa is 0 and the fastest start wins; in 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Final
 
 from services.router.backlog import UTILISATION_S, Backlog, Work
@@ -39,6 +40,9 @@ RECHECK_S: Final = 0.05
 
 HANDOFF_S: Final = 0.01
 """What a prefill elsewhere costs besides: one more hop and the move of the blocks."""
+
+OBSERVATIONS_MIN: Final = 8
+"""Prompts measured before anything is refused because of an estimate."""
 
 CANDIDATES_MAX: Final = 16
 HEAD_ROOM_BLOCKS: Final = 1
@@ -130,6 +134,16 @@ class KappaPolicy:
         """Return the seconds a prompt would take without any cache."""
         return self.costs.estimate_s(token_count, token_count)
 
+    def knows_costs(self) -> bool:
+        """True once enough prompts were measured to refuse work by the estimates."""
+        return self.costs.observation_total >= OBSERVATIONS_MIN
+
+    def prefill_s(self, hashes: Sequence[int], token_count: int) -> float:
+        """Return the seconds a prompt would take where most of it is in cache."""
+        depth = max(self.mirror.matched(hashes).values(), default=0)
+        usable = min(depth * self._block_tokens, token_count - 1)
+        return self.costs.estimate_s(token_count - usable, token_count)
+
     def queue_s(self, replica: str, now_s: float) -> float:
         """Return the seconds of work dispatched to `replica`."""
         return self.backlog.total_s(replica, now_s)
@@ -157,7 +171,7 @@ class KappaPolicy:
             prefill_s = self._prefill_s(request, depth)
             queue_s = self.backlog.queue_s(replica.name, prefill_s, now_s)
             unstarted, unstarted_s = self.backlog.unstarted(replica.name)
-            unseen = replica.queued_requests - unstarted
+            unseen = 0 if replica.is_stale else replica.queued_requests - unstarted
             if unseen > 0:  # of other routers whose dispatches we do not hear
                 queue_s += unseen * self._typical_prefill_s
             rho = self.backlog.recent_s(replica.name, now_s) / UTILISATION_S
@@ -174,13 +188,14 @@ class KappaPolicy:
             -(-(request.token_count + request.output_tokens_max) // self._block_tokens) + HEAD_ROOM_BLOCKS
         )
         allowed = [one for one in view.decode if one.name not in request.excluded] or list(view.decode)
-        fitting = [one for one in allowed if one.room() >= min(needed - HEAD_ROOM_BLOCKS, one.block_total)]
+        head_room = request.kv_head_room_permille
+        fitting = [one for one in allowed if one.has_room(needed - HEAD_ROOM_BLOCKS, head_room)]
         if not fitting:
             return None
 
         def fullness(one: ReplicaState) -> float:
             total = max(1, one.block_total)
-            return (one.block_reserved + needed - depths.get(one.name, 0)) / total
+            return (one.reserved() + needed - depths.get(one.name, 0)) / total
 
         scores = [fullness(one) for one in fitting]
         lowest = min(scores)
@@ -196,7 +211,7 @@ class KappaPolicy:
         """Return a placement on decode alone, if the uncached part is short and that starts sooner, or must be."""
         needed = -(-(request.token_count + request.output_tokens_max) // self._block_tokens)
         allowed = [one for one in view.decode if one.name not in request.excluded] or list(view.decode)
-        fitting = [one for one in allowed if one.room() >= min(needed, one.block_total)]
+        fitting = [one for one in allowed if one.has_room(needed, request.kv_head_room_permille)]
         deepest = max(depths.get(one.name, 0) for one in fitting)
         best = [one for one in fitting if depths.get(one.name, 0) == deepest]
         roomiest = max(one.room() for one in best)

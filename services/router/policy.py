@@ -24,6 +24,8 @@ class PlacementRequest:
     """True if the candidates are wanted."""
     excluded: frozenset[str] = frozenset()
     """Replicas that did not take this attempt just now: the last choice."""
+    kv_head_room_permille: int = 0
+    """Thousandths of a decode replica's blocks that stay free beside it, unless the replica is empty."""
 
 
 @dataclass(slots=True)
@@ -37,17 +39,30 @@ class ReplicaState:
     """Blocks that are free or can be evicted, as last reported."""
     block_reserved: int = 0
     """Blocks reserved: as last reported, and what this router sent and ended since."""
+    block_own: int = 0
+    """Blocks of what this router sent and has not ended."""
+    is_stale: bool = False
+    """The last report is too old to tell how full the replica is now: own counts tell."""
     queued_requests: int = 0
     """Requests that wait at the replica, as last reported."""
     reported_at_s: float = float("-inf")
 
+    def reserved(self) -> int:
+        """Blocks that are taken, as far as is known now."""
+        return self.block_own if self.is_stale else self.block_reserved
+
     def room(self) -> float:
         """Blocks a new request may take; infinite before the first report."""
-        return self.block_total - self.block_reserved if self.block_total else float("inf")
+        return self.block_total - self.reserved() if self.block_total else float("inf")
+
+    def has_room(self, blocks: int, head_room_permille: int) -> bool:
+        """True if `blocks` fit and leave the head room free; what is larger than that fits into an empty replica."""
+        head_room = self.block_total * head_room_permille // 1000
+        return self.room() >= min(blocks + head_room, self.block_total)
 
     def has_ample_room(self) -> bool:
         """True if a quarter of the blocks is free, by the last report and what was sent since: a reservation is certain."""
-        return 0 < self.block_total <= 4 * (self.block_total - self.block_reserved)
+        return 0 < self.block_total <= 4 * (self.block_total - self.reserved())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,126 +1,280 @@
-"""Requests that wait at the router until they may be released: strict bands by priority, first come first served inside.
+"""Requests that wait at the router until they may be released: strict bands, tenants served fairly inside.
 
-Pure. Each band has two lanes: resumed requests go ahead of the others. Bounded in number here and in time by each item's
-`queue_until_s`.
+Pure. Order: the higher band; in it resumed requests; then the least served tenant (services.router.fairness); of a tenant
+the higher priority; then first come, first served. A lower band that waits gets one release of FLOOR_EVERY, unless
+everything in it is sheddable. Bounded in number and tokens here, in time by each item's `queue_until_s`; `victims` tells
+who must go when it is full. An operation costs O(log n) of the tenants and O(1) of the requests; `victims` so per victim.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-PRIORITY_MAX: Final = 100
-"""Priorities beyond +-100 count as +-100."""
+from services.router.fairness import Account
+from services.router.lanes import Band, Line, MayGo
+
+BAND_DEFAULT: Final = 4
+BAND_MAX: Final = 7
 
 LOOK_AHEAD: Final = 4
-"""Requests of the highest band that are tried at a time: one that waits for a busy replica does not hold up the others."""
+"""Requests that are tried at a time: one that waits for a busy replica does not hold up the others."""
 
+FLOOR_EVERY: Final = 50
+"""A lower band that waits gets at least one of so many releases."""
 
-Lane = tuple[int, bool]
-"""Band, and whether it is that of resumed requests."""
+VICTIMS_MAX: Final = 64
+"""Requests that one newcomer may drive out."""
 
 
 class Waiting(Protocol):
-    """What the queue needs to know of an item. `ticket` belongs to the queue: 0 while the item is not in it."""
+    """What the queue needs to know of an item. `ticket`, `account` and the charges belong to the queue."""
 
+    tenant: str
+    band: int
+    weight: float
+    is_sheddable: bool
     priority: int
     is_resumed: bool
+    token_count: int
+    output_tokens_max: int
     ticket: int
+    """0 while the item is not in the queue."""
+    account: Account | None
+    charged_prefill: float
+    """Tokens charged for it and not corrected yet."""
+    charged_output: float
 
 
 Item = TypeVar("Item", bound=Waiting)
 
 
-class ReleaseQueue(Generic[Item]):
-    """Holds items by band. Removing one is O(1): it is marked and skipped later."""
+def anybody(_tenant: str, _band: int) -> bool:
+    """Hold nobody."""
+    return True
 
-    def __init__(self, requests_max: int) -> None:
-        """Of new requests at most `requests_max` wait, of resumed ones as many again."""
+
+class ReleaseQueue(Generic[Item]):
+    """Holds items by band, tenant and priority. Removing one is O(1): it is marked and skipped later."""
+
+    def __init__(self, requests_max: int, tokens_max: float = math.inf) -> None:
+        """Of new requests at most `requests_max` with `tokens_max` prompt tokens wait, of resumed ones as many again."""
         self.requests_max = requests_max
-        self._lanes: dict[Lane, deque[tuple[int, Item]]] = {}
+        self.tokens_max = tokens_max
+        self.evicted_total = 0
+        self.released_totals = [0] * (BAND_MAX + 1)
+        """By band."""
+        self._bands: dict[int, Band[Item]] = {}
+        self._order: list[Band[Item]] = []
+        """Bands with something in them, the highest first."""
         self._counts = {False: 0, True: 0}
         """By `is_resumed`."""
+        self._tokens = {False: 0, True: 0}
         self._last_ticket = 0
 
     def __len__(self) -> int:
         return self._counts[False] + self._counts[True]
 
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all that wait."""
+        return self._tokens[False] + self._tokens[True]
+
     def count(self, *, is_resumed: bool) -> int:
         """Return how many resumed, or how many other items wait."""
         return self._counts[is_resumed]
 
-    def is_full(self, *, is_resumed: bool = False) -> bool:
-        """True if another item of that kind would be one too many. Items that come back are taken nevertheless."""
-        return self._counts[is_resumed] >= self.requests_max
+    def count_of(self, band: int) -> int:
+        """Return how many items of `band` wait."""
+        found = self._bands.get(band)
+        return found.count if found is not None else 0
+
+    def is_full(self, *, is_resumed: bool = False, tokens: int = 0) -> bool:
+        """True if another item of that kind would be one too many. Items that come back are taken nevertheless.
+
+        One item fits whatever its length.
+        """
+        if self._counts[is_resumed] >= self.requests_max:
+            return True
+        waiting = self._tokens[is_resumed]
+        return waiting > 0 and waiting + tokens > self.tokens_max
+
+    def victims(self, item: Item) -> list[Item] | None:
+        """Return less important items that must leave so that `item` fits, or None if there are not enough of them.
+
+        The least important: sheddable ones first; then the lowest band; then the tenant whose last request would be served
+        last of all; of that tenant the lowest priority, and of these the newest. Resumed ones are never driven out.
+        """
+        if item.is_resumed:
+            return None if self.is_full(is_resumed=True, tokens=item.token_count) else []
+        count = self._counts[False] + 1 - self.requests_max
+        tokens = self._tokens[False] + item.token_count - self.tokens_max if self._tokens[False] else 0
+        chosen: list[Item] = []
+        for line, above in self._lines_below(item) if count > 0 or tokens > 0 else ():
+            chosen += line.last(count, tokens, above, VICTIMS_MAX - len(chosen))
+            count = self._counts[False] + 1 - self.requests_max - len(chosen)
+            tokens = self._tokens[False] + item.token_count - self.tokens_max
+            tokens -= sum(one.token_count for one in chosen)
+            if count <= 0 and tokens <= 0:
+                break
+        return chosen if count <= 0 and tokens <= 0 else None
 
     def add(self, item: Item, *, at_head: bool = False) -> None:
-        """Put `item` at the end of its lane, or, if it comes back, in front of it."""
+        """Put `item` behind its equals, or, if it comes back, in front of them; what was charged for it is given back."""
         assert not item.ticket, "an item is queued twice"
         self._last_ticket += 1
         item.ticket = self._last_ticket
+        band = self._band(item.band)
+        if not band.count:
+            self._order.append(band)
+            self._order.sort(key=lambda one: -one.band)
+        self.refund(item)
         self._counts[item.is_resumed] += 1
-        lane = self._lanes.setdefault(lane_of(item), deque())
-        if at_head:
-            lane.appendleft((item.ticket, item))
-        else:
-            lane.append((item.ticket, item))
+        self._tokens[item.is_resumed] += item.token_count
+        item.account = band.fairness.account(item.tenant)
+        band.add(item, at_head=at_head)
 
     def remove(self, item: Item) -> bool:
         """Take `item` out. Return False if it was not in."""
         if not item.ticket:
             return False
-        item.ticket = 0
         self._counts[item.is_resumed] -= 1
-        self._tidy(lane_of(item))
+        self._tokens[item.is_resumed] -= item.token_count
+        band = self._bands[item.band]
+        band.remove(item)
+        if not band.count:
+            self._order.remove(band)
         return True
 
-    def heads(self) -> Iterator[Item]:
-        """Yield what may be released next, at most LOOK_AHEAD items of the highest band. Items may be removed meanwhile."""
-        if not self._lanes:
+    def release(self, item: Item, uncached_tokens: float) -> None:
+        """Take `item` out because it goes to the replicas, and charge its tenant; output is charged as expected.
+
+        Of a resumed one, which was charged before, only the output it still makes is charged.
+        """
+        band, account = self._bands[item.band], item.account
+        assert account is not None and item.ticket, item
+        item.charged_prefill = 0.0 if item.is_resumed else uncached_tokens
+        item.charged_output = min(float(item.output_tokens_max), account.output_mean)
+        band.fairness.release(account, item.charged_prefill, item.charged_output)
+        self.released_totals[item.band] += 1
+        band.passed = 0
+        for other in self._order:
+            if other is not band and other.firm_count and other is not self._order[0]:
+                other.passed += 1
+        self.remove(item)
+        band.reorder(account)
+
+    def settle_prefill(self, item: Item, uncached_tokens: float) -> None:
+        """Its prompt was computed; `uncached_tokens` of it were not found in cache."""
+        if item.account is not None and not item.is_resumed:
+            self._correct(item, uncached_tokens - item.charged_prefill, 0.0)
+        item.charged_prefill = 0.0
+
+    def settle_output(self, item: Item, output_tokens: int) -> None:
+        """It is over; `output_tokens` were made."""
+        account = item.account
+        if account is None:
             return
-        highest, _ = max(self._lanes)
+        self._correct(item, 0.0, output_tokens - item.charged_output)
+        item.charged_output = 0.0
+        account.ended(output_tokens)
+
+    def refund(self, item: Item) -> None:
+        """Give back what is charged for `item`: nothing of it was computed."""
+        if item.charged_prefill or item.charged_output:
+            self._correct(item, -item.charged_prefill, -item.charged_output)
+            item.charged_prefill = item.charged_output = 0.0
+
+    def heads(self, may_go: MayGo = anybody) -> Iterator[Item]:
+        """Yield what may be released next, in order: at most LOOK_AHEAD items. They may be removed meanwhile.
+
+        `may_go(tenant, band)` is asked of each tenant that is met; those that may not are passed over. A lower band is
+        looked at if its floor is due, or if none of the higher ones may go.
+        """
         chosen: list[tuple[int, Item]] = []
-        for is_resumed in (True, False):
-            for ticket, item in self._lanes.get((highest, is_resumed), ()):
-                if len(chosen) == LOOK_AHEAD:
-                    break
-                if item.ticket == ticket:
-                    chosen.append((ticket, item))
+        for band in self._order[1:]:
+            if (
+                band.passed >= FLOOR_EVERY - len(self._order) and band.firm_count
+            ):  # others may be due before it
+                chosen += band.heads(1, may_go, only_firm=True)
+        for band in self._order:
+            more = band.heads(LOOK_AHEAD, may_go)
+            chosen += more
+            if more:
+                break
         for ticket, item in chosen:
             if item.ticket == ticket:
                 yield item
 
-    def __iter__(self) -> Iterator[Item]:
-        for lane in sorted(self._lanes, reverse=True):
-            for ticket, item in self._lanes[lane]:
-                if item.ticket == ticket:
-                    yield item
+    def ahead(self, item: Item) -> float:
+        """Return about how many prompt tokens are released before `item`, were it added now. O(1) of requests and tenants.
 
-    def _tidy(self, key: Lane) -> None:
-        lane = self._lanes[key]
-        while lane and lane[0][1].ticket != lane[0][0]:
-            lane.popleft()
-        while lane and lane[-1][1].ticket != lane[-1][0]:
-            lane.pop()
-        if not lane:
-            del self._lanes[key]
+        In its band no more than all that waits there, and no more than what tenants of their weights may have while its own
+        tenant's requests before it go.
+        """
+        return self._ahead(item.band, item.tenant, item.weight or 1.0, item.token_count)
+
+    def ahead_of_newcomer(self) -> float:
+        """Return the same for a request of the default band, as long as the average one, of a tenant that is new here."""
+        return self._ahead(BAND_DEFAULT, None, 1.0, self.tokens / max(1, len(self)))
+
+    def _ahead(self, number: int, tenant: str | None, weight: float, tokens: float) -> float:
+        higher: float = sum(band.tokens for band in self._order if band.band > number)
+        band = self._bands.get(number)
+        if band is None or not band.count:
+            return higher
+        account = band.fairness.find(tenant) if tenant is not None else None
+        own, others = 0, band.fairness.waiting_weight
+        if account is not None and account.waiting:
+            own, others = account.waiting_tokens, others - account.weight
+        fair = own + (own + tokens) * max(0.0, others) / weight
+        resumed = band.resumed.tokens
+        return higher + resumed + min(band.tokens - resumed, fair)
+
+    def __iter__(self) -> Iterator[Item]:
+        for band in self._order:
+            yield from band
+
+    def _band(self, number: int) -> Band[Item]:
+        band = self._bands.get(number)
+        if band is None:
+            band = self._bands[number] = Band(number)
+        return band
+
+    def _correct(self, item: Item, prefill_tokens: float, output_tokens: float) -> None:
+        assert item.account is not None
+        band = self._bands[item.band]
+        band.fairness.correct(item.account, prefill_tokens, output_tokens)
+        band.reorder(item.account)
+
+    def _lines_below(self, item: Item) -> Iterator[tuple[Line[Item], float]]:
+        """Yield the lines with less important items, the least important first, and after which virtual time they begin."""
+        for is_sheddable in (True, False) if not item.is_sheddable else (True,):
+            for band in reversed(self._order):
+                if is_sheddable != item.is_sheddable or band.band < item.band:
+                    yield band.lines[is_sheddable], -math.inf
+                elif band.band == item.band:
+                    yield band.lines[is_sheddable], self._last_tag(item, band)
+
+    @staticmethod
+    def _last_tag(item: Item, band: Band[Item]) -> float:
+        """Return when `item` would be served, in the virtual time of `band`, were it added now."""
+        fairness = band.fairness
+        account = fairness.find(item.tenant)
+        if account is None:
+            return fairness.level + item.token_count / (item.weight or 1.0)
+        served = account.last_tag if account.waiting else max(account.served, fairness.level)
+        return served + item.token_count / account.weight
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count is wrong or an empty lane is kept."""
+        assert self._order == [band for _, band in sorted(self._bands.items(), reverse=True) if band.count]
         for is_resumed in (False, True):
-            waiting = sum(item.is_resumed is is_resumed for item in self)
-            assert self._counts[is_resumed] == waiting, "a count of the queue is wrong"
-        for key, lane in self._lanes.items():
-            assert lane, f"lane {key} is empty"
-            assert all(lane[end][1].ticket == lane[end][0] for end in (0, -1)), f"lane {key} is untidy"
-
-
-def lane_of(item: Waiting) -> Lane:
-    """Return the lane of `item`; higher ones go first."""
-    return band_of(item.priority), item.is_resumed
-
-
-def band_of(priority: int) -> int:
-    """Return the band of `priority`: higher goes first."""
-    return max(-PRIORITY_MAX, min(PRIORITY_MAX, priority))
+            waiting = [item for item in self if item.is_resumed is is_resumed]
+            assert self._counts[is_resumed] == len(waiting), "a count of the queue is wrong"
+            assert self._tokens[is_resumed] == sum(item.token_count for item in waiting), (
+                "tokens are miscounted"
+            )
+        for band in self._bands.values():
+            band.assert_consistent()

@@ -19,8 +19,9 @@ from services.router.holdings import Holdings, Note, Record
 from services.router.policy import PlacementPolicy
 from services.router.queue import ReleaseQueue
 from services.router.relayed import Relayed, Stage
-from services.router.releases import Releases
+from services.router.releases import Forecast, Releases
 from services.router.replicas import Replica
+from services.router.rows import as_us
 
 
 def _unheard(note: Note) -> None:
@@ -44,8 +45,12 @@ class Relay:
         *,
         note: Callable[[Note], None] = _unheard,
         record: Record = _unrecorded,
+        forecast: Forecast | None = None,
     ) -> None:
-        """`note` hears of every dispatch, start and finish, for the other routers; `record` of every attempt that ended."""
+        """`note` hears of every dispatch, start and finish, for the other routers; `record` of every attempt that ended.
+
+        Without a `forecast` nothing is refused because its deadline cannot be met.
+        """
         self.router = router
         self.limits = limits
         self.policy = policy
@@ -53,9 +58,9 @@ class Relay:
         """Called after every event: the place to look at `next_wake_s`."""
         self.replicas: dict[str, Replica] = {}
         self.sessions: list[FrontendSession] = []
-        self.queue: ReleaseQueue[Relayed] = ReleaseQueue(limits.queue_max_requests)
+        self.queue: ReleaseQueue[Relayed] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
         self.holdings = Holdings(router, policy, self.queue, note, record)
-        self.releases = Releases(self.holdings, self.replicas)
+        self.releases = Releases(self.holdings, self.replicas, forecast)
         self.answers = Answers(self.holdings, self.releases, block_tokens, limits.orphan_s)
         self.admission = Admission(
             self.holdings, self.releases, self.replicas, limits, model_version, block_tokens
@@ -139,7 +144,16 @@ class Relay:
             running_request_count=self.relayed_count,
             draining=self.admission.is_draining,
             engine_ready=True,
+            queue_delay_us=self.queue_delay_us(),
+            step_p95_us=max(
+                (one.step_p95_us() for one in self.replicas.values() if one.role == "decode"), default=0
+            ),
         )
+
+    def queue_delay_us(self) -> int:
+        """Return how long a request of the default band, of a tenant that is new here, would wait; 0 if unknown."""
+        ahead = self.queue.ahead_of_newcomer()
+        return as_us(self.releases.drain.wait_s(ahead, self._now_s) or 0.0)
 
     def drain(self) -> None:
         """Refuse what is new from now on; adopts are still welcome."""

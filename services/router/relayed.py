@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.fairness import Account
 from services.router.policy import Placement
+from services.router.queue import BAND_DEFAULT
+from services.router.shares import Prompt
 
 if TYPE_CHECKING:
     from services.router.frontends import FrontendSession
@@ -65,10 +68,21 @@ class Relayed:
     end_token_id: int = -1
     blocks: int = 0
     """KV blocks it will need at decode."""
+    tenant: str = ""
+    band: int = BAND_DEFAULT
+    weight: float = 1.0
+    is_sheddable: bool = False
+    kv_head_room_permille: int = 0
+    """Of a decode replica's blocks, what must stay free beside it."""
     priority: int = 0
     is_resumed: bool = False
     """It goes ahead of others in the queue."""
     ticket: int = 0
+    account: Account | None = None
+    charged_prefill: float = 0.0
+    charged_output: float = 0.0
+    share: Prompt | None = None
+    """Its prompt among those of its tenant, from the placement until it is computed."""
     deadline_s: float = float("inf")
     ttft_deadline_s: float | None = None
     queue_until_s: float = float("inf")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.drain import Drain
+from services.router.ejection import trusted
 from services.router.holdings import Holdings
-from services.router.policy import Placement, PlacementRequest, PoolView, ReplicaState, Wait
+from services.router.lanes import MayGo
+from services.router.policy import Placement, PlacementRequest, PoolView, Wait
+from services.router.queue import anybody
 from services.router.relayed import Relayed, Stage
 from services.router.replicas import Replica
+from services.router.rows import as_ms, as_us, placement_row
 
 log = logging.getLogger(__name__)
 
@@ -32,27 +37,54 @@ LEAVE_S: Final = 1.0
 PLACED_AGAIN_MAX: Final = 3
 """Times an attempt is given to other replicas because one gave it back, or did not answer."""
 
-INTERVAL_SMOOTHING: Final = 0.1
 
-US_MAX: Final = 1 << 53
-"""Times on the wire are bounded by this (285 years), whatever somebody claimed: it fits every field on the way."""
+class Forecast(Protocol):
+    """What is known of how long prompts take."""
+
+    def knows_costs(self) -> bool:
+        """True once enough prompts were measured to refuse work by the estimates."""
+        ...
+
+    def cold_prefill_s(self, token_count: int) -> float:
+        """Return the seconds a prompt would take without any cache."""
+        ...
+
+    def prefill_s(self, hashes: Sequence[int], token_count: int) -> float:
+        """Return the seconds a prompt would take where most of it is in cache."""
+        ...
 
 
 class Releases:
     """Moves attempts from QUEUED to RESERVING, and on to PREFILLING."""
 
-    def __init__(self, holdings: Holdings, replicas: Mapping[str, Replica]) -> None:
+    def __init__(
+        self, holdings: Holdings, replicas: Mapping[str, Replica], forecast: Forecast | None = None
+    ) -> None:
         self.release_total = 0
+        self.drain = Drain()
+        self.forecast = forecast
         self._holdings = holdings
         self._replicas = replicas
         self._pump_at_s = float("inf")
         self._not_before_s = float("-inf")
-        self._released_s = 0.0
-        self._interval_s = 0.1
 
-    def retry_after_ms(self) -> int:
-        """Return after how long half the queue is likely to have drained, within 50 ms and 5 s."""
-        return min(5000, max(50, round(self._interval_s * len(self._holdings.queue) * 500)))
+    def retry_after_ms(self, now_s: float) -> int:
+        """Return after how long what waits now is likely to have drained."""
+        return self.drain.retry_after_ms(self._holdings.queue.tokens, now_s)
+
+    def foreseen_s(self, item: Relayed, wait_s: float) -> float | None:
+        """Return the seconds to the first token of `item` after a wait of `wait_s`, if it is known and too long.
+
+        It may take as long as the deadlines leave; a resumed one is never too late.
+        """
+        forecast = self.forecast
+        if forecast is None or item.is_resumed or not forecast.knows_costs():
+            return None
+        left_s = min(item.deadline_s, item.ttft_deadline_s or item.deadline_s) - item.arrived_s
+        if wait_s + forecast.cold_prefill_s(item.token_count) <= left_s:
+            return None  # whatever is in cache: most requests end here
+        seconds = wait_s + forecast.prefill_s(item.hashes, item.token_count)
+        return seconds if seconds > left_s else None
 
     def next_wake_s(self) -> float | None:
         """Return when the queue is to be looked at even if nothing happens, or None."""
@@ -61,6 +93,7 @@ class Releases:
     def pump(self, now_s: float) -> None:
         """Let go what may go, if something changed or the time has come."""
         holdings = self._holdings
+        self.drain.waits(len(holdings.queue) > 0, now_s)
         if not len(holdings.queue):
             holdings.is_news = False
             self._pump_at_s = float("inf")
@@ -74,6 +107,7 @@ class Releases:
         is_anyone_gone = False
         while self._pass(now_s):
             is_anyone_gone = True
+        self.drain.waits(len(holdings.queue) > 0, now_s)
         if not is_anyone_gone:
             self._not_before_s = now_s + PUMP_PAUSE_S
         holdings.is_news = False
@@ -82,7 +116,7 @@ class Releases:
         """Try the heads of the queue once; True if one of them went."""
         self._pump_at_s = float("inf")
         has_gone = False
-        for item in self._holdings.queue.heads():
+        for item in self._holdings.queue.heads(self._has_place(now_s)):
             try:
                 is_gone = self._try(item, now_s)
             except Exception as bug:
@@ -99,9 +133,49 @@ class Releases:
         if isinstance(answer, Wait):
             self._pump_at_s = min(self._pump_at_s, answer.until_s)
             return False
-        self._holdings.queue.remove(item)
+        if self._is_late(item, answer, now_s):
+            return True
+        assert item.submit is not None, item
+        uncached = item.token_count - answer.matched_blocks * item.submit.block_tokens
+        self._holdings.queue.release(item, max(1, uncached))
+        self.drain.released(item.token_count, now_s)
         self._release(item, answer, now_s)
         return True
+
+    def _is_late(self, item: Relayed, placement: Placement, now_s: float) -> bool:
+        """End `item` if its first token would come too late, before anything is taken for it; True if it would."""
+        if self.forecast is None or item.is_resumed or not self.forecast.knows_costs():
+            return False
+        last_s = min(item.deadline_s, item.ttft_deadline_s or item.deadline_s)
+        if now_s + placement.estimate_s <= last_s:
+            return False
+        if item.outbox is not None:
+            message = (
+                f"the first token would take {placement.estimate_s:.3f} s after {now_s - item.arrived_s:.3f} s in the "
+                f"router's queue; {max(0.0, last_s - now_s):.3f} s are left"
+            )
+            estimate_ms = as_ms(now_s - item.arrived_s + placement.estimate_s)
+            item.outbox.refuse(item.slot, pb.Refusal.REASON_DEADLINE, message, estimate_ms=estimate_ms)
+        self._holdings.end(item, now_s, "REASON_DEADLINE")
+        return True
+
+    def _has_place(self, now_s: float) -> MayGo:
+        """Return the question whether a tenant may have another prompt at some replica: False saves asking the policy."""
+        shares = self._holdings.shares
+        if len(shares) < 2:
+            return anybody
+        names = [one.name for one in self.view(now_s).prefill]
+
+        def has_place(tenant: str, band: int) -> bool:
+            allowed = shares.may_hold((tenant, band), names, now_s)
+            if len(allowed) == len(names):
+                return True
+            wait_s = min(shares.wait_s((tenant, band), name, 0.0, now_s) for name in allowed)
+            if wait_s > 0:
+                self._pump_at_s = min(self._pump_at_s, now_s + wait_s)
+            return wait_s <= 0
+
+        return has_place
 
     def _fail(self, item: Relayed, bug: Exception, now_s: float) -> None:
         """End `item`, however far its release came."""
@@ -127,8 +201,22 @@ class Releases:
             item.output_tokens_max,
             explain=item.submit is not None and item.submit.explain,
             excluded=self._avoided(item, view, now_s),
+            kv_head_room_permille=0 if item.is_resumed else item.kv_head_room_permille,
         )
-        return self._holdings.policy.place(request, view, now_s)
+        shares = self._holdings.shares
+        if item.is_resumed or len(shares) < 2 or not view.prefill:
+            return self._holdings.policy.place(request, view, now_s)
+        tenant = (item.tenant, item.band)
+        allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s)
+        if len(allowed) < len(view.prefill):
+            prefill = [one for one in view.prefill if one.name in allowed]
+            view = PoolView(prefill, view.decode, view.waiting_requests)
+        answer = self._holdings.policy.place(request, view, now_s)
+        if isinstance(answer, Placement) and answer.prefill is not None:
+            wait_s = shares.wait_s(tenant, answer.prefill, answer.prefill_s, now_s)
+            if wait_s > 0:
+                return Wait("others are about", now_s + wait_s, answer.prefill)
+        return answer
 
     def _avoided(self, item: Relayed, view: PoolView, now_s: float) -> frozenset[str]:
         """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
@@ -144,8 +232,8 @@ class Releases:
         """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""
         placeable = [replica for replica in self._replicas.values() if replica.is_placeable()]
         return PoolView(
-            _trusted([one for one in placeable if one.role == "prefill"], now_s),
-            _trusted([one for one in placeable if one.role == "decode"], now_s),
+            trusted([one for one in placeable if one.role == "prefill"], now_s),
+            trusted([one for one in placeable if one.role == "decode"], now_s),
             max(0, len(self._holdings.queue) - 1),
         )
 
@@ -154,8 +242,6 @@ class Releases:
         assert item.submit is not None and item.outbox is not None, item
         decode = self._replicas[placement.decode]
         self.release_total += 1
-        self._interval_s += INTERVAL_SMOOTHING * (min(1.0, now_s - self._released_s) - self._interval_s)
-        self._released_s = now_s
         item.stage = Stage.RESERVING
         item.placement = placement
         item.released_s = now_s
@@ -170,7 +256,7 @@ class Releases:
         decode.outbox.submit(
             self._submit(item, item.decode_slot, phase), item.deadline_s, item.ttft_deadline_s
         )
-        item.outbox.placement(_row(item, placement, now_s))
+        item.outbox.placement(placement_row(item, placement, now_s))
         self._holdings.dispatched(item, now_s)
         if item.prefill is not None and decode.state.has_ample_room():
             # Decode will not refuse: waiting for its word would cost a round trip before every first token.
@@ -255,45 +341,5 @@ class Releases:
         submit.slot = slot
         submit.phase = phase
         submit.credit_position = item.credit
-        submit.prefill_estimate_us = _us(item.placement.prefill_s)
+        submit.prefill_estimate_us = as_us(item.placement.prefill_s)
         return submit
-
-
-def _trusted(replicas: list[Replica], now_s: float) -> list[ReplicaState]:
-    """Return those that are not ejected, and of the others so many that half of all are there; all, if none is trusted.
-
-    Failures of most replicas at a time tell of the load, or of the network, and the rest could not carry it alone.
-    """
-    trusted = [one for one in replicas if one.ejection.may_take(now_s)]
-    if not trusted:
-        return [one.state for one in replicas]
-    missing = len(replicas) - len(replicas) // 2 - len(trusted)
-    if missing > 0:
-        ejected = [one for one in replicas if one not in trusted]
-        trusted += sorted(ejected, key=lambda one: one.ejection.until_s or 0.0)[:missing]
-    return [one.state for one in trusted]
-
-
-def _row(item: Relayed, placement: Placement, now_s: float) -> pb.Placement:
-    row = pb.Placement(
-        slot=item.slot,
-        prefill_replica=placement.prefill or "",
-        decode_replica=placement.decode,
-        matched_block_count=placement.matched_blocks,
-        prompt_block_count=len(item.hashes),
-        queue_us=_us(now_s - item.arrived_s),
-        estimate_us=_us(placement.estimate_s),
-    )
-    for one in placement.candidates:
-        row.candidates.add(
-            replica=one.replica,
-            matched_block_count=one.matched_blocks,
-            queue_us=_us(one.queue_s),
-            prefill_us=_us(one.prefill_s),
-            score=one.score,
-        )
-    return row
-
-
-def _us(seconds: float) -> int:
-    return round(min(max(0.0, seconds * 1e6), US_MAX))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from kvmesh.attach import frames
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+STALE_S: Final = 1.25
+"""A report is at most this old: one comes each second. An older one does not tell how full the replica is."""
+
+STEPS_KEPT: Final = 64
+"""Reports of the engine's step that the slow ones are looked for in."""
 
 REPORT_FRESH_S: Final = 3.0
 """A load report comes each second; after this silence the replica is lost."""
@@ -74,6 +81,7 @@ class Replica:
         self._unanswered: dict[int, int] = {}
         """KV blocks of submits that decode has not answered, by slot: no report counts them yet."""
         self.row_total = 0
+        self._steps_us: deque[int] = deque(maxlen=STEPS_KEPT)
         self._relay = relay
         self._link: Link | None = None
 
@@ -99,6 +107,16 @@ class Replica:
         if not self.is_up or not self.is_here():
             return False
         return self.report is None or (self.report.engine_ready and not self.report.draining)
+
+    def look(self, now_s: float) -> ReplicaState:
+        """Return its state, the last report ignored if it is too old."""
+        self.state.is_stale = now_s - self.state.reported_at_s > STALE_S
+        return self.state
+
+    def step_p95_us(self) -> int:
+        """Return the engine's step that 95 of 100 reports keep; 0 if none told."""
+        steps = sorted(self._steps_us)
+        return steps[(95 * len(steps) - 1) // 100] if steps else 0
 
     def is_at_work(self, now_s: float) -> bool:
         """True if it just said that its engine runs requests."""
@@ -145,6 +163,7 @@ class Replica:
         """A submit that needs `blocks` is on its way."""
         self._unanswered[slot] = blocks
         self.state.block_reserved += blocks
+        self.state.block_own += blocks
 
     def answered(self, slot: int) -> None:
         """It was accepted or refused: the next report counts it, or does not."""
@@ -161,6 +180,7 @@ class Replica:
             self.ejection.left(item)
             self.answered(slot)
             self.state.block_reserved = max(0, self.state.block_reserved - blocks)
+            self.state.block_own = max(0, self.state.block_own - blocks)
 
     # Sink.
 
@@ -261,6 +281,9 @@ class Replica:
         state.block_reserved = report.block_reserved_count + sum(self._unanswered.values())
         state.queued_requests = report.queued_request_count
         state.reported_at_s = now_s
+        state.is_stale = False
+        if report.step_us:
+            self._steps_us.append(report.step_us)
         self._relay.answers.on_load(
             LoadSeen(self.name, report.queued_request_count, report.running_request_count, now_s)
         )

@@ -18,8 +18,8 @@ from services.router.placement import KappaPolicy
 from services.router.policy import Placement, PlacementRequest, PoolView, Wait
 from services.router.relay import Relay
 from services.router.relayed import Relayed
-from services.router.releases import US_MAX, _us
 from services.router.replicas import Replica
+from services.router.rows import US_MAX, as_us
 
 A, B = "a" * 32, "b" * 32
 HANDOFF = b"handoff"
@@ -123,6 +123,9 @@ class Desk:
         submit.budget.remaining_ms = changes.pop("remaining_ms", 100_000)
         submit.budget.max_output_tokens = changes.pop("output", 10)
         submit.budget.priority = changes.pop("priority", 0)
+        for name in ("band", "tenant", "weight", "sheddable", "kv_head_room_permille"):
+            if name in changes:
+                setattr(submit.budget, name, changes.pop(name))
         if "ttft_ms" in changes:
             submit.budget.ttft_remaining_ms = changes.pop("ttft_ms")
         for name, value in changes.items():
@@ -632,7 +635,7 @@ def test_times_beyond_the_wire_are_cut() -> None:
     told = desk.told()
     assert [told.starts[0].queue_us, told.transfers[0].transfer_us] == [US_MAX, US_MAX]
     for seconds, microseconds in ((1e30, US_MAX), (float("inf"), US_MAX), (-1.0, 0), (float("nan"), 0)):
-        assert _us(seconds) == microseconds
+        assert as_us(seconds) == microseconds
 
 
 def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -754,11 +757,11 @@ def test_waiting_ends_by_deadline_or_by_the_queues_patience() -> None:
     desk.assert_empty()
 
 
-def test_higher_priorities_go_first_and_a_resumed_one_at_the_head_of_its_band() -> None:
+def test_higher_bands_go_first_and_a_resumed_one_at_the_head_of_its_band() -> None:
     """With one request's room at prefill, the order of release is bands, then first come, resumed ones before."""
     desk = Desk()
     desk.reserved(request_id="0" * 32)
-    for name, changes in (("1", {}), ("2", {"priority": 9}), ("3", {"resumed": True, "attempt": 2})):
+    for name, changes in (("1", {}), ("2", {"band": 6}), ("3", {"resumed": True, "attempt": 2})):
         desk.submit(request_id=name * 32, **changes)
     order = []
     for _ in range(3):

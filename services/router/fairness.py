@@ -1,0 +1,153 @@
+"""What each tenant was served inside one band, and who is next: weighted token counters, the least served first.
+
+Pure. Virtual Token Counters with lift (arXiv 2401.00588), with one counter for prefill and one for decode: a tenant's place
+follows the larger of the two, its dominant share (DRF, arXiv 1104.4110 by way of DRFQ, SIGCOMM 2012), because a sum would
+charge those who use what others leave. Neither counter lags behind the band's virtual time when it is charged, so that
+nobody saves up a right to one pool while it uses the other.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+PREFILL_WEIGHT: Final = 1.0
+"""Charge of an uncached prompt token."""
+
+DECODE_WEIGHT: Final = 2.0
+"""Charge of an output token (arXiv 2401.00588, section 4: an output token costs about two input tokens)."""
+
+OUTPUT_START: Final = 128.0
+"""Output tokens expected of a tenant's request before any of its requests ended."""
+
+OUTPUT_SMOOTHING: Final = 0.1
+
+WEIGHT_MIN: Final = 1e-3
+WEIGHT_MAX: Final = 1000.0
+
+IDLE_ACCOUNTS_MAX: Final = 4096
+"""Tenants of a band that are remembered though nothing of them waits, the last ones that did."""
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """A tenant in a band. Counters are charged tokens divided by the tenant's weight."""
+
+    tenant: str
+    weight: float = 1.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    waiting: int = 0
+    """Requests that wait, resumed ones not counted."""
+    waiting_tokens: int = 0
+    """Their prompt tokens."""
+    output_mean: float = OUTPUT_START
+    """Smoothed output of its requests that ended, in tokens."""
+
+    @property
+    def served(self) -> float:
+        """The dominant counter: the smallest is released next."""
+        return max(self.prefill, self.decode)
+
+    @property
+    def last_tag(self) -> float:
+        """The counter after everything that waits was released, as far as prompts tell."""
+        return self.served + self.waiting_tokens / self.weight
+
+    def ended(self, output_tokens: int) -> None:
+        """A request of it made `output_tokens`."""
+        self.output_mean += OUTPUT_SMOOTHING * (output_tokens - self.output_mean)
+
+    def lift(self, level: float) -> None:
+        """Raise both counters to `level`."""
+        if self.prefill < level:
+            self.prefill = level
+        if self.decode < level:
+            self.decode = level
+
+
+class Fairness:
+    """The accounts of one band.
+
+    `level` is the band's virtual time: the counter of the tenant released last, before it was charged. Who comes back from
+    idleness starts there: ahead of those who were just served, with no right to what it did not use.
+    """
+
+    def __init__(self) -> None:
+        self.level = 0.0
+        self.waiting_weight = 0.0
+        """Sum of the weights of the tenants with requests that wait."""
+        self._accounts: dict[str, Account] = {}
+        self._idle: OrderedDict[str, Account] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many tenants are remembered."""
+        return len(self._accounts)
+
+    def find(self, tenant: str) -> Account | None:
+        """Return the account of `tenant` if it is remembered."""
+        return self._accounts.get(tenant)
+
+    def account(self, tenant: str) -> Account:
+        """Return the account of `tenant`; a new one if it is not remembered."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account(tenant, 1.0, self.level, self.level)
+            self._idle[tenant] = account
+            self._forget()
+        return account
+
+    def arrive(self, account: Account, weight: float, tokens: int) -> None:
+        """A request of `account` waits from now on. The newest weight holds."""
+        weight = min(WEIGHT_MAX, max(WEIGHT_MIN, weight or 1.0))
+        if not account.waiting:
+            self._idle.pop(account.tenant, None)
+            account.lift(self.level)
+            account.weight = weight
+            self.waiting_weight += weight
+        elif account.weight != weight:
+            self.waiting_weight += weight - account.weight
+            account.weight = weight
+        account.waiting += 1
+        account.waiting_tokens += tokens
+
+    def leave(self, account: Account, tokens: int) -> None:
+        """A request of `account` waits no more, whatever becomes of it."""
+        account.waiting -= 1
+        account.waiting_tokens -= tokens
+        if account.waiting:
+            return
+        self.waiting_weight -= account.weight
+        if len(self._idle) == len(self._accounts) - 1:
+            self.waiting_weight = 0.0  # nobody waits: what rounding left is gone
+        self._idle[account.tenant] = account
+        self._forget()
+
+    def release(self, account: Account, prefill_tokens: float, output_tokens: float) -> None:
+        """A request of `account` is released: charge it."""
+        self.level = account.served
+        account.lift(self.level)
+        account.prefill += PREFILL_WEIGHT * prefill_tokens / account.weight
+        account.decode += DECODE_WEIGHT * output_tokens / account.weight
+
+    def correct(self, account: Account, prefill_tokens: float, output_tokens: float) -> None:
+        """Charge what turned out to be more, give back (below 0) what turned out to be less."""
+        account.prefill += PREFILL_WEIGHT * prefill_tokens / account.weight
+        account.decode += DECODE_WEIGHT * output_tokens / account.weight
+
+    def _forget(self) -> None:
+        """Drop the longest idle accounts beyond the bound."""
+        while len(self._idle) > IDLE_ACCOUNTS_MAX:
+            tenant, _ = self._idle.popitem(last=False)
+            del self._accounts[tenant]
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a tenant is counted wrongly."""
+        for tenant, account in self._accounts.items():
+            assert account.tenant == tenant
+            assert (account.waiting == 0) == (tenant in self._idle), account
+            assert account.waiting >= 0 and account.waiting_tokens >= 0, account
+        assert set(self._idle) <= set(self._accounts)
+        waiting = [one for one in self._accounts.values() if one.waiting]
+        assert abs(self.waiting_weight - sum(one.weight for one in waiting)) < 1e-6 * (1 + len(waiting))

@@ -1,0 +1,224 @@
+"""How many prefill replicas a tenant may hold with its prompts while others are about.
+
+Pure. The order of release decides who is next, but a prompt that runs is not interrupted: with every replica in one
+tenant's long prompts, whoever comes next waits for the rest of one of them, however short its own. So each tenant leaves as
+many replicas alone as the others have used lately, within its own share:
+
+    reserved = min(ceil(d + sqrt(d)), R - max(1, floor(R * w / W)))
+
+R replicas; w the tenant's weight of the sum W of those who were active lately in its band or above; d the others' use in
+replicas (their prefill seconds per second, over RECENT_S). d + sqrt(d) is the square-root rule of staffing (Halfin and
+Whitt, 1981): few of the others' prompts find all of their replicas busy. A tenant alone is held by nothing.
+
+Only own dispatches are known by tenant: with several routers each reserves by what it sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+RECENT_S: Final = 10.0
+"""Time in which the memory of work fades to 1/e; a tenant that did nothing for so long is not about any more."""
+
+AHEAD_S: Final = 0.05
+"""While others are about, a tenant's next prompt goes to a replica when what it has there takes no longer than this."""
+
+SHARED_AHEAD_S: Final = 0.1
+"""While several tenants are about, unstarted work per replica (or one prompt)."""
+
+Tenant = tuple[str, int]
+"""Name and band."""
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A prompt at a replica that is not computed yet."""
+
+    tenant: Tenant
+    replica: str
+    seconds: float
+    started_s: float | None = None
+
+    def remaining_s(self, now_s: float) -> float:
+        """Return how much of it is left, as expected."""
+        return self.seconds if self.started_s is None else max(0.0, self.started_s + self.seconds - now_s)
+
+
+class _Fading:
+    """A sum that fades over RECENT_S."""
+
+    __slots__ = ("_at_s", "_value")
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._at_s = 0.0
+
+    def add(self, amount: float, now_s: float) -> None:
+        self._value = self.at(now_s) + amount
+        self._at_s = now_s
+
+    def at(self, now_s: float) -> float:
+        return self._value * math.exp(-max(0.0, now_s - self._at_s) / RECENT_S)
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """A tenant that did something lately."""
+
+    weight: float
+    active_s: float
+    used: _Fading = field(default_factory=_Fading)
+    held: dict[str, list[Prompt]] = field(default_factory=dict)
+    """Its prompts by replica."""
+
+
+class Shares:
+    """Who holds which replica, and who used how much lately."""
+
+    def __init__(self) -> None:
+        self._active: OrderedDict[Tenant, _Active] = OrderedDict()
+        """The least recently active first."""
+        self._weights: dict[int, float] = {}
+        """By band: the sum of the weights of the active."""
+        self._counts: dict[int, int] = {}
+        """By band: the number of the active."""
+        self._used: dict[int, _Fading] = {}
+        """By band: prefill seconds."""
+        self._unstarted: dict[str, dict[Prompt, None]] = {}
+        """By replica."""
+
+    def __len__(self) -> int:
+        """Return how many tenants are about."""
+        return len(self._active)
+
+    def touch(self, tenant: Tenant, weight: float, now_s: float) -> None:
+        """`tenant` has a request."""
+        self._expire(now_s)
+        active = self._active.get(tenant)
+        weight = weight or 1.0
+        if active is None:
+            active = self._active[tenant] = _Active(weight, now_s)
+            self._weights[tenant[1]] = self._weights.get(tenant[1], 0.0) + weight
+            self._counts[tenant[1]] = self._counts.get(tenant[1], 0) + 1
+        else:
+            self._weights[tenant[1]] += weight - active.weight
+            active.weight, active.active_s = weight, now_s
+            self._active.move_to_end(tenant)
+
+    def dispatch(self, tenant: Tenant, weight: float, replica: str, seconds: float, now_s: float) -> Prompt:
+        """A prompt of `tenant` goes to `replica`, where it will take `seconds`. Tell of the result's start and end."""
+        self.touch(tenant, weight, now_s)
+        prompt = Prompt(tenant, replica, seconds)
+        active = self._active[tenant]
+        active.held.setdefault(replica, []).append(prompt)
+        active.used.add(seconds, now_s)
+        self._used.setdefault(tenant[1], _Fading()).add(seconds, now_s)
+        self._unstarted.setdefault(replica, {})[prompt] = None
+        return prompt
+
+    def start(self, prompt: Prompt, now_s: float) -> None:
+        """The engine has it."""
+        if prompt.started_s is None:
+            prompt.started_s = now_s
+            self._begun(prompt)
+
+    def end(self, prompt: Prompt) -> None:
+        """It is computed, or never will be."""
+        self._begun(prompt)
+        active = self._active[prompt.tenant]  # kept as long as it holds something
+        held = active.held[prompt.replica]
+        held.remove(prompt)
+        if not held:
+            del active.held[prompt.replica]
+
+    def is_shared(self, tenant: Tenant) -> bool:
+        """True if others of its band or above are about."""
+        if len(self._active) < 2:
+            return bool(self._active) and tenant not in self._active
+        return sum(count for band, count in self._counts.items() if band >= tenant[1]) > (
+            tenant in self._active
+        )
+
+    def allowance(self, tenant: Tenant, replicas: int, now_s: float) -> int:
+        """Return how many of `replicas` the tenant may hold now; at least 1."""
+        self._expire(now_s)
+        if replicas <= 1 or not self.is_shared(tenant):
+            return max(1, replicas)
+        band = tenant[1]
+        own = self._active.get(tenant)
+        weight = own.weight if own is not None else 1.0
+        weights = sum(one for number, one in self._weights.items() if number >= band)
+        used = sum(one.at(now_s) for number, one in self._used.items() if number >= band)
+        others = max(0.0, used - (own.used.at(now_s) if own is not None else 0.0)) / RECENT_S
+        share = max(1, math.floor(replicas * weight / max(weight, weights)))
+        reserved = min(math.ceil(others + math.sqrt(others)), replicas - share)
+        return replicas - reserved
+
+    def held(self, tenant: Tenant) -> Collection[str]:
+        """Return the replicas that have prompts of the tenant."""
+        active = self._active.get(tenant)
+        return active.held.keys() if active is not None else ()
+
+    def wait_s(self, tenant: Tenant, replica: str, seconds: float, now_s: float) -> float:
+        """Return how long a prompt of `seconds` has to wait until it may go to `replica`. 0: it may go now."""
+        if not self.is_shared(tenant):
+            return 0.0
+        active = self._active.get(tenant)
+        own = active.held.get(replica, ()) if active is not None else ()
+        own_s = sum(prompt.remaining_s(now_s) for prompt in own)
+        wait_s = own_s - AHEAD_S if own_s > AHEAD_S else 0.0
+        unstarted = self._unstarted.get(replica)
+        if unstarted:
+            ahead_s = sum(prompt.seconds for prompt in unstarted) + seconds
+            if ahead_s > SHARED_AHEAD_S:
+                wait_s = max(wait_s, AHEAD_S)  # until one starts, which is news
+        return wait_s
+
+    def may_hold(self, tenant: Tenant, replicas: Sequence[str], now_s: float) -> Collection[str]:
+        """Return those of `replicas` that may get a prompt of `tenant`: all, or those it holds, if it holds its part."""
+        held = self.held(tenant)
+        if not held or not self.is_shared(tenant):
+            return replicas
+        own = [name for name in replicas if name in held]
+        return own if own and len(own) >= self.allowance(tenant, len(replicas), now_s) else replicas
+
+    def _begun(self, prompt: Prompt) -> None:
+        waiting = self._unstarted.get(prompt.replica, {})
+        if prompt in waiting:
+            del waiting[prompt]
+            if not waiting:
+                del self._unstarted[prompt.replica]
+
+    def _expire(self, now_s: float) -> None:
+        while self._active:
+            tenant, active = next(iter(self._active.items()))
+            if now_s - active.active_s < RECENT_S:
+                return
+            if active.held:
+                active.active_s = now_s
+                self._active.move_to_end(tenant)
+                continue
+            del self._active[tenant]
+            self._counts[tenant[1]] -= 1
+            self._weights[tenant[1]] -= active.weight
+            if not self._counts[tenant[1]]:
+                del self._counts[tenant[1]], self._weights[tenant[1]]
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a tenant or a prompt is counted wrongly."""
+        bands: dict[int, float] = {}
+        prompts = []
+        for (_, band), active in self._active.items():
+            bands[band] = bands.get(band, 0.0) + active.weight
+            assert all(active.held.values()), "an empty replica is held"
+            prompts += [prompt for held in active.held.values() for prompt in held]
+        assert bands.keys() == self._weights.keys() == self._counts.keys()
+        assert sum(self._counts.values()) == len(self._active)
+        assert all(abs(bands[band] - self._weights[band]) < 1e-6 * (1 + bands[band]) for band in bands)
+        unstarted = {prompt for waiting in self._unstarted.values() for prompt in waiting}
+        assert unstarted == {prompt for prompt in prompts if prompt.started_s is None}
+        assert all(self._unstarted.values()), "an empty queue is kept"
