@@ -20,9 +20,20 @@ from rich.console import Console
 
 from kvmesh import __version__
 from kvmesh.cli.certificates import OpensslMissing
-from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, MeshFile, NoMesh, read_mesh
+from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
+from kvmesh.cli.options import (
+    BadOption,
+    ConfigOption,
+    DataDirOption,
+    data_dir_of,
+    refuse_bytes,
+    refuse_outside,
+    settings_given,
+    settings_of,
+)
 from kvmesh.cli.processes import PortInUse
-from kvmesh.config import RUNTIME_MAX_S, ConfigError, MeshConfig, describe, load
+from kvmesh.cli.tenant_commands import tenants
+from kvmesh.config import RUNTIME_MAX_S, ConfigError, describe
 from kvmesh.redis_binary import RedisMissing
 
 app = typer.Typer(
@@ -33,11 +44,6 @@ app = typer.Typer(
 )
 
 
-class BadOption(ValueError):
-    """An option's value cannot be used; the text is one sentence naming option, value and what is allowed."""
-
-
-DEFAULT_CONFIG: Final = Path("kvmesh.toml")
 MISTAKES: Final = (
     *(BadOption, ConfigError, DataDirUnusable, MeshBusy, NoMesh, OpensslMissing, PortInUse, RedisMissing),
 )
@@ -50,14 +56,7 @@ DEADLINE_S_MIN: Final = 0.001
 INT32_MAX: Final = (1 << 31) - 1
 UINT64_MAX: Final = (1 << 64) - 1
 """What the request's fields can hold; everything narrower is the frontend's to judge."""
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", help="The mesh's kvmesh.toml; default ./kvmesh.toml, else defaults."),
-]
-DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder for logs and mesh.json; default mesh.data_dir.")
-]
+app.add_typer(tenants, name="tenants")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -100,8 +99,8 @@ def up(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """Start a small mesh and keep it until Ctrl-C."""
     from kvmesh.cli.up import up as run_up
 
-    settings = _settings(config)
-    raise typer.Exit(asyncio.run(run_up(settings, _data_dir(settings, data_dir), Console())))
+    settings = settings_given(config)
+    raise typer.Exit(asyncio.run(run_up(settings, data_dir_of(settings, data_dir), Console())))
 
 
 @app.command()
@@ -139,11 +138,11 @@ def generate(
         ("--session", session),
         *(("--stop", one) for one in stop or ()),
     ):
-        _refuse_bytes(option, text)
-    _refuse_outside("--deadline", deadline, DEADLINE_S_MIN, RUNTIME_MAX_S, " s")
-    _refuse_outside("--seed", seed, 0, UINT64_MAX)
-    _refuse_outside("--max-output-tokens", max_output_tokens, 1, INT32_MAX, " tokens")
-    _refuse_outside("--top-k", top_k, -INT32_MAX, INT32_MAX)
+        refuse_bytes(option, text)
+    refuse_outside("--deadline", deadline, DEADLINE_S_MIN, RUNTIME_MAX_S, " s")
+    refuse_outside("--seed", seed, 0, UINT64_MAX)
+    refuse_outside("--max-output-tokens", max_output_tokens, 1, INT32_MAX, " tokens")
+    refuse_outside("--top-k", top_k, -INT32_MAX, INT32_MAX)
     text = _prompt(prompt)
     request = inference.GenerateRequest(session_id=session)
     if chat or system:
@@ -158,7 +157,7 @@ def generate(
     if max_output_tokens is not None:
         request.limits.max_output_tokens = max_output_tokens
     request.options.explain = explain
-    settings = _settings(config)
+    settings = settings_given(config)
     targets, open_channel = address.split(","), channel
     if authority is not None:
         if not address:
@@ -167,9 +166,9 @@ def generate(
             )
         open_channel = partial(believing, authority)
     elif not address:
-        mesh = read_mesh(_data_dir(settings, data_dir))
+        mesh = read_mesh(data_dir_of(settings, data_dir))
         targets = mesh.addresses_of("frontend")
-        open_channel = partial(Dial(_settings_of(mesh)).channel, role="frontend")
+        open_channel = partial(Dial(settings_of(mesh)).channel, role="frontend")
     work = command.generate(targets, request, deadline, as_json=as_json, open_channel=open_channel)
     raise typer.Exit(command.run_interruptible(work))
 
@@ -184,8 +183,8 @@ def status(
     from kvmesh.cli.dial import Dial
     from kvmesh.cli.status import status as run_status
 
-    mesh = read_mesh(_data_dir(_settings(config), data_dir))
-    raise typer.Exit(asyncio.run(run_status(mesh, Console(), as_json=as_json, dial=Dial(_settings_of(mesh)))))
+    mesh = read_mesh(data_dir_of(settings_given(config), data_dir))
+    raise typer.Exit(asyncio.run(run_status(mesh, Console(), as_json=as_json, dial=Dial(settings_of(mesh)))))
 
 
 @app.command()
@@ -209,7 +208,7 @@ def health(
 @app.command("config")
 def show_config(config: ConfigOption = None) -> None:
     """Print the configuration in force: every key, its meaning and its range."""
-    sys.stdout.write(describe(_settings(config)))
+    sys.stdout.write(describe(settings_given(config)))
 
 
 @app.command("certificates")
@@ -224,7 +223,7 @@ def make_certificates(
     from kvmesh.trust.names import ROLES
 
     wanted = [role.strip() for role in roles.split(",") if role.strip()] or ROLES
-    for path in certificates(folder, _settings(config).mesh.name, wanted, days=days):
+    for path in certificates(folder, settings_given(config).mesh.name, wanted, days=days):
         sys.stderr.write(f"{path}\n")
     sys.stdout.write(section(folder.resolve()))
 
@@ -237,36 +236,6 @@ def demo() -> None:
     raise typer.Exit(run(Console()))
 
 
-def _settings(path: Path | None) -> MeshConfig:
-    if path is not None:
-        return load(path)
-    return load(DEFAULT_CONFIG) if DEFAULT_CONFIG.exists() else MeshConfig()
-
-
-def _settings_of(mesh: MeshFile) -> MeshConfig:
-    """Return what the running mesh was started with."""
-    return load(mesh.config) if mesh.config else MeshConfig()
-
-
-def _data_dir(settings: MeshConfig, given: Path | None) -> Path:
-    return (given or Path(settings.mesh.data_dir)).resolve()
-
-
-def _refuse_outside(option: str, value: float | None, low: float, high: float, unit: str = "") -> None:
-    if value is not None and not low <= value <= high:  # also refuses NaN
-        top = high if isinstance(high, int) else f"{high:g}"
-        raise BadOption(f"{option} = {value} is out of range: allowed are {low} to {top}{unit}.")
-
-
-def _refuse_bytes(option: str, text: str) -> None:
-    """Refuse what the shell passed as bytes that are no text."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) & 0xFF  # how Python carries a byte that it cannot decode (PEP 383)
-        raise BadOption(f"{option} is not UTF-8: character {error.start} is the byte {byte:#x}.") from error
-
-
 def _give_stdout_up() -> None:
     """Lose what is still buffered, so that the interpreter does not try again at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -276,7 +245,7 @@ def _give_stdout_up() -> None:
 
 def _prompt(prompt: str) -> str:
     if prompt != "-":
-        _refuse_bytes("The prompt", prompt)
+        refuse_bytes("The prompt", prompt)
         return prompt
     try:
         # The last line end is the shell's, not the prompt's.

@@ -60,4 +60,4 @@ def test_the_reader_of_imports_sees_every_form(tmp_path: Path) -> None:
     """A checker that overlooks a form of import would let it pass for ever."""
     sample = ROOT / "kvmesh" / "cli" / "main.py"
     found = set(imports(sample))
-    assert {"asyncio", "typing.Final", "kvmesh.cli.generate", "kvmesh.config.load"} <= found
+    assert {"asyncio", "typing.Final", "kvmesh.cli.generate", "kvmesh.config.describe"} <= found

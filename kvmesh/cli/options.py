@@ -1,0 +1,58 @@
+"""What the commands have in common: options, where the configuration is, mistakes in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kvmesh.cli.mesh_file import MeshFile
+from kvmesh.config import MeshConfig, load
+
+DEFAULT_CONFIG: Final = Path("kvmesh.toml")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="The mesh's kvmesh.toml; default ./kvmesh.toml, else defaults."),
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder for logs and mesh.json; default mesh.data_dir.")
+]
+
+
+class BadOption(ValueError):
+    """An option's value cannot be used; the text is one sentence naming option, value and what is allowed."""
+
+
+def settings_given(path: Path | None) -> MeshConfig:
+    """Return the configuration at `path`, or that of the folder, or the defaults. Raises ConfigError."""
+    if path is not None:
+        return load(path)
+    return load(DEFAULT_CONFIG) if DEFAULT_CONFIG.exists() else MeshConfig()
+
+
+def settings_of(mesh: MeshFile) -> MeshConfig:
+    """Return what the running mesh was started with."""
+    return load(mesh.config) if mesh.config else MeshConfig()
+
+
+def data_dir_of(settings: MeshConfig, given: Path | None) -> Path:
+    """Return the folder with logs and mesh.json."""
+    return (given or Path(settings.mesh.data_dir)).resolve()
+
+
+def refuse_outside(option: str, value: float | None, low: float, high: float, unit: str = "") -> None:
+    """Refuse a value that is not from `low` to `high`; None is none."""
+    if value is not None and not low <= value <= high:  # also refuses NaN
+        top = high if isinstance(high, int) else f"{high:g}"
+        raise BadOption(f"{option} = {value} is out of range: allowed are {low} to {top}{unit}.")
+
+
+def refuse_bytes(option: str, text: str) -> None:
+    """Refuse what the shell passed as bytes that are no text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF  # how Python carries a byte that it cannot decode (PEP 383)
+        raise BadOption(f"{option} is not UTF-8: character {error.start} is the byte {byte:#x}.") from error

@@ -1,0 +1,133 @@
+"""The commands `kvmesh tenants ...` as they stand on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvmesh.cli.mesh_file import NoMesh, read_mesh
+from kvmesh.cli.options import (
+    BadOption,
+    ConfigOption,
+    DataDirOption,
+    data_dir_of,
+    settings_given,
+    settings_of,
+)
+from kvmesh.config import MeshConfig
+from kvmesh.redis_url import VARIABLE
+
+tenants = typer.Typer(help="See who may use the mesh, and change it while it runs.", no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Named = Annotated[str, typer.Argument(help="A tenant, or organisation:NAME, or key:NAME.", metavar="NAME")]
+Tenant = Annotated[str, typer.Argument(help="A tenant.", metavar="NAME")]
+Changes = Annotated[list[str], typer.Argument(help="key=value; key= goes back to what the file says.")]
+
+
+@tenants.command("list")
+def list_tenants(
+    as_json: JsonOption = False, config: ConfigOption = None, data_dir: DataDirOption = None
+) -> None:
+    """List all tenants with their limits."""
+    from kvmesh.cli import tenants as command
+
+    _run(command.list_all(*_mesh(config, data_dir), as_json=as_json))
+
+
+@tenants.command()
+def show(
+    name: Tenant, as_json: JsonOption = False, config: ConfigOption = None, data_dir: DataDirOption = None
+) -> None:
+    """Show one tenant, its keys, and what it uses now."""
+    from kvmesh.cli import tenants as command
+
+    _run(command.show(*_mesh(config, data_dir), name, as_json=as_json))
+
+
+@tenants.command("set")
+def set_values(
+    name: Named,
+    changes: Changes,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Change limits and the like; running frontends follow within two seconds."""
+    from kvmesh.cli import tenants as command
+
+    _run(command.change(*_mesh(config, data_dir), name, changes, as_json=as_json))
+
+
+@tenants.command()
+def disable(
+    name: Named, as_json: JsonOption = False, config: ConfigOption = None, data_dir: DataDirOption = None
+) -> None:
+    """Refuse new requests of a tenant or of one key; what runs goes on."""
+    from kvmesh.cli import tenants as command
+
+    made = command.change(*_mesh(config, data_dir), name, ["disabled=true"], as_json=as_json)
+    _run(made)
+
+
+@tenants.command()
+def enable(
+    name: Named, as_json: JsonOption = False, config: ConfigOption = None, data_dir: DataDirOption = None
+) -> None:
+    """Take them again."""
+    from kvmesh.cli import tenants as command
+
+    made = command.change(*_mesh(config, data_dir), name, ["disabled=false"], as_json=as_json)
+    _run(made)
+
+
+@tenants.command()
+def key(
+    name: Tenant,
+    key_name: Annotated[
+        str, typer.Option("--name", help="What the key is called; default: the tenant's and a number.")
+    ] = "",
+    gateway: Annotated[bool, typer.Option("--gateway", help="It may speak for any tenant.")] = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Make an API key and print it, once; only its hash is kept."""
+    from kvmesh.cli import tenants as command
+
+    made = command.make_key(*_mesh(config, data_dir), name, key_name, is_gateway=gateway, as_json=as_json)
+    _run(made)
+
+
+def _run(work: Coroutine[Any, Any, int]) -> None:
+    """Run a command to its exit status. What it cannot do it says itself; the link to Redis need not log it, too."""
+    logging.disable(logging.WARNING)
+    try:
+        raise typer.Exit(asyncio.run(work))
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _mesh(path: Path | None, data_dir: Path | None) -> tuple[MeshConfig, str]:
+    """Return the configuration and the URL of Redis: of the mesh that runs here, unless others are given."""
+    settings = settings_given(path)
+    url = os.environ.get(VARIABLE, "") or settings.redis.url
+    with suppress(NoMesh):
+        mesh = read_mesh(data_dir_of(settings, data_dir))
+        if path is None:
+            settings = settings_of(mesh)
+        found = mesh.address_of("redis")
+        return settings, url or (found if "://" in found else f"redis://{found}/0")
+    if not url:
+        raise BadOption(
+            f"Nobody says where the mesh's Redis is: set ${VARIABLE} or redis.url, or give the --data-dir of a mesh that "
+            "runs here."
+        )
+    return settings, url

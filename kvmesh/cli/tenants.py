@@ -1,0 +1,310 @@
+"""`kvmesh tenants`: who may use the mesh, what they use, and changes of that. Exit status 1: Redis was away."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from kvmesh.buckets.ledger import Ledger
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.buckets.operations import Show, Shown
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.tenants import minting, store
+from kvmesh.tenants.caller import Caller
+from kvmesh.tenants.catalogue import Catalogue, digest, tables_of
+from kvmesh.tenants.overrides import CHANGEABLE, Override, changed, parse_changes
+from kvmesh.tenants.sections import KeyTable, refuse_unknown_name
+
+NONE: Final = "-"
+
+
+class Desk:
+    """What the commands need: the configuration, Redis, and what is written there."""
+
+    def __init__(self, config: MeshConfig, url: str) -> None:
+        self.config = config
+        self.mesh = config.mesh.name
+        self.redis = RedisLink(url)
+        self.overrides: dict[str, Override] = {}
+        self.catalogue = Catalogue(config)
+
+    async def __aenter__(self) -> Desk:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.redis.close()
+
+    async def read(self) -> None:
+        """Take what is changed in Redis, and tell of what cannot be used. Raises RedisAway."""
+        self.overrides, problems = await store.read_overrides(self.redis, self.mesh)
+        self.catalogue = Catalogue(self.config, self.overrides)
+        for problem in (*problems, *self.catalogue.problems):
+            _say(f"Left out: {problem}")
+
+    async def read_if_possible(self) -> bool:
+        """The same; without Redis the configuration alone counts, and stderr tells so."""
+        try:
+            await self.read()
+        except RedisAway as away:
+            _say(f"Shown is the configuration, without what was changed since and without live use: {away}")
+            return False
+        return True
+
+    def caller(self, tenant: str) -> Caller:
+        """Return the tenant, or raise ConfigError."""
+        refuse_unknown_name("NAME", tenant, self.catalogue.tables.tenants)
+        caller = self.catalogue.caller(tenant)
+        assert caller is not None
+        return caller
+
+
+async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
+    """Print one row a tenant; 1 if Redis was away."""
+    async with Desk(config, url) as desk:
+        is_there = await desk.read_if_possible()
+        rows = [_tenant(desk, desk.caller(tenant.name)) for tenant in desk.catalogue.tenants]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    elif not rows:
+        _say("There are no tenants: the configuration has no [tenants.NAME], and everybody may use the mesh.")
+    else:
+        _print(_list_table(rows))
+    return 0 if is_there else 1
+
+
+async def show(config: MeshConfig, url: str, name: str, *, as_json: bool) -> int:
+    """Print one tenant, its keys, and what is left of every limit; 1 if Redis was away. Raises ConfigError."""
+    async with Desk(config, url) as desk:
+        is_there = await desk.read_if_possible()
+        found = _tenant(desk, desk.caller(name))
+        tenant = desk.catalogue.tables.tenants[name]
+        found["identities"] = list(tenant.identities)
+        found["gateway_identities"] = list(tenant.gateway_identities)
+        found["keys"] = _keys(desk, name)
+        found["use"], found["book"] = None, None
+        if is_there:
+            try:
+                found["use"], found["book"] = await _use(desk, name)
+            except RedisAway as away:
+                _say(f"Shown is no live use: {away}")
+                is_there = False
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        _print(_show_table(found), *([_use_table(found["use"])] if found["use"] else []))
+    return 0 if is_there else 1
+
+
+async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], *, as_json: bool) -> int:
+    """Write changes of a tenant, an organisation or a key; 1 if they could not be written. Raises ConfigError."""
+    kind, name = _scope(name)
+    changes = parse_changes(kind, name, given)
+    async with Desk(config, url) as desk:
+
+        def made(before: dict[str, Any]) -> dict[str, Any]:
+            after = {key: value for key, value in {**before, **changes}.items() if value is not None}
+            changed(tables_of(config), kind, name, after)
+            return after
+
+        try:
+            await desk.read()
+            refuse_unknown_name("NAME", name, desk.catalogue.tables.named(kind))
+            override = await store.change(desk.redis, desk.mesh, f"{kind}:{name}", made)
+        except (RedisAway, store.Contended) as error:
+            _say(f"Nothing was changed: {error}")
+            return 1
+    if as_json:
+        written = {"scope": f"{kind}:{name}", "version": override.version, "changes": override.changes}
+        print(json.dumps(written, indent=2))
+    else:
+        said = ", ".join(
+            f"{key} as in the file" if value is None else f"{key} = {_shown(value)}"
+            for key, value in changes.items()
+        )
+        print(f"{kind} {name}: {said}. Running frontends follow within two seconds.")
+    return 0
+
+
+async def make_key(
+    config: MeshConfig, url: str, tenant: str, key_name: str, *, is_gateway: bool, as_json: bool
+) -> int:
+    """Make a key of `tenant` and print it; 1 if its hash could not be written. Raises ConfigError."""
+    secret = minting.mint()
+    hashed = digest(secret).hex()
+    async with Desk(config, url) as desk:
+        try:
+            await desk.read()
+            desk.caller(tenant)
+            key_name = key_name or f"{tenant[:55]}-{hashed[:8]}"
+            made = KeyTable(tenant=tenant, sha256=hashed, gateway=is_gateway)
+            made.refuse_wrong(key_name)
+
+            def first(before: dict[str, Any]) -> dict[str, Any]:
+                if before or key_name in desk.catalogue.tables.keys:
+                    raise ConfigError(f'--name = "{key_name}" is a key already: allowed is any other name.')
+                return {"tenant": tenant, "sha256": hashed, **({"gateway": True} if is_gateway else {})}
+
+            await store.change(desk.redis, desk.mesh, f"key:{key_name}", first)
+        except (RedisAway, store.Contended) as error:
+            _say(f"No key was made: {error}")
+            return 1
+    if as_json:
+        print(json.dumps({"name": key_name, "tenant": tenant, "key": secret, "sha256": hashed}, indent=2))
+        return 0
+    gateway = "\ngateway = true" if is_gateway else ""
+    _say(
+        f"Key {key_name} of {tenant}; it is shown only now. Running frontends know it within two seconds. Redis keeps its "
+        f"hash; to keep it in the configuration as well:\n\n"
+        f'[keys.{key_name}]\ntenant = "{tenant}"\nsha256 = "{hashed}"{gateway}\n'
+    )
+    print(secret)
+    return 0
+
+
+def _scope(name: str) -> tuple[str, str]:
+    """Return kind and name of "search", "tenant:search", "organisation:acme", "key:search-prod"."""
+    kind, sign, rest = name.partition(":")
+    if not sign:
+        return "tenant", name
+    if kind not in CHANGEABLE:
+        raise ConfigError(
+            f'NAME = "{name}" is unknown: allowed are a tenant, organisation:NAME, tenant:NAME or key:NAME.'
+        )
+    return kind, rest
+
+
+def _tenant(desk: Desk, caller: Caller) -> dict[str, Any]:
+    tenant = caller.tenant
+    override = desk.overrides.get(f"tenant:{tenant.name}")
+    return {
+        "name": tenant.name,
+        "organisation": tenant.organisation,
+        "class": tenant.service_class,
+        "weight": tenant.weight,
+        "limits": asdict(tenant.limit),
+        "strict": tenant.is_strict,
+        "clamp": tenant.may_clamp,
+        "cached_discount": tenant.cached_discount,
+        "disabled": tenant.is_disabled,
+        "changed": dict(override.changes) if override else {},
+    }
+
+
+def _keys(desk: Desk, tenant: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "limits": asdict(key.limit()),
+            "gateway": key.gateway,
+            "disabled": key.disabled,
+            "configured": name in desk.config.keys,
+        }
+        for name, key in desk.catalogue.tables.keys.items()
+        if key.tenant == tenant
+    ]
+
+
+async def _use(desk: Desk, tenant: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return what is left in each scope of the tenant, its keys' included, and its organisation's ledger."""
+    account = desk.caller(tenant).account
+    scopes = [*account.scopes]
+    scopes += [
+        Scope(f"key:{name}", key.limit())
+        for name, key in desk.catalogue.tables.keys.items()
+        if key.tenant == tenant and not key.limit().is_none
+    ]
+    if not scopes:
+        return [], None
+    ledger = Ledger(desk.redis, desk.mesh)
+    answers = await ledger.run([Show(Account(account.organisation, (scope,))) for scope in scopes])
+    shown = [answer for answer in answers if isinstance(answer, Shown)]
+    uses = [
+        {**asdict(use), "limits": asdict(scope.limit)}
+        for scope, answer in zip(scopes, shown, strict=True)
+        for use in answer.uses
+    ]
+    return uses, asdict(shown[0].book)
+
+
+def _list_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table()
+    for name in ("tenant", "of", "class"):
+        table.add_column(name, overflow="fold")
+    for name in ("weight", "requests\na minute", "tokens\na minute", "at a\ntime", "state"):
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        limits = row["limits"]
+        table.add_row(
+            *(row["name"], row["organisation"], row["class"], f"{row['weight']:g}"),
+            *(_limit(limits[kind]) for kind in ("requests_per_min", "tokens_per_min", "concurrency")),
+            "[red]disabled[/]" if row["disabled"] else "changed" if row["changed"] else NONE,
+        )
+    return table
+
+
+def _show_table(found: Mapping[str, Any]) -> Table:
+    table = Table(show_header=False)
+    for name in ("organisation", "class", "weight", "strict", "clamp", "cached_discount", "disabled"):
+        table.add_row(name, _shown(found[name]))
+    for name, value in found["limits"].items():
+        table.add_row(name, _limit(value))
+    for name in ("identities", "gateway_identities"):
+        if found[name]:
+            table.add_row(name, ", ".join(found[name]))
+    for key in found["keys"]:
+        words = [key["name"]]
+        words += ["gateway"] if key["gateway"] else []
+        words += ["disabled"] if key["disabled"] else []
+        words += [] if key["configured"] else ["in Redis only"]
+        table.add_row("key", ", ".join(words))
+    if found["changed"]:
+        table.add_row(
+            "changed", ", ".join(f"{key} = {_shown(value)}" for key, value in found["changed"].items())
+        )
+    return table
+
+
+def _use_table(uses: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table()
+    for name in ("limit of", "requests left", "tokens left", "running"):
+        table.add_column(name, no_wrap=True)
+    for use in uses:
+        limits = Limit(**use["limits"])
+        table.add_row(
+            use["scope"],
+            _left(use["requests"], limits.requests_burst),
+            _left(use["tokens"], limits.tokens_burst),
+            f"{use['slots']} of {limits.concurrency}" if limits.concurrency else str(use["slots"]),
+        )
+    return table
+
+
+def _left(level: float | None, burst: float) -> str:
+    return NONE if level is None else f"{level:,.0f} of {burst:,.0f}"
+
+
+def _limit(value: float) -> str:
+    return f"{value:,.10g}" if value else NONE
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.10g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _print(*tables: Table) -> None:
+    console = Console()
+    for table in tables:
+        console.print(table)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

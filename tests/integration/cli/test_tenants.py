@@ -1,0 +1,237 @@
+"""`kvmesh tenants` on a real Redis: what an operator sees, changes and gets wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmesh.buckets.ledger import Ledger
+from kvmesh.buckets.operations import Granted, Reserve
+from kvmesh.cli.main import main
+from kvmesh.config import load
+from kvmesh.errors import MeshError
+from kvmesh.redis_binary import redis_binaries
+from kvmesh.redis_link import RedisLink
+from kvmesh.redis_url import VARIABLE
+from kvmesh.tenants.catalogue import Catalogue
+from kvmesh.tenants.store import CatalogueStore
+
+CONFIG = f"""
+[classes.batch]
+band = 1
+[organisations.acme]
+tokens_per_min = 60_000
+[tenants.search]
+organisation = "acme"
+concurrency = 4
+[tenants.mail]
+[keys.search-prod]
+tenant = "search"
+sha256 = "{"0" * 64}"
+requests_per_min = 600
+"""
+
+pytestmark = pytest.mark.parametrize("redis_server", redis_binaries()[:1], indirect=True, ids=["redis"])
+"""One kind is enough: the store's own tests take all."""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "kvmesh.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def kvmesh(
+    config: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Run `kvmesh tenants` with arguments; return status, stdout, stderr."""
+    monkeypatch.setenv(VARIABLE, redis_url)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["tenants", *arguments, "--config", str(config), "--data-dir", str(config.parent)])
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def followed(config: Path, url: str) -> Catalogue:
+    """Return what a frontend knows after its next look."""
+
+    async def look() -> Catalogue:
+        link = RedisLink(url)
+        store = CatalogueStore(link, load(config))
+        await store.poll()
+        await link.close()
+        return store.catalogue
+
+    return asyncio.run(look())
+
+
+def test_what_is_set_holds_at_frontends_and_is_shown(kvmesh: Run, config: Path, redis_url: str) -> None:
+    """Several keys at once; an empty value goes back to the file's."""
+    status, out, _ = kvmesh("set", "search", "concurrency=9", "weight=2.5", "class=batch", "strict=true")
+    assert status == 0
+    assert "concurrency = 9" in out
+    caller = followed(config, redis_url).caller("search")
+    assert caller is not None
+    assert (caller.tenant.weight, caller.service_class.band, caller.tenant.is_strict) == (2.5, 1, True)
+    assert caller.tenant.limit.concurrency == 9
+    assert kvmesh("set", "search", "concurrency=", "--json")[0] == 0
+    caller = followed(config, redis_url).caller("search")
+    assert caller is not None
+    assert (caller.tenant.limit.concurrency, caller.tenant.weight) == (4, 2.5)
+    assert kvmesh("set", "organisation:acme", "tokens_per_min=30000")[0] == 0
+    assert kvmesh("set", "key:search-prod", "requests_per_min=60")[0] == 0
+    use = json.loads(kvmesh("show", "search", "--json")[1])["use"]
+    assert {each["scope"]: each["limits"]["tokens_per_min"] for each in use}["organisation:acme"] == 30000
+
+
+def test_disabled_and_enabled(kvmesh: Run, config: Path, redis_url: str) -> None:
+    """A tenant and a key, each by itself."""
+    _, secret, _ = kvmesh("key", "mail", "--name", "mail-1")
+    assert kvmesh("disable", "key:mail-1")[0] == 0
+    with pytest.raises(MeshError, match="TENANT_DISABLED: the key mail-1"):
+        followed(config, redis_url).identify(secret.strip(), (), None)
+    assert kvmesh("enable", "key:mail-1")[0] == 0
+    assert kvmesh("disable", "mail")[0] == 0
+    with pytest.raises(MeshError, match="TENANT_DISABLED: the tenant mail"):
+        followed(config, redis_url).identify(secret.strip(), (), None)
+    rows = json.loads(kvmesh("list", "--json")[1])
+    assert {row["name"]: row["disabled"] for row in rows} == {"search": False, "mail": True}
+    assert "disabled" in kvmesh("list")[1]
+    assert kvmesh("enable", "mail")[0] == 0
+    assert followed(config, redis_url).identify(secret.strip(), (), None).key == "mail-1"
+
+
+def test_a_key_is_printed_once_and_kept_as_its_hash(kvmesh: Run, config: Path, redis_url: str) -> None:
+    """stdout has the key alone; what it prints for the configuration means the same key."""
+    status, out, err = kvmesh("key", "search", "--gateway", "--name", "edge")
+    secret = out.strip()
+    assert status == 0
+    assert secret.startswith("kvm_")
+    assert len(secret) == 47
+    assert secret not in err
+    for shown in (kvmesh("show", "search"), kvmesh("show", "search", "--json"), kvmesh("list", "--json")):
+        assert secret not in shown[1] + shown[2]
+    assert "edge" in kvmesh("show", "search")[1]
+    catalogue = followed(config, redis_url)
+    assert catalogue.identify(secret, (), "mail").tenant.name == "mail"
+    config.write_text(config.read_text() + err[err.index("[keys.edge]") :])
+    assert sha256(secret.encode()).hexdigest() in config.read_text()
+    assert followed(config, redis_url).problems == ()
+    assert Catalogue(load(config)).identify(secret, (), None).key == "edge"
+    assert kvmesh("key", "mail")[1] != kvmesh("key", "mail")[1]
+
+
+def test_live_use_is_that_of_the_ledger(kvmesh: Run, config: Path, redis_url: str) -> None:
+    """What is reserved is missing from every scope that it was taken from."""
+    caller = Catalogue(load(config)).caller("search")
+    assert caller is not None
+
+    async def reserve() -> Any:
+        link = RedisLink(redis_url)
+        answers = await Ledger(link, "kvmesh").run([Reserve(caller.account, "r1", 4000, 60.0)])
+        await link.close()
+        return answers[0]
+
+    assert isinstance(asyncio.run(reserve()), Granted)
+    found = json.loads(kvmesh("show", "search", "--json")[1])
+    use = {each["scope"]: each for each in found["use"]}
+    assert use["tenant:search"]["slots"] == 1
+    assert 6000 <= use["organisation:acme"]["tokens"] < 10_000
+    assert use["key:search-prod"]["requests"] == 100
+    assert found["book"]["open_count"] == 1
+    assert "1 of 4" in kvmesh("show", "search")[1]
+    assert json.loads(kvmesh("show", "mail", "--json")[1])["use"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["show", "serch"], 'NAME = "serch" is unknown: allowed are mail, search.'),
+        (["set", "serch", "weight=1"], 'NAME = "serch" is unknown'),
+        (
+            ["set", "search", "weight=0"],
+            "tenants.search.weight = 0.0 is out of range: allowed is 0.01 to 1000.",
+        ),
+        (["set", "search", "weight=nan"], "tenants.search.weight = nan is out of range"),
+        (
+            ["set", "search", "wieght=2"],
+            "Unknown key tenants.search.wieght: did you mean tenants.search.weight?",
+        ),
+        (["set", "search", "weight"], '"weight" is no change: allowed is key=value'),
+        (["set", "search", "concurrency=1.5"], 'tenants.search.concurrency = "1.5" is not a whole number'),
+        (["set", "search", "strict=yes"], 'tenants.search.strict = "yes" is not true or false'),
+        (
+            ["set", "search", "class=gold"],
+            'tenants.search.class = "gold" is unknown: allowed are batch, standard.',
+        ),
+        (["set", "search", "tokens_burst=5"], "allowed is 0 where tokens are not limited."),
+        (["set", "search", "organisation=mail"], "Unknown key tenants.search.organisation"),
+        (
+            ["set", "org:acme", "weight=1"],
+            'NAME = "org:acme" is unknown: allowed are a tenant, organisation:NAME',
+        ),
+        (["disable", "organisation:acme"], "Unknown key organisations.acme.disabled"),
+        (["disable", "key:none"], 'NAME = "none" is unknown: allowed are search-prod.'),
+        (
+            ["key", "search", "--name", "A b"],
+            'the name "A b" cannot be used: allowed are up to 64 of a-z, 0-9',
+        ),
+        (["key", "search", "--name", "search-prod"], '--name = "search-prod" is a key already'),
+    ],
+)
+def test_mistakes(kvmesh: Run, config: Path, redis_url: str, arguments: list[str], sentence: str) -> None:
+    """One sentence with field, value and what is allowed, status 2, and nothing is written."""
+    status, out, err = kvmesh(*arguments)
+    assert status == 2
+    assert out == ""
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert followed(config, redis_url).tables == Catalogue(load(config)).tables
+
+
+def test_redis_away(kvmesh: Run, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+    """What the file says is shown, and that it is no more; nothing can be changed. Status 1, one sentence."""
+    monkeypatch.setenv(VARIABLE, f"redis://:hidden@127.0.0.1:{free_port}/0")
+    for arguments in (
+        ["list", "--json"],
+        ["show", "search", "--json"],
+        ["disable", "search"],
+        ["key", "search"],
+    ):
+        status, out, err = kvmesh(*arguments)
+        assert status == 1
+        assert err.count("\n") == 1
+        assert "hidden" not in err
+        assert ("search" in out) == (arguments[0] in ("list", "show"))
+
+
+def test_a_mesh_without_tenants_says_so(kvmesh: Run, config: Path) -> None:
+    """An empty table would leave open whether everybody or nobody may call."""
+    config.write_text("")
+    status, out, err = kvmesh("list")
+    assert (status, out) == (0, "")
+    assert "everybody may use the mesh" in err
+    assert kvmesh("key", "search")[0] == 2
+
+
+def test_without_an_address_of_redis(kvmesh: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mesh runs here, and nobody said where else."""
+    monkeypatch.delenv(VARIABLE)
+    status, _, err = kvmesh("list")
+    assert status == 2
+    assert f"set ${VARIABLE} or redis.url" in err
