@@ -1,8 +1,6 @@
-"""The budget of one organisation as a script that Redis runs: every operation is one atomic step. Redis 6.2.
+"""The budget of one organisation as a script that Redis runs: every operation is one atomic step.
 
-Commands of Redis 6.2 alone; on a Cluster too.
-
-KEYS, of one hash tag:
+Commands of Redis 6.2 alone; on a Cluster too. KEYS, of one hash tag:
 1 levels  hash  scope -> "<request level> <token level> <ms>": how full the two buckets were at that time; "-": not limited
 2 open    hash  rid -> a reservation, or what is remembered of it; "#<scope>" -> slots held; "+<name>" -> the ledger
 3 leases  sorted set  rid -> when its lease ends, or when it may be forgotten, in ms
@@ -15,212 +13,287 @@ ARGV: operation, now in ms (0: the server's own clock; anything else is for test
 name, requests per minute, their burst in sixty-thousandths, tokens per minute, their burst likewise, slots; then what the
 operation takes (see wire). A rate or a number of slots of 0: not limited.
 
-Slots, reservations and ledger live in one hash so that they are lost together; leases that do not fit it empty it.
+Slots, reservations and ledger live in one hash so that they are lost together; leases that do not fit it empty it. Reads
+come first and writes last, each of them one command: most of the cost is the number of commands.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_COMMON: Final = """
+_READ: Final = """
 redis.replicate_commands()
-local UNIT, DAY_MS, SETTLED_MS, SWEPT_MS = 60000, 86400000, 30000, 3600000
-local TOMBSTONES_MAX, SWEEP_MAX = 50000, 100
+local UNIT, LIFE_MS, TOUCH_MS, SETTLED_MS, SWEPT_MS = 60000, 90000000, 3600000, 30000, 3600000
+local TOMBSTONES_MAX, SWEEP_MAX, BUNCH_MS = 50000, 100, 256
 local LEVELS, OPEN, LEASES = KEYS[1], KEYS[2], KEYS[3]
+local call, floor, max, min, format, match = redis.call, math.floor, math.max, math.min, string.format, string.match
 local operation, now, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local at = 4 + 6 * count
 if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local time = call('TIME')
+  now = time[1] * 1000 + floor(time[2] / 1000)
 end
 
-local names, scopes, ledger = {}, {}, {}
-local known_rows, known_live, is_clock_back = 0, 0, false
+-- What is known: names and levels of the scopes; by their place in `asked` the numbers that most operations need, slots behind
+-- the ledger; rows by rid. What becomes of it: `more` by place, `others` by name, `rows` and `ends` by rid (false: gone).
+local ROWS, LIVE, TOUCHED, RESERVED, SETTLED, REFUNDED, SLOTS = 1, 2, 3, 4, 5, 6, 6
+local asked = {'+rows', '+live', '+touched', '+reserved', '+settled', '+refunded'}
+local names, scopes, number, more, others, rows, ends = {}, {}, {}, {0, 0, 0, 0, 0, 0}, {}, {}, {}
+local must_touch, is_clock_back = false, false
 
-local function full_at(text, rate, burst, ms)
-  if rate == 0 then return nil end
-  local level = tonumber(text)
-  if not level then return burst end
-  return math.min(burst, level + ms * rate)
+for i = 1, count do
+  names[i] = ARGV[6 * i - 2]
+  asked[SLOTS + i] = '#' .. names[i]
+  more[SLOTS + i] = 0
+end
+local within = table.concat(names, '\\n')
+local first_rid = ARGV[at] or ''
+local known = call('HMGET', OPEN, first_rid, unpack(asked))
+if call('ZCARD', LEASES) ~= (tonumber(known[2]) or 0) then
+  call('DEL', OPEN, LEASES)
+  known = {}
+end
+local first_text = known[1]
+for i = 1, SLOTS + count do
+  number[i] = tonumber(known[i + 1]) or 0
 end
 
-local function read_levels()
-  for i = 1, count do
-    names[i] = ARGV[6 * i - 2]
+known = count > 0 and call('HMGET', LEVELS, unpack(names)) or {}
+for i = 1, count do
+  local a = 6 * i - 2
+  local scope = {
+    request_rate = tonumber(ARGV[a + 1]), request_burst = tonumber(ARGV[a + 2]),
+    token_rate = tonumber(ARGV[a + 3]), token_burst = tonumber(ARGV[a + 4]), slots_max = tonumber(ARGV[a + 5]),
+  }
+  local requests, tokens, ms = nil, nil, nil
+  if known[i] then
+    requests, tokens, ms = match(known[i], '^(%S+) (%S+) (%S+)$')
+  else
+    must_touch = true
   end
-  local known = count > 0 and redis.call('HMGET', LEVELS, unpack(names)) or {}
-  for i = 1, count do
-    local a = 6 * i - 2
-    local scope = {
-      request_rate = tonumber(ARGV[a + 1]), request_burst = tonumber(ARGV[a + 2]),
-      token_rate = tonumber(ARGV[a + 3]), token_burst = tonumber(ARGV[a + 4]),
-      slots_max = tonumber(ARGV[a + 5]), slots = 0,
-    }
-    local requests, tokens, ms = string.match(known[i] or '', '^(%S+) (%S+) (%S+)$')
-    local past = now - (tonumber(ms) or now)
-    if past < 0 then
-      past, is_clock_back = 0, true
-    end
-    scope.requests = full_at(requests, scope.request_rate, scope.request_burst, past)
-    scope.tokens = full_at(tokens, scope.token_rate, scope.token_burst, past)
-    scopes[i] = scope
+  local past = now - (tonumber(ms) or now)
+  if past < 0 then
+    past, is_clock_back = 0, true
   end
+  if scope.request_rate > 0 then
+    scope.requests = min(scope.request_burst, (tonumber(requests) or scope.request_burst) + past * scope.request_rate)
+  end
+  if scope.token_rate > 0 then
+    scope.tokens = min(scope.token_burst, (tonumber(tokens) or scope.token_burst) + past * scope.token_rate)
+  end
+  scopes[i] = scope
 end
 
-local function write_levels()
-  if count == 0 then return end
-  local fields = {}
-  for i, scope in ipairs(scopes) do
-    fields[2 * i - 1] = names[i]
-    fields[2 * i] = string.format('%s %s %.0f',
-      scope.requests and string.format('%.17g', scope.requests) or '-',
-      scope.tokens and string.format('%.17g', scope.tokens) or '-', now)
-  end
-  redis.call('HSET', LEVELS, unpack(fields))
+local function value(place)
+  return number[place] + more[place]
 end
 
-local function add(name, number)
-  ledger[name] = (ledger[name] or 0) + number
+local function add(name, by)
+  others[name] = (others[name] or 0) + by
 end
 
-local function read_open()
-  local fields = {'+rows', '+live'}
-  for i = 1, count do
-    fields[i + 2] = '#' .. names[i]
-  end
-  local known = redis.call('HMGET', OPEN, unpack(fields))
-  known_rows, known_live = tonumber(known[1]) or 0, tonumber(known[2]) or 0
-  if redis.call('ZCARD', LEASES) ~= known_rows then
-    redis.call('DEL', OPEN, LEASES)
-    known_rows, known_live, known = 0, 0, {}
-  end
-  for i, scope in ipairs(scopes) do
-    scope.slots = tonumber(known[i + 2]) or 0
-  end
-end
-
-local function slots_of(i)
-  return scopes[i].slots + (ledger['#' .. names[i]] or 0)
-end
-
-local function row_of(text)
+local function parsed(text)
   if not text then return nil end
   if text == 's' then return {state = 's'} end
-  local state, tokens, requests, slots, used, used_requests, number, within =
-    string.match(text, '^(%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (.*)$')
+  local state, tokens, requests, slots, used, used_requests, drawn, scoped =
+    match(text, '^(%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (.*)$')
   return {
     state = state, tokens = tonumber(tokens), requests = tonumber(requests), slots = tonumber(slots),
-    used = tonumber(used), used_requests = tonumber(used_requests), number = tonumber(number), within = within,
+    used = tonumber(used), used_requests = tonumber(used_requests), drawn = tonumber(drawn), within = scoped,
   }
 end
 
 local function find(rid)
-  return row_of(redis.call('HGET', OPEN, rid))
+  if rows[rid] ~= nil then return parsed(rows[rid]) end
+  if rid == first_rid then return parsed(first_text) end
+  return parsed(call('HGET', OPEN, rid))
 end
+"""
 
-local function put(rid, row, ends)
-  redis.call('HSET', OPEN, rid, row.state == 's' and 's' or string.format('%s %.0f %.0f %.0f %.0f %.0f %.0f %s',
-    row.state, row.tokens, row.requests, row.slots, row.used, row.used_requests, row.number, row.within))
-  redis.call('ZADD', LEASES, ends, rid)
+_WRITE: Final = """
+local function put(rid, row, ms)
+  rows[rid] = row.state == 's' and 's' or format('%s %d %d %d %d %d %d %s',
+    row.state, row.tokens, row.requests, row.slots, row.used, row.used_requests, row.drawn, row.within)
+  ends[rid] = ms
 end
 
 local function hold(row, slots)
-  if slots ~= 0 then
-    for name in string.gmatch(row.within, '[^\\n]+') do add('#' .. name, slots) end
+  if slots == 0 then return end
+  if row.within == within then
+    for i = SLOTS + 1, SLOTS + count do more[i] = more[i] + slots end
+  else
+    for name in string.gmatch(row.within, '[^\\n]+') do
+      local place = nil
+      for i = 1, count do place = names[i] == name and SLOTS + i or place end
+      if place then
+        more[place] = more[place] + slots
+      else
+        add('#' .. name, slots)
+      end
+    end
   end
 end
 
 local function new_row(tokens, requests, slots)
-  add('+rows', 1)
-  add('+live', 1)
-  return {
-    state = 'o', tokens = tokens, requests = requests, slots = slots, used = 0, used_requests = 0, number = 0,
-    within = table.concat(names, '\\n'),
+  more[ROWS] = more[ROWS] + 1
+  more[LIVE] = more[LIVE] + 1
+  local row = {
+    state = 'o', tokens = tokens, requests = requests, slots = slots, used = 0, used_requests = 0, drawn = 0,
+    within = within,
   }
+  hold(row, slots)
+  return row
 end
 
+-- Remembers a reservation that is over; one more than TOMBSTONES_MAX are forgotten at once. What may be forgotten is due in
+-- bunches, so that few sweeps find something.
 local function bury(rid, row, is_new)
-  local rows, live = known_rows + (ledger['+rows'] or 0), known_live + (ledger['+live'] or 0)
-  if rows - live - (is_new and 0 or 1) < TOMBSTONES_MAX then
-    if is_new then add('+rows', 1) end
-    put(rid, row, now + (row.state == 's' and SETTLED_MS or SWEPT_MS))
+  if value(ROWS) - value(LIVE) - (is_new and 0 or 1) < TOMBSTONES_MAX then
+    if is_new then more[ROWS] = more[ROWS] + 1 end
+    local ms = now + (row.state == 's' and SETTLED_MS or SWEPT_MS)
+    put(rid, row, ms + BUNCH_MS - ms % BUNCH_MS)
   elseif not is_new then
-    redis.call('HDEL', OPEN, rid)
-    redis.call('ZREM', LEASES, rid)
-    add('+rows', -1)
+    more[ROWS] = more[ROWS] - 1
+    rows[rid] = false
   end
 end
 
-local function shut(row)
-  add('+live', -1)
-  hold(row, -row.slots)
+local function sweep(most)
+  local due = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, most)
+  local swept, tokens = 0, 0
+  if #due > 0 then
+    local texts = call('HMGET', OPEN, unpack(due))
+    for i, rid in ipairs(due) do
+      local row = parsed(texts[i])
+      if row and row.state == 'o' then
+        swept, tokens = swept + 1, tokens + row.tokens
+        more[LIVE] = more[LIVE] - 1
+        hold(row, -row.slots)
+        row.state = 'w'
+        bury(rid, row)
+      else
+        more[ROWS] = more[ROWS] - 1
+        rows[rid] = false
+      end
+    end
+    if swept > 0 then
+      add('+swept', tokens)
+      add('+sweeps', swept)
+    end
+  end
+  return swept, tokens, #due
 end
 
 local function reopen(row)
   row.state = 'o'
-  add('+live', 1)
+  more[LIVE] = more[LIVE] + 1
   hold(row, row.slots)
   add('+swept', -row.tokens)
   add('+reopened', 1)
 end
 
-local function sweep(most)
-  local due = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, most)
-  local swept, tokens, gone = 0, 0, {}
-  if #due > 0 then
-    local known = redis.call('HMGET', OPEN, unpack(due))
-    for i, rid in ipairs(due) do
-      local row = row_of(known[i])
-      if row and row.state == 'o' then
-        shut(row)
-        row.state = 'w'
-        swept, tokens = swept + 1, tokens + row.tokens
-        bury(rid, row)
-      else
-        gone[#gone + 1] = rid
-      end
-    end
-  end
-  if #gone > 0 then
-    redis.call('HDEL', OPEN, unpack(gone))
-    redis.call('ZREM', LEASES, unpack(gone))
-    add('+rows', -#gone)
-  end
-  if swept > 0 then
-    add('+swept', tokens)
-    add('+sweeps', swept)
-  end
-  return swept, tokens, #due
-end
-
-local function counts(row, i)
-  return string.find('\\n' .. row.within .. '\\n', '\\n' .. names[i] .. '\\n', 1, true) ~= nil
-end
-
+-- Takes from the levels of the scopes that `row` counts in, or gives back what is below 0. `is_floored`: not below 0.
 local function take(row, tokens, requests, is_floored)
-  for i, scope in ipairs(scopes) do
-    if counts(row, i) then
-      local token_level = scope.tokens and math.min(scope.token_burst, scope.tokens - tokens * UNIT)
-      local request_level = scope.requests and math.min(scope.request_burst, scope.requests - requests * UNIT)
-      if is_floored then
-        token_level = token_level and math.max(token_level, math.min(scope.tokens, 0))
-        request_level = request_level and math.max(request_level, math.min(scope.requests, 0))
+  for i = 1, count do
+    local scope = scopes[i]
+    if row.within == within or string.find('\\n' .. row.within .. '\\n', '\\n' .. names[i] .. '\\n', 1, true) then
+      if scope.tokens then
+        local level = min(scope.token_burst, scope.tokens - tokens * UNIT)
+        scope.tokens = is_floored and max(level, min(scope.tokens, 0)) or level
       end
-      scope.tokens, scope.requests = token_level, request_level
+      if scope.requests then
+        local level = min(scope.request_burst, scope.requests - requests * UNIT)
+        scope.requests = is_floored and max(level, min(scope.requests, 0)) or level
+      end
     end
   end
 end
 
+local function least()
+  local requests, tokens, slots = math.huge, math.huge, math.huge
+  for i = 1, count do
+    local scope = scopes[i]
+    if scope.requests then requests = min(requests, scope.requests) end
+    if scope.tokens then tokens = min(tokens, scope.tokens) end
+    if scope.slots_max > 0 then slots = min(slots, scope.slots_max - value(SLOTS + i)) end
+  end
+  return requests, tokens, slots
+end
+
+local function shown(level)
+  return level and level < math.huge and floor(level) or ''
+end
+
+local function remaining()
+  local requests, tokens, slots = least()
+  return shown(requests), shown(tokens), shown(slots)
+end
+
+local function exact(level)
+  return level and format(level % 1 == 0 and '%d' or '%.17g', level) or '-'
+end
+
+-- Writes what has changed. `is_refused`: levels have not.
+local function keep(is_refused)
+  if number[ROWS] == 0 or math.abs(now - number[TOUCHED]) > TOUCH_MS then must_touch = true end
+  if must_touch then more[TOUCHED] = now - number[TOUCHED] end
+  if count > 0 and (not is_refused or is_clock_back) then
+    local fields = {}
+    for i = 1, count do
+      local requests, tokens = scopes[i].requests, scopes[i].tokens
+      fields[2 * i - 1] = names[i]
+      if requests and tokens and requests % 1 == 0 and tokens % 1 == 0 then
+        fields[2 * i] = format('%d %d %d', requests, tokens, now)
+      else
+        fields[2 * i] = exact(requests) .. ' ' .. exact(tokens) .. format(' %d', now)
+      end
+    end
+    call('HSET', LEVELS, unpack(fields))
+  end
+  local fields, gone, leases, n = {}, {}, {}, 0
+  for rid, text in pairs(rows) do
+    if text then
+      fields[n + 1], fields[n + 2] = rid, text
+      leases[n + 1], leases[n + 2] = ends[rid], rid
+      n = n + 2
+    else
+      gone[#gone + 1] = rid
+    end
+  end
+  if n > 0 then call('ZADD', LEASES, unpack(leases)) end
+  for i = 1, SLOTS + count do
+    if more[i] ~= 0 then
+      fields[n + 1], fields[n + 2] = asked[i], number[i] + more[i]
+      n = n + 2
+    end
+  end
+  for name, by in pairs(others) do
+    if by ~= 0 then call('HINCRBY', OPEN, name, by) end
+  end
+  if n > 0 then call('HSET', OPEN, unpack(fields)) end
+  if #gone > 0 then
+    call('HDEL', OPEN, unpack(gone))
+    call('ZREM', LEASES, unpack(gone))
+  end
+  if must_touch then
+    for i = 1, 3 do call('PEXPIRE', KEYS[i], LIFE_MS) end
+  end
+end
+"""
+
+_RESERVE: Final = """
 local function judge(tokens, requests, slots)
   local reason, name, wait = nil, nil, 0
-  for i, scope in ipairs(scopes) do
+  for i = 1, count do
+    local scope = scopes[i]
     if (scope.tokens and tokens * UNIT > scope.token_burst)
       or (scope.requests and requests * UNIT > scope.request_burst) then
       reason, name = 'burst', names[i]
     end
   end
   if reason then return reason, name, '' end
-  for i, scope in ipairs(scopes) do
+  for i = 1, count do
+    local scope = scopes[i]
     if scope.requests and scope.requests < requests * UNIT then
       local ms = math.ceil((requests * UNIT - scope.requests) / scope.request_rate)
       if ms >= wait then reason, name, wait = 'requests', names[i], ms end
@@ -230,58 +303,21 @@ local function judge(tokens, requests, slots)
       if ms >= wait then reason, name, wait = 'tokens', names[i], ms end
     end
   end
-  if reason then return reason, name, string.format('%.0f', wait) end
-  for i, scope in ipairs(scopes) do
-    if scope.slots_max > 0 and slots_of(i) + slots > scope.slots_max then
+  if reason then return reason, name, format('%d', wait) end
+  for i = 1, count do
+    local scope = scopes[i]
+    if scope.slots_max > 0 and value(SLOTS + i) + slots > scope.slots_max then
       reason, name = 'concurrency', names[i]
     end
   end
   return reason, name, ''
 end
 
-local function least()
-  local requests, tokens, slots = math.huge, math.huge, math.huge
-  for i, scope in ipairs(scopes) do
-    requests = math.min(requests, scope.requests or math.huge)
-    tokens = math.min(tokens, scope.tokens or math.huge)
-    if scope.slots_max > 0 then slots = math.min(slots, scope.slots_max - slots_of(i)) end
-  end
-  return requests, tokens, slots
-end
-
-local function shown(number)
-  if not number or number == math.huge then return '' end
-  return string.format('%.17g', number)
-end
-
-local function remaining()
-  local requests, tokens, slots = least()
-  return shown(requests), shown(tokens), shown(slots)
-end
-
-local function keep(is_refused)
-  if not is_refused or is_clock_back then write_levels() end
-  redis.call('PEXPIRE', LEVELS, DAY_MS)
-  local has_changed = not is_refused
-  for name, number in pairs(ledger) do
-    has_changed = true
-    if number ~= 0 then redis.call('HINCRBY', OPEN, name, number) end
-  end
-  if has_changed then
-    redis.call('PEXPIRE', OPEN, DAY_MS)
-    redis.call('PEXPIRE', LEASES, DAY_MS)
-  end
-end
-"""
-
-_RESERVE: Final = """
 if operation == 'reserve' then
   local rid, tokens, requests = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   local slots, lease, force = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), ARGV[at + 5] == '1'
-  read_levels()
-  read_open()
   sweep(SWEEP_MAX)
-  local is_repeated = redis.call('HEXISTS', OPEN, rid) == 1
+  local is_repeated = find(rid) ~= nil
   if not is_repeated then
     local reason, name, wait = nil, nil, nil
     if not force then reason, name, wait = judge(tokens, requests, slots) end
@@ -290,9 +326,8 @@ if operation == 'reserve' then
       return {'denied', reason, name, wait, remaining()}
     end
     local row = new_row(tokens, requests, slots)
-    hold(row, slots)
     take(row, tokens, requests)
-    add('+reserved', tokens)
+    more[RESERVED] = more[RESERVED] + tokens
     put(rid, row, now + lease)
   end
   keep(is_repeated)
@@ -303,8 +338,6 @@ end
 _SETTLE: Final = """
 if operation == 'settle' then
   local rid, actual, used_requests = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  read_levels()
-  read_open()
   local row = find(rid)
   local state, refunded, overrun = 'settled', 0, 0
   if not row then
@@ -313,16 +346,17 @@ if operation == 'settle' then
   elseif row.state == 's' then
     state = 'repeated'
   else
-    local tokens = math.max(0, actual - row.used)
-    overrun = math.max(0, tokens - row.tokens)
+    local tokens = max(0, actual - row.used)
+    overrun = max(0, tokens - row.tokens)
     if row.state == 'o' then
-      refunded = math.max(0, row.tokens - tokens)
+      refunded = max(0, row.tokens - tokens)
       local unused = used_requests < 0 and 0
-        or math.min(row.requests, math.max(0, row.requests - math.max(0, used_requests - row.used_requests)))
-      add('+settled', row.tokens - refunded)
-      add('+refunded', refunded)
+        or min(row.requests, max(0, row.requests - max(0, used_requests - row.used_requests)))
+      more[SETTLED] = more[SETTLED] + row.tokens - refunded
+      more[REFUNDED] = more[REFUNDED] + refunded
       take(row, overrun - refunded, -unused)
-      shut(row)
+      more[LIVE] = more[LIVE] - 1
+      hold(row, -row.slots)
     else
       state = 'late'
       take(row, overrun, 0)
@@ -338,8 +372,6 @@ end
 _RENEW: Final = """
 if operation == 'renew' then
   local lease, items, states = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), {}
-  read_levels()
-  read_open()
   for item = 1, items do
     local a = at + 5 * item - 3
     local rid, tokens, requests = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
@@ -347,9 +379,8 @@ if operation == 'renew' then
     local row, state = find(rid), 'renewed'
     if not row then
       state, row = 'recreated', new_row(tokens + extra, requests, slots)
-      hold(row, slots)
       take(row, tokens + extra, requests, true)
-      add('+reserved', tokens)
+      more[RESERVED] = more[RESERVED] + tokens
       add('+extended', extra)
       add('+recreated', 1)
     elseif row.state == 's' then
@@ -359,10 +390,10 @@ if operation == 'renew' then
         state = 'reopened'
         reopen(row)
       end
-      local more = math.max(0, tokens + extra - row.tokens)
-      row.tokens = row.tokens + more
-      take(row, more, 0)
-      add('+extended', more)
+      local longer = max(0, tokens + extra - row.tokens)
+      row.tokens = row.tokens + longer
+      take(row, longer, 0)
+      add('+extended', longer)
     end
     if state ~= 'settled' then put(rid, row, now + lease) end
     states[item] = state
@@ -374,12 +405,10 @@ end
 
 _DRAW: Final = """
 if operation == 'draw' then
-  local rid, number, lease = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local rid, draw, lease = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   local used, used_requests = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
   local tokens, requests, slots = tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]), tonumber(ARGV[at + 7])
   local least_tokens, least_slots = tonumber(ARGV[at + 8]), tonumber(ARGV[at + 9])
-  read_levels()
-  read_open()
   sweep(SWEEP_MAX)
   local row = find(rid)
   if row and row.state == 's' then
@@ -388,39 +417,37 @@ if operation == 'draw' then
   end
   if not row then
     row = new_row(0, 0, 0)
-    if number > 1 then
+    if draw > 1 then
       row.used, row.used_requests = used, used_requests
       add('+recreated', 1)
     end
   end
   if row.state == 'w' then reopen(row) end
-  if number > row.number then
-    row.number = number
-    local spent = math.max(0, used - row.used)
-    local overrun = math.max(0, spent - row.tokens)
-    add('+settled', spent - overrun)
+  if draw > row.drawn then
+    row.drawn = draw
+    local spent = max(0, used - row.used)
+    local overrun = max(0, spent - row.tokens)
+    more[SETTLED] = more[SETTLED] + spent - overrun
     add('+overrun', overrun)
     take(row, overrun, 0)
     row.tokens, row.used = row.tokens - spent + overrun, row.used + spent
-    local admitted = math.max(0, used_requests - row.used_requests)
-    row.requests, row.used_requests = math.max(0, row.requests - admitted), row.used_requests + admitted
+    local admitted = max(0, used_requests - row.used_requests)
+    row.requests, row.used_requests = max(0, row.requests - admitted), row.used_requests + admitted
 
     local free_requests, free_tokens, free_slots = least()
-    local more = math.max(tokens, least_tokens) - row.tokens
-    if more > 0 then
-      more = math.max(math.min(more, math.max(0, math.floor(free_tokens / UNIT))), least_tokens - row.tokens)
-      add('+reserved', more)
+    local t = max(tokens, least_tokens) - row.tokens
+    if t > 0 then
+      t = max(min(t, max(0, floor(free_tokens / UNIT))), least_tokens - row.tokens)
+      more[RESERVED] = more[RESERVED] + t
     else
-      add('+refunded', -more)
+      more[REFUNDED] = more[REFUNDED] - t
     end
-    local more_requests = math.min(requests - row.requests, math.max(0, math.floor(free_requests / UNIT)))
-    local more_slots = math.max(slots, least_slots) - row.slots
-    if more_slots > 0 then
-      more_slots = math.max(math.min(more_slots, math.max(0, free_slots)), least_slots - row.slots)
-    end
-    take(row, more, more_requests)
-    hold(row, more_slots)
-    row.tokens, row.requests, row.slots = row.tokens + more, row.requests + more_requests, row.slots + more_slots
+    local r = min(requests - row.requests, max(0, floor(free_requests / UNIT)))
+    local s = max(slots, least_slots) - row.slots
+    if s > 0 then s = max(min(s, max(0, free_slots)), least_slots - row.slots) end
+    take(row, t, r)
+    hold(row, s)
+    row.tokens, row.requests, row.slots = row.tokens + t, row.requests + r, row.slots + s
   end
   put(rid, row, now + lease)
   keep(false)
@@ -431,11 +458,9 @@ end
 _REST: Final = """
 if operation == 'spend' then
   local rid, tokens, requests = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  read_levels()
-  read_open()
-  local is_repeated = rid ~= '' and redis.call('HEXISTS', OPEN, rid) == 1
+  local is_repeated = rid ~= '' and find(rid) ~= nil
   if not is_repeated then
-    take({within = table.concat(names, '\\n')}, tokens, requests, true)
+    take({within = within}, tokens, requests, true)
     add('+spent', tokens)
     if rid ~= '' then bury(rid, {state = 's'}, true) end
   end
@@ -445,25 +470,22 @@ end
 
 if operation == 'sweep' then
   local most = tonumber(ARGV[at])
-  read_levels()
-  read_open()
   local swept, tokens, seen = sweep(most)
   keep(true)
   return {swept, tokens, seen < most and 1 or 0}
 end
 
 if operation == 'show' then
-  read_levels()
-  read_open()
   local uses = {}
-  for i, scope in ipairs(scopes) do
-    uses[i] = {shown(scope.requests), shown(scope.tokens), scope.slots}
+  for i = 1, count do
+    local scope = scopes[i]
+    uses[i] = {shown(scope.requests), shown(scope.tokens), number[SLOTS + i]}
   end
-  return {uses, redis.call('HMGET', OPEN, '+reserved', '+extended', '+settled', '+refunded', '+swept', '+overrun',
+  return {uses, call('HMGET', OPEN, '+reserved', '+extended', '+settled', '+refunded', '+swept', '+overrun',
     '+spent', '+sweeps', '+reopened', '+recreated', '+live', '+rows')}
 end
 
 return redis.error_reply('ERR unknown operation ' .. operation)
 """
 
-TEXT: Final = _COMMON + _RESERVE + _SETTLE + _RENEW + _DRAW + _REST
+TEXT: Final = _READ + _WRITE + _RESERVE + _SETTLE + _RENEW + _DRAW + _REST

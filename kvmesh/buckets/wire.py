@@ -172,12 +172,12 @@ def _text(word: Any) -> str:
     return bytes(word).decode()
 
 
-def _level(word: bytes) -> float | None:
-    return float(word) / UNIT if word else None
+def _level(word: bytes | int) -> float | None:
+    return None if word == b"" else int(word) / UNIT
 
 
-def _remaining(requests: bytes, tokens: bytes, slots: bytes) -> Remaining:
-    return Remaining(_level(requests), _level(tokens), int(slots) if slots else None)
+def _remaining(requests: bytes | int, tokens: bytes | int, slots: bytes | int) -> Remaining:
+    return Remaining(_level(requests), _level(tokens), None if slots == b"" else int(slots))
 
 
 def _reserved(_: Reserve, reply: Any) -> Answer:
