@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -22,6 +23,19 @@ _START_S_MAX = 15.0
 # Two slow cores: a deadline per example would measure the machine.
 settings.register_profile("kvmesh", deadline=None, print_blob=True)
 settings.load_profile("kvmesh")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector what stays for the whole run: modules, and the tests themselves."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_open() -> Iterator[None]:
+    """What a module leaves open fails the module's last test, not whichever test the collector happens to run in."""
+    yield
+    gc.collect()
 
 
 def unused_port() -> int:
