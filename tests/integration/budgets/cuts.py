@@ -1,0 +1,206 @@
+"""When requests end that would run on: what a class's runtime does to many of them, measured at the client.
+
+`python -m tests.integration.budgets.cuts --runtime-s 30 --requests 64` prints the record of docs/measurements/budgets.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from kvmesh.attach.v1 import attach_pb2
+from kvmesh.config import MeshConfig, build
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.triton.client import TritonClient, opened
+from kvmesh.triton.tensors import RequestTensors, payload_of
+from tests.integration.generation import token_request
+from tests.integration.harness import Mesh, running_mesh
+
+STEP_S = 0.02
+PREFILL_TOKEN_S = 0.0002
+WRITER_KEY = "kvm_" + "w" * 43
+"""Of the tenant whose class lets it run long. Callers without a key are of the ordinary class."""
+
+
+def config_of(runtime_s: float, requests: int) -> MeshConfig:
+    """Return a mesh with room for `requests` at once, whose ordinary class cuts them after `runtime_s`."""
+    output_tokens = round(4 * runtime_s / STEP_S)
+    return build(
+        {
+            "engine": {
+                "arithmetic": "hashed",
+                "kv_blocks": (requests + 8) * (output_tokens // 32 + 4),
+                "prefill_kv_blocks": 1024,
+                "max_sequence_tokens": output_tokens + 4096,
+                "step_s": STEP_S,
+                "prefill_token_s": PREFILL_TOKEN_S,
+            },
+            "prefill": {"replicas": 1},
+            "decode": {"replicas": 1},
+            "router": {"local_prefill_tokens_max": 8},
+            "frontend": {"anonymous_tenant": "web", "max_output_tokens_max": output_tokens},
+            "classes": {
+                "ordinary": {"runtime_max_s": runtime_s, "default_deadline_s": runtime_s},
+                "long": {"runtime_max_s": 20 * runtime_s, "default_deadline_s": 20 * runtime_s},
+            },
+            "tenants": {"web": {"class": "ordinary"}, "writer": {"class": "long"}},
+            "keys": {
+                "writer": {"tenant": "writer", "sha256": sha256(WRITER_KEY.encode()).hexdigest()},
+            },
+        }
+    )
+
+
+@dataclass
+class End:
+    """How one stream ended. Times in seconds since the call was made, on the client's clock."""
+
+    after_s: float
+    tokens: int
+    finish: pb.FinishReason.ValueType | None
+    error: grpc.aio.AioRpcError | None
+    last_token_s: float
+
+
+@dataclass
+class Cuts:
+    """What became of requests that all wanted more than their class gives."""
+
+    runtime_s: float
+    ends: list[End]
+    back_s: float
+    """From the last end until neither replica nor engine held anything."""
+
+    def late_s(self, share: float) -> float:
+        """Return how long after the runtime `share` of the streams had ended."""
+        ordered = sorted(end.after_s - self.runtime_s for end in self.ends)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def row(self) -> str:
+        """Return a row of the record."""
+        ends = self.ends
+        tokens = sorted(end.tokens for end in ends)
+        return (
+            f"| {self.runtime_s:g} s | {len(ends)} | {self.late_s(0) * 1000:.0f} ms | {self.late_s(0.5) * 1000:.0f} ms "
+            f"| {self.late_s(0.95) * 1000:.0f} ms | {self.late_s(1) * 1000:.0f} ms "
+            f"| {tokens[0]}..{tokens[-1]} | {self.back_s * 1000:.0f} ms |"
+        )
+
+
+async def cut(mesh: Mesh, runtime_s: float, count: int, seed: int) -> Cuts:
+    """Send `count` requests that need four times `runtime_s`, half of them with a deadline of their own far behind it."""
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(5, 4096) for _ in range(rng.randrange(4, 60))] for _ in range(count)]
+    ends = await asyncio.gather(
+        *(
+            run(mesh, prompt, mesh.config.frontend.max_output_tokens_max, 10 * runtime_s if at % 2 else None)
+            for at, prompt in enumerate(prompts)
+        )
+    )
+    return Cuts(runtime_s, list(ends), await mesh.idle(10))
+
+
+async def run(
+    mesh: Mesh,
+    prompt: Sequence[int],
+    output_tokens: int,
+    timeout_s: float | None,
+    key: str = "",
+    ttft_s: float = 0.0,
+) -> End:
+    """Send one request and read it to its end."""
+    clock = asyncio.get_running_loop()
+    request = token_request(prompt, max_output_tokens=output_tokens)
+    if ttft_s:
+        request.limits.ttft_timeout.FromNanoseconds(round(ttft_s * 1e9))
+    metadata = (("authorization", f"Bearer {key}"),) if key else ()
+    end = End(0.0, 0, None, None, 0.0)
+    began_s = clock.time()
+    call = mesh.client().Generate(request, timeout=timeout_s, metadata=metadata)
+    try:
+        async for message in call:
+            match message.WhichOneof("event"):
+                case "tokens":
+                    end.tokens += len(message.tokens.ids)
+                    end.last_token_s = clock.time() - began_s
+                case "finished":
+                    end.finish = message.finished.finish_reason
+                    end.after_s = clock.time() - began_s
+    except grpc.aio.AioRpcError as error:
+        end.error = error
+        end.after_s = clock.time() - began_s
+    finally:
+        call.cancel()
+    return end
+
+
+async def engine_counters(mesh: Mesh, engine: str) -> dict[str, Any]:
+    """Return what an engine itself counted since it started."""
+    client = TritonClient(mesh.parts[engine].address)
+    try:
+        settings = mesh.config.engine
+        facts = await client.facts(
+            role="decode", model_version=settings.salt, block_tokens=settings.block_tokens
+        )
+        stream = client.stream(
+            RequestTensors(facts.inputs).of_service(),
+            request_id="load_report",
+            parameters={"request_type": "load_report"},
+        )
+        async with opened(stream):
+            async for response in stream:
+                payload = payload_of(response, "load_report")
+                if payload is not None:
+                    return msgspec.json.decode(payload, type=dict[str, Any])
+    finally:
+        await client.close()
+    raise AssertionError(f"{engine} reported nothing")
+
+
+async def refusal_of(mesh: Mesh, part: str, submit: attach_pb2.Submit) -> attach_pb2.Refusal:
+    """Submit to a replica as a router would, and return its refusal."""
+    from kvmesh.attach.v1 import attach_pb2_grpc
+
+    stub: Any = attach_pb2_grpc.AttachServiceStub(mesh.channel(part))  # the stub's types are of the sync API
+    hello = attach_pb2.Hello(process_id="test", boot_id="test", protocol_version=1)
+    call = stub.Attach()
+    try:
+        await call.write(attach_pb2.AttachRequest(hello=hello, submits=[submit]))
+        async for message in call:
+            if message.refusals:
+                return attach_pb2.Refusal.FromString(message.refusals[0].SerializeToString())
+    finally:
+        call.cancel()
+    raise AssertionError(f"{part} said nothing")
+
+
+async def _main(runtime_s: float, count: int, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with running_mesh(config_of(runtime_s, count), Path(folder)) as mesh:
+            await run(mesh, [9] * 50, 3, 10.0)
+            await mesh.idle(5)
+            cuts = await cut(mesh, runtime_s, count, seed)
+    finishes = {pb.FinishReason.Name(end.finish) if end.finish else str(end.error) for end in cuts.ends}
+    print("| runtime | requests | first cut | p50 | p95 | last | tokens | all free after |")
+    print("|---|---|---|---|---|---|---|---|")
+    print(cuts.row())
+    print(f"finish reasons: {sorted(finishes)}, seed={seed}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runtime-s", type=float, default=30.0)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    asyncio.run(_main(given.runtime_s, given.requests, given.seed))
