@@ -42,13 +42,15 @@ async def stream(
     deadline_s: float,
     heard: Callable[[inference.GenerateResponse], None],
     open_channel: OpenChannel = channel,
+    key: str = "",
 ) -> inference.Finished:
     """Send `request` to one of the frontends, give every response to `heard`, return the last one.
 
-    A stream whose frontend dies goes on at another one; what it says a second time is left out. Raises RequestFailed.
+    A stream whose frontend dies goes on at another one; what it says a second time is left out. `key`: API key, or none.
+    Raises RequestFailed.
     """
     try:
-        async with Client(addresses, patience=PATIENCE, open_channel=open_channel) as client:
+        async with Client(addresses, key=key, patience=PATIENCE, open_channel=open_channel) as client:
             answer = client.send(request, deadline_s=deadline_s)
             started = None
             async with answer:
@@ -79,6 +81,7 @@ async def generate(
     as_json: bool,
     out: TextIO = sys.stdout,
     open_channel: OpenChannel = channel,
+    key: str = "",
 ) -> int:
     """Run one request; text (or JSON lines) to `out`, explanation and errors to stderr. Returns the exit status."""
     console = Console(stderr=True)
@@ -92,7 +95,7 @@ async def generate(
         out.flush()
 
     try:
-        finished = await stream(addresses, request, deadline_s, heard, open_channel)
+        finished = await stream(addresses, request, deadline_s, heard, open_channel, key)
     except RequestFailed as failed:
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1

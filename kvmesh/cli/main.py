@@ -52,6 +52,9 @@ MISTAKES: Final = (
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write that only the operator can mend."""
 
+API_KEY: Final = "KVMESH_API_KEY"
+"""Environment variable with the caller's key: every user of the machine can read arguments, and nobody the environment."""
+
 DEADLINE_S_MIN: Final = 0.001
 INT32_MAX: Final = (1 << 31) - 1
 UINT64_MAX: Final = (1 << 64) - 1
@@ -127,7 +130,7 @@ def generate(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Send one prompt and stream the answer."""
+    """Send one prompt and stream the answer. An API key is read from $KVMESH_API_KEY."""
     from kvmesh.cli import generate as command
     from kvmesh.cli.dial import Dial, believing
     from kvmesh.inference.v1 import inference_pb2 as inference
@@ -169,7 +172,12 @@ def generate(
         mesh = read_mesh(data_dir_of(settings, data_dir))
         targets = mesh.addresses_of("frontend")
         open_channel = partial(Dial(settings_of(mesh)).channel, role="frontend")
-    work = command.generate(targets, request, deadline, as_json=as_json, open_channel=open_channel)
+    work = command.generate(
+        *(targets, request, deadline),
+        as_json=as_json,
+        open_channel=open_channel,
+        key=os.environ.get(API_KEY, ""),
+    )
     raise typer.Exit(command.run_interruptible(work))
 
 

@@ -30,6 +30,8 @@ class Client:
         self,
         addresses: Sequence[str],
         *,
+        key: str = "",
+        tenant: str = "",
         credentials: grpc.ChannelCredentials | None = None,
         patience: Patience | None = None,
         channel_options: Sequence[tuple[str, Any]] = (),
@@ -37,13 +39,15 @@ class Client:
     ) -> None:
         """`addresses`: frontends as "host:port"; any of them serves any request. No I/O yet.
 
-        `credentials`: TLS, as made by `grpc.ssl_channel_credentials`; None: plain text. `channel_options`: options of
-        gRPC on top, for example `("grpc.ssl_target_name_override", "mesh")`. `open_channel`: how to connect to an address,
-        instead of those two; the channel must ping (`grpc.keepalive_time_ms`). Raises ValueError.
+        `key`: API key, needed where the mesh has tenants and no certificate of the client's names one. `tenant`: for whom
+        a gateway calls. `credentials`: TLS, as made by `grpc.ssl_channel_credentials`; None: plain text.
+        `channel_options`: options of gRPC on top, for example `("grpc.ssl_target_name_override", "mesh")`. `open_channel`:
+        how to connect to an address, instead of those two; the channel must ping (`grpc.keepalive_time_ms`). Raises
+        ValueError.
         """
         self._patience = patience or Patience()
         connect = open_channel or partial(dial, credentials=credentials, options=channel_options)
-        self._connections = Connections(addresses, self._patience, connect)
+        self._connections = Connections(addresses, self._patience, connect, _who(key, tenant))
 
     def generate(
         self, prompt: str | None = None, *, deadline_s: float = DEADLINE_S, **options: Unpack[Options]
@@ -82,3 +86,14 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _who(key: str, tenant: str) -> list[tuple[str, str]]:
+    """Return the metadata that says who calls. Raises ValueError, which does not quote the key."""
+    for name, value in (("key", key), ("tenant", tenant)):
+        if not (value.isascii() and value.isprintable()) or " " in value:
+            raise ValueError(
+                f"{name} is no text that a header can hold: letters, digits and signs are allowed"
+            )
+    said = [("authorization", f"Bearer {key}")] if key else []
+    return [*said, ("kvmesh-tenant", tenant)] if tenant else said

@@ -94,7 +94,10 @@ class Connections:
         addresses: Sequence[str],
         patience: Patience,
         open_channel: Callable[[str], grpc.aio.Channel],
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
+        """`metadata`: sent with every request, for example who calls."""
+        self._metadata = tuple(metadata)
         self.frontends = Frontends(addresses, random.Random())
         self._patience = patience
         self._open_channel = open_channel
@@ -119,7 +122,7 @@ class Connections:
         peer = self._peer(address)
         if not peer.streams:
             peer.heard_s = self._now_s()
-        metadata = _HAND_OVER if self.frontends.has_other(address) else None
+        metadata = self._metadata + (_HAND_OVER if self.frontends.has_other(address) else ())
         stream = Stream(address, peer.generate(request, timeout=timeout_s, metadata=metadata))
         self.frontends.on_open(address)
         peer.streams.add(stream)
