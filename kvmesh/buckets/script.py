@@ -34,8 +34,8 @@ if now == 0 then
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 
--- What is known: names and levels of the scopes; by their place in `asked` the numbers that most operations need, slots behind
--- the ledger; rows by rid. What becomes of it: `more` by place, `others` by name, `rows` and `ends` by rid (false: gone).
+-- What is known: names and levels of the scopes, and by their place in `asked` the numbers that most operations need.
+-- What becomes of it: `more` by place, `others` by name, `rows` and `ends` by rid (false: gone).
 local ROWS, LIVE, TOUCHED, RESERVED, SETTLED, REFUNDED, SLOTS = 1, 2, 3, 4, 5, 6, 6
 local asked = {'+rows', '+live', '+touched', '+reserved', '+settled', '+refunded'}
 local names, scopes, number, more, others, rows, ends = {}, {}, {}, {0, 0, 0, 0, 0, 0}, {}, {}, {}
@@ -50,7 +50,7 @@ local within = table.concat(names, '\\n')
 local first_rid = ARGV[at] or ''
 local known = call('HMGET', OPEN, first_rid, unpack(asked))
 if call('ZCARD', LEASES) ~= (tonumber(known[2]) or 0) then
-  call('DEL', OPEN, LEASES)
+  call('UNLINK', OPEN, LEASES)
   known = {}
 end
 local first_text = known[1]

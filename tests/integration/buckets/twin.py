@@ -1,0 +1,397 @@
+"""The budget of an organisation once more: slow, exact, and written from what the operations promise.
+
+Nothing is kept that can be counted: slots and what is held are sums over all reservations, levels are fractions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from kvmesh.buckets.limits import Account, Scope
+from kvmesh.buckets.operations import (
+    Answer,
+    Book,
+    Denied,
+    Draw,
+    Drawn,
+    Granted,
+    Operation,
+    Reason,
+    Remaining,
+    Renew,
+    Renewal,
+    Renewed,
+    RenewedState,
+    Reserve,
+    Settle,
+    Settled,
+    SettledState,
+    Show,
+    Shown,
+    Spend,
+    Spent,
+    Sweep,
+    Swept,
+    Use,
+)
+
+SETTLED_MS, SWEPT_MS, BUNCH_MS, SWEEP_MAX = 30_000, 3_600_000, 256, 100
+
+Level = Fraction | None
+"""None: not limited."""
+
+
+@dataclass
+class Row:
+    """A reservation, open or remembered."""
+
+    state: str
+    tokens: int = 0
+    requests: int = 0
+    slots: int = 0
+    scopes: frozenset[str] = frozenset()
+    ends_ms: int = 0
+    used: int = 0
+    used_requests: int = 0
+    drawn: int = 0
+
+
+@dataclass
+class Twin:
+    """One organisation."""
+
+    levels: dict[str, tuple[Level, Level, int]] = field(default_factory=dict)
+    """Requests, tokens, and when that was so."""
+    rows: dict[str, Row] = field(default_factory=dict)
+    book: Counter[str] = field(default_factory=Counter)
+
+    def run(self, operation: Operation, now_ms: int) -> Answer:
+        """Do what `operation` promises at `now_ms`."""
+        match operation:
+            case Reserve():
+                return self._reserve(operation, now_ms)
+            case Settle():
+                return self._settle(operation, now_ms)
+            case Renew():
+                return self._renew(operation, now_ms)
+            case Draw():
+                return self._draw(operation, now_ms)
+            case Spend():
+                return self._spend(operation, now_ms)
+            case Show():
+                return self._show(operation, now_ms)
+            case Sweep():
+                return self._sweep(now_ms, operation.count)
+
+    def held(self) -> int:
+        """Tokens in open reservations."""
+        return sum(row.tokens for row in self.rows.values() if row.state == "open")
+
+    def lose(self, *, levels: bool, reservations: bool) -> None:
+        """Redis forgets."""
+        if levels:
+            self.levels.clear()
+        if reservations:
+            self.rows.clear()
+            self.book.clear()
+
+    # Levels.
+
+    def _now(self, scope: Scope, now_ms: int) -> tuple[Level, Level]:
+        requests, tokens, then_ms = self.levels.get(scope.name, (None, None, now_ms))
+        passed_ms = max(0, now_ms - then_ms)
+        limit = scope.limit
+
+        def filled(level: Level, rate: float, burst: float) -> Level:
+            if not rate:
+                return None
+            if level is None:
+                return Fraction(burst)
+            return min(Fraction(burst), level + Fraction(rate) * passed_ms / 60_000)
+
+        return (
+            filled(requests, limit.requests_per_min, limit.requests_burst),
+            filled(tokens, limit.tokens_per_min, limit.tokens_burst),
+        )
+
+    def _take(
+        self,
+        account: Account,
+        now_ms: int,
+        scopes: frozenset[str],
+        tokens: int,
+        requests: int,
+        *,
+        to_zero: bool = False,
+    ) -> None:
+        """Take from the scopes among `scopes`; all others of the account are brought up to date."""
+        for scope in account.scopes:
+            request_level, token_level = self._now(scope, now_ms)
+            if scope.name in scopes:
+                request_level = _less(request_level, requests, scope.limit.requests_burst, to_zero)
+                token_level = _less(token_level, tokens, scope.limit.tokens_burst, to_zero)
+            self.levels[scope.name] = request_level, token_level, now_ms
+
+    def _slots(self, name: str) -> int:
+        return sum(row.slots for row in self.rows.values() if row.state == "open" and name in row.scopes)
+
+    def _remaining(self, account: Account, now_ms: int) -> Remaining:
+        levels = [self._now(scope, now_ms) for scope in account.scopes]
+        requests = [each for each, _ in levels if each is not None]
+        tokens = [each for _, each in levels if each is not None]
+        slots = [
+            each.limit.concurrency - self._slots(each.name)
+            for each in account.scopes
+            if each.limit.concurrency
+        ]
+        return Remaining(
+            _told(min(requests)) if requests else None,
+            _told(min(tokens)) if tokens else None,
+            min(slots) if slots else None,
+        )
+
+    # Reservations.
+
+    def _sweep(self, now_ms: int, count: int) -> Swept:
+        due = sorted((row.ends_ms, rid) for rid, row in self.rows.items() if row.ends_ms <= now_ms)[:count]
+        swept = tokens = 0
+        for _, rid in due:
+            row = self.rows[rid]
+            if row.state == "open":
+                swept, tokens = swept + 1, tokens + row.tokens
+                row.state = "swept"
+                row.ends_ms = _bunch(now_ms + SWEPT_MS)
+            else:
+                del self.rows[rid]
+        self.book["swept"] += tokens
+        self.book["sweeps"] += swept
+        return Swept(swept, tokens, len(due) < count)
+
+    def _reserve(self, each: Reserve, now_ms: int) -> Granted | Denied:
+        self._sweep(now_ms, SWEEP_MAX)
+        if each.rid in self.rows:
+            self._heal_clock(each.account, now_ms)
+            return Granted(self._remaining(each.account, now_ms), is_repeated=True)
+        denied = None if each.force else self._judge(each, now_ms)
+        if denied:
+            self._heal_clock(each.account, now_ms)
+            return denied
+        scopes = frozenset(scope.name for scope in each.account.scopes)
+        self._take(each.account, now_ms, scopes, each.tokens, each.requests)
+        self.rows[each.rid] = Row(
+            "open", each.tokens, each.requests, each.slots, scopes, now_ms + round(each.lease_s * 1000)
+        )
+        self.book["reserved"] += each.tokens
+        return Granted(self._remaining(each.account, now_ms))
+
+    def _heal_clock(self, account: Account, now_ms: int) -> None:
+        """A level whose time lies ahead would never fill while all are refused."""
+        if any(self.levels.get(scope.name, (None, None, 0))[2] > now_ms for scope in account.scopes):
+            self._take(account, now_ms, frozenset(), 0, 0)
+
+    def _judge(self, each: Reserve, now_ms: int) -> Denied | None:
+        left = self._remaining(each.account, now_ms)
+        inwards = list(enumerate(each.account.scopes))
+        never: list[str] = []
+        waits: list[tuple[int, int, int, Reason, str]] = []
+        full: list[str] = []
+        for depth, scope in inwards:
+            limit, (requests, tokens) = scope.limit, self._now(scope, now_ms)
+            if requests is not None:
+                if each.requests > limit.requests_burst:
+                    never.append(scope.name)
+                if requests < each.requests:
+                    wait = math.ceil((each.requests - requests) * 60_000 / Fraction(limit.requests_per_min))
+                    waits.append((wait, depth, 0, "requests", scope.name))
+            if tokens is not None:
+                if each.tokens > limit.tokens_burst:
+                    never.append(scope.name)
+                if tokens < each.tokens:
+                    wait = math.ceil((each.tokens - tokens) * 60_000 / Fraction(limit.tokens_per_min))
+                    waits.append((wait, depth, 1, "tokens", scope.name))
+            if limit.concurrency and self._slots(scope.name) + each.slots > limit.concurrency:
+                full.append(scope.name)
+        if never:
+            return Denied("burst", never[-1], None, left)
+        if waits:
+            wait, _, _, reason, name = max(waits)
+            return Denied(reason, name, wait / 1000, left)
+        if full:
+            return Denied("concurrency", full[-1], None, left)
+        return None
+
+    def _settle(self, each: Settle, now_ms: int) -> Settled:
+        row = self.rows.get(each.rid)
+        state: SettledState = "settled"
+        refunded = overrun = 0
+        if row is None:
+            state = "unknown"
+            self._take(each.account, now_ms, frozenset(), 0, 0)
+        elif row.state == "settled":
+            self._heal_clock(each.account, now_ms)
+            return Settled(0, 0, "repeated", self._remaining(each.account, now_ms))
+        else:
+            tokens = max(0, each.actual_tokens - row.used)
+            overrun = max(0, tokens - row.tokens)
+            back = 0
+            if row.state == "open":
+                refunded = max(0, row.tokens - tokens)
+                used = each.used_requests if not each.refund_request else 0
+                back = 0 if used is None else max(0, row.requests - max(0, used - row.used_requests))
+                self.book["settled"] += row.tokens - refunded
+                self.book["refunded"] += refunded
+            else:
+                state = "late"
+            self.book["overrun"] += overrun
+            self._take(each.account, now_ms, row.scopes, overrun - refunded, -back)
+        self.rows[each.rid] = Row("settled", ends_ms=_bunch(now_ms + SETTLED_MS))
+        return Settled(refunded, overrun, state, self._remaining(each.account, now_ms))
+
+    def _renew(self, each: Renew, now_ms: int) -> Renewed:
+        self._take(each.account, now_ms, frozenset(), 0, 0)
+        states = tuple(self._renew_one(each.account, item, each.lease_s, now_ms) for item in each.items)
+        return Renewed(states, self._remaining(each.account, now_ms))
+
+    def _renew_one(self, account: Account, item: Renewal, lease_s: float, now_ms: int) -> RenewedState:
+        row = self.rows.get(item.rid)
+        total = item.tokens + item.extra_tokens
+        state: RenewedState = "renewed"
+        if row is None:
+            state = "recreated"
+            scopes = frozenset(scope.name for scope in account.scopes)
+            row = self.rows[item.rid] = Row("open", total, item.requests, item.slots, scopes)
+            self._take(account, now_ms, scopes, total, item.requests, to_zero=True)
+            self.book["reserved"] += item.tokens
+            self.book["extended"] += item.extra_tokens
+            self.book["recreated"] += 1
+        elif row.state == "settled":
+            return "settled"
+        elif row.state == "swept":
+            state = "reopened"
+            self._reopen(row)
+        more = max(0, total - row.tokens)
+        row.tokens += more
+        self._take(account, now_ms, row.scopes, more, 0)
+        self.book["extended"] += more
+        row.ends_ms = now_ms + round(lease_s * 1000)
+        return state
+
+    def _reopen(self, row: Row) -> None:
+        row.state = "open"
+        self.book["swept"] -= row.tokens
+        self.book["reopened"] += 1
+
+    def _draw(self, each: Draw, now_ms: int) -> Drawn:
+        self._sweep(now_ms, SWEEP_MAX)
+        account, row = each.account, self.rows.get(each.rid)
+        if row is not None and row.state == "settled":
+            self._heal_clock(account, now_ms)
+            return Drawn(0, 0, 0, False, self._remaining(account, now_ms))
+        self._take(account, now_ms, frozenset(), 0, 0)
+        if row is None:
+            row = self.rows[each.rid] = Row("open", scopes=frozenset(scope.name for scope in account.scopes))
+            if each.number > 1:
+                row.used, row.used_requests = each.used_tokens, each.used_requests
+                self.book["recreated"] += 1
+        if row.state == "swept":
+            self._reopen(row)
+        if each.number > row.drawn:
+            row.drawn = each.number
+            self._settle_part(each, row, now_ms)
+            self._fill(each, row, now_ms)
+        row.ends_ms = now_ms + round(each.lease_s * 1000)
+        return Drawn(row.tokens, row.requests, row.slots, True, self._remaining(account, now_ms))
+
+    def _settle_part(self, each: Draw, row: Row, now_ms: int) -> None:
+        spent = max(0, each.used_tokens - row.used)
+        overrun = max(0, spent - row.tokens)
+        self.book["settled"] += spent - overrun
+        self.book["overrun"] += overrun
+        self._take(each.account, now_ms, row.scopes, overrun, 0)
+        row.used += spent
+        row.tokens -= spent - overrun
+        admitted = max(0, each.used_requests - row.used_requests)
+        row.used_requests += admitted
+        row.requests = max(0, row.requests - admitted)
+
+    def _fill(self, each: Draw, row: Row, now_ms: int) -> None:
+        """Bring what `row` holds to what is asked: all of it back, as much more as there is, the least in any case."""
+        left = self._remaining(each.account, now_ms)
+
+        def target(held: int, asked: int, least: int, free: float | None) -> int:
+            asked = max(asked, least)
+            if asked <= held or free is None:
+                return asked
+            return max(least, min(asked, held + max(0, math.floor(free))))
+
+        tokens = target(row.tokens, each.tokens, each.least_tokens, left.tokens)
+        requests = target(row.requests, each.requests, 0, left.requests)
+        slots = target(row.slots, each.slots, each.least_slots, left.concurrency)
+        self.book["reserved"] += max(0, tokens - row.tokens)
+        self.book["refunded"] += max(0, row.tokens - tokens)
+        self._take(each.account, now_ms, row.scopes, tokens - row.tokens, requests - row.requests)
+        row.tokens, row.requests, row.slots = tokens, requests, slots
+
+    def _spend(self, each: Spend, now_ms: int) -> Spent:
+        is_repeated = each.rid in self.rows
+        if is_repeated:
+            self._heal_clock(each.account, now_ms)
+        else:
+            scopes = frozenset(scope.name for scope in each.account.scopes)
+            self._take(each.account, now_ms, scopes, each.tokens, each.requests, to_zero=True)
+            self.book["spent"] += each.tokens
+            if each.rid:
+                self.rows[each.rid] = Row("settled", ends_ms=_bunch(now_ms + SETTLED_MS))
+        return Spent(is_repeated, self._remaining(each.account, now_ms))
+
+    def _show(self, each: Show, now_ms: int) -> Shown:
+        uses = []
+        for scope in each.account.scopes:
+            requests, tokens = self._now(scope, now_ms)
+            uses.append(
+                Use(
+                    scope.name,
+                    None if requests is None else _told(requests),
+                    None if tokens is None else _told(tokens),
+                    self._slots(scope.name),
+                )
+            )
+        book = self.book
+        live = sum(row.state == "open" for row in self.rows.values())
+        return Shown(
+            tuple(uses),
+            Book(
+                reserved=book["reserved"],
+                extended=book["extended"],
+                settled=book["settled"],
+                refunded=book["refunded"],
+                swept=book["swept"],
+                overrun=book["overrun"],
+                spent=book["spent"],
+                sweep_count=book["sweeps"],
+                reopen_count=book["reopened"],
+                recreate_count=book["recreated"],
+                open_count=live,
+                tombstone_count=len(self.rows) - live,
+            ),
+        )
+
+
+def _less(level: Level, amount: int, burst: float, to_zero: bool) -> Level:
+    if level is None:
+        return None
+    less = min(Fraction(burst), level - amount)
+    return max(less, min(level, Fraction(0))) if to_zero else less
+
+
+def _bunch(ms: int) -> int:
+    """Return the next multiple of BUNCH_MS after `ms`."""
+    return (ms // BUNCH_MS + 1) * BUNCH_MS
+
+
+def _told(level: Fraction) -> float:
+    """Answers round a level down to what a rate of 1 per minute adds in 1 ms."""
+    return math.floor(level * 60_000) / 60_000
