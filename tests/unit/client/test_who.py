@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from kvmesh.client import Client
@@ -11,8 +13,8 @@ from kvmesh.client import Client
 async def test_a_key_that_no_header_holds_is_refused_and_not_quoted(wrong: str) -> None:
     """At once, and the text of the error can go to a log."""
     for option, make in (
-        ("key", lambda: Client(["127.0.0.1:1"], key=wrong)),
-        ("tenant", lambda: Client(["127.0.0.1:1"], tenant=wrong)),
+        ("key", partial(Client, ["127.0.0.1:1"], key=wrong)),
+        ("tenant", partial(Client, ["127.0.0.1:1"], tenant=wrong)),
     ):
         with pytest.raises(ValueError, match=f"{option} is no text") as caught:
             make()
