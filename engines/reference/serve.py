@@ -26,7 +26,6 @@ _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 _SHARED_MEMORY = Path("/dev/shm")
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _EXIT_TIMEOUT_S = 5
-_POOLED_REQUESTS = 0  # a request that tritonserver keeps for reuse keeps its longest answer: README, Memory
 _MALLOC_ARENAS = "2"  # each of glibc's arenas, 8 per core by default, keeps its own high water
 
 
@@ -61,7 +60,6 @@ def main() -> None:
         "--model-control-mode=explicit",
         f"--load-model={MODEL_NAME}",
         f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
-        f"--grpc-infer-allocation-pool-size={_POOLED_REQUESTS}",
         f"--backend-config=python,shm-region-prefix-name={prefix}",
     ]
     os.execve(command[0], command, _environment())
