@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import grpc
-from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
+
+from kvmesh import error_details
+from kvmesh.error_details import MESSAGE_BYTES_MAX, shortened
 
 log = logging.getLogger(__name__)
 
@@ -146,47 +148,34 @@ def internal() -> MeshError:
     return MeshError("INTERNAL", "a bug in the mesh ended the request; its log has the cause")
 
 
+def to_bytes(error: MeshError) -> bytes:
+    """Return `error` as an encoded google.rpc.Status with its details, at most 1 KiB."""
+    return error_details.status(
+        _NUMBERS[error.reason],
+        error.message,
+        error.reason,
+        DOMAIN,
+        error.metadata,
+        error.retry_after_s,
+        ((each.field, each.description) for each in error.violations),
+        ((each.subject, each.description) for each in error.quota),
+    )
+
+
 def to_proto(error: MeshError) -> status_pb2.Status:
-    """Return `error` as google.rpc.Status with its details, less than STATUS_BYTES_MAX of it."""
-    message = _short(error.message, MESSAGE_BYTES_MAX)
-    info = error_details_pb2.ErrorInfo(
-        reason=error.reason,
-        domain=DOMAIN,
-        metadata={key: _short(value, VALUE_BYTES_MAX) for key, value in error.metadata.items()},
-    )
-    details = [_packed("ErrorInfo", info)]
-    if error.retry_after_s is not None:
-        retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
-        details.append(_packed("RetryInfo", retry))
-    room = (
-        STATUS_BYTES_MAX - _ENVELOPE_BYTES - len(message.encode()) - sum(len(each.value) for each in details)
-    )
-    if error.violations:
-        bad = error_details_pb2.BadRequest()
-        for violation in error.violations[:MAX_VIOLATIONS]:
-            room -= _take(
-                bad.field_violations.add, room, field=violation.field, description=violation.description
-            )
-        details.append(_packed("BadRequest", bad))
-    if error.quota:
-        failure = error_details_pb2.QuotaFailure()
-        for each in error.quota[:MAX_VIOLATIONS]:
-            room -= _take(failure.violations.add, room, subject=each.subject, description=each.description)
-        details.append(_packed("QuotaFailure", failure))
-    return status_pb2.Status(code=error.code.value[0], message=message, details=details)
+    """Return `error` as google.rpc.Status with its details."""
+    return status_pb2.Status.FromString(to_bytes(error))
 
 
 def to_status(error: MeshError) -> grpc.Status:
     """Return `error` as what `context.abort_with_status` takes, trailers included."""
-    status = to_proto(error)
-    trailers: list[tuple[str, str | bytes]] = [
-        (DETAILS_KEY, status.SerializeToString()),
-        *error.trailers.items(),
-    ]
+    trailers: list[tuple[str, str | bytes]] = [(DETAILS_KEY, to_bytes(error)), *error.trailers.items()]
     if error.retry_after_s is not None:
         trailers.append((PUSHBACK_KEY, str(math.ceil(error.retry_after_s * 1000))))
-    return _Status(error.code, status.message, tuple(trailers))
+    return _Status(error.code, shortened(error.message, MESSAGE_BYTES_MAX), tuple(trailers))
+
+
+_NUMBERS: Final[Mapping[str, int]] = {reason: code.value[0] for reason, code in TABLE.items()}
 
 
 class _Fields(NamedTuple):
@@ -199,45 +188,13 @@ class _Status(_Fields, grpc.Status):
     """A grpc.Status."""
 
 
-def _packed(name: str, detail: Any) -> any_pb2.Any:
-    return any_pb2.Any(type_url=f"type.googleapis.com/google.rpc.{name}", value=detail.SerializeToString())
-
-
-def _take(add: Callable[..., Any], room: int, **texts: str) -> int:
-    """Add a violation if there is room for it; return what it takes."""
-    texts = {key: _short(text, MESSAGE_BYTES_MAX) for key, text in texts.items()}
-    size = sum(len(text.encode()) for text in texts.values()) + _VIOLATION_BYTES
-    if size > room:
-        return 0
-    add(**texts)
-    return size
-
-
-def _short(text: str, bytes_max: int) -> str:
-    if len(text) <= bytes_max and (text.isascii() or len(text.encode()) <= bytes_max):
-        return text
-    return f"{text.encode()[: bytes_max - 3].decode(errors='ignore')}..."
-
-
 DETAILS_KEY: Final = "grpc-status-details-bin"
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 """Trailer that tells gRPC's own retries when to come back (gRFC A6)."""
 
-STATUS_BYTES_MAX: Final = 1024
-"""Trailers may have 8 KiB in all, and proxies on the way often allow less."""
-
-MAX_VIOLATIONS: Final = 16
-"""Violations told at once, as far as there is room for them."""
-
-MESSAGE_BYTES_MAX: Final = 200
-VALUE_BYTES_MAX: Final = 80
-"""Longest text of the status, and of a value or a violation in its details."""
-
-_ENVELOPE_BYTES: Final = 200
-"""What the details are wrapped in: four types' names and the lengths."""
-
-_VIOLATION_BYTES: Final = 8
+MAX_VIOLATIONS: Final = error_details.VIOLATIONS_MAX
+"""Violations that are worth finding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
+from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvmesh import errors
+from kvmesh.error_details import STATUS_BYTES_MAX
 from kvmesh.errors import TABLE, MeshError, QuotaViolation, Violation, invalid
 
 
@@ -50,7 +56,10 @@ def test_details_stay_small_however_much_is_wrong(width: int) -> None:
     error = invalid("FIELD_OUT_OF_RANGE", wrong)
     error.retry_after_s = 1.0
     error.quota = [QuotaViolation("tenant:" + "t" * width, "x" * width)] * 100
-    assert errors.to_proto(error).ByteSize() <= errors.STATUS_BYTES_MAX
+    assert errors.to_proto(error).ByteSize() <= STATUS_BYTES_MAX
+    assert errors.to_status(error).details == errors.to_proto(error).message, (
+        "gRPC's own reader compares them"
+    )
     read = errors.from_rpc_error(rpc_error(error))
     assert read.reason == "FIELD_OUT_OF_RANGE" and read.retry_after_s == 1.0
     assert "field[0]" in read.violations and read.metadata["field"] == "field[0]"
@@ -82,3 +91,36 @@ def test_error_info_carries_the_domain() -> None:
     info = error_details_pb2.ErrorInfo()
     assert errors.to_proto(errors.internal()).details[0].Unpack(info)
     assert info.domain == "kvmesh"
+
+
+@given(
+    st.sampled_from(sorted(TABLE)),
+    st.text(max_size=60),
+    st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=4),
+    st.none() | st.floats(0, 1e5),
+    st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20)), max_size=3),
+)
+def test_the_bytes_are_what_the_generated_classes_write(
+    reason: str,
+    message: str,
+    metadata: dict[str, str],
+    retry_after_s: float | None,
+    pairs: list[tuple[str, str]],
+) -> None:
+    """Written by hand for speed; read by every gRPC client."""
+    quota = [QuotaViolation(*pair) for pair in pairs]
+    status = errors.to_proto(MeshError(reason, message, metadata, retry_after_s, quota=quota))
+    details: dict[str, Any] = {}
+    for each in status.details:
+        kind = getattr(error_details_pb2, each.TypeName().rpartition(".")[2])
+        details[kind.DESCRIPTOR.name] = kind.FromString(each.value)
+        assert not UnknownFieldSet(details[kind.DESCRIPTOR.name])
+    assert (status.code, status.message) == (TABLE[reason].value[0], message)
+    assert (details["ErrorInfo"].reason, details["ErrorInfo"].domain) == (reason, "kvmesh")
+    assert dict(details["ErrorInfo"].metadata) == metadata
+    if retry_after_s is not None:
+        told = details["RetryInfo"].retry_delay
+        assert told.seconds + told.nanos / 1e9 == pytest.approx(retry_after_s, abs=1e-6)
+        assert 0 <= told.nanos < 1_000_000_000
+    found = details["QuotaFailure"].violations if pairs else ()
+    assert [(each.subject, each.description) for each in found] == pairs
