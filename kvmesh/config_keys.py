@@ -36,6 +36,8 @@ class Allowed(msgspec.Struct, frozen=True):
     words: str = ""
     secret: bool = False
     """A URL that may hold a password; it is never shown."""
+    hidden: bool = False
+    """A text that somebody may take for the place of a secret: what cannot be used is not shown."""
 
     def text(self) -> str:
         """Return the range as words, e.g. `1 to 64 blocks` or `"a" or "b"`."""
@@ -106,7 +108,8 @@ def build_table(table: type[AnyTable], name: str, found: Any) -> AnyTable:
     """Build [kind.name] from a plain table: key -> value. Raises ConfigError."""
     where = f"{table.kind}.{name}"
     if not isinstance(found, Mapping):
-        raise ConfigError(f"{where} = {found!r} is not a table: write [{where}] and its keys below it.")
+        shown = "(a text)" if isinstance(found, str) else repr(found)  # it may be an API key
+        raise ConfigError(f"{where} = {shown} is not a table: write [{where}] and its keys below it.")
     attributes = {shown_key(attribute): attribute for attribute, _, _ in keys(table)}
     refuse_unknown(where, found, list(attributes))
     values = {attributes[key]: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
@@ -168,6 +171,8 @@ WORDS: Final[Mapping[Any, str]] = {
 
 
 def _shown(allowed: Allowed, value: Any) -> str:
+    if allowed.hidden and value:
+        return "(not shown)"
     if isinstance(value, str):
         return f'"{without_password(value) if allowed.secret else value}"'
     if isinstance(value, bool):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvmesh.cli import certificates as maker
@@ -15,10 +16,10 @@ MESH = "kvmesh"
 class Folder:
     """An authority and what it signed. `files(role)` says where it is."""
 
-    def __init__(self, path: Path, mesh: str = MESH) -> None:
+    def __init__(self, path: Path, mesh: str = MESH, roles: Sequence[str] = ROLES) -> None:
         self.path = path
         self.mesh = mesh
-        self.renew(*ROLES)
+        self.renew(*roles)
 
     def renew(self, *roles: str) -> None:
         """Sign new certificates."""

@@ -202,7 +202,13 @@ class KeyTable(Limited, frozen=True, kw_only=True):
         ),
     ] = ""
     sha256: Annotated[
-        str, Allowed("SHA-256 of the key; required.", pattern=_SHA256, words="64 of 0-9 and a-f")
+        str,
+        Allowed(
+            "SHA-256 of the key; required.",
+            pattern=_SHA256,
+            words="64 of 0-9 and a-f, never the key itself",
+            hidden=True,
+        ),
     ] = ""
     gateway: Annotated[
         bool,
