@@ -524,6 +524,12 @@ class Budgets:
         """Ask Redis whether it is back; once it is, tell it everything, and after a while ask it for reservations again."""
         if self.outage.back_at_s is not None:
             self._tell()
+            now_s = self._clock.now_s()
+            if now_s - self._renewed_at_s >= RENEW_S:  # leases ran meanwhile
+                self._renewed_at_s = now_s
+                for standing in self._standings.values():
+                    self._renew(standing, standing.open.values())
+                    self._draw(standing, now_s)
         organisation = next(iter(self._standings)).organisation if self._standings else "-"
         self._pump.put(Question(Sweep(organisation, 1), self._sought))
 
@@ -535,7 +541,6 @@ class Budgets:
             self.outage.end()
             self._local = None
             self._opened.clear()
-            self._renewed_at_s = float("-inf")  # leases ran meanwhile
             for standing in self._standings.values():
                 standing.forget_denial()
             self.tick(now_s)  # what was admitted since is told before anybody asks
@@ -561,6 +566,7 @@ class Budgets:
         pairs = []
         for each in reservations:
             more = max(0, each.prompt_tokens + each.position - each.tokens)
+            each.is_doubtful = True  # until there is an answer
             pairs.append((each, Renewal(each.id, each.tokens, 1, int(each.is_live), more)))
         for at in range(0, len(pairs), RENEWALS_MAX):
             part = pairs[at : at + RENEWALS_MAX]
@@ -634,10 +640,11 @@ class Budgets:
             )
             standing.slab = Slab(self._slab_rid(), standing.account, self._frontends, now_s)
             return
-        if self._local is not None:
+        is_away = self._local is not None
+        if is_away and self.outage.back_at_s is None:
             slab.is_low = False
             return
-        ask = slab.draw(now_s)
+        ask = slab.draw(now_s, may_grow=not is_away)
         if ask is None:
             return
         operation = Draw(

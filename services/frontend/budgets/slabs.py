@@ -191,14 +191,17 @@ class Slab:
         if self.free_tokens < 0:
             self.is_low = True
 
-    def draw(self, now_s: float) -> Ask | None:
+    def draw(self, now_s: float, *, may_grow: bool = True) -> Ask | None:
         """Return what to ask now, if anything. `drawn` or `lost` must follow before the next.
 
-        Called every some 100 ms, and when `is_low`.
+        Called every some 100 ms, and when `is_low`. Without `may_grow` it only renews the lease.
         """
         self.is_low = False
         if self._asked is not None or now_s - self._asked_at_s < AGAIN_S:
             return None
+        if not may_grow:
+            free = (max(0, self.free_tokens), self.free_requests, self.free_slots)
+            return self._ask(*free, now_s) if self.is_open and self._is_due(now_s) else None
         self._measure(now_s)
         tokens, requests, slots = self._target()
         self._low_tokens, self._low_requests, self._low_slots = tokens // 2, requests // 2, slots // 2
@@ -209,22 +212,7 @@ class Slab:
         is_idle = not self.is_hot and any(free)
         if not (is_short or self.free_tokens < 0 or (self.is_open and (is_idle or self._is_due(now_s)))):
             return None
-        self._number += 1
-        ask = Ask(
-            self._number,
-            self.used_tokens,
-            max(0, self.used_requests),
-            self.promised_tokens + tokens,
-            requests,
-            self.live_slots + slots,
-            self.promised_tokens,
-            self.live_slots,
-        )
-        self._asked, self._asked_at_s = ask, now_s
-        self.free_tokens = min(self.free_tokens, tokens)
-        self.free_requests = min(self.free_requests, requests)
-        self.free_slots = min(self.free_slots, slots)
-        return ask
+        return self._ask(tokens, requests, slots, now_s)
 
     def drawn(self, tokens: int, requests: int, slots: int) -> None:
         """Take the answer: what Redis holds for the slab, less what was used of it."""
@@ -247,6 +235,25 @@ class Slab:
         self._wanted_requests = self._wanted_tokens = 0
         self.is_hot = False
         self._asked_at_s = float("-inf")
+
+    def _ask(self, tokens: int, requests: int, slots: int, now_s: float) -> Ask:
+        """Ask for so much to be free."""
+        self._number += 1
+        ask = Ask(
+            self._number,
+            self.used_tokens,
+            max(0, self.used_requests),
+            self.promised_tokens + tokens,
+            requests,
+            self.live_slots + slots,
+            self.promised_tokens,
+            self.live_slots,
+        )
+        self._asked, self._asked_at_s = ask, now_s
+        self.free_tokens = min(self.free_tokens, tokens)
+        self.free_requests = min(self.free_requests, requests)
+        self.free_slots = min(self.free_slots, slots)
+        return ask
 
     def _is_due(self, now_s: float) -> bool:
         return now_s - self._asked_at_s >= RENEW_S
