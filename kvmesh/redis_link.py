@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import redis.asyncio
@@ -23,12 +24,14 @@ from redis.exceptions import (
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
     RedisError,
     ResponseError,
     TryAgainError,
 )
 
 from kvmesh.config import ConfigError
+from kvmesh.redis_cluster import cluster_client, is_cluster
 from kvmesh.redis_script import Call, Script
 from kvmesh.redis_url import without_password
 
@@ -68,6 +71,8 @@ def key(mesh: str, *parts: str) -> str:
 class RedisLink:
     """Connections to one Redis, shared by all tasks of the process. `close` it before the loop ends.
 
+    On a Cluster (see redis_cluster) each command and each script has keys of one hash tag, and there is no atomic pipeline.
+
     Every method raises RedisAway when Redis is not there or answers with an error; nothing is retried, so that the caller
     knows what was lost.
     """
@@ -81,29 +86,25 @@ class RedisLink:
         """Times the connection was lost, or another Redis may have taken over."""
         self._refused: dict[str, str] = {}
         """Why a command was refused the last time, by its name: told once."""
+        self._is_cluster = is_cluster(url)
         try:
-            pool = redis.asyncio.BlockingConnectionPool.from_url(
-                url,
-                max_connections=CONNECTIONS_MAX,
-                timeout=TIMEOUT_S,
-                decode_responses=False,
-                protocol=2,
-                socket_timeout=TIMEOUT_S,
-                socket_connect_timeout=TIMEOUT_S,
-                retry=Retry(NoBackoff(), 0),
+            self._client: Any = (
+                cluster_client(url, timeout_s=TIMEOUT_S, connections_max=CONNECTIONS_MAX)
+                if self._is_cluster
+                else _client(url)
             )
-            self._client = redis.asyncio.Redis.from_pool(pool)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RedisClusterException):
             # The library's own sentence may quote a part of the password.
             raise ConfigError(
                 f"The URL of Redis, {self.shown}, cannot be used: allowed is redis://[[user]:password@]host[:port][/db], "
-                "or rediss:// for TLS, with special characters of the password as %XX."
+                "or rediss:// for TLS, with special characters of the password as %XX; redis+cluster:// and "
+                "rediss+cluster:// without /db, with one or more host:port between commas."
             ) from None
 
     async def execute(self, *command: str | bytes | int | float) -> Any:
         """Run one command and return its answer."""
         return await self._watch(
-            self._client.execute_command(*command),  # type: ignore[no-untyped-call]  # the library left it out
+            self._client.execute_command(*command),
             str(command[0]),
         )
 
@@ -162,7 +163,7 @@ class RedisLink:
         away: RedisAway
         try:
             answer = await awaitable
-        except (RedisError, OSError) as error:
+        except (RedisError, RedisClusterException, OSError) as error:
             away = self._failed(error, command)
             away.__cause__ = error
         except RuntimeError as error:
@@ -180,6 +181,9 @@ class RedisLink:
             raise asyncio.CancelledError
         if task.cancelling() > cancels:
             raise asyncio.CancelledError from away  # the same, where the write failed
+        if self._is_cluster and not self.is_connected:
+            with suppress(RedisError, OSError):
+                await self._client.aclose()  # so that the next command asks anew which node has which keys
         raise away
 
     def _answered(self, command: str) -> None:
@@ -210,6 +214,20 @@ class RedisLink:
             self.break_total += 1
         self.is_connected = False
         return RedisAway(f"Redis at {self.shown} is away: {reason}")
+
+
+def _client(url: str) -> redis.asyncio.Redis:
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        max_connections=CONNECTIONS_MAX,
+        timeout=TIMEOUT_S,
+        decode_responses=False,
+        protocol=2,
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 _TYPED: Final = (
