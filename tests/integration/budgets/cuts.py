@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmesh.attach.v1 import attach_pb2
 from kvmesh.config import MeshConfig, build
@@ -26,15 +27,17 @@ from kvmesh.triton.tensors import RequestTensors, payload_of
 from tests.integration.generation import token_request
 from tests.integration.harness import Mesh, running_mesh
 
-STEP_S = 0.02
+STEP_S = 0.04
 PREFILL_TOKEN_S = 0.0002
+LOCAL_TOKENS = 64
+"""Shorter prompts run at decode alone."""
 WRITER_KEY = "kvm_" + "w" * 43
 """Of the tenant whose class lets it run long. Callers without a key are of the ordinary class."""
 
 
 def config_of(runtime_s: float, requests: int) -> MeshConfig:
     """Return a mesh with room for `requests` at once, whose ordinary class cuts them after `runtime_s`."""
-    output_tokens = round(4 * runtime_s / STEP_S)
+    output_tokens = max(256, round(4 * runtime_s / STEP_S))  # the default limit must fit
     return build(
         {
             "engine": {
@@ -47,7 +50,7 @@ def config_of(runtime_s: float, requests: int) -> MeshConfig:
             },
             "prefill": {"replicas": 1},
             "decode": {"replicas": 1},
-            "router": {"local_prefill_tokens_max": 8},
+            "router": {"local_prefill_tokens_max": LOCAL_TOKENS},
             "frontend": {"anonymous_tenant": "web", "max_output_tokens_max": output_tokens},
             "classes": {
                 "ordinary": {"runtime_max_s": runtime_s, "default_deadline_s": runtime_s},
@@ -80,6 +83,8 @@ class Cuts:
     ends: list[End]
     back_s: float
     """From the last end until neither replica nor engine held anything."""
+    answer_s: float
+    """The longest time in which the frontend answered somebody else around the cut: what this machine adds to all of it."""
 
     def late_s(self, share: float) -> float:
         """Return how long after the runtime `share` of the streams had ended."""
@@ -93,21 +98,41 @@ class Cuts:
         return (
             f"| {self.runtime_s:g} s | {len(ends)} | {self.late_s(0) * 1000:.0f} ms | {self.late_s(0.5) * 1000:.0f} ms "
             f"| {self.late_s(0.95) * 1000:.0f} ms | {self.late_s(1) * 1000:.0f} ms "
-            f"| {tokens[0]}..{tokens[-1]} | {self.back_s * 1000:.0f} ms |"
+            f"| {tokens[0]}..{tokens[-1]} | {self.back_s * 1000:.0f} ms "
+            f"| {self.answer_s * 1000:.0f} ms |"
         )
 
 
 async def cut(mesh: Mesh, runtime_s: float, count: int, seed: int) -> Cuts:
     """Send `count` requests that need four times `runtime_s`, half of them with a deadline of their own far behind it."""
     rng = random.Random(seed)
-    prompts = [[rng.randrange(5, 4096) for _ in range(rng.randrange(4, 60))] for _ in range(count)]
+    lengths = [rng.choice((LOCAL_TOKENS // 2, LOCAL_TOKENS + 16)) for _ in range(count)]
+    prompts = [[rng.randrange(5, 4096) for _ in range(tokens)] for tokens in lengths]
+    output_tokens = mesh.config.frontend.max_output_tokens_max
+    seen_s: list[float] = []
+    answers = asyncio.create_task(ask(mesh, runtime_s - 0.3, seen_s))
     ends = await asyncio.gather(
         *(
-            run(mesh, prompt, mesh.config.frontend.max_output_tokens_max, 10 * runtime_s if at % 2 else None)
+            run(mesh, prompt, output_tokens, 10 * runtime_s if at % 2 else None)
             for at, prompt in enumerate(prompts)
         )
     )
-    return Cuts(runtime_s, list(ends), await mesh.idle(10))
+    back_s = await mesh.idle(10)
+    answers.cancel()
+    await asyncio.wait((answers,))
+    return Cuts(runtime_s, list(ends), back_s, max(seen_s))
+
+
+async def ask(mesh: Mesh, after_s: float, seen_s: list[float]) -> None:
+    """Ask the frontend every 20 ms whether it serves, `after_s` from now on; add the seconds that each answer took."""
+    clock = asyncio.get_running_loop()
+    stub: Any = health_pb2_grpc.HealthStub(mesh.channel("frontend-0"))
+    await asyncio.sleep(after_s)
+    while True:
+        began_s = clock.time()
+        await stub.Check(health_pb2.HealthCheckRequest())
+        seen_s.append(clock.time() - began_s)
+        await asyncio.sleep(0.02)
 
 
 async def run(
@@ -191,8 +216,10 @@ async def _main(runtime_s: float, count: int, seed: int) -> None:
             await mesh.idle(5)
             cuts = await cut(mesh, runtime_s, count, seed)
     finishes = {pb.FinishReason.Name(end.finish) if end.finish else str(end.error) for end in cuts.ends}
-    print("| runtime | requests | first cut | p50 | p95 | last | tokens | all free after |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| runtime | requests | first cut | p50 | p95 | last | tokens | all free after | slowest health check |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     print(cuts.row())
     print(f"finish reasons: {sorted(finishes)}, seed={seed}")
 
