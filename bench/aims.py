@@ -20,6 +20,8 @@ PER_REQUEST = "CPU per request"
 ROWS = "rows per frame"
 STREAM_BYTES = "memory per live stream"
 IDLE = "memory idle"
+PER_REFUSAL = "CPU per refusal"
+OWN_REFUSAL = "CPU per refusal of our own code"
 
 AIMS: dict[Key, Aim] = {
     Key("router", STREAMS_64, PER_TOKEN): Aim(15.0),
@@ -30,6 +32,11 @@ AIMS: dict[Key, Aim] = {
         Key(role, case, metric): Aim(limit)
         for role in ("frontend", "router", "decode")
         for case, metric, limit in (("256 streams, 50 ms", STREAM_BYTES, 48.0), ("idle", IDLE, 120.0))
+    },
+    **{
+        Key("refusals", case, metric): Aim(limit)
+        for case in ("unknown key", "in-flight cap", "quota")
+        for metric, limit in ((PER_REFUSAL, 400.0), (OWN_REFUSAL, 20.0))
     },
     Key("path", "one request at a time", "added time to first token, p50"): Aim(3.0),
     Key("index", "lookup of 64 blocks, 1M in the index", "time"): Aim(15.0),

@@ -17,14 +17,15 @@ from bench import machine, report, windows
 from bench.aims import AIMS
 from bench.processes import BenchError
 from bench.results import Results
-from bench.scenarios import decode, floor, frontend, index, path, router, trust
+from bench.scenarios import decode, floor, frontend, index, path, refusals, router, trust
 from bench.windows import Pace
 
 PLAIN_WIDTH = 140
 """Columns of a table that no terminal bounds."""
 
 SCENARIOS: dict[str, Callable[[Results, Pace], None]] = {
-    scenario.NAME: scenario.run for scenario in (floor, router, frontend, decode, path, index, trust)
+    scenario.NAME: scenario.run
+    for scenario in (floor, router, frontend, decode, path, index, trust, refusals)
 }
 
 

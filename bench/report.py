@@ -23,6 +23,7 @@ TITLES = {
     "path": "Whole path through Triton",
     "index": "Prefix index",
     "trust": "Router alone, plain text and mutual TLS",
+    "refusals": "Refusing, on the wire and without it",
 }
 
 

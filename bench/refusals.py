@@ -1,0 +1,186 @@
+"""What refusing costs: callers that come again at once, a bare server as the floor, the frontend's own code without a wire.
+
+Run as `python -m bench.refusals --part callers|floor|own`, steered over stdin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import grpc
+import uvloop
+
+from bench import control
+from kvmesh import config as configuration
+from kvmesh.errors import MeshError, to_status
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.inference.v1 import inference_pb2_grpc
+from kvmesh.redis_link import RedisLink
+from services.frontend.main import Frontend, Place
+from services.frontend.tokenizer import ModelTokenizer
+
+KEY = "kvm_bench"
+TABLES: dict[str, dict[str, Any]] = {
+    "tenants.bench": {"requests_per_min": 1.0},
+    "keys.bench": {"tenant": "bench", "sha256": sha256(KEY.encode()).hexdigest()},
+}
+"""A tenant that may start one request a minute."""
+
+CASES = {"unknown key": "kvm_nobody", "in-flight cap": KEY, "quota": KEY}
+"""The key that is brought, by case."""
+
+OWN_BATCH = 500
+
+
+def request() -> pb.GenerateRequest:
+    """Return a small request."""
+    return pb.GenerateRequest(
+        text="What is refused must cost next to nothing.", limits=pb.Limits(max_output_tokens=16)
+    )
+
+
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a caller with `key`."""
+    return (("authorization", f"Bearer {key}"),)
+
+
+class Callers:
+    """Calls as often as it is answered, some calls at a time, and counts the answers by reason."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.aio.insecure_channel(target)
+        self._stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.refused = self.served = 0
+
+    async def open(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Start so many calls at a time with `key`."""
+        metadata = bearer(command["key"])
+        self._tasks = [asyncio.create_task(self._call(metadata)) for _ in range(command["calls"])]
+        return {}
+
+    async def close(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Stop all."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        return {}
+
+    async def counters(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what was counted."""
+        return {"refused": self.refused, "served": self.served}
+
+    async def _call(self, metadata: Sequence[tuple[str, str]]) -> None:
+        asked = request()
+        while True:
+            try:
+                async for _ in self._stub.Generate(asked, metadata=metadata, timeout=10):
+                    pass
+                self.served += 1
+            except grpc.aio.AioRpcError:
+                self.refused += 1
+
+
+class Refusing(inference_pb2_grpc.InferenceServiceServicer):
+    """The floor: a server that looks at nothing and says no."""
+
+    async def Generate(  # type: ignore[override]  # named by the protocol; refuses instead of yielding
+        self, request: pb.GenerateRequest, context: Any
+    ) -> None:
+        """Refuse."""
+        await context.abort_with_status(to_status(MeshError("LIVE_REQUESTS_FULL", "full", retry_after_s=1.0)))
+
+
+class OwnCall:
+    """A call without a wire. A Call."""
+
+    peer = "bench"
+    identities: Sequence[str] = ()
+
+    def __init__(self, key: str) -> None:
+        self.metadata: Mapping[str, str] = dict(bearer(key))
+
+    def remaining_s(self) -> float | None:
+        """See Call."""
+        return 30.0
+
+    async def read(self) -> bytes | None:
+        """See Call."""
+        return None
+
+    async def write(self, message: pb.GenerateResponse) -> None:
+        """See Call."""
+
+    def set_trailers(self, trailers: Mapping[str, str]) -> None:
+        """See Call."""
+
+
+class Own:
+    """Refuses in this process: a frontend without router, Redis and sockets."""
+
+    def __init__(self, redis_url: str) -> None:
+        mesh = configuration.MeshConfig()
+        tokenizer = ModelTokenizer.load(mesh.mesh.model_path)
+        tables: dict[str, dict[str, Any]] = {"frontend": {"max_live_requests": 1}}
+        for name, table in TABLES.items():
+            kind, _, key = name.partition(".")
+            tables.setdefault(kind, {})[key] = table
+        place = Place("bench", "127.0.0.1:0", redis_url, 0)
+        self._frontend = Frontend(configuration.build(tables), place, tokenizer, RedisLink(redis_url))
+        self._data = request().SerializeToString()
+
+    async def measure(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the least CPU microseconds of a refusal, over batches for `seconds`."""
+        case, least_us = command["case"], float("inf")
+        self._frontend.core.live.reading = int(case == "in-flight cap")
+        reason, key, until_s = "", CASES[case], time.monotonic() + command["seconds"]
+        while time.monotonic() < until_s:
+            before_ns = time.process_time_ns()
+            for _ in range(OWN_BATCH):
+                reason = await self._refuse(key)
+            least_us = min(least_us, (time.process_time_ns() - before_ns) / 1e3 / OWN_BATCH)
+        return {"us": least_us, "reason": reason}
+
+    async def _refuse(self, key: str) -> str:
+        try:
+            await self._frontend.service.serve(self._data, OwnCall(key))
+        except MeshError as error:
+            to_status(error)
+            return error.reason
+        raise AssertionError("it was served")
+
+
+async def serve(part: str, target: str) -> None:
+    """Serve until stdin ends."""
+    if part == "callers":
+        callers = Callers(target)
+        handlers = {"open": callers.open, "close": callers.close, "counters": callers.counters}
+        await control.serve_commands(handlers, {"ready": True})
+        return
+    if part == "own":
+        await control.serve_commands({"measure": Own(target).measure}, {"ready": True})
+        return
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Refusing(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    await control.serve_commands({}, {"ready": True, "address": address})
+    await server.stop(0)
+
+
+def main() -> None:
+    """Serve."""
+    parser = argparse.ArgumentParser(prog="bench.refusals", description=__doc__)
+    parser.add_argument("--part", choices=("callers", "floor", "own"), required=True)
+    parser.add_argument("--target", default="redis://127.0.0.1:1")
+    given = parser.parse_args()
+    uvloop.run(serve(given.part, given.target))
+
+
+if __name__ == "__main__":
+    main()
