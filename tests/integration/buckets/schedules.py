@@ -1,4 +1,4 @@
-"""Random lives of an organisation's budget, for hypothesis: what is sent, in which order it arrives, what fails meanwhile."""
+"""Random lives of one organisation's budget, for hypothesis: what arrives, in which order, and what fails meanwhile."""
 
 from __future__ import annotations
 

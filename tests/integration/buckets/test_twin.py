@@ -9,18 +9,19 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from kvmesh.buckets.ledger import Ledger
-from kvmesh.buckets.operations import Show
-from kvmesh.buckets.wire import keys
+from kvmesh.buckets.ledger import SCRIPT
+from kvmesh.buckets.operations import Operation, Show, Shown
+from kvmesh.buckets.wire import answer, arguments, keys
 from kvmesh.redis_link import RedisLink
 from tests.integration.buckets.schedules import ACCOUNTS, ORGANISATION, Loss, Step, schedules
 from tests.integration.buckets.twin import Twin
 
 BEGIN_MS = 1_790_000_000_000
+SHOWS = tuple(Show(account) for account in ACCOUNTS[:3])
 
 
 class Bench:
-    """A ledger on a real Redis and a clock that the test moves."""
+    """The script on a real Redis, with the time that the test says."""
 
     def __init__(self, url: str) -> None:
         self.runner = asyncio.Runner()
@@ -38,22 +39,27 @@ class Bench:
 
     async def _compare(self, steps: list[Step]) -> None:
         mesh, twin, now_ms = f"mesh-{next(self.meshes)}", Twin(), BEGIN_MS
-        ledger = Ledger(self.link, mesh, test_clock_ms=lambda: now_ms)
+        sent: list[tuple[Operation, int]] = []
         try:
             for step in steps:
                 now_ms += step.pass_ms
                 if step.lose:
+                    await self._send(mesh, twin, sent)
+                    sent = []
                     await self._lose(mesh, twin, step.lose)
-                shows = [Show(account) for account in ACCOUNTS[:3]]
-                answers = await ledger.run([*step.operations, *shows])
-                expected = [twin.run(each, now_ms) for each in (*step.operations, *shows)]
-                for operation, answer, right in zip(
-                    (*step.operations, *shows), answers, expected, strict=True
-                ):
-                    assert answer == right, f"at {now_ms - BEGIN_MS} ms: {operation}"
-                assert expected[-1].book.held == twin.held()  # type: ignore[union-attr]
+                sent += [(each, now_ms) for each in (*step.operations, *SHOWS)]
+            await self._send(mesh, twin, sent)
         finally:
             await self.link.execute("DEL", *keys(mesh, ORGANISATION))
+
+    async def _send(self, mesh: str, twin: Twin, sent: list[tuple[Operation, int]]) -> None:
+        """Run all of `sent` in one round trip, each at its own time, and compare answer by answer."""
+        calls = [(keys(mesh, ORGANISATION), arguments(each, now_ms)) for each, now_ms in sent]
+        replies = await self.link.scripts(SCRIPT, calls)
+        for (operation, now_ms), reply in zip(sent, replies, strict=True):
+            right = twin.run(operation, now_ms)
+            assert answer(operation, reply) == right, f"at {now_ms - BEGIN_MS} ms: {operation}"
+            assert not isinstance(right, Shown) or right.book.held == twin.held()
 
     async def _lose(self, mesh: str, twin: Twin, what: Loss) -> None:
         if what == "script":
