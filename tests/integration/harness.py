@@ -75,6 +75,11 @@ class Part:
         return self.process is not None
 
     @property
+    def has_fallen(self) -> bool:
+        """It was not ended by us, and has ended."""
+        return self.process is not None and self.process.poll() is not None
+
+    @property
     def pid(self) -> int:
         assert self.process is not None, f"{self.name} does not run"
         return self.process.pid

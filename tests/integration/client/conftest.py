@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.integration.harness import Mesh, configure, running_mesh
+from tests.integration.harness import Mesh, configure
+from tests.integration.lent_mesh import LentMesh, lent_mesh
 
 
-@pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+@pytest.fixture(scope="module")
+def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
     """Two frontends before one router and one replica of each role."""
     config = configure(
         engine={"arithmetic": "hashed", "step_s": 0.01},
@@ -19,5 +19,12 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
         prefill={"replicas": 1},
         decode={"replicas": 1},
     )
-    async with running_mesh(config, tmp_path) as running:
-        yield running
+    with lent_mesh(config, tmp_path_factory.mktemp("mesh")) as made:
+        yield made
+
+
+@pytest.fixture
+async def mesh(lent: LentMesh) -> AsyncIterator[Mesh]:
+    """The module's mesh, whole and idle."""
+    async with lent.lease() as mesh:
+        yield mesh

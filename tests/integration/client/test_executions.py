@@ -43,8 +43,9 @@ async def test_of_two_executions_the_later_one_goes_on(mesh: Mesh) -> None:
     one_address, other_address = addresses(mesh)
     (prompt,) = prompts(3, 1)
     async with Client([one_address]) as one, Client([other_address]) as other:
+        earlier = await settled(mesh)
         whole = await one.generate(prompt_tokens=prompt, max_output_tokens=TOKENS, seed=5).all()
-        charged = len(prompt) + TOKENS
+        charged = earlier["prompt"] + earlier["output"] + len(prompt) + TOKENS
         # The same key, while the first execution streams.
         first = one.generate(prompt_tokens=prompt, max_output_tokens=TOKENS, seed=5, idempotency_key="a")
         await until_tokens(first, 30)

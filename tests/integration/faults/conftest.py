@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.integration.harness import Mesh, configure, running_mesh
+from tests.integration.harness import Mesh, configure
+from tests.integration.lent_mesh import LentMesh, lent_mesh
 
 STEP_S = 0.02
 
 
-@pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+@pytest.fixture(scope="module")
+def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
     """Two prefill and two decode replicas that make 50 tokens/s per stream, and a router and a frontend."""
     config = configure(
         engine={
@@ -27,5 +27,12 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
         router={"snapshot_interval_s": 2.0},
         frontend={"default_deadline_s": 120.0},
     )
-    async with running_mesh(config, tmp_path) as started:
-        yield started
+    with lent_mesh(config, tmp_path_factory.mktemp("mesh")) as made:
+        yield made
+
+
+@pytest.fixture
+async def mesh(lent: LentMesh) -> AsyncIterator[Mesh]:
+    """The module's mesh, whole and idle."""
+    async with lent.lease() as mesh:
+        yield mesh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.generation import Answer, generate, token_request
 from tests.integration.harness import Mesh, configure, running_mesh, until
+from tests.integration.lent_mesh import LentMesh, lent_mesh
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
 
@@ -19,8 +20,8 @@ BACK_S = 1.0
 """How soon everything a request held must be back."""
 
 
-@pytest.fixture
-async def slow_mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
     """One prefill and one decode replica, slow enough to be met in every phase; every prompt goes through prefill."""
     config = configure(
         engine={
@@ -37,8 +38,15 @@ async def slow_mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
         router={"local_prefill_tokens_max": 0, "dispatch_ahead_s": 3.0},
     )
     # Steps of 128 tokens take 0.26 s: a cancelled sequence leaves at the next step's border.
-    async with running_mesh(config, tmp_path, ("--max-step-tokens", "128")) as started:
-        yield started
+    with lent_mesh(config, tmp_path_factory.mktemp("slow"), ("--max-step-tokens", "128")) as made:
+        yield made
+
+
+@pytest.fixture
+async def slow_mesh(slow: LentMesh) -> AsyncIterator[Mesh]:
+    """The module's mesh, whole and idle."""
+    async with slow.lease() as mesh:
+        yield mesh
 
 
 async def queued_at_router(mesh: Mesh) -> bool:

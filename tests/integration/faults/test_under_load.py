@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import pytest
 from kvmesh.config import MeshConfig
 from tests.integration.faults.conftest import STEP_S
 from tests.integration.faults.streams import Run, requests, run_through, undisturbed
-from tests.integration.harness import Mesh, configure, running_mesh
+from tests.integration.harness import Mesh, configure
+from tests.integration.lent_mesh import LentMesh, lent_mesh
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 
@@ -43,10 +44,17 @@ def config() -> MeshConfig:
     )
 
 
-@pytest.fixture
-async def uncached(tmp_path: Path) -> AsyncIterator[Mesh]:
+@pytest.fixture(scope="module")
+def without_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
     """A mesh whose engines reuse nothing."""
-    async with running_mesh(config(), tmp_path, ("--no-prefix-reuse",)) as mesh:
+    with lent_mesh(config(), tmp_path_factory.mktemp("uncached"), ("--no-prefix-reuse",)) as made:
+        yield made
+
+
+@pytest.fixture
+async def uncached(without_cache: LentMesh) -> AsyncIterator[Mesh]:
+    """The module's mesh, whole and idle."""
+    async with without_cache.lease() as mesh:
         yield mesh
 
 
