@@ -144,10 +144,15 @@ async def test_a_frontend_that_is_cut_off_is_left() -> None:
 
 async def test_one_deadline_holds_over_all_sends() -> None:
     """The time runs on while the stream goes from one frontend to the other; the error carries what came."""
+    sends = 0
 
     async def breaks(request: pb.GenerateRequest, frontend: ScriptedFrontend, context: Any) -> None:
+        nonlocal sends
+        sends += 1
         await begin(request, context, 1)
-        await asyncio.sleep(0.3)
+        if sends == 4:  # the time is over in the middle of a send, and not between two
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.2)
         raise MeshError("DRAINING", "going down", retry_after_s=0.1)
 
     async with (
@@ -155,11 +160,12 @@ async def test_one_deadline_holds_over_all_sends() -> None:
         scripted(breaks) as other,
         Client([one.address, other.address]) as client,
     ):
-        answer, loop = client.generate("x", deadline_s=1.5), asyncio.get_running_loop()
+        answer, loop = client.generate("x", deadline_s=2.5), asyncio.get_running_loop()
         began_s = loop.time()
         with pytest.raises(DeadlinePassed) as caught:
             await answer.all()
-        assert 1.0 < loop.time() - began_s < 3.0
+        assert 2.0 < loop.time() - began_s < 4.0
+        assert sends == 4
         assert caught.value.ids == answer.ids == IDS[: len(answer.ids)] != []
         assert caught.value.resume is not None
 
