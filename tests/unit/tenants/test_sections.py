@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmesh.config import ConfigError, MeshConfig, build, describe, parse
+from kvmesh.config import ROOT, ConfigError, MeshConfig, build, describe, parse
 from kvmesh.config_keys import keys, shown_key
 from kvmesh.tenants.sections import TABLES, TenantTable
 
@@ -128,6 +128,13 @@ def test_what_is_described_reads_back() -> None:
         for attribute, _, allowed in keys(table):
             assert f"# {shown_key(attribute)} = " in text
             assert allowed.about.endswith(".")
+
+
+def test_the_example_of_the_documentation_is_accepted() -> None:
+    """Whoever copies it gets what it says."""
+    page = (ROOT / "docs" / "tenants.md").read_text(encoding="utf-8")
+    config = parse(page.partition("```toml\n")[2].partition("```")[0])
+    assert list(config.tenants) == ["search", "reports"]
 
 
 def test_direct_construction_is_checked_as_the_file_is() -> None:
