@@ -22,7 +22,10 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
 USER, PASSWORD = "mesh", "correct-horse"
 
-RIGHTS = "~kvmesh:* ~{kvmesh:* resetchannels &kvmesh:* +@read +@write +@scripting +@pubsub +@connection +@transaction +time -@dangerous"
+RIGHTS = (
+    "~kvmesh:* ~{kvmesh:* resetchannels &kvmesh:* "
+    "+@read +@write +@scripting +@pubsub +@connection +@transaction +time -@dangerous"
+)
 """What docs/security.md gives to the mesh's user."""
 
 
