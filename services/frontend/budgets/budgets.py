@@ -200,6 +200,25 @@ class Budgets:
             raise self._refused(decision)
         return decision
 
+    def check(self, caller: Caller) -> None:
+        """Raise MeshError if any new request of `caller` would be refused now, however small: before it is even read.
+
+        Only what a denial just before has told; a resumed request is never refused and need not be checked.
+        """
+        known = self._by_id.get(id(caller.account))
+        if known is None:
+            return
+        standing, now_s = known[1], self._clock.now_s()
+        if self._local is not None:
+            if caller.service_class.is_sheddable and self.outage.is_shedding(now_s):
+                raise self._refused(shed_error(standing.account, self._local.remaining(standing.account)))
+            return
+        if not standing.slab.free_requests:
+            denied = standing.known_denial(0, now_s)
+            if denied is not None:
+                self.metrics.known_refusals.value += 1
+                raise self._refused(denied_error(standing.account, denied, 0))
+
     def progress(self, reservation: Reservation, position: int) -> None:
         """Take how many tokens of output there are: a stream behind its estimate reserves more, and is never cut for it."""
         standing = reservation.standing
@@ -523,13 +542,13 @@ class Budgets:
     def _seek(self) -> None:
         """Ask Redis whether it is back; once it is, tell it everything, and after a while ask it for reservations again."""
         if self.outage.back_at_s is not None:
-            self._tell()
             now_s = self._clock.now_s()
             if now_s - self._renewed_at_s >= RENEW_S:  # leases ran meanwhile
                 self._renewed_at_s = now_s
                 for standing in self._standings.values():
                     self._renew(standing, standing.open.values())
                     self._draw(standing, now_s)
+            self._tell()  # last: what is given back above must be there to be taken
         organisation = next(iter(self._standings)).organisation if self._standings else "-"
         self._pump.put(Question(Sweep(organisation, 1), self._sought))
 

@@ -23,15 +23,15 @@ UNAVAILABLE_RETRY_S: Final = 5.0
 
 
 def denied_error(account: Account, denied: Denied, tokens: int) -> MeshError:
-    """Return the error for a request that wanted to reserve `tokens`, with the exact wait: no jitter."""
+    """Return the error for a request that wanted to reserve `tokens`, with the exact wait: no jitter.
+
+    `tokens`: 0 if nobody looked how many it needs.
+    """
     limit = next((scope.limit for scope in account.scopes if scope.name == denied.scope), Limit())
     allowed, description = _described(denied.reason, limit, tokens)
-    metadata = {
-        "scope": denied.scope,
-        "limit": allowed,
-        "needed_tokens": str(tokens),
-        **trailers.of_remaining(denied.remaining),
-    }
+    metadata = {"scope": denied.scope, "limit": allowed}
+    if tokens:
+        metadata["needed_tokens"] = str(tokens)
     return MeshError(
         REASONS[denied.reason],
         f"{denied.scope}: {description}",

@@ -1,0 +1,409 @@
+"""The budgets of several frontends over one Redis that falters: random schedules in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from kvmesh.buckets.limits import Account
+from kvmesh.errors import MeshError
+from services.frontend.budgets import fallback
+from services.frontend.budgets.budgets import LEASE_S
+from services.frontend.budgets.reservation import Holder, Reservation
+from tests.unit.frontend.budgets.twin import TwinRedis, account
+from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
+from tests.unit.frontend.budgets.world import REFUSALS, Frontend, Load, Use, caller, spent
+
+LIMIT, BURST = 60_000, 10_000
+
+
+def world(draw: random.Random, count: int) -> tuple[TwinRedis, list[Frontend]]:
+    """Return a Redis and `count` frontends."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    redis = TwinRedis(loop, draw)
+    return redis, [Frontend(f"f{at}", redis, random.Random(draw.random()), count) for at in range(count)]
+
+
+async def close(redis: TwinRedis, frontends: list[Frontend]) -> None:
+    """End all, and check that nothing is left of anybody."""
+    await asyncio.gather(*(frontend.stop() for frontend in frontends))
+    await asyncio.gather(*(frontend.close() for frontend in frontends))
+    for frontend in frontends:
+        budgets = frontend.budgets
+        assert (budgets.open_count, budgets.owed_count) == (0, 0), budgets
+        assert all(each.live == 0 for each in budgets._standings.values())
+    assert redis.open_rows == {}
+    assert all(level.slots == 0 for level in redis.levels.values())
+    book = redis.book
+    assert book["reserved"] + book["extended"] == book["settled"] + book["refunded"] + book["swept"]
+
+
+def check_from_start(uses: list[Use], started_s: float, local: float = 0.0) -> None:
+    """From the start to any moment: burst, what flowed in, and what is allowed without Redis."""
+    for use in uses:
+        allowed = BURST + (use.at_s - started_s) * LIMIT / 60 + local
+        assert spent(uses, use.at_s) <= allowed + 1, f"{use} at {use.at_s - started_s}"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_redis_every_token_is_charged_once(seed: int) -> None:
+    """Whatever comes, leaves, overruns and is settled twice: Redis charged what was used, and never let more in."""
+
+    async def main() -> None:
+        draw = random.Random(seed)
+        redis, frontends = world(draw, draw.randint(1, 4))
+        who = [caller(account()), caller(account(), is_strict=True)]
+        started_s = redis.clock.now_s()
+        for frontend in frontends:
+            frontend.start(Load(draw.choice((3, 20, 60)), who, seconds_mean=draw.choice((0.1, 1, 8))))
+        for _ in range(40):
+            await asyncio.sleep(0.5)
+            assert redis.level(account().scopes[-1]).slots <= 100
+        await close(redis, frontends)
+        uses = [use for frontend in frontends for use in frontend.uses]
+        assert redis.charged == sum(use.actual for use in uses)
+        assert redis.book["spent"] == redis.book["swept"] == redis.book["recreate_count"] == 0
+        check_from_start(uses, started_s)
+        assert {reason for frontend in frontends for reason in frontend.counts} <= {
+            *REFUSALS,
+            *("SLAB", "REDIS", "left"),
+        }
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_redis_that_falters_leaves_nothing_behind(seed: int) -> None:
+    """Pauses, losses, answers that get lost: in the end all is settled once, and nobody waited."""
+
+    async def main() -> None:
+        draw = random.Random(100 + seed)
+        redis, frontends = world(draw, draw.randint(1, 4))
+        redis.lose_answers = draw.choice((0, 0.02))
+        who = [caller(account()), caller(account(), is_strict=True)]
+        for frontend in frontends:
+            frontend.start(
+                Load(draw.choice((3, 20)), who, seconds_mean=draw.choice((0.1, 1)), resumed=0.02, leave=0.2)
+            )
+        for _ in range(12):
+            await asyncio.sleep(draw.uniform(0.1, 3))
+            fault = draw.randrange(4)
+            if fault == 0:
+                redis.pause()
+                await asyncio.sleep(draw.choice((0.02, 0.06, 0.3, 2, 8)))
+                redis.resume()
+            elif fault == 1:
+                redis.is_gone = True
+                await asyncio.sleep(draw.uniform(0, 3))
+                redis.is_gone = False
+            elif fault == 2:
+                cut = draw.choice(frontends)
+                cut.ledger.is_cut_off = True
+                await asyncio.sleep(draw.uniform(0, 3))
+                cut.ledger.is_cut_off = False
+        redis.lose_answers = 0
+        await asyncio.sleep(3)
+        await close(redis, frontends)
+        uses = [use for frontend in frontends for use in frontend.uses]
+        assert redis.book["swept"] == 0
+        assert redis.charged == sum(use.actual for use in uses)
+        assert max(frontend.waited_s_max for frontend in frontends) < 0.2
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("pause_s", [0.08, 30.0])
+def test_redis_paused_is_no_outage_and_no_spike(seed: int, pause_s: float) -> None:
+    """Paused in the middle: requests go on at the local rate, the bound holds, and at the return nothing jumps."""
+
+    async def main() -> None:
+        draw = random.Random(200 + seed)
+        count = draw.randint(1, 5)
+        redis, frontends = world(draw, count)
+        started_s = redis.clock.now_s()
+        per_s = draw.choice((4, 12)) * 5 / count
+        for frontend in frontends:
+            frontend.start(Load(per_s, [caller(account())], leave=0, refund=0))
+        await asyncio.sleep(15)
+        paused_s = redis.clock.now_s()
+        redis.pause()
+        await asyncio.sleep(pause_s)
+        redis.resume()
+        back_s = redis.clock.now_s()
+        await asyncio.sleep(20)
+        await close(redis, frontends)
+        uses = sorted((use for frontend in frontends for use in frontend.uses), key=lambda use: use.at_s)
+        check_from_start(uses, started_s, local=fallback.SHARE * BURST)
+        for second in range(5, int(pause_s)):
+            # No outage: within any five seconds at least half of the local rate.
+            taken = admitted(uses, paused_s + second - 5, paused_s + second)
+            assert taken >= 5 * fallback.SHARE * LIMIT / 60 / 2, f"{taken} until second {second}"
+        for second in range(18):
+            # No spike: never more than a second's rate and what a refused moment saves up.
+            begin_s = back_s + second
+            taken = admitted(uses, begin_s, begin_s + 1)
+            assert taken <= 0.3 * BURST + LIMIT / 60, f"{taken} in second {second}"
+        assert max(frontend.waited_s_max for frontend in frontends) < 0.11
+
+    simulate(main())
+
+
+def admitted(uses: list[Use], begin_s: float, end_s: float) -> int:
+    """Return the tokens reserved by requests admitted within the time."""
+    return sum(use.estimate for use in uses if begin_s <= use.at_s < end_s)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_frontend_that_is_cut_off_spends_no_more_than_stated(seed: int) -> None:
+    """One alone is cut off, the others go on: what is charged beyond the limit stays within the bound."""
+
+    async def main() -> None:
+        draw = random.Random(300 + seed)
+        count = draw.randint(2, 5)
+        redis, frontends = world(draw, count)
+        started_s, cut_s = redis.clock.now_s(), draw.uniform(1, 30)
+        for frontend in frontends:
+            frontend.start(Load(30 / count, [caller(account())], leave=0, refund=0))
+        await asyncio.sleep(5)
+        frontends[0].ledger.is_cut_off = True
+        await asyncio.sleep(cut_s)
+        frontends[0].ledger.is_cut_off = False
+        await asyncio.sleep(5)
+        await close(redis, frontends)
+        uses = [use for frontend in frontends for use in frontend.uses]
+        share = fallback.SHARE / count
+        away_s = cut_s + fallback.TOGETHER_S + 1.5
+        estimate_max = max(use.estimate for use in uses)
+        bound = max(share * BURST, estimate_max) + share * LIMIT / 60 * away_s
+        check_from_start(uses, started_s, local=bound)
+        local = [use for use in uses if use.holder is Holder.LOCAL]
+        assert sum(min(use.actual, use.estimate) for use in local) <= bound
+        assert local and all(use.frontend == "f0" for use in local)
+
+    simulate(main())
+
+
+def test_after_a_minute_sheddable_classes_are_refused() -> None:
+    """The others go on at the local rate; both as ever when Redis is back."""
+
+    async def main() -> None:
+        redis, (frontend,) = world(random.Random(1), 1)
+        budgets, account_ = frontend.budgets, account()
+        low, high = caller(account_, is_sheddable=True), caller(account_)
+        redis.is_gone = True
+        for second in range(90):
+            for who in (low, high):
+                try:
+                    reservation = await budgets.reserve(who, f"{second}-{who is low}", 10, 10)
+                    budgets.settle(reservation, 10, 0, 10)
+                    is_refused = False
+                except MeshError as error:
+                    assert error.reason == "BUDGET_UNAVAILABLE" and error.retry_after_s
+                    is_refused = True
+                assert is_refused == (who is low and second > fallback.OUTAGE_S), second
+            await asyncio.sleep(1)
+        redis.is_gone = False
+        await asyncio.sleep(3)
+        reservation = await budgets.reserve(low, "back", 10, 10)
+        assert reservation.holder is Holder.REDIS
+        budgets.settle(reservation, 10, 0, 10)
+        await frontend.close()
+        assert redis.charged == 20 * (90 + 61 + 1) and redis.open_rows == {}
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_dead_frontend_held_is_back_with_its_lease(seed: int) -> None:
+    """Killed with slabs and running requests: after the lease all slots and what was free are others' again."""
+
+    async def main() -> None:
+        draw = random.Random(400 + seed)
+        redis, frontends = world(draw, 3)
+        for frontend in frontends:
+            frontend.start(Load(25, [caller(account(burst_s=60))], seconds_mean=4))
+        await asyncio.sleep(6)
+        await frontends[0].kill()
+        dead = [rid for rid in redis.open_rows if rid.startswith("f0-")]
+        assert dead and any("slab" in rid for rid in dead)
+        held = sum(redis.rows[rid].tokens for rid in dead)
+        await asyncio.sleep(LEASE_S + 1)
+        assert all(redis.rows[rid].state == "swept" for rid in dead)
+        assert redis.book["swept"] == held
+        assert held <= 6 * BURST
+        await close(redis, frontends[1:])
+        uses = [use for frontend in frontends for use in frontend.uses]
+        assert (
+            sum(use.actual for use in uses if use.is_settled and use.frontend != "f0") + held <= redis.charged
+        )
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_redis_without_its_memory_learns_who_runs(seed: int) -> None:
+    """Emptied in the middle: what runs is held again, nobody is charged twice, and all is settled in the end."""
+
+    async def main() -> None:
+        draw = random.Random(500 + seed)
+        redis, frontends = world(draw, 2)
+        for frontend in frontends:
+            frontend.start(Load(10, [caller(account())], seconds_mean=6, refund=0))
+        await asyncio.sleep(5)
+        redis.empty()
+        await asyncio.sleep(7)
+        running = sum(len(each.open) for f in frontends for each in f.budgets._standings.values())
+        assert running and redis.book["recreate_count"]
+        assert all(
+            rid in redis.open_rows
+            for f in frontends
+            for each in f.budgets._standings.values()
+            for rid, reservation in each.open.items()
+            if reservation.is_live
+        )
+        await close(redis, frontends)
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("after_s", [0, 0.0004, 0.001, 0.002, 0.0105, 0.05, 0.0501, 0.3, 1.2])
+@pytest.mark.parametrize("state", ["up", "paused", "gone", "slow"])
+def test_whoever_is_cancelled_holds_nothing(after_s: float, state: str) -> None:
+    """At any moment of a reserve, whatever Redis does then."""
+
+    async def main() -> None:
+        redis, (frontend,) = world(random.Random(1), 1)
+        redis.latency_s = 0.01 if state == "slow" else 0.0005
+        redis.is_gone = state == "gone"
+        if state == "paused":
+            redis.pause()
+        asking = [
+            asyncio.create_task(frontend.budgets.reserve(caller(account()), f"r{at}", 50, 50))
+            for at in range(3)
+        ]
+        await asyncio.sleep(after_s)
+        for task in asking:
+            task.cancel()
+        done = await asyncio.gather(*asking, return_exceptions=True)
+        for reservation in done:
+            if isinstance(reservation, Reservation):
+                frontend.budgets.settle(reservation, 0, 0, 0, refund_request=True)
+        redis.is_gone = False
+        redis.resume()
+        await frontend.close()
+        assert frontend.budgets.open_count == 0 and redis.open_rows == {} and redis.charged == 0
+        assert redis.level(account().scopes[-1]).requests == 1000
+
+    simulate(main())
+
+
+def test_a_resumed_request_is_never_refused() -> None:
+    """With nothing left it is admitted, with Redis and without; others wait until the debt is repaid."""
+
+    async def main() -> None:
+        redis, (frontend,) = world(random.Random(1), 1)
+        budgets, who = frontend.budgets, caller(account(), is_strict=True)
+        held = [await budgets.reserve(who, f"r{at}", 1000, 1000) for at in range(5)]
+        with pytest.raises(MeshError, match="TOKEN_RATE_EXCEEDED") as refused:
+            await budgets.reserve(who, "refused", 1000, 1000)
+        assert refused.value.retry_after_s is not None and 1.5 < refused.value.retry_after_s <= 2.0
+        assert refused.value.quota[0].subject == "tenant:search"
+        held.append(await budgets.reserve(who, "resumed", 1000, 1000, is_resumed=True))
+        assert redis.level(account().scopes[-1]).tokens < -1900
+        redis.is_gone = True
+        held.append(await budgets.reserve(who, "resumed-away", 1000, 1000, is_resumed=True))
+        assert held[-1].holder is Holder.LOCAL
+        redis.is_gone = False
+        for reservation in held:
+            budgets.settle(reservation, 1000, 0, 1000)
+        await frontend.close()
+        assert redis.charged == 7 * 2000
+
+    simulate(main())
+
+
+def test_a_known_denial_answers_for_itself() -> None:
+    """A crowd that is refused costs Redis few questions, and each is told how long to wait."""
+
+    async def main() -> None:
+        redis, (frontend,) = world(random.Random(1), 1)
+        budgets, who = frontend.budgets, caller(account(), is_strict=True)
+        await budgets.reserve(who, "all", 5000, 5000)
+        waits = []
+        for at in range(200):
+            with pytest.raises(MeshError) as refused:
+                await budgets.reserve(who, f"r{at}", 500, 500)
+            waits.append(refused.value.retry_after_s)
+            await asyncio.sleep(0.001)
+        assert redis.operations["Reserve"] < 10
+        assert all(0.7 < wait <= 1.0 for wait in waits) and waits == sorted(waits, reverse=True)
+        assert budgets.metrics.known_refusals.value > 190
+        await frontend.kill()
+
+    simulate(main())
+
+
+def test_slots_free_up_as_fast_as_requests_end() -> None:
+    """All slots in use: the time to wait is what the account's requests take to end, one after another."""
+
+    async def main() -> None:
+        _, (frontend,) = world(random.Random(1), 1)
+        budgets, who = frontend.budgets, caller(account(concurrency=4))
+        held = [await budgets.reserve(who, f"r{at}", 10, 10) for at in range(4)]
+        for at in range(4, 40):
+            with pytest.raises(MeshError, match="CONCURRENCY_EXCEEDED") as refused:
+                await budgets.reserve(who, f"refused{at}", 10, 10)
+            await asyncio.sleep(0.2)
+            budgets.settle(held.pop(0), 10, 0, 10)
+            held.append(await budgets.reserve(who, f"r{at}", 10, 10))
+        assert refused.value.retry_after_s == pytest.approx(0.2, rel=0.3)
+        assert refused.value.quota[0].description == "all 4 requests at a time are running"
+        assert refused.value.trailers["kvmesh-remaining-concurrency"] == "0"
+        for reservation in held:
+            budgets.settle(reservation, 10, 0, 10)
+        await frontend.close()
+
+    simulate(main())
+
+
+def test_nobody_asks_for_a_caller_without_limits() -> None:
+    """Nothing is reserved and nothing is counted."""
+
+    async def main() -> None:
+        redis, (frontend,) = world(random.Random(1), 1)
+        reservation = frontend.budgets.try_reserve(caller(Account("", (account().scopes[0],))), "r", 10, 10)
+        assert reservation is None  # it has a scope
+        free = caller(account())
+        object.__setattr__(free, "account", Account("", ()))
+        reservation = frontend.budgets.try_reserve(free, "r", 10, 10)
+        assert reservation is not None and (reservation.id, reservation.remaining) == ("", None)
+        frontend.budgets.progress(reservation, 100)
+        frontend.budgets.settle(reservation, 10, 0, 10)
+        await frontend.close()
+        assert redis.operations == {} and len(frontend.budgets._standings) <= 1
+
+    simulate(main())
+
+
+def test_a_long_stream_reserves_more_while_it_runs() -> None:
+    """The debt is seen while it grows, every 256 tokens and with each renewal; the stream is never cut."""
+
+    async def main() -> None:
+        redis, (frontend,) = world(random.Random(1), 1)
+        budgets, who = frontend.budgets, caller(account())
+        reservation = await budgets.reserve(who, "r", 100, 4000)
+        assert reservation.tokens == 612
+        for position in range(1, 4001):
+            if position >= reservation.progress_at:
+                budgets.progress(reservation, position)
+            await asyncio.sleep(0.01)
+            assert 100 + position - redis.rows["r"].tokens <= 256 + 64 + 5
+        budgets.settle(reservation, 100, 0, 4000)
+        await frontend.close()
+        assert redis.charged == 4100 and redis.book["overrun"] <= 330 and budgets.metrics.overruns.value == 1
+
+    simulate(main())

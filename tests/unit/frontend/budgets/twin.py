@@ -1,0 +1,376 @@
+"""The budgets in Redis by the simplest rules, and a Redis that can be paused, lost and emptied."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.buckets.operations import (
+    Answer,
+    Book,
+    Denied,
+    Draw,
+    Drawn,
+    Granted,
+    Operation,
+    Remaining,
+    Renew,
+    Renewed,
+    RenewedState,
+    Reserve,
+    Settle,
+    Settled,
+    Show,
+    Shown,
+    Spend,
+    Spent,
+    Sweep,
+    Swept,
+)
+from kvmesh.clock import Clock
+from kvmesh.redis_link import RedisAway
+
+STALL_S = 1.0
+"""After so long without an answer the link breaks."""
+
+NOISE = 1e-6
+
+
+@dataclass
+class Level:
+    """One scope."""
+
+    tokens: float
+    requests: float
+    at_s: float
+    slots: int = 0
+
+
+@dataclass
+class Row:
+    """One reservation."""
+
+    tokens: int
+    requests: int
+    slots: int
+    scopes: tuple[Scope, ...]
+    ends_s: float
+    state: Literal["open", "swept", "settled"] = "open"
+    used: int = 0
+    used_requests: int = 0
+    number: int = 0
+
+
+@dataclass
+class TwinRedis:
+    """One organisation's budget. `pause`, `resume`, `empty` are its faults; `lose_answers` is the share that is lost."""
+
+    clock: Clock
+    draw: random.Random
+    latency_s: float = 0.001
+    lose_answers: float = 0.0
+    levels: dict[str, Level] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
+    book: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Book.__dataclass_fields__, 0))
+    is_gone: bool = False
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+    backlog: list[tuple[list[Operation], asyncio.Future[list[Answer]]]] = field(default_factory=list)
+    operations: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.running.set()
+
+    @property
+    def open_rows(self) -> dict[str, Row]:
+        """What is reserved now."""
+        return {rid: row for rid, row in self.rows.items() if row.state == "open"}
+
+    @property
+    def charged(self) -> int:
+        """All tokens that were charged."""
+        return self.book["settled"] + self.book["overrun"] + self.book["swept"] + self.book["spent"]
+
+    def pause(self) -> None:
+        """Take commands, run none."""
+        self.running.clear()
+
+    def resume(self) -> None:
+        """Run all that came, also for those who have given up."""
+        self.running.set()
+        backlog, self.backlog = self.backlog, []
+        for operations, answer in backlog:
+            answers = self.run(operations)
+            if not answer.done():
+                answer.set_result(answers)
+
+    def empty(self) -> None:
+        """Forget everything."""
+        self.levels.clear()
+        self.rows.clear()
+        self.book = dict.fromkeys(self.book, 0)
+
+    def run(self, operations: list[Operation]) -> list[Answer]:
+        """Run `operations` now."""
+        answers = []
+        for operation in operations:
+            kind = type(operation).__name__
+            self.operations[kind] = self.operations.get(kind, 0) + 1
+            answers.append(getattr(self, f"_{kind.lower()}")(operation))
+        for level in self.levels.values():
+            assert level.slots >= 0
+        return answers
+
+    def level(self, scope: Scope) -> Level:
+        """Return a scope's level, refilled."""
+        limit, now_s = scope.limit, self.clock.now_s()
+        level = self.levels.setdefault(scope.name, Level(limit.tokens_burst, limit.requests_burst, now_s))
+        passed = max(0.0, now_s - level.at_s) / 60
+        level.tokens = min(limit.tokens_burst, level.tokens + passed * limit.tokens_per_min)
+        level.requests = min(limit.requests_burst, level.requests + passed * limit.requests_per_min)
+        level.at_s = now_s
+        return level
+
+    def _take(self, scopes: tuple[Scope, ...], tokens: int, requests: int, *, floor: bool = False) -> None:
+        for scope in scopes:
+            level, limit = self.level(scope), scope.limit
+            lowest = (min(0.0, level.tokens), min(0.0, level.requests)) if floor else (-1e18, -1e18)
+            level.tokens = max(lowest[0], min(limit.tokens_burst, level.tokens - tokens))
+            level.requests = max(lowest[1], min(limit.requests_burst, level.requests - requests))
+
+    def _hold(self, row: Row, slots: int) -> None:
+        for scope in row.scopes:
+            self.level(scope).slots += slots
+
+    def _remaining(self, account: Account) -> Remaining:
+        def least(values: list[float]) -> float | None:
+            return min(values) if values else None
+
+        pairs = [(scope.limit, self.level(scope)) for scope in account.scopes]
+        slots = [limit.concurrency - level.slots for limit, level in pairs if limit.concurrency]
+        return Remaining(
+            least([level.requests for limit, level in pairs if limit.requests_per_min]),
+            least([level.tokens for limit, level in pairs if limit.tokens_per_min]),
+            min(slots) if slots else None,
+        )
+
+    def _judge(self, each: Reserve) -> Denied | None:
+        found: Denied | None = None
+        for scope in each.account.scopes:
+            limit, level = scope.limit, self.level(scope)
+            waits = []
+            if limit.tokens_per_min and each.tokens - level.tokens > NOISE:
+                waits.append(("tokens", 60 * (each.tokens - level.tokens) / limit.tokens_per_min))
+            if limit.requests_per_min and each.requests - level.requests > NOISE:
+                waits.append(("requests", 60 * (each.requests - level.requests) / limit.requests_per_min))
+            if limit.tokens_per_min and each.tokens > limit.tokens_burst:
+                return Denied("burst", scope.name, None, self._remaining(each.account))
+            for reason, wait_s in waits:
+                if found is None or wait_s >= (found.wait_s or 0.0):
+                    found = Denied(reason, scope.name, wait_s, self._remaining(each.account))  # type: ignore[arg-type]
+            if found is None and limit.concurrency and level.slots + each.slots > limit.concurrency:
+                found = Denied("concurrency", scope.name, None, self._remaining(each.account))
+        return found
+
+    def _reserve(self, each: Reserve) -> Answer:
+        self._sweep(Sweep(each.account.organisation))
+        if each.rid in self.rows:
+            return Granted(self._remaining(each.account), is_repeated=True)
+        denied = None if each.force else self._judge(each)
+        if denied is not None:
+            return denied
+        self._open(each.rid, each.account, each.tokens, each.requests, each.slots, each.lease_s)
+        self._take(each.account.scopes, each.tokens, each.requests)
+        self.book["reserved"] += each.tokens
+        return Granted(self._remaining(each.account))
+
+    def _open(
+        self, rid: str, account: Account, tokens: int, requests: int, slots: int, lease_s: float
+    ) -> Row:
+        row = Row(tokens, requests, slots, account.scopes, self.clock.now_s() + lease_s)
+        self.rows[rid] = row
+        self._hold(row, slots)
+        return row
+
+    def _settle(self, each: Settle) -> Answer:
+        row = self.rows.get(each.rid)
+        if row is None:
+            self.rows[each.rid] = Row(0, 0, 0, (), 0.0, "settled")
+            return Settled(0, 0, "unknown", self._remaining(each.account))
+        if row.state == "settled":
+            return Settled(0, 0, "repeated", self._remaining(each.account))
+        tokens = max(0, each.actual_tokens - row.used)
+        overrun, refunded = max(0, tokens - row.tokens), max(0, row.tokens - tokens)
+        used = 0 if each.refund_request else each.used_requests
+        unused = (
+            0 if used is None else min(row.requests, max(0, row.requests - max(0, used - row.used_requests)))
+        )
+        if row.state == "swept":
+            self._take(row.scopes, overrun, 0)
+            self.book["overrun"] += overrun
+            row.state = "settled"
+            return Settled(0, overrun, "late", self._remaining(each.account))
+        self._take(row.scopes, overrun - refunded, -unused)
+        self._hold(row, -row.slots)
+        self.book["settled"] += row.tokens - refunded
+        self.book["refunded"] += refunded
+        self.book["overrun"] += overrun
+        row.state = "settled"
+        return Settled(refunded, overrun, "settled", self._remaining(each.account))
+
+    def _renew(self, each: Renew) -> Answer:
+        states: list[RenewedState] = []
+        for item in each.items:
+            row = self.rows.get(item.rid)
+            wanted = item.tokens + item.extra_tokens
+            if row is None:
+                self._open(item.rid, each.account, wanted, item.requests, item.slots, each.lease_s)
+                self._take(each.account.scopes, wanted, item.requests, floor=True)
+                self.book["reserved"] += wanted
+                self.book["recreate_count"] += 1
+                states.append("recreated")
+                continue
+            if row.state == "settled":
+                states.append("settled")
+                continue
+            states.append("renewed" if row.state == "open" else "reopened")
+            self._reopen(row)
+            more = max(0, wanted - row.tokens)
+            row.tokens += more
+            row.ends_s = self.clock.now_s() + each.lease_s
+            self._take(row.scopes, more, 0)
+            self.book["extended"] += more
+        return Renewed(tuple(states), self._remaining(each.account))
+
+    def _reopen(self, row: Row) -> None:
+        if row.state == "swept":
+            row.state = "open"
+            self._hold(row, row.slots)
+            self.book["swept"] -= row.tokens
+            self.book["reopen_count"] += 1
+
+    def _draw(self, each: Draw) -> Answer:
+        self._sweep(Sweep(each.account.organisation))
+        row = self.rows.get(each.rid)
+        if row is not None and row.state == "settled":
+            return Drawn(0, 0, 0, False, self._remaining(each.account))
+        if row is None:
+            row = self._open(each.rid, each.account, 0, 0, 0, each.lease_s)
+            if each.number > 1:
+                row.used, row.used_requests = each.used_tokens, each.used_requests
+        self._reopen(row)
+        if each.number > row.number:
+            row.number = each.number
+            self._fill(row, each)
+        row.ends_s = self.clock.now_s() + each.lease_s
+        return Drawn(row.tokens, row.requests, row.slots, True, self._remaining(each.account))
+
+    def _fill(self, row: Row, each: Draw) -> None:
+        spent = max(0, each.used_tokens - row.used)
+        overrun = max(0, spent - row.tokens)
+        self.book["settled"] += spent - overrun
+        self.book["overrun"] += overrun
+        self._take(row.scopes, overrun, 0)
+        row.tokens -= spent - overrun
+        row.used += spent
+        admitted = max(0, each.used_requests - row.used_requests)
+        row.requests = max(0, row.requests - admitted)
+        row.used_requests += admitted
+        left = self._remaining(each.account)
+        tokens, requests, slots = (
+            2**60 if kind is None else max(0, int(kind + NOISE)) for kind in left_of(left)
+        )
+        more = max(each.tokens, each.least_tokens) - row.tokens
+        if more > 0:
+            more = max(min(more, tokens), each.least_tokens - row.tokens)
+        self.book["reserved" if more > 0 else "refunded"] += abs(more)
+        more_requests = min(each.requests - row.requests, requests)
+        more_slots = max(each.slots, each.least_slots) - row.slots
+        if more_slots > 0:
+            more_slots = max(min(more_slots, slots), each.least_slots - row.slots)
+        self._take(row.scopes, more, more_requests)
+        self._hold(row, more_slots)
+        row.tokens, row.requests, row.slots = (
+            row.tokens + more,
+            row.requests + more_requests,
+            row.slots + more_slots,
+        )
+
+    def _spend(self, each: Spend) -> Answer:
+        if each.rid and each.rid in self.rows:
+            return Spent(True, self._remaining(each.account))
+        self._take(each.account.scopes, each.tokens, each.requests, floor=True)
+        self.book["spent"] += each.tokens
+        if each.rid:
+            self.rows[each.rid] = Row(0, 0, 0, (), 0.0, "settled")
+        return Spent(False, self._remaining(each.account))
+
+    def _show(self, each: Show) -> Answer:
+        del each
+        return Shown((), Book(**self.book))
+
+    def _sweep(self, each: Sweep) -> Answer:
+        del each
+        swept = 0
+        for row in self.rows.values():
+            if row.state == "open" and row.ends_s <= self.clock.now_s():
+                row.state = "swept"
+                self._hold(row, -row.slots)
+                self.book["swept"] += row.tokens
+                swept += 1
+        return Swept(swept, 0, True)
+
+
+def left_of(remaining: Remaining) -> tuple[float | None, float | None, int | None]:
+    """Return tokens, requests, slots."""
+    return remaining.tokens, remaining.requests, remaining.concurrency
+
+
+@dataclass
+class TwinLedger:
+    """One frontend's way to the twin."""
+
+    redis: TwinRedis
+    is_cut_off: bool = False
+
+    async def run(self, operations: list[Operation]) -> list[Answer]:
+        """Return the answers, late or never."""
+        redis = self.redis
+        await asyncio.sleep(redis.latency_s * redis.draw.uniform(0.5, 2.0))
+        if redis.is_gone or self.is_cut_off:
+            raise RedisAway("gone")
+        if redis.running.is_set():
+            answers = redis.run(operations)
+        else:
+            answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+            redis.backlog.append((operations, answer))
+            try:
+                async with asyncio.timeout(STALL_S):
+                    answers = await answer
+            except TimeoutError:
+                raise RedisAway("no answer") from None
+        if redis.draw.random() < redis.lose_answers:
+            raise RedisAway("the answer is lost")
+        return answers
+
+
+def account(
+    *,
+    tokens_per_min: float = 60_000,
+    requests_per_min: float = 6000,
+    concurrency: int = 100,
+    burst_s: float = 10,
+    name: str = "search",
+    organisation: str = "acme",
+) -> Account:
+    """Return an account of one tenant within an organisation of twice its limits."""
+
+    def limit(factor: float) -> Limit:
+        tokens, requests = factor * tokens_per_min, factor * requests_per_min
+        slots = round(factor * concurrency)
+        return Limit(requests, max(1.0, requests / 60 * burst_s), tokens, tokens / 60 * burst_s, slots)
+
+    scopes = (Scope(f"organisation:{organisation}", limit(2.0)), Scope(f"tenant:{name}", limit(1.0)))
+    return Account(organisation, scopes)
