@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -170,8 +171,11 @@ class Holdings:
             item.is_dispatched = False
             self.is_news = True
             if item.share is not None:
-                self.shares.end(item.share)
+                alone_s = self.shares.end(item.share, now_s)
                 item.share = None
+                if hit is not None and hit.prefill_s > alone_s:
+                    # The rest of it the engine was busy with the prompts before.
+                    hit = replace(hit, prefill_s=alone_s)
             if hit is not None:
                 self.queue.settle_prefill(item, hit.computed_tokens)
             self._tell(Finished(self.router, item.request_id, now_s, hit))

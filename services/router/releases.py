@@ -170,7 +170,7 @@ class Releases:
             allowed = shares.may_hold((tenant, band), names, now_s)
             if len(allowed) == len(names):
                 return True
-            wait_s = min(shares.wait_s((tenant, band), name, 0.0, now_s) for name in allowed)
+            wait_s = min(shares.wait_s((tenant, band), name, now_s) for name in allowed)
             if wait_s > 0:
                 self._pump_at_s = min(self._pump_at_s, now_s + wait_s)
             return wait_s <= 0
@@ -204,7 +204,7 @@ class Releases:
             kv_head_room_permille=0 if item.is_resumed else item.kv_head_room_permille,
         )
         shares = self._holdings.shares
-        if item.is_resumed or len(shares) < 2 or not view.prefill:
+        if item.is_resumed or not view.prefill or not (item.tenant or len(shares) > 1):
             return self._holdings.policy.place(request, view, now_s)
         tenant = (item.tenant, item.band)
         allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s)
@@ -213,7 +213,7 @@ class Releases:
             view = PoolView(prefill, view.decode, view.waiting_requests)
         answer = self._holdings.policy.place(request, view, now_s)
         if isinstance(answer, Placement) and answer.prefill is not None:
-            wait_s = shares.wait_s(tenant, answer.prefill, answer.prefill_s, now_s)
+            wait_s = shares.wait_s(tenant, answer.prefill, now_s)
             if wait_s > 0:
                 return Wait("others are about", now_s + wait_s, answer.prefill)
         return answer

@@ -4,11 +4,11 @@ Pure. The order of release decides who is next, but a prompt that runs is not in
 tenant's long prompts, whoever comes next waits for the rest of one of them, however short its own. So each tenant leaves as
 many replicas alone as the others have used lately, within its own share:
 
-    reserved = min(ceil(d + sqrt(d)), R - max(1, floor(R * w / W)))
+    reserved = min(k, R - ceil(R * w / W))     k: the smallest with E(k, d) <= BUSY_MAX
 
 R replicas; w the tenant's weight of the sum W of those who were active lately in its band or above; d the others' use in
-replicas (their prefill seconds per second, over RECENT_S). d + sqrt(d) is the square-root rule of staffing (Halfin and
-Whitt, 1981): few of the others' prompts find all of their replicas busy. A tenant alone is held by nothing.
+replicas (their prefill seconds per second, over RECENT_S). E is Erlang's loss formula: so many of the others' prompts would
+find all of k replicas busy. A tenant alone is held by nothing.
 
 Only own dispatches are known by tenant: with several routers each reserves by what it sees.
 """
@@ -24,11 +24,12 @@ from typing import Final
 RECENT_S: Final = 10.0
 """Time in which the memory of work fades to 1/e; a tenant that did nothing for so long is not about any more."""
 
-AHEAD_S: Final = 0.05
-"""While others are about, a tenant's next prompt goes to a replica when what it has there takes no longer than this."""
+BUSY_MAX: Final = 0.05
+"""Of the others' prompts at most this part shall find no replica at leisure: their 95th percentile is as if alone."""
 
-SHARED_AHEAD_S: Final = 0.1
-"""While several tenants are about, unstarted work per replica (or one prompt)."""
+AHEAD_S: Final = 0.05
+"""In a mesh with tenants a replica gets its next prompt when what it has takes no longer than this: so late is decided
+whose it is, and early enough that the engine never waits for it."""
 
 Tenant = tuple[str, int]
 """Name and band."""
@@ -41,11 +42,14 @@ class Prompt:
     tenant: Tenant
     replica: str
     seconds: float
-    started_s: float | None = None
+    is_started: bool = False
+    """An engine has it."""
+    first_s: float | None = None
+    """Since when it is the first of those that its engine has: engines run prompts in order."""
 
     def remaining_s(self, now_s: float) -> float:
         """Return how much of it is left, as expected."""
-        return self.seconds if self.started_s is None else max(0.0, self.started_s + self.seconds - now_s)
+        return self.seconds if self.first_s is None else max(0.0, self.first_s + self.seconds - now_s)
 
 
 class _Fading:
@@ -88,8 +92,8 @@ class Shares:
         """By band: the number of the active."""
         self._used: dict[int, _Fading] = {}
         """By band: prefill seconds."""
-        self._unstarted: dict[str, dict[Prompt, None]] = {}
-        """By replica."""
+        self._prompts: dict[str, dict[Prompt, None]] = {}
+        """By replica: those that are not computed."""
 
     def __len__(self) -> int:
         """Return how many tenants are about."""
@@ -117,23 +121,34 @@ class Shares:
         active.held.setdefault(replica, []).append(prompt)
         active.used.add(seconds, now_s)
         self._used.setdefault(tenant[1], _Fading()).add(seconds, now_s)
-        self._unstarted.setdefault(replica, {})[prompt] = None
+        self._prompts.setdefault(replica, {})[prompt] = None
         return prompt
 
     def start(self, prompt: Prompt, now_s: float) -> None:
         """The engine has it."""
-        if prompt.started_s is None:
-            prompt.started_s = now_s
-            self._begun(prompt)
+        if prompt.is_started:
+            return
+        prompt.is_started = True
+        prompts = self._prompts[prompt.replica]
+        if all(one is prompt or not one.is_started for one in prompts):
+            prompt.first_s = now_s
 
-    def end(self, prompt: Prompt) -> None:
-        """It is computed, or never will be."""
-        self._begun(prompt)
+    def end(self, prompt: Prompt, now_s: float) -> float:
+        """It is computed, or never will be. Return the seconds its engine had it as the first; 0 if it never was."""
+        prompts = self._prompts[prompt.replica]
+        del prompts[prompt]
+        if not prompts:
+            del self._prompts[prompt.replica]
+        elif prompt.first_s is not None:
+            heir = next((one for one in prompts if one.is_started), None)
+            if heir is not None:
+                heir.first_s = now_s
         active = self._active[prompt.tenant]  # kept as long as it holds something
         held = active.held[prompt.replica]
         held.remove(prompt)
         if not held:
             del active.held[prompt.replica]
+        return now_s - prompt.first_s if prompt.first_s is not None else 0.0
 
     def is_shared(self, tenant: Tenant) -> bool:
         """True if others of its band or above are about."""
@@ -154,29 +169,20 @@ class Shares:
         weights = sum(one for number, one in self._weights.items() if number >= band)
         used = sum(one.at(now_s) for number, one in self._used.items() if number >= band)
         others = max(0.0, used - (own.used.at(now_s) if own is not None else 0.0)) / RECENT_S
-        share = max(1, math.floor(replicas * weight / max(weight, weights)))
-        reserved = min(math.ceil(others + math.sqrt(others)), replicas - share)
-        return replicas - reserved
+        share = math.ceil(replicas * weight / max(weight, weights) - 1e-9)
+        return replicas - replicas_for(others, replicas - share)
 
     def held(self, tenant: Tenant) -> Collection[str]:
         """Return the replicas that have prompts of the tenant."""
         active = self._active.get(tenant)
         return active.held.keys() if active is not None else ()
 
-    def wait_s(self, tenant: Tenant, replica: str, seconds: float, now_s: float) -> float:
-        """Return how long a prompt of `seconds` has to wait until it may go to `replica`. 0: it may go now."""
-        if not self.is_shared(tenant):
+    def wait_s(self, tenant: Tenant, replica: str, now_s: float) -> float:
+        """Return how long a prompt of `tenant` has to wait until it may go to `replica`. 0: it may go now."""
+        prompts = self._prompts.get(replica)
+        if not prompts or not (tenant[0] or self.is_shared(tenant)):
             return 0.0
-        active = self._active.get(tenant)
-        own = active.held.get(replica, ()) if active is not None else ()
-        own_s = sum(prompt.remaining_s(now_s) for prompt in own)
-        wait_s = own_s - AHEAD_S if own_s > AHEAD_S else 0.0
-        unstarted = self._unstarted.get(replica)
-        if unstarted:
-            ahead_s = sum(prompt.seconds for prompt in unstarted) + seconds
-            if ahead_s > SHARED_AHEAD_S:
-                wait_s = max(wait_s, AHEAD_S)  # until one starts, which is news
-        return wait_s
+        return max(0.0, sum(one.remaining_s(now_s) for one in prompts) - AHEAD_S)
 
     def may_hold(self, tenant: Tenant, replicas: Sequence[str], now_s: float) -> Collection[str]:
         """Return those of `replicas` that may get a prompt of `tenant`: all, or those it holds, if it holds its part."""
@@ -185,13 +191,6 @@ class Shares:
             return replicas
         own = [name for name in replicas if name in held]
         return own if own and len(own) >= self.allowance(tenant, len(replicas), now_s) else replicas
-
-    def _begun(self, prompt: Prompt) -> None:
-        waiting = self._unstarted.get(prompt.replica, {})
-        if prompt in waiting:
-            del waiting[prompt]
-            if not waiting:
-                del self._unstarted[prompt.replica]
 
     def _expire(self, now_s: float) -> None:
         while self._active:
@@ -219,6 +218,17 @@ class Shares:
         assert bands.keys() == self._weights.keys() == self._counts.keys()
         assert sum(self._counts.values()) == len(self._active)
         assert all(abs(bands[band] - self._weights[band]) < 1e-6 * (1 + bands[band]) for band in bands)
-        unstarted = {prompt for waiting in self._unstarted.values() for prompt in waiting}
-        assert unstarted == {prompt for prompt in prompts if prompt.started_s is None}
-        assert all(self._unstarted.values()), "an empty queue is kept"
+        assert set(prompts) == {prompt for one in self._prompts.values() for prompt in one}
+        for replica, one in self._prompts.items():
+            assert one and all(prompt.replica == replica for prompt in one)
+            first = [prompt for prompt in one if prompt.first_s is not None]
+            assert len(first) == any(prompt.is_started for prompt in one), replica
+
+
+def replicas_for(used: float, most: int) -> int:
+    """Return how many replicas, up to `most`, keep BUSY_MAX for prompts that use `used` replicas on average."""
+    busy, count = 1.0, 0
+    while count < most and busy > BUSY_MAX and used > 0:
+        count += 1
+        busy = used * busy / (count + used * busy)  # Erlang's recursion
+    return count
