@@ -16,7 +16,7 @@ import msgspec
 from engines.reference import errors
 from engines.reference.cache import CacheEvent, Stored
 from engines.reference.core import LoadReport
-from engines.reference.events import NumberedEvent, RecentEvents, batch_message, snapshot_messages
+from engines.reference.events import NumberedEvent, RecentEvents, batch_messages, snapshot_messages
 
 COALESCE_S = 0.002  # events gather this long before they are sent
 BUFFERED_EVENTS_MAX = 4096
@@ -178,8 +178,8 @@ class Publisher:
             if snapshot is not None:
                 for message in snapshot_messages(self.boot_id, one.event_id, snapshot):
                     one.reader.send(message)
-            if pending:
-                one.reader.send(batch_message(self.boot_id, pending))
+            for message in batch_messages(self.boot_id, pending):
+                one.reader.send(message)
 
     def _send_load(self, sent_s: float) -> float:
         now_s = time.monotonic()

@@ -10,7 +10,13 @@ import numpy as np
 
 from engines.reference import errors
 from engines.reference.cache import Removed, Stored
-from engines.reference.events import PART_BLOCKS, NumberedEvent, RecentEvents, snapshot_messages
+from engines.reference.events import (
+    PART_BLOCKS,
+    NumberedEvent,
+    RecentEvents,
+    batch_messages,
+    snapshot_messages,
+)
 from engines.reference.publisher import Publisher
 from engines.reference.requests import After
 from tests.unit.engine.engines import CONFIG, running, wait_until
@@ -195,3 +201,21 @@ def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
             engine.subscribe_events(1000 + number, reader, after)
             wait_until(lambda reader=reader: bool(reader.messages), "a message")  # type: ignore[misc]
             assert "snapshot" in reader.messages[0], after
+
+
+def test_no_message_grows_with_what_waits() -> None:
+    """All events once and in order; a message has at most PART_BLOCKS blocks, or is a single event, and none is empty."""
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        counts = [int(rng.integers(1, 50)) for _ in range(int(rng.integers(0, 60)))]
+        events = [
+            NumberedEvent(7 + index, Removed(tuple(range(count)))) for index, count in enumerate(counts)
+        ]
+        messages = [msgspec.json.decode(message)["events"] for message in batch_messages("b", events)]
+        assert [one["event_id"] for message in messages for one in message] == [
+            one.event_id for one in events
+        ]
+        for message in messages:
+            blocks = sum(len(one["data"]["block_hashes"]) for one in message)
+            assert message and (len(message) == 1 or blocks <= PART_BLOCKS), f"seed={seed}"
+        assert len(messages) <= 1 + 2 * sum(counts) // PART_BLOCKS, f"seed={seed}"
