@@ -179,6 +179,7 @@ class Answers:
                 refusal.message,
                 retry_after_ms=refusal.retry_after_ms,
                 field=refusal.field,
+                estimate_ms=refusal.estimate_ms,
             )
         self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, refusal.reason))
 
