@@ -221,7 +221,7 @@ class DecodeCore:
             block_reserved_count=reservations.reserved,
             queued_request_count=self.holdings.pending_count(),
             running_request_count=len(generation.calls),
-            step_us=generation.step_us(),
+            step_us=round(generation.fresh_step_s(now_s) * 1e6),
             draining=self.is_draining,
             engine_ready=generation.is_ready,
         )

@@ -8,6 +8,8 @@ import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.replica.admission import MARGIN_S
+from kvmesh.replica.engine_view import FRESH_S
+from kvmesh.triton.port import EngineLoad
 from services.decode.gather import STEP_FRESH_S
 from services.decode.limits import DecodeLimits
 from tests.unit.decode.test_core import GENERATION, LOCAL, PROMPT, Replica
@@ -104,12 +106,17 @@ def test_random_classes_conserve_blocks_and_evict_nobody(seed: int) -> None:
 
 
 def test_an_old_report_of_a_full_engine_is_not_full() -> None:
-    """Admission looks at promises alone, and after its time the engine's report is not passed on either."""
+    """Admission looks at promises alone; what the engine said of itself is passed on while it is fresh."""
     replica = Replica()
-    replica.engine.report(replica.now_s)
-    assert replica.core.load_report(replica.now_s).block_free_count == 64
-    assert replica.core.load_report(replica.now_s + 10).block_free_count == 64
-    assert replica.core.load_report(replica.now_s + 10).engine_boot_id == "boot-1"
+    full = EngineLoad("boot-1", 64, 0, sequences_running=9, step_s=3.0)
+    replica.core.sink.on_load(full, replica.now_s)
+    report = replica.core.load_report(replica.now_s)
+    assert (report.block_free_count, report.step_us) == (0, 3_000_000)
+    replica.submit(1, GENERATION, output=58)
+    replica.pass_time(FRESH_S + 0.1)
+    report = replica.core.load_report(replica.now_s)
+    assert (report.block_free_count, report.step_us, report.engine_boot_id) == (48, 0, "boot-1")
+    assert replica.submit(2, GENERATION, remaining_ms=1000).is_accepted
 
 
 # Time.
