@@ -6,8 +6,9 @@ generated classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, TypeAlias
 
 STATUS_BYTES_MAX: Final = 1024
 """Trailers may have 8 KiB in all, and proxies on the way often allow less."""
@@ -20,7 +21,10 @@ METADATA_MAX: Final = 8
 VIOLATIONS_MAX: Final = 16
 """Entries told at once, as far as there is room for them."""
 
-Pairs = Iterable[tuple[str, str]]
+_KEPT: Final = 256
+"""Details that are kept: a crowd is refused for the same few reasons, and only the time to wait differs."""
+
+Pairs: TypeAlias = tuple[tuple[str, str], ...]
 """Field or subject, and a sentence about it."""
 
 
@@ -31,33 +35,37 @@ def status(
     domain: str,
     metadata: Mapping[str, str],
     retry_after_s: float | None,
-    bad_request: Pairs,
-    quota: Pairs,
+    bad_request: Pairs = (),
+    quota: Pairs = (),
 ) -> bytes:
     """Return the encoded status, at most STATUS_BYTES_MAX long: texts are shortened, violations left out at the end."""
     made = b"\x08" + _varint(code) + _text(b"\x12", message, MESSAGE_BYTES_MAX)
-    info = _text(b"\x0a", reason, VALUE_BYTES_MAX) + _text(b"\x12", domain, VALUE_BYTES_MAX)
-    for index, (key, value) in enumerate(metadata.items()):
-        if index < METADATA_MAX:
-            info += _field(b"\x1a", _pair(key, value, VALUE_BYTES_MAX))
-    made += _any(_ERROR_INFO, info)
+    made += _error_info(reason, domain, tuple(metadata.items()))
     if retry_after_s is not None:
         made += _any(_RETRY_INFO, _field(b"\x0a", _duration(retry_after_s)))
     for kind, pairs in ((_BAD_REQUEST, bad_request), (_QUOTA_FAILURE, quota)):
-        violations = _violations(pairs, STATUS_BYTES_MAX - len(made) - len(kind) - 8)
-        if violations:
-            made += _any(kind, violations)
+        if pairs:
+            made += _failure(kind, pairs, STATUS_BYTES_MAX - len(made))
     return made
 
 
-def _violations(pairs: Pairs, room: int) -> bytes:
+@lru_cache(maxsize=_KEPT)
+def _error_info(reason: str, domain: str, metadata: Pairs) -> bytes:
+    info = _text(b"\x0a", reason, VALUE_BYTES_MAX) + _text(b"\x12", domain, VALUE_BYTES_MAX)
+    for key, value in metadata[:METADATA_MAX]:
+        info += _field(b"\x1a", _pair(key, value, VALUE_BYTES_MAX))
+    return _any(_kind("ErrorInfo"), info)
+
+
+@lru_cache(maxsize=_KEPT)
+def _failure(kind: bytes, pairs: Pairs, room: int) -> bytes:
     made = b""
-    for index, (name, description) in enumerate(pairs):
+    for name, description in pairs[:VIOLATIONS_MAX]:
         one = _field(b"\x0a", _pair(name, description, MESSAGE_BYTES_MAX))
-        if index == VIOLATIONS_MAX or len(made) + len(one) > room:
+        if len(made) + len(one) > room - len(kind) - 8:
             break
         made += one
-    return made
+    return _any(kind, made) if made else b""
 
 
 def _any(kind: bytes, value: bytes) -> bytes:
@@ -83,12 +91,15 @@ def shortened(text: str, bytes_max: int) -> str:
 
 
 def _text(tag: bytes, text: str, bytes_max: int) -> bytes:
-    return _field(tag, shortened(text, bytes_max).encode(errors="replace"))
+    value = text.encode(errors="replace")
+    if len(value) > bytes_max:
+        value = shortened(text, bytes_max).encode(errors="replace")
+    return tag + _SIZES[len(value)] + value
 
 
 def _field(tag: bytes, value: bytes) -> bytes:
     size = len(value)
-    return tag + (_SIZES[size] if size < 128 else _varint(size)) + value
+    return tag + (_SIZES[size] if size < len(_SIZES) else _varint(size)) + value
 
 
 def _varint(value: int) -> bytes:
@@ -100,7 +111,7 @@ def _varint(value: int) -> bytes:
     return bytes(made)
 
 
-_SIZES: Final = [bytes((size,)) for size in range(128)]
+_SIZES: Final = [_varint(size) for size in range(1024)]
 
 
 def _kind(name: str) -> bytes:
@@ -108,7 +119,6 @@ def _kind(name: str) -> bytes:
     return _text(b"\x0a", f"type.googleapis.com/google.rpc.{name}", MESSAGE_BYTES_MAX)
 
 
-_ERROR_INFO: Final = _kind("ErrorInfo")
 _RETRY_INFO: Final = _kind("RetryInfo")
 _BAD_REQUEST: Final = _kind("BadRequest")
 _QUOTA_FAILURE: Final = _kind("QuotaFailure")

@@ -157,8 +157,8 @@ def to_bytes(error: MeshError) -> bytes:
         DOMAIN,
         error.metadata,
         error.retry_after_s,
-        ((each.field, each.description) for each in error.violations),
-        ((each.subject, each.description) for each in error.quota),
+        tuple([(each.field, each.description) for each in error.violations]),
+        tuple([(each.subject, each.description) for each in error.quota]),
     )
 
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from kvmesh.tenants.caller import Caller
 from services.frontend import bill as bills
+from services.frontend import wire
 from services.frontend.bill import NOT_STARTED, Bill
 from services.frontend.budgets.budgets import Budgets
 from services.frontend.budgets.reservation import Reservation
@@ -47,6 +49,11 @@ class Accounting:
     def __init__(self, settlements: Settlements, budgets: Budgets) -> None:
         self._budgets = budgets
         self._settlements = settlements
+
+    def check(self, caller: Caller, data: bytes) -> None:
+        """Raise MeshError if no new request of `caller` has a chance now; `data` need not be read for that."""
+        if caller.account.scopes and not wire.may_resume(data):
+            self._budgets.check(caller)
 
     async def reserve(self, hold: Hold, order: Order) -> Order:
         """Reserve what `order` may use, in `hold`; return it with its reservation.

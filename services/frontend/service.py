@@ -120,6 +120,7 @@ class InferenceService:
         try:
             caller = self._identify(call)
             with self._core.place_to_read(arrived_s):
+                self._accounting.check(caller, data)
                 client = self._tracing.begin(call.metadata.get("traceparent"))
                 context, owner = self._tracing.child(client), self._executions.new_owner()
                 arrival = Arrival.of(call, caller, arrived_s, owner, format_traceparent(context))

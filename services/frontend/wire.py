@@ -49,6 +49,30 @@ def parse(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
     return message
 
 
+def may_resume(data: bytes) -> bool:
+    """Return whether the request in `data` may bring a resume token, without parsing it: True where that takes long."""
+    at = 0
+    try:
+        for _ in range(_GLANCE_FIELDS):
+            if at >= len(data):
+                return False
+            key, at = _varint(data, at, MESSAGE)
+            if key >> 3 == pb.GenerateRequest.OPTIONS_FIELD_NUMBER:
+                return True
+            if key & 7 == 2:
+                length, at = _varint(data, at, MESSAGE)
+                at += length
+            else:
+                at = _skip(data, at, key & 7, MESSAGE)
+    except _Truncated:
+        return True  # who parses it says why
+    return True
+
+
+_GLANCE_FIELDS: Final = 16
+"""A message has nine fields; one that repeats them is worth a closer look."""
+
+
 def fields_bound(tokens_max: int) -> int:
     """Return the most fields a message may have: a chat message or an unpacked id may be a token, other fields are few."""
     return min(4 * tokens_max, _FIELDS_MAX) + 1024
