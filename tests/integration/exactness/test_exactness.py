@@ -83,7 +83,7 @@ def check(chosen: list[Case], expected: list[list[int]], answers: list[Answer]) 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("arithmetic", "count"), [("hashed", 64), ("transformer", 24)])
+@pytest.mark.parametrize(("arithmetic", "count"), [("hashed", 40), ("transformer", 12)])
 async def test_mesh_equals_engine_alone(arithmetic: str, count: int, tmp_path: Path) -> None:
     """A subset of the cases, the longest prompt among them, is equal token by token."""
     chosen = list(cases(_tokenizer(), count, SEED))
@@ -105,10 +105,11 @@ async def test_mesh_equals_engine_alone_for_all(arithmetic: str, tmp_path: Path)
     print(f"\n{arithmetic}: {len(chosen)} prompts, {tokens} tokens equal; prefill {did}")
 
 
-@pytest.mark.timeout(120)
-async def test_engine_alone_equals_recompute_without_cache(tmp_path: Path) -> None:
-    """20 short prompts: each token of the engine equals one computed from the whole history with no cache at all."""
-    chosen = list(cases(_tokenizer(), 22, SEED + 2, longest=48))[2:]
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.exactness)])
+async def test_engine_alone_equals_recompute_without_cache(count: int, tmp_path: Path) -> None:
+    """Short prompts: each token of the engine equals one computed from the whole history with no cache at all."""
+    chosen = list(cases(_tokenizer(), 2 + count, SEED + 2, longest=48))[2:]
     config = mesh_config("transformer")
     model = config.mesh.model_path
     end_token_id = json.loads((model / "model.json").read_text())["stop_token_id"]
