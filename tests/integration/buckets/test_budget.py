@@ -1,0 +1,346 @@
+"""What the budget promises, promise by promise; `test_twin` compares all of it at random."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from kvmesh.buckets import ledger as ledger_module
+from kvmesh.buckets.ledger import Ledger
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.buckets.operations import (
+    Answer,
+    Book,
+    Denied,
+    Draw,
+    Drawn,
+    Granted,
+    Operation,
+    Renew,
+    Renewal,
+    Renewed,
+    Reserve,
+    Settle,
+    Settled,
+    Show,
+    Shown,
+    Spend,
+    Sweep,
+    Swept,
+)
+from kvmesh.buckets.script import TEXT
+from kvmesh.buckets.wire import keys
+from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_script import Script
+
+MESH, LEASE_S = "budget-test", 15.0
+DAY_MS = 86_400_000
+
+ORGANISATION = Scope("organisation:acme", Limit(6000, 1000, 6_000_000, 100_000, 100))
+TENANT = Scope("tenant:search", Limit(600, 10, 60_000, 1000, 4))
+KEY = Scope("key:search-prod", Limit(600, 10, 60_000, 1000, 4))
+ACCOUNT = Account("acme", (ORGANISATION, TENANT, KEY))
+
+
+class Budget:
+    """One budget whose time the test moves."""
+
+    def __init__(self, link: RedisLink) -> None:
+        self.link = link
+        self.now_ms = 1_790_000_000_000
+        self.ledger = Ledger(link, MESH, test_clock_ms=lambda: self.now_ms)
+
+    async def one(self, operation: Operation) -> Answer:
+        """Run one operation."""
+        return (await self.ledger.run([operation]))[0]
+
+    async def reserve(self, rid: str, tokens: int, account: Account = ACCOUNT, slots: int = 1) -> Answer:
+        """Reserve one request."""
+        return await self.one(Reserve(account, rid, tokens, LEASE_S, slots=slots))
+
+    async def tokens(self, account: Account = ACCOUNT) -> float:
+        """Return the level of the innermost scope's tokens."""
+        level = (await self._show(account)).uses[-1].tokens
+        assert level is not None
+        return level
+
+    async def book(self) -> Book:
+        """Return the ledger."""
+        return (await self._show(ACCOUNT)).book
+
+    async def _show(self, account: Account) -> Shown:
+        shown = await self.one(Show(account))
+        assert isinstance(shown, Shown)
+        return shown
+
+
+@pytest_asyncio.fixture
+async def budget(redis_url: str) -> AsyncIterator[Budget]:
+    """A full budget."""
+    link = RedisLink(redis_url)
+    yield Budget(link)
+    await link.close()
+
+
+def changed(limit: Limit) -> Account:
+    """Return the account after somebody changed the key's limit."""
+    return replace(ACCOUNT, scopes=(ORGANISATION, TENANT, replace(KEY, limit=limit)))
+
+
+@pytest.mark.parametrize("tokens", [1, 333, 1000])
+async def test_a_refusal_says_to_the_millisecond_when_it_would_fit(budget: Budget, tokens: int) -> None:
+    """One millisecond earlier it is refused, then it is granted."""
+    assert isinstance(await budget.reserve("all", 1000), Granted)
+    denied = await budget.reserve("r", tokens)
+    assert isinstance(denied, Denied) and denied.reason == "tokens" and denied.wait_s == tokens / 1000
+    budget.now_ms += tokens - 1
+    assert isinstance(await budget.reserve("r", tokens), Denied)
+    budget.now_ms += 1
+    assert isinstance(await budget.reserve("r", tokens), Granted)
+
+
+async def test_a_refusal_names_the_longest_wait_and_of_equals_the_innermost(budget: Budget) -> None:
+    """The key and its tenant are as empty; then the tenant alone is emptier."""
+    await budget.reserve("all", 1000)
+    equal = await budget.reserve("r", 500)
+    assert isinstance(equal, Denied) and equal.scope == "key:search-prod"
+    without_key = replace(ACCOUNT, scopes=(ORGANISATION, TENANT))
+    await budget.one(Reserve(without_key, "more", 100, LEASE_S, force=True))
+    longer = await budget.reserve("r", 500)
+    assert isinstance(longer, Denied) and (longer.scope, longer.wait_s) == ("tenant:search", 0.6)
+
+
+async def test_a_refusal_takes_nothing_from_any_scope(budget: Budget) -> None:
+    """The organisation would have had room."""
+    before = await budget.one(Show(ACCOUNT))
+    for tokens, slots, reason in ((1001, 1, "burst"), (1, 5, "concurrency")):
+        denied = await budget.reserve("r", tokens, slots=slots)
+        assert isinstance(denied, Denied)
+        assert (denied.reason, denied.scope, denied.wait_s) == (reason, "key:search-prod", None)
+    assert await budget.one(Show(ACCOUNT)) == before
+
+
+async def test_a_clock_that_stepped_back_fills_again_at_once(budget: Budget) -> None:
+    """Even where every request is refused: the level must not wait until the clock is where it was."""
+    await budget.reserve("all", 1000)
+    budget.now_ms -= 3_600_000
+    assert isinstance(await budget.reserve("r", 100), Denied)
+    budget.now_ms += 100
+    assert isinstance(await budget.reserve("r", 100), Granted)
+
+
+async def test_a_clock_that_stepped_forward_gives_one_burst(budget: Budget) -> None:
+    """However far."""
+    await budget.reserve("all", 1000)
+    budget.now_ms += 365 * DAY_MS
+    assert isinstance(await budget.reserve("r", 1000), Granted)
+    assert isinstance(await budget.reserve("s", 1), Denied)
+
+
+async def test_debt_is_repaid_before_the_next_admission(budget: Budget) -> None:
+    """What was used beyond the reservation is waited for, even by a request that needs no token."""
+    await budget.reserve("all", 1000)
+    settled = await budget.one(Settle(ACCOUNT, "all", 1700))
+    assert isinstance(settled, Settled) and settled.overrun == 700
+    denied = await budget.reserve("r", 0)
+    assert isinstance(denied, Denied) and denied.wait_s == 0.7
+    budget.now_ms += 700
+    assert isinstance(await budget.reserve("r", 0), Granted)
+
+
+async def test_what_is_repeated_is_done_once(budget: Budget) -> None:
+    """Reserve, settle, extend, draw, spend: the levels are those of one of each."""
+    for _ in range(3):
+        await budget.reserve("a", 300)
+        await budget.one(Renew(ACCOUNT, (Renewal("a", 300, extra_tokens=50),), LEASE_S))
+        await budget.one(Spend(ACCOUNT, 20, 1, rid="outage-1"))
+        await budget.one(Draw(ACCOUNT, "slab", 1, 0, 0, 100, 2, 1, LEASE_S))
+    assert await budget.tokens() == 1000 - 300 - 50 - 20 - 100
+    for _ in range(3):
+        await budget.one(Draw(ACCOUNT, "slab", 2, 40, 1, 100, 2, 1, LEASE_S))
+        await budget.one(Settle(ACCOUNT, "a", 340))
+        await budget.reserve("a", 300)
+    assert await budget.tokens() == 1000 - 340 - 20 - 100 - 40
+
+
+async def test_our_fault_before_the_first_token_costs_nothing(budget: Budget) -> None:
+    """Neither tokens nor a request."""
+    before = await budget.one(Show(ACCOUNT))
+    await budget.reserve("a", 300)
+    await budget.one(Settle(ACCOUNT, "a", 0, refund_request=True))
+    after = await budget.one(Show(ACCOUNT))
+    assert isinstance(before, Shown) and isinstance(after, Shown)
+    assert after.uses == before.uses
+
+
+async def test_a_reservation_that_arrives_after_its_settlement_holds_nothing(budget: Budget) -> None:
+    """The frontend gave up waiting, settled, and its first message came late."""
+    settled = await budget.one(Settle(ACCOUNT, "a", 0))
+    assert isinstance(settled, Settled) and settled.state == "unknown"
+    assert isinstance(await budget.reserve("a", 300), Granted)
+    assert await budget.tokens() == 1000
+    assert (await budget.book()).open_count == 0
+
+
+async def test_slots_of_a_dead_frontend_are_back_when_its_lease_is_over(budget: Budget) -> None:
+    """Nobody sweeps: whoever asks next finds them; the tokens stay charged, at the estimate."""
+    for rid in "abcd":
+        assert isinstance(await budget.reserve(rid, 10), Granted)
+    denied = await budget.reserve("e", 10)
+    assert isinstance(denied, Denied) and denied.reason == "concurrency" and denied.wait_s is None
+    budget.now_ms += round(LEASE_S * 1000) - 1
+    assert isinstance(await budget.reserve("e", 10), Denied)
+    budget.now_ms += 1
+    granted = await budget.reserve("e", 10)
+    assert isinstance(granted, Granted) and granted.remaining.concurrency == 3
+    book = await budget.book()
+    assert (book.swept, book.sweep_count, book.held) == (40, 4, 10)
+
+
+async def test_a_swept_reservation_can_be_settled_late_and_reopened(budget: Budget) -> None:
+    """Late: only what lies above the estimate is charged. Reopened: as if nothing had been."""
+    await budget.reserve("a", 100)
+    await budget.reserve("b", 100)
+    budget.now_ms += 20_000
+    swept = await budget.one(Sweep("acme"))
+    assert swept == Swept(2, 200, True)
+    late = await budget.one(Settle(ACCOUNT, "a", 130))
+    assert isinstance(late, Settled) and (late.state, late.overrun) == ("late", 30)
+    assert await budget.tokens() == 1000 - 30
+    renewed = await budget.one(Renew(ACCOUNT, (Renewal("b", 100),), LEASE_S))
+    assert isinstance(renewed, Renewed) and renewed.states == ("reopened",)
+    settled = await budget.one(Settle(ACCOUNT, "b", 60))
+    assert isinstance(settled, Settled) and (settled.state, settled.refunded) == ("settled", 40)
+    book = await budget.book()
+    assert (book.reserved, book.settled, book.refunded, book.swept) == (200, 60, 40, 100)
+
+
+async def test_what_redis_lost_is_made_anew_without_debt(budget: Budget) -> None:
+    """Three frontends bring back more than a burst: the level ends at 0, the slots are counted, the ledger holds."""
+    for rid in "abc":
+        await budget.one(Reserve(ACCOUNT, rid, 600, LEASE_S, force=True))
+    await budget.link.execute("FLUSHALL")
+    for rid in "abc":
+        renewed = await budget.one(Renew(ACCOUNT, (Renewal(rid, 600),), LEASE_S))
+        assert isinstance(renewed, Renewed) and renewed.states == ("recreated",)
+    assert await budget.tokens() == 0
+    book = await budget.book()
+    assert (book.held, book.open_count, book.recreate_count) == (1800, 3, 3)
+
+
+@pytest.mark.parametrize("lost", ["levels", "open", "leases"])
+async def test_one_key_alone_may_be_lost(budget: Budget, lost: str) -> None:
+    """Redis may drop any of them when its memory is full: no slot stays taken for ever."""
+    for rid in "abcd":
+        await budget.reserve(rid, 10)
+    await budget.link.execute("DEL", keys(MESH, "acme")[("levels", "open", "leases").index(lost)])
+    budget.now_ms += 20_000
+    assert isinstance(await budget.reserve("e", 10), Granted)
+    shown = await budget.one(Show(ACCOUNT))
+    assert isinstance(shown, Shown) and [use.slots for use in shown.uses] == [1, 1, 1]
+    assert shown.book.held == 10
+
+
+async def test_limits_change_while_requests_run(budget: Budget) -> None:
+    """A smaller burst cuts the level at once, a larger one fills at the new rate; slots in use stay."""
+    await budget.reserve("a", 100)
+    less = changed(Limit(600, 10, 6000, 300, 1))
+    denied = await budget.reserve("b", 10, less)
+    assert isinstance(denied, Denied) and (denied.reason, denied.remaining.concurrency) == ("concurrency", 0)
+    assert await budget.tokens(less) == 300
+    assert isinstance(await budget.one(Settle(less, "a", 100)), Settled)
+    assert isinstance(await budget.reserve("c", 300, less), Granted)
+    more = changed(Limit(600, 10, 600_000, 5000, 9))
+    budget.now_ms += 100
+    assert await budget.tokens(more) == 1000
+    unlimited = changed(Limit())
+    assert isinstance(await budget.reserve("d", 900, unlimited), Denied)  # the tenant's limit still holds
+
+
+async def test_a_slab_is_drawn_as_far_as_the_levels_reach(budget: Budget) -> None:
+    """Used is charged, the rest is refilled or given back, what runs is held in any case."""
+    drawn = await budget.one(Draw(ACCOUNT, "slab", 1, 0, 0, 800, 8, 3, LEASE_S))
+    assert isinstance(drawn, Drawn) and (drawn.tokens, drawn.requests, drawn.slots) == (800, 8, 3)
+    drawn = await budget.one(Draw(ACCOUNT, "slab", 2, 500, 6, 800, 8, 9, LEASE_S))
+    assert isinstance(drawn, Drawn) and (drawn.tokens, drawn.requests, drawn.slots) == (500, 4, 4)
+    drawn = await budget.one(Draw(ACCOUNT, "slab", 3, 1100, 10, 50, 0, 1, LEASE_S, least_tokens=200))
+    assert isinstance(drawn, Drawn) and (drawn.tokens, drawn.requests, drawn.slots) == (200, 0, 1)
+    assert await budget.tokens() == 1000 - 1100 - 200
+    settled = await budget.one(Settle(ACCOUNT, "slab", 1150, used_requests=10))
+    assert isinstance(settled, Settled) and settled.refunded == 150
+    assert await budget.tokens() == 1000 - 1150
+    closed = await budget.one(Draw(ACCOUNT, "slab", 4, 1150, 10, 800, 8, 3, LEASE_S))
+    assert isinstance(closed, Drawn) and not closed.is_open
+    book = await budget.book()
+    assert (book.settled, book.overrun, book.held, book.open_count) == (1050, 100, 0, 0)
+
+
+async def test_every_key_expires_but_never_within_a_day(budget: Budget) -> None:
+    """After any operation, and again after the leases were all gone."""
+    operations: list[Operation] = [
+        Reserve(ACCOUNT, "a", 10, LEASE_S),
+        Settle(ACCOUNT, "a", 10),
+        Renew(ACCOUNT, (Renewal("b", 10),), LEASE_S),
+        Draw(ACCOUNT, "slab", 1, 0, 0, 10, 1, 1, LEASE_S),
+        Spend(ACCOUNT, 1, 1, rid="s"),
+        Settle(ACCOUNT, "unknown", 1),
+    ]
+    for operation in operations:
+        await budget.link.execute("FLUSHALL")
+        budget.now_ms += 1
+        await budget.one(operation)
+        budget.now_ms += 4_000_000
+        await budget.one(Sweep("acme", 1000))
+        budget.now_ms += 4_000_000
+        await budget.one(Sweep("acme", 1000))
+        await budget.one(Reserve(ACCOUNT, "next", 10, LEASE_S))
+        for name in keys(MESH, "acme"):
+            assert await budget.link.execute("PTTL", name) >= DAY_MS, f"{operation}: {name}"
+
+
+async def test_tombstones_are_bounded_and_forgotten(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more are kept than the bound; half a minute later none."""
+    bounded = TEXT.replace(
+        "TOMBSTONES_MAX, SWEEP_MAX, BUNCH_MS = 50000", "TOMBSTONES_MAX, SWEEP_MAX, BUNCH_MS = 5"
+    )
+    assert bounded != TEXT
+    monkeypatch.setattr(ledger_module, "SCRIPT", Script(bounded))
+    for index in range(9):
+        await budget.reserve(f"r{index}", 1)
+        await budget.one(Settle(ACCOUNT, f"r{index}", 1))
+    book = await budget.book()
+    assert (book.settled, book.open_count, book.tombstone_count) == (9, 0, 5)
+    budget.now_ms += 31_000
+    await budget.one(Sweep("acme"))
+    assert (await budget.book()).tombstone_count == 0
+
+
+async def test_a_script_that_redis_forgot_is_sent_again(budget: Budget) -> None:
+    """Each operation is done once, and answered in its place."""
+    await budget.link.execute("SCRIPT", "FLUSH")
+    answers = await budget.ledger.run([Reserve(ACCOUNT, f"r{at}", at, LEASE_S) for at in range(4)])
+    assert [each.remaining.tokens for each in answers if isinstance(each, Granted)] == [1000, 999, 997, 994]
+
+
+async def test_redis_is_away(free_port: int) -> None:
+    """Whoever asks hears RedisAway, nothing else."""
+    link = RedisLink(f"redis://127.0.0.1:{free_port}/0")
+    with pytest.raises(RedisAway):
+        await Ledger(link, MESH).run([Show(ACCOUNT)])
+    await link.close()
+
+
+async def test_the_clock_is_the_servers(redis_url: str) -> None:
+    """Without a test's clock a level fills while real time passes."""
+    link = RedisLink(redis_url)
+    ledger = Ledger(link, MESH)
+    fast = Account("fast", (Scope("tenant:fast", Limit(0, 0, 60_000_000, 1000, 0)),))
+    await ledger.run([Reserve(fast, "all", 1000, LEASE_S)])
+    async with asyncio.timeout(5):
+        while isinstance((await ledger.run([Reserve(fast, "again", 1000, LEASE_S)]))[0], Denied):
+            pass
+    await link.close()

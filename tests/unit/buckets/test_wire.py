@@ -1,0 +1,63 @@
+"""What operations look like on their way to Redis, and what no operation may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.buckets.operations import Draw, Operation, Renew, Renewal, Reserve, Settle, Show, Spend, Sweep
+from kvmesh.buckets.script import TEXT
+from kvmesh.buckets.wire import arguments, keys
+
+ACCOUNT = Account("acme", (Scope("tenant:search", Limit(60, 1.5, 0.5, 10, 3)),))
+
+
+def test_all_keys_of_an_organisation_are_in_one_slot() -> None:
+    """One hash tag, of mesh and organisation."""
+    names = keys("kvmesh", "acme")
+    assert len(set(names)) == 3
+    assert {name[: name.index("}") + 1] for name in names} == {"{kvmesh:acme}"}
+
+
+def test_levels_travel_in_sixty_thousandths() -> None:
+    """What a rate of 1 per minute adds in 1 ms."""
+    words = arguments(Show(ACCOUNT), 0)
+    assert words == ["show", 0, 1, "tenant:search", "60.0", 90_000, "0.5", 600_000, 3]
+
+
+@pytest.mark.parametrize(
+    ("operation", "sentence"),
+    [
+        (Reserve(ACCOUNT, "", 1, 15), "a reservation is called ''"),
+        (Reserve(ACCOUNT, "+rows", 1, 15), "a reservation is called '+rows'"),
+        (Reserve(ACCOUNT, "#tenant", 1, 15), "a reservation is called '#tenant'"),
+        (Reserve(ACCOUNT, "r", -1, 15), "an amount of a Reserve is -1; 0 to"),
+        (Reserve(ACCOUNT, "r", 1, 0), "lease_s is 0; above 0 to 3600"),
+        (Reserve(ACCOUNT, "r", 1, 86_400), "lease_s is 86400; above 0 to 3600"),
+        (Settle(ACCOUNT, "r", -5), "actual_tokens is -5; 0 to"),
+        (Renew(ACCOUNT, (Renewal("r", 1, slots=-1),), 15), "an amount of a Renewal is -1"),
+        (Draw(ACCOUNT, "r", 0, 0, 0, 1, 1, 1, 15), "number of a Draw is 0; 1 or more"),
+        (Draw(ACCOUNT, "r", 1, 0, 0, 1, 1, -1, 15), "an amount of a Draw is -1"),
+        (Spend(ACCOUNT, 2**40, 1), f"an amount of a Spend is {2**40}"),
+        (Sweep("acme", 0), "count of a Sweep is 0; 1 to 1000"),
+        (Show(Account("acme", (Scope("a\nb", Limit(1, 1)),))), r"a scope is called 'a\nb'"),
+        (Show(Account("acme", (Scope("a", Limit(float("nan"), 1)),))), "a limit of a is nan; 0 or more"),
+        (Show(Account("acme", ACCOUNT.scopes * 17)), "an account has 17 scopes; at most 16"),
+    ],
+)
+def test_what_no_operation_may_say_is_refused_before_it_is_sent(operation: Operation, sentence: str) -> None:
+    """With what is wrong, its value, and what is allowed."""
+    with pytest.raises(ValueError) as caught:  # the text is compared below
+        arguments(operation, 0)
+    assert sentence in str(caught.value)
+
+
+def test_the_script_keeps_to_its_keys_and_to_redis_6_2() -> None:
+    """Every command names a declared key, and none is younger than 6.2."""
+    known = {"HMGET", "HGET", "HSET", "HDEL", "HINCRBY", "ZCARD", "ZADD", "ZREM", "ZRANGEBYSCORE"}
+    calls = [line.strip() for line in TEXT.splitlines() if "call('" in line and "TIME" not in line]
+    assert len(calls) > 10
+    for line in calls:
+        name, rest = line.partition("call('")[2].split("', ", 1)
+        assert name in known | {"PEXPIRE", "UNLINK"}, line
+        assert rest.startswith(("LEVELS", "OPEN", "LEASES", "KEYS[i]")), line
