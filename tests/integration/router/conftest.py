@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisAway, RedisLink
 
 
@@ -18,9 +18,7 @@ class RedisServer:
     """One redis-server process on a free port; `stop` and `start` it at will. It keeps nothing on disk."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = next(free_ports("127.0.0.1", 1))
         self.url = f"redis://127.0.0.1:{self.port}"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
