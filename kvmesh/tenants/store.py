@@ -114,19 +114,15 @@ async def change(
     """
     name = key(mesh, "tenants")
     for _ in range(TRIES_MAX):
-        before, (seconds, micros) = await redis.pipeline([("HGET", name, scope), ("TIME",)])
+        before = await redis.execute("HGET", name, scope)
         known = read({scope.encode(): before}, {})[0].get(scope) if before is not None else None
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        override = Override(
-            version=max(now_ms, known.version + 1 if known else 0),
-            changes=made(dict(known.changes) if known else {}),
+        changes = made(dict(known.changes) if known else {})
+        version = await redis.execute(
+            *("EVAL", _REPLACE, 1, name, scope, msgspec.json.encode(changes), key(mesh, "tenants-news")),
+            *(before or b"", known.version + 1 if known else 1),
         )
-        is_written = await redis.execute(
-            *("EVAL", _REPLACE, 1, name, scope, msgspec.json.encode(override)),
-            *(key(mesh, "tenants-news"), before or b""),
-        )
-        if is_written:
-            return override
+        if version:
+            return Override(version=int(version), changes=changes)
     raise Contended(f"{scope} is changed by others all the time: nothing was written, try again.")
 
 
@@ -154,13 +150,19 @@ async def _read(redis: RedisLink, mesh: str) -> dict[bytes, bytes]:
 
 
 _REPLACE: Final = """
+redis.replicate_commands()
 local found = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if found ~= ARGV[4] then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+local time = redis.call('TIME')
+local version = math.max(time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[5]))
+local entry = '{"version":' .. string.format('%.0f', version) .. ',"changes":' .. ARGV[2] .. '}'
+redis.call('HSET', KEYS[1], ARGV[1], entry)
 redis.call('PUBLISH', ARGV[3], ARGV[1])
-return 1
+return version
 """
-"""KEYS: the hash. ARGV: scope, new entry, channel, the entry that it replaces or nothing. Returns 1 if it was written."""
+"""KEYS: the hash. ARGV: scope, changes, channel, the entry that they replace or nothing, the least version. Returns the
+entry's version, or 0 if another entry is there. Versions are times, so that a change made of nothing, after Redis lost its
+memory, is newer than what was there before."""
 
 _RESTORE: Final = """
 local found = redis.call('HGET', KEYS[1], ARGV[1])

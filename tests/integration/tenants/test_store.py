@@ -11,12 +11,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvmesh.config import MeshConfig, build
 from kvmesh.redis_link import RedisLink
 from kvmesh.tasks import end
-from kvmesh.tenants.store import CatalogueStore, change, read_overrides
+from kvmesh.tenants.overrides import Override
+from kvmesh.tenants.store import CatalogueStore, change, read_overrides, restore
 from tests.integration.router.conftest import RedisServer
 
 CONFIG = build({"tenants": {"search": {"weight": 2.0}, "mail": {}}, "classes": {"batch": {}}})
@@ -185,13 +187,25 @@ async def test_of_two_states_the_newer_one_is_put_back(redis_url: str) -> None:
             rng = random.Random(seed)
             await link.execute("DEL", TENANTS)
             stale = CatalogueStore(link, CONFIG)
-            stale._overrides, stale._found = old._overrides, {}
+            stale._overrides, stale._found = old._overrides, dict(old._found)
             for store in rng.sample([stale, new, stale, new], 4):
                 await store.poll()
             await stale.poll()
             overrides, _ = await read_overrides(link, "kvmesh")
             assert overrides["tenant:search"].changes == {"weight": 4.0}
             assert weight(stale) == 4.0
+
+
+async def test_only_what_is_older_is_replaced(redis_url: str) -> None:
+    """Another frontend may have put back something newer in between, and another release something of its own."""
+    async with linked(redis_url) as link:
+        mine = {"tenant:search": Override(version=5, changes={"weight": 5.0})}
+        newer, foreign = b'{"version": 6, "changes": {}}', b"of another release"
+        for there, wanted in ((newer, newer), (foreign, foreign), (b'{"version": 4, "changes": {}}', None)):
+            await link.execute("HSET", TENANTS, "tenant:search", there)
+            await restore(link, "kvmesh", mine)
+            found = await link.execute("HGET", TENANTS, "tenant:search")
+            assert found == (wanted or msgspec.json.encode(mine["tenant:search"]))
 
 
 async def test_a_new_key_works_until_it_is_disabled(redis_url: str) -> None:
