@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvmesh.metrics import Counter, Metrics
 from services.frontend.budgets.refusals import REASONS
+
+if TYPE_CHECKING:
+    from services.frontend.budgets.budgets import Budgets
 
 REFUSALS: Final = (*REASONS.values(), "BUDGET_UNAVAILABLE")
 
@@ -48,3 +51,20 @@ class BudgetMetrics:
                 "charged_tokens", "Tokens charged to budgets, by tenant.", tenant=label
             )
         counter.value += tokens
+
+
+def watch_budgets(metrics: Metrics, budgets: Budgets) -> None:
+    """Export what is open, what Redis does not know yet, and whether it is asked at all."""
+    metrics.gauge(
+        "budget_reservations_open", "Reservations that are not settled.", lambda: budgets.open_count
+    )
+    metrics.gauge(
+        "budget_settlements_waiting", "Settlements that wait for Redis.", lambda: budgets.owed_count
+    )
+    metrics.gauge(
+        "budget_local",
+        "1 while Redis answers no budgets and requests are admitted locally.",
+        lambda: budgets.is_away,
+    )
+    metrics.total("budget_outages", "Times Redis answered no budgets.", lambda: budgets.outage.total)
+    metrics.total("budget_round_trips", "Round trips to Redis for budgets.", lambda: budgets.batch_total)

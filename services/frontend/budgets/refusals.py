@@ -35,7 +35,7 @@ def denied_error(account: Account, denied: Denied, tokens: int) -> MeshError:
     return MeshError(
         REASONS[denied.reason],
         f"{denied.scope}: {description}",
-        metadata=metadata,
+        metadata={"scope": denied.scope, "limit": allowed},
         retry_after_s=None if denied.reason == "burst" else denied.wait_s,
         quota=(QuotaViolation(denied.scope, description),),
         trailers=trailers.of_remaining(denied.remaining),

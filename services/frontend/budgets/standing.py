@@ -29,7 +29,15 @@ class Standing:
     """One account at one frontend."""
 
     __slots__ = (
-        *("_denied", "_denied_at_s", "_denied_tokens", "_denied_until_s", "_end_interval_s", "_ended_at_s"),
+        *(
+            "_denied",
+            "_denied_at_s",
+            "_denied_s_per_token",
+            "_denied_tokens",
+            "_denied_until_s",
+            "_end_interval_s",
+            "_ended_at_s",
+        ),
         *(
             "_remaining",
             "account",
@@ -69,6 +77,7 @@ class Standing:
         self._denied: Denied | None = None
         self._denied_at_s = self._denied_until_s = 0.0
         self._denied_tokens = 0
+        self._denied_s_per_token = 0.0
         self._ended_at_s: float | None = None
         self._end_interval_s = END_INTERVAL_S
 
@@ -80,8 +89,12 @@ class Standing:
     @property
     def is_idle(self) -> bool:
         """True if nothing is held, owed or awaited here."""
-        owes = self.spending or self.spent_tokens or self.spent_requests
-        return not (self.live or self.open or owes or self.slab.is_open)
+        return not (self.live or self.open or self.owes or self.slab.is_open)
+
+    @property
+    def owes(self) -> bool:
+        """True if something was spent that Redis does not know."""
+        return bool(self.spending or self.spent_tokens or self.spent_requests)
 
     @property
     def remaining(self) -> Remaining:
@@ -119,16 +132,21 @@ class Standing:
         self._denied, self._denied_at_s = denied, now_s
         memo_s = CONCURRENCY_MEMO_S if denied.reason == "concurrency" else MEMO_S
         self._denied_until_s = now_s + min(wait_s, memo_s)
-        self._denied_tokens = tokens if denied.reason == "tokens" else 0
+        self._denied_tokens = tokens
+        self._denied_s_per_token = 0.0
+        if denied.reason == "tokens":  # who wants less waits less
+            limits = (scope.limit for scope in self.account.scopes if scope.name == denied.scope)
+            self._denied_s_per_token = 60 / next(limits).tokens_per_min
         return denied
 
     def known_denial(self, tokens: int, now_s: float) -> Denied | None:
         """Return why a request of `tokens` would be refused, if that is known from one just before."""
         denied = self._denied
-        if denied is None or now_s >= self._denied_until_s or tokens < self._denied_tokens:
+        if denied is None or now_s >= self._denied_until_s:
             return None
-        wait_s = max(0.0, (denied.wait_s or 0.0) - (now_s - self._denied_at_s))
-        return Denied(denied.reason, denied.scope, wait_s, denied.remaining)
+        wait_s = (denied.wait_s or 0.0) - (now_s - self._denied_at_s)
+        wait_s += (tokens - self._denied_tokens) * self._denied_s_per_token
+        return Denied(denied.reason, denied.scope, wait_s, denied.remaining) if wait_s > 0 else None
 
     def forget_denial(self) -> None:
         """Something came back: ask again."""

@@ -10,8 +10,8 @@ import pytest
 from kvmesh.buckets.limits import Account
 from kvmesh.errors import MeshError
 from services.frontend.budgets import fallback
-from services.frontend.budgets.budgets import LEASE_S
 from services.frontend.budgets.reservation import Holder, Reservation
+from services.frontend.budgets.teller import LEASE_S
 from tests.unit.frontend.budgets.twin import TwinRedis, account
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
 from tests.unit.frontend.budgets.world import REFUSALS, Frontend, Load, Use, caller, spent
@@ -340,7 +340,9 @@ def test_a_known_denial_answers_for_itself() -> None:
             waits.append(refused.value.retry_after_s)
             await asyncio.sleep(0.001)
         assert redis.operations["Reserve"] < 10
-        assert all(0.7 < wait <= 1.0 for wait in waits) and waits == sorted(waits, reverse=True)
+        assert all(0.7 < (wait or 0) <= 1.0 for wait in waits) and waits == sorted(
+            waits, key=lambda wait: -(wait or 0)
+        )
         assert budgets.metrics.known_refusals.value > 190
         await frontend.kill()
 
