@@ -432,8 +432,7 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     @property
     def runtime_longest_s(self) -> float:
         """Longest that a request of any class may run, in seconds."""
-        own_s = self.frontend.runtime_max_s
-        return max((each.runtime_max_s or own_s for each in self.classes.values()), default=own_s)
+        return max(self.frontend.runtime_max_s, *(each.runtime_max_s for each in self.classes.values()), 0.0)
 
 
 def load(path: str | Path) -> MeshConfig:
