@@ -86,7 +86,7 @@ class ProcessRig:
 
     async def body(self, name: str) -> Body:
         part = self.mesh.parts[name]
-        pid = part.process.pid if part.process is not None else 0
+        pid = part.process.pid if part.process is not None and not part.has_fallen else 0
         return Body(str(pid), pid)
 
     async def keep_logs(self, folder: Path) -> None:

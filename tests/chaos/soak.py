@@ -74,7 +74,7 @@ class Soak:
         self._lives: dict[str, str] = {}
         self._violations: list[Violation] = []
         self.samples: dict[str, list[Sample]] = {}
-        """Memory by process, once it is over."""
+        """Memory by process so far."""
 
     def _now_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -90,6 +90,7 @@ class Soak:
         async with readers_of(self._rig) as (resuming, _):
             load = Load(resuming, self._now_s, random.Random(f"{self._seed} streams"))
             memory = MemoryLog(self._rig, self._now_s)
+            self.samples = memory.samples
             sampling = asyncio.create_task(memory.run(), name="memory")
             cpu, late = CpuShare(), Lateness()
             ticking = asyncio.create_task(late.run(), name="lateness")
@@ -120,7 +121,6 @@ class Soak:
             violations=self._violations,
         )
         _count(record, load)
-        self.samples = memory.samples
         return record
 
     async def _capacity(self) -> Capacity:
@@ -152,11 +152,16 @@ class Soak:
         next_s = self._now_s()
         while (next_s := max(next_s + EVERY_S, self._now_s())) < until_s - EVERY_S:
             await asyncio.sleep(next_s - self._now_s())
+            await self._mend()
             run = Run(self._rng.choice(everything()), self._rng.randrange(1, 1_000_000))
             target = target_of(run.cell.part, self._rng.randrange(2))
             away_s = DOWN_S if run.cell.ends_the_part else FAULT_S
             peer = peer_of(run.cell, self._rng.randrange(2))
-            moments = await Disturbance(self._rig, run, target, away_s, self._now_s, peer).run()
+            try:
+                moments = await Disturbance(self._rig, run, target, away_s, self._now_s, peer).run()
+            except AssertionError as gone:
+                self._note(Violation("NOT_BACK", f"{target} after {run.cell}: {gone}"))
+                continue
             self._lives[target] = (await self._rig.body(target)).life
             served_s = None if moments.served_s is None else moments.served_s - moments.returned_s
             hit = Hit(round(moments.fault_s, 1), str(run.cell), target, served_s and round(served_s, 3))
@@ -164,6 +169,20 @@ class Soak:
             if served_s is None:
                 self._violations.append(Violation("NOT_READMITTED", f"{target} after {run.cell}"))
             self._tell(f"{hit.at_s:.0f} s: {run.cell} on {target}, back after {served_s or -1:.2f} s")
+
+    async def _mend(self) -> None:
+        """Start again what ended by itself, and hold it against the mesh."""
+        for name, part in self._rig.mesh.parts.items():
+            if (await self._rig.body(name)).pid:
+                continue
+            status = await part.end()
+            self._note(Violation("ENDED_BY_ITSELF", f"{name} with status {status}: {part.tail()[-400:]}"))
+            await self._rig.mesh.start(name)
+            self._lives[name] = (await self._rig.body(name)).life
+
+    def _note(self, violation: Violation) -> None:
+        self._violations.append(violation)
+        self._tell(str(violation))
 
     async def _settle(self, base: Census) -> None:
         """See that nothing is left, compared to the mesh before the first request of the load."""
@@ -237,8 +256,10 @@ async def soak(
     folder.mkdir(parents=True, exist_ok=True)
     async with open_rig(folder) as rig:
         soaking = Soak(rig, minutes, seed, limits, tell)
-        record = await soaking.run(commit, machine)
-        (folder / "memory.json").write_bytes(msgspec.json.encode(soaking.samples))
+        try:
+            record = await soaking.run(commit, machine)
+        finally:
+            (folder / "memory.json").write_bytes(msgspec.json.encode(soaking.samples))
         if record.violations:
             await rig.keep_logs(folder / "kept")
     return record
