@@ -34,7 +34,7 @@ from kvmesh.trust.edge import Edge
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.frontend.accounting import Accounting
 from services.frontend.budgets.budgets import Budgets
-from services.frontend.budgets.metrics import BudgetMetrics
+from services.frontend.budgets.metrics import BudgetMetrics, watch_budgets
 from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
 from services.frontend.executions import Executions
@@ -170,6 +170,7 @@ class Frontend:
             clock,
             BudgetMetrics(self.metrics, Labels(config.tenants).of),
         )
+        watch_budgets(self.metrics, self.budgets)
         counts = RequestMetrics(self.metrics, tenants)
         self.core = FrontendCore(
             Limits(
