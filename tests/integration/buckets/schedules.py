@@ -130,9 +130,9 @@ _LOSS = st.sampled_from((None,) * 24 + ("levels", "open", "leases", "all", "scri
 
 
 @st.composite
-def schedules(draw: st.DrawFn, steps_max: int = 12) -> list[Step]:
+def schedules(draw: st.DrawFn, chapters: int = 6) -> list[Step]:
     """Draw a life: each message arrives, or never, or twice at once, or again or only after others."""
-    messages = draw(st.lists(_OPERATION, min_size=1, max_size=4 * steps_max))
+    messages = [each for _ in range(chapters) for each in draw(st.lists(_OPERATION, max_size=20))]
     chance = draw(st.randoms(use_true_random=False))
     arrivals = sorted(
         ((at, each) for place, each in enumerate(messages) for at in _arrivals(place, chance)),

@@ -93,14 +93,15 @@ def changed(limit: Limit) -> Account:
 
 @pytest.mark.parametrize("tokens", [1, 333, 1000])
 async def test_a_refusal_says_to_the_millisecond_when_it_would_fit(budget: Budget, tokens: int) -> None:
-    """One millisecond earlier it is refused, then it is granted."""
-    assert isinstance(await budget.reserve("all", 1000), Granted)
-    denied = await budget.reserve("r", tokens)
-    assert isinstance(denied, Denied) and denied.reason == "tokens" and denied.wait_s == tokens / 1000
-    budget.now_ms += tokens - 1
-    assert isinstance(await budget.reserve("r", tokens), Denied)
+    """One millisecond earlier it is refused, then it is granted; also at a rate that no millisecond divides."""
+    account = changed(Limit(0, 0, 7000, 1000, 0))
+    assert isinstance(await budget.reserve("all", 1000, account), Granted)
+    denied = await budget.reserve("r", tokens, account)
+    assert isinstance(denied, Denied) and denied.reason == "tokens" and denied.wait_s is not None
+    budget.now_ms += round(denied.wait_s * 1000) - 1
+    assert isinstance(await budget.reserve("r", tokens, account), Denied)
     budget.now_ms += 1
-    assert isinstance(await budget.reserve("r", tokens), Granted)
+    assert isinstance(await budget.reserve("r", tokens, account), Granted)
 
 
 async def test_a_refusal_names_the_longest_wait_and_of_equals_the_innermost(budget: Budget) -> None:

@@ -25,7 +25,7 @@ class Bench:
 
     def __init__(self, url: str) -> None:
         self.runner = asyncio.Runner()
-        self.link = RedisLink(url)
+        self.link = RedisLink(f"{url}?socket_timeout=30")  # a machine under load may pause for seconds
         self.meshes = itertools.count()
 
     def close(self) -> None:
