@@ -210,6 +210,8 @@ class ErrorDetails:
     """Description by field."""
     quota: Mapping[str, str] = field(default_factory=dict)
     """Description by subject."""
+    trailers: Mapping[str, str] = field(default_factory=dict)
+    """The texts in the trailing metadata, for example what is left of a budget."""
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> ErrorDetails:
@@ -217,8 +219,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> ErrorDetails:
     reason, metadata, retry_after_s = "", dict[str, str](), None
     violations: dict[str, str] = {}
     quota: dict[str, str] = {}
-    trailers: Any = error.trailing_metadata() or ()  # the stubs make its items opaque
-    for key, value in trailers:
+    found: Any = error.trailing_metadata() or ()  # the stubs make its items opaque
+    trailers = {key: value for key, value in found if isinstance(value, str)}
+    for key, value in found:
         if key != DETAILS_KEY:
             continue
         status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode("latin-1"))
@@ -238,5 +241,5 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> ErrorDetails:
             elif detail.Unpack(failure):
                 quota = {each.subject: each.description for each in failure.violations}
     return ErrorDetails(
-        error.code(), error.details() or "", reason, metadata, retry_after_s, violations, quota
+        error.code(), error.details() or "", reason, metadata, retry_after_s, violations, quota, trailers
     )

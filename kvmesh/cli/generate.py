@@ -118,5 +118,5 @@ def run_interruptible(work: Any) -> int:
 def _sentence(error: GenerateError, addresses: Sequence[str]) -> str:
     if isinstance(error, MeshUnavailable) and error.reason == "FRONTEND_LOST":
         return f"No frontend answers at {', '.join(addresses)}: {error.message}"
-    retry = f" Try again in {error.retry_after_s:g} s." if error.retry_after_s is not None else ""
+    retry = f" Try again in {error.retry_after_s:.3g} s." if error.retry_after_s is not None else ""
     return f"{error.code or error.reason}: {error.message}.{retry}"

@@ -4,6 +4,7 @@ See docs/client.md. Imports gRPC, protobuf and the stubs, and nothing of a servi
 """
 
 from kvmesh.client.client import Client
+from kvmesh.client.connections import Remaining
 from kvmesh.client.errors import (
     DeadlinePassed,
     GenerateError,
@@ -11,6 +12,7 @@ from kvmesh.client.errors import (
     MeshFull,
     MeshUnavailable,
     ProtocolBroken,
+    QuotaExceeded,
     RequestRefused,
     Superseded,
 )
@@ -29,6 +31,8 @@ __all__ = [
     "MeshUnavailable",
     "Patience",
     "ProtocolBroken",
+    "QuotaExceeded",
+    "Remaining",
     "RequestRefused",
     "Superseded",
     "order",

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import grpc
 
-from kvmesh.client.connections import Connections, dial
+from kvmesh.client.connections import Connections, Remaining, dial
 from kvmesh.client.generation import Generation
 from kvmesh.client.journey import Journey, Patience
 from kvmesh.client.order import Options, order
@@ -74,6 +74,11 @@ class Client:
         return Generation(
             self._connections, Journey(request, self._patience, until_s, has_own_key=has_own_key)
         )
+
+    @property
+    def remaining(self) -> Remaining | None:
+        """What the caller's limits leave it, as told with the end of its last answer; None: nothing was told."""
+        return self._connections.remaining
 
     async def close(self) -> None:
         """End all streams and connections. Idempotent."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -52,6 +53,31 @@ def dial(
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=everything)
     return grpc.aio.secure_channel(address, credentials, options=everything)
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What the caller's limits leave it, as its last answer said. None: not limited."""
+
+    requests: int | None = None
+    tokens: int | None = None
+    concurrency: int | None = None
+
+
+def remaining_of(trailers: Iterable[tuple[str, str | bytes]]) -> Remaining | None:
+    """Return what the trailers of a call tell to be left; None if they tell nothing."""
+    prefix = "kvmesh-remaining-"
+    found = {key.removeprefix(prefix): value for key, value in trailers if key.startswith(prefix)}
+    known = {
+        name: int(found[name])
+        for name in ("requests", "tokens", "concurrency")
+        if _is_number(found.get(name))
+    }
+    return Remaining(**known) if known else None
+
+
+def _is_number(value: str | bytes | None) -> bool:
+    return isinstance(value, str) and value.isascii() and value.removeprefix("-").isdecimal()
 
 
 class Stream:
@@ -106,6 +132,10 @@ class Connections:
         self._probes: set[asyncio.Task[None]] = set()
         self._ending: set[Any] = set()
         """Calls whose last message is here and whose status is still on its way."""
+        self._told: set[asyncio.Task[None]] = set()
+        """Who waits for what these say."""
+        self.remaining: Remaining | None = None
+        """What the caller's limits leave it, as the last answer said; None: nothing was said of limits."""
         self._wanted = asyncio.Event()
         self._stalled_s = float("-inf")
         """When this process itself last was too slow to judge others."""
@@ -152,11 +182,22 @@ class Connections:
         if not stream.call.done():
             self._ending.add(stream.call)
             stream.call.add_done_callback(self._ending.discard)
+        task = asyncio.create_task(self._hear_end(stream.call), name="kvmesh-client-end")
+        self._told.add(task)
+        task.add_done_callback(self._told.discard)
+
+    def take_trailers(self, trailers: Iterable[tuple[str, str | bytes]]) -> None:
+        """Take what a call ended with."""
+        self.remaining = remaining_of(trailers) or self.remaining
+
+    async def _hear_end(self, call: Any) -> None:
+        with suppress(grpc.aio.AioRpcError):
+            self.take_trailers(await call.trailing_metadata() or ())
 
     async def close(self) -> None:
         """End all streams and connections. Idempotent."""
         self.is_closed = True
-        tasks = [*self._probes, *([self._watch] if self._watch is not None else [])]
+        tasks = [*self._probes, *self._told, *([self._watch] if self._watch is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

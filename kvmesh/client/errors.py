@@ -26,6 +26,7 @@ class GenerateError(Exception):
         code: str = "",
         retry_after_s: float | None = None,
         violations: Mapping[str, str] | None = None,
+        quota: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
@@ -38,6 +39,8 @@ class GenerateError(Exception):
         """Seconds after which the mesh expects to have room; None: it did not say."""
         self.violations = dict(violations or {})
         """What is wrong, by field of the request; for RequestRefused."""
+        self.quota = dict(quota or {})
+        """Which limits were met, by whose they are; for QuotaExceeded."""
         self.ids: list[int] = []
         """Tokens received before the failure, from position 0."""
         self.text = ""
@@ -52,6 +55,13 @@ class RequestRefused(GenerateError):
 
 class MeshFull(GenerateError):
     """The mesh has no room now. Try again after `retry_after_s`, or send less."""
+
+
+class QuotaExceeded(MeshFull):
+    """The tenant, its key or its organisation has used what it may for now; `quota` names the limit.
+
+    There may be room for others: trying elsewhere does not help, and `retry_after_s` is when its own budget has grown.
+    """
 
 
 class MeshUnavailable(GenerateError):
@@ -74,6 +84,9 @@ class ProtocolBroken(GenerateError):
     """The stream repeated or left out a position: a bug that the client will not hide."""
 
 
+QUOTA: Final = frozenset({"REQUEST_RATE_EXCEEDED", "TOKEN_RATE_EXCEEDED", "CONCURRENCY_EXCEEDED"})
+"""Refusals by the caller's own limits."""
+
 _BY_CODE: Final[Mapping[str, type[GenerateError]]] = {
     "INVALID_ARGUMENT": RequestRefused,
     "ALREADY_EXISTS": RequestRefused,
@@ -90,11 +103,12 @@ _BY_CODE: Final[Mapping[str, type[GenerateError]]] = {
 def error_of(details: ErrorDetails) -> GenerateError:
     """Return the exception for a call that ended with `details`; a status nobody expects is MeshUnavailable."""
     code = details.code.name
-    kind = _BY_CODE.get(code, MeshUnavailable)
+    kind = QuotaExceeded if details.reason in QUOTA else _BY_CODE.get(code, MeshUnavailable)
     return kind(
         details.reason or code,
         details.message,
         code=code,
         retry_after_s=details.retry_after_s,
         violations=details.violations,
+        quota=details.quota,
     )

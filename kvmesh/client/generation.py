@@ -157,6 +157,7 @@ class Generation:
             has_other = connections.frontends.has_other(stream.address)
             return journey.on_lost(str(error), has_other=has_other, now_s=now_s, jitter=random.random())
         details = from_rpc_error(error)
+        connections.take_trailers(details.trailers.items())
         if details.code is grpc.StatusCode.DEADLINE_EXCEEDED and not details.reason:
             return GiveUp(journey.deadline_error())
         if journey.is_frontends_fault(details):

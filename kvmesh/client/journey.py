@@ -60,6 +60,8 @@ class Patience:
     """Sends in a row that bring no token; then the request fails."""
     refusals_max: int = 4
     """Refusals in a row by a full mesh; then the request fails."""
+    retry_after_max_s: float = 30.0
+    """A refusal that says to come back later than this fails the request at once; 0: every refusal does."""
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
 
@@ -67,6 +69,8 @@ class Patience:
         for name, low in (("silence_s", 0.05), ("answer_s", 0.05), ("backoff_min_s", 0.001)):
             if not getattr(self, name) >= low:
                 raise ValueError(f"{name} is {getattr(self, name)}: {low:g} s or more is allowed")
+        if not self.retry_after_max_s >= 0:
+            raise ValueError(f"retry_after_max_s is {self.retry_after_max_s}: 0 s or more is allowed")
         if not self.backoff_max_s >= self.backoff_min_s:
             raise ValueError(
                 f"backoff_max_s is {self.backoff_max_s}: {self.backoff_min_s:g} s or more is allowed"
@@ -196,7 +200,7 @@ class Journey:
             return self._again(error, now_s, self._backoff_s(jitter, at_once=False))
         if isinstance(error, MeshFull) and reason != "SLOW_READER":
             return self._refused(error, details, has_other=has_other, now_s=now_s, jitter=jitter)
-        if not isinstance(error, MeshUnavailable):
+        if not isinstance(error, MeshUnavailable) or self._is_too_late(details):
             return GiveUp(error)
         return self._again(error, now_s, self._pause_s(details, now_s, has_other=has_other, jitter=jitter))
 
@@ -290,15 +294,19 @@ class Journey:
             self._refused_since_s = now_s
         after_s = self._pause_s(details, now_s, has_other=has_other, jitter=jitter)
         if not self.ids:
-            return (
-                GiveUp(error)
-                if self._refusals >= self._patience.refusals_max
-                else self._again(error, now_s, after_s)
-            )
+            is_over = self._refusals >= self._patience.refusals_max or self._is_too_late(details)
+            return GiveUp(error) if is_over else self._again(error, now_s, after_s)
         if now_s - self._refused_since_s >= REFUSED_S:
             return GiveUp(error)
         self._streak = min(self._streak, self._patience.sends_max - 2)  # time bounds it
         return self._again(error, now_s, after_s)
+
+    def _is_too_late(self, details: ErrorDetails) -> bool:
+        """Return whether the mesh wants a longer pause than the caller has patience for; what has tokens waits for it."""
+        max_s, asked_s = self._patience.retry_after_max_s, details.retry_after_s
+        if self.ids or details.reason in FRONTENDS_OWN:
+            return False
+        return max_s == 0 or (asked_s is not None and asked_s > max_s)
 
     def _pause_s(self, details: ErrorDetails, now_s: float, *, has_other: bool, jitter: float) -> float:
         """Return the wait behind a status of the mesh."""

@@ -16,6 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.operations import Show, Shown
+from kvmesh.client import Client, Patience, QuotaExceeded
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.redis_link import RedisLink
@@ -216,6 +217,21 @@ async def test_an_output_that_the_deadline_has_no_time_for_is_lowered(served: Se
     again = request(400, options=pb.GenerateOptions(resume=resume))
     rest = await Answer(call(served, again, "free", timeout=5), first=10).read()
     assert rest.ids == oracle(PROMPT, 10 + len(rest.ids))[10:]
+
+
+async def test_the_client_knows_what_is_left(served: Serving) -> None:
+    """On success and on refusal; it waits for its budget to grow, unless it is told not to."""
+    async with Client([served.address], key=KEYS["batch"]) as client:
+        await client.generate(prompt_tokens=PROMPT, max_output_tokens=800).all()
+        await until(lambda: client.remaining is not None, "what is left")
+        assert client.remaining is not None and client.remaining.tokens is not None
+        assert 0 <= client.remaining.tokens < 200 and client.remaining.requests is None
+    patience = Patience(retry_after_max_s=0.0)
+    async with Client([served.address], key=KEYS["batch"], patience=patience) as client:
+        with pytest.raises(QuotaExceeded) as caught:
+            await client.generate(prompt_tokens=PROMPT, max_output_tokens=800).all()
+        assert "tenant:batch" in caught.value.quota and caught.value.retry_after_s is not None
+        assert client.remaining is not None
 
 
 @pytest.mark.parametrize("seed", range(2))
