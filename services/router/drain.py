@@ -31,19 +31,24 @@ class Drain:
         """Seconds with somebody waiting, without fading."""
         self._since_s: float | None = None
         """Until when the busy time is counted. None: nothing waits."""
+        self._began_s = 0.0
+        """Since when something waits."""
 
     def waits(self, is_anything_waiting: bool, now_s: float) -> None:
         """Something waits from now on, or nothing any more. Idempotent."""
         if is_anything_waiting:
             if self._since_s is None:
-                self._since_s = now_s
+                self._since_s = self._began_s = now_s
         elif self._since_s is not None:
             self._fade(now_s)
             self._since_s = None
 
     def released(self, tokens: int, now_s: float) -> None:
-        """A request with a prompt of `tokens` left the queue for a replica."""
-        if self._since_s is not None:
+        """A request with a prompt of `tokens` left the queue for a replica.
+
+        What goes in the moment it came tells what was offered, not what can be taken.
+        """
+        if self._since_s is not None and now_s > self._began_s:
             self._fade(now_s)
             self._tokens += max(REQUEST_TOKENS_MIN, tokens)
             self._releases += 1

@@ -155,7 +155,13 @@ class Releases:
                 f"router's queue; {max(0.0, last_s - now_s):.3f} s are left"
             )
             estimate_ms = as_ms(now_s - item.arrived_s + placement.estimate_s)
-            item.outbox.refuse(item.slot, pb.Refusal.REASON_DEADLINE, message, estimate_ms=estimate_ms)
+            item.outbox.refuse(
+                item.slot,
+                pb.Refusal.REASON_DEADLINE,
+                message,
+                retry_after_ms=self.retry_after_ms(now_s),
+                estimate_ms=estimate_ms,
+            )
         self._holdings.end(item, now_s, "REASON_DEADLINE")
         return True
 

@@ -53,6 +53,8 @@ class Asked:
     """When its first token came."""
     refusal: pb.Refusal | None = None
     refused_s: float = 0.0
+    is_late: bool = False
+    """Its deadline passed in the engine."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -133,6 +135,8 @@ class Frontend:
         for refusal in message.refusals:
             asked = self.asked[refusal.slot]
             asked.refusal, asked.refused_s = refusal, now_s
+        for finish in message.finishes:
+            self.asked[finish.slot].is_late = self.asked[finish.slot].first_s is None
         for failure in message.failures:
             raise AssertionError(f"a request failed: {failure}")
         if message.HasField("load_report"):
@@ -196,7 +200,7 @@ class Pool:
             asked.append(self._submit(arrival))
             self._flow()
         end_s = self.now_s + drain_s
-        while any(one.first_s is None and one.refusal is None for one in asked):
+        while any(one.first_s is None and one.refusal is None and not one.is_late for one in asked):
             assert self.now_s < end_s, "requests never end"
             self.advance(0.5)
         return asked

@@ -23,7 +23,10 @@ def test_nothing_is_known_at_first_and_nobody_waits_behind_nothing() -> None:
     assert drain.wait_s(1000.0, 0.0) is None and drain.retry_after_ms(1000.0, 0.0) == RETRY_MS_UNKNOWN
     assert drain.wait_s(0.0, 0.0) == 0.0
     for _ in range(RELEASES_MIN * 2):
-        drain.released(100, 1.0)  # nobody waits: that is what was offered, not what can be taken
+        drain.released(100, 1.0)  # nobody waits
+        drain.waits(True, 1.0)
+        drain.released(100, 1.0)  # nobody waited
+        drain.waits(False, 1.0)
     assert drain.tokens_per_s(2.0) is None
 
 

@@ -1,0 +1,91 @@
+"""More work than the replicas can take, on a virtual clock with real cores."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.admission import RelayLimits
+from tests.simulation.pool import BASE_S, TOKEN_S, Asked, Pool, merged, poisson
+
+TOKENS = 400
+PREFILLS = 2
+CAPACITY = PREFILLS / (BASE_S + TOKEN_S * TOKENS)
+"""Requests per second."""
+
+SECONDS = 40.0
+DEADLINE_S = 6.0
+LIMITS = RelayLimits(queue_max_requests=200, queue_delay_max_s=3.0)
+
+
+def good(asked: list[Asked]) -> int:
+    """Return how many had their first token within the deadline."""
+    return sum(one.ttft_s is not None and one.ttft_s <= DEADLINE_S for one in asked)
+
+
+def offer(load: float, seed: int = 1) -> tuple[list[Asked], Pool]:
+    """Offer `load` times what the replicas can take, from three tenants."""
+    pool = Pool(seed, prefills=PREFILLS, limits=LIMITS)
+    draw, start_s = random.Random(seed), pool.now_s
+    each = load * CAPACITY / 3
+    terms = {"remaining_ms": round(DEADLINE_S * 1000)}
+    arrivals = [
+        poisson(draw, tenant, each, TOKENS, start_s, start_s + SECONDS, **terms) for tenant in ("a", "b", "c")
+    ]
+    return pool.run(merged(*arrivals)), pool
+
+
+def test_three_times_the_load_costs_no_goodput_and_every_refusal_says_when_to_come_back() -> None:
+    """Overload turns into typed refusals at once; what is taken is served in time."""
+    once, _ = offer(1.0)
+    thrice, pool = offer(3.0)
+    assert good(thrice) >= 0.95 * good(once), (good(thrice), good(once))
+    refused = [one for one in thrice if one.refusal is not None]
+    assert len(refused) > len(thrice) / 2
+    for one in refused:
+        assert one.refusal is not None
+        assert one.refusal.reason in (pb.Refusal.REASON_QUEUE_FULL, pb.Refusal.REASON_DEADLINE), one.refusal
+        assert one.refusal.retry_after_ms > 0, one.refusal
+        assert one.refused_s - one.arrival.at_s <= LIMITS.queue_delay_max_s + 1.0
+    at_door = sum(one.refused_s == one.arrival.at_s for one in refused)
+    assert at_door >= 0.9 * len(refused), "refused at the door, not after a wait"
+    late = sum(one.is_late for one in thrice)
+    assert late <= 0.02 * len(thrice), "work on requests that are too late"
+    pool.relay.assert_consistent()
+
+
+def test_under_overload_tenants_are_refused_by_what_they_offer() -> None:
+    """A tenant within its share loses next to nothing while another offers five times what there is."""
+    pool = Pool(2, prefills=PREFILLS, limits=LIMITS)
+    draw, start_s = random.Random(2), pool.now_s
+    terms = {"remaining_ms": round(DEADLINE_S * 1000)}
+    asked = pool.run(
+        merged(
+            poisson(draw, "greedy", 5 * CAPACITY, TOKENS, start_s, start_s + 20.0, **terms),
+            poisson(draw, "modest", 0.2 * CAPACITY, TOKENS, start_s, start_s + 20.0, **terms),
+        )
+    )
+    ends = Counter((one.arrival.tenant, one.refusal is None) for one in asked)
+    assert ends["modest", False] <= 0.05 * ends["modest", True], ends
+    assert ends["greedy", False] > ends["greedy", True]
+
+
+def test_sheddable_work_goes_first() -> None:
+    """In a full queue sheddable requests are driven out for others; they are told so."""
+    limits = RelayLimits(queue_max_requests=20, queue_delay_max_s=600.0)
+    pool = Pool(3, prefills=1, limits=limits)
+    draw, start_s = random.Random(3), pool.now_s
+    rate = 2 * CAPACITY / PREFILLS
+    asked = pool.run(
+        merged(
+            poisson(draw, "batch", rate, TOKENS, start_s, start_s + 30.0, sheddable=True, band=2),
+            poisson(draw, "chat", rate, TOKENS, start_s, start_s + 30.0, band=4),
+        )
+    )
+    evicted = [one for one in asked if one.refusal is not None and one.refusal.evicted]
+    assert evicted and {one.arrival.tenant for one in evicted} == {"batch"}
+    served = Counter(
+        one.arrival.tenant for one in asked if one.first_s is not None and one.first_s < start_s + 30.0
+    )
+    assert served["chat"] >= 0.95 * 30.0 * CAPACITY / PREFILLS - 20
