@@ -123,7 +123,7 @@ class Desk:
         submit.budget.remaining_ms = changes.pop("remaining_ms", 100_000)
         submit.budget.max_output_tokens = changes.pop("output", 10)
         submit.budget.priority = changes.pop("priority", 0)
-        for name in ("band", "tenant", "weight", "sheddable", "kv_head_room_permille"):
+        for name in ("band", "tenant", "weight", "sheddable", "shadow", "kv_head_room_permille"):
             if name in changes:
                 setattr(submit.budget, name, changes.pop(name))
         if "ttft_ms" in changes:
