@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.buckets.limits import Account
+from kvmesh.clock import MonotonicClock
 from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.budgets.budgets import Budgets
 from services.frontend.budgets.metrics import BudgetMetrics
+from services.frontend.budgets.pump import Ledger
 from services.frontend.budgets.reservation import Holder, Reservation
-from tests.unit.frontend.budgets.twin import TwinLedger, TwinRedis
+from tests.unit.frontend.budgets.twin import TwinLedger
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop
 
 REFUSALS = {"REQUEST_RATE_EXCEEDED", "TOKEN_RATE_EXCEEDED", "CONCURRENCY_EXCEEDED", "BUDGET_UNAVAILABLE"}
@@ -75,7 +77,7 @@ class Frontend:
     """One frontend's budgets, and its clients."""
 
     name: str
-    redis: TwinRedis
+    ledger: Ledger
     draw: random.Random
     frontends: int
     uses: list[Use] = field(default_factory=list)
@@ -86,10 +88,9 @@ class Frontend:
 
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        assert isinstance(self.loop, VirtualLoop)
-        self.ledger = TwinLedger(self.redis)
+        clock = self.loop if isinstance(self.loop, VirtualLoop) else MonotonicClock()
         metrics = BudgetMetrics(Metrics("frontend"), lambda _: "one")
-        self.budgets = Budgets(self.ledger, self.name, self.loop, metrics)
+        self.budgets = Budgets(self.ledger, self.name, clock, metrics)
         self.budgets.on_members(self.frontends)
         self.running = asyncio.create_task(self.budgets.run())
         self.numbers = 0
@@ -115,7 +116,8 @@ class Frontend:
 
     async def kill(self) -> None:
         """End it out of order: nothing is settled."""
-        self.ledger.is_cut_off = True
+        if isinstance(self.ledger, TwinLedger):
+            self.ledger.is_cut_off = True
         tasks = [*self.tasks, self.running, *([self.loading] if self.loading else [])]
         for task in tasks:
             task.cancel()
@@ -191,3 +193,8 @@ class Frontend:
 def spent(uses: Sequence[Use], until_s: float) -> int:
     """Return what requests that were admitted until then were charged, overruns and resumed ones apart."""
     return sum(min(use.actual, use.estimate) for use in uses if use.at_s <= until_s and not use.is_forced)
+
+
+def admitted(uses: Sequence[Use], begin_s: float, end_s: float) -> int:
+    """Return what requests admitted within the time were charged, overruns apart."""
+    return sum(min(use.actual, use.estimate) for use in uses if begin_s <= use.at_s < end_s)

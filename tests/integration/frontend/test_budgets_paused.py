@@ -1,0 +1,105 @@
+"""Redis paused in the middle, for real: requests go on, the bound holds, and at its return nothing jumps.
+
+Scaled: a pause of 4 s where the aim is 30 s, and limits so much higher that as many requests come meanwhile. The virtual
+twin (tests/unit/frontend/budgets) runs the whole 30 s; `python -m bench --only admission --full` runs them for real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from kvmesh.buckets.ledger import Ledger
+from kvmesh.buckets.operations import Show, Shown
+from kvmesh.child import bound_command
+from kvmesh.redis_binary import redis_binary, redis_command
+from kvmesh.redis_link import RedisAway, RedisLink
+from services.frontend.budgets import fallback
+from tests.integration.frontend.conftest import until
+from tests.unit.frontend.budgets.twin import account
+from tests.unit.frontend.budgets.world import Frontend, Load, admitted, caller, spent
+
+PAUSE_S = 4.0
+PER_MIN = 360_000
+BURST = 12_000
+ACCOUNT = account(tokens_per_min=PER_MIN, burst_s=2, requests_per_min=60_000, concurrency=1000)
+FRONTENDS = 3
+
+
+@pytest.fixture
+def redis(free_port: int, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A Redis of this test alone: it is stopped."""
+    command = bound_command(redis_command(redis_binary(), free_port, tmp_path))
+    with (tmp_path / "redis.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield server
+        finally:
+            server.kill()
+            server.wait()
+
+
+async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[bytes], free_port: int) -> None:
+    """Three frontends with three times the limit; everything is told in the end, and settled once."""
+    draw, loop = random.Random(1), asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        links = [RedisLink(f"redis://127.0.0.1:{free_port}/0") for _ in range(FRONTENDS)]
+        for link in links:
+            stack.push_async_callback(link.close)
+        await until_there(links[0])
+        frontends = [
+            Frontend(f"f{at}", Ledger(link, "mesh"), random.Random(draw.random()), FRONTENDS)
+            for at, link in enumerate(links)
+        ]
+        started_s = loop.time()
+        for frontend in frontends:
+            frontend.start(Load(15, [caller(ACCOUNT)], seconds_mean=0.5, resumed=0, leave=0.05))
+        await asyncio.sleep(3)
+        redis.send_signal(signal.SIGSTOP)
+        paused_s = loop.time()
+        try:
+            await asyncio.sleep(PAUSE_S)
+        finally:
+            redis.send_signal(signal.SIGCONT)
+        back_s = loop.time()
+        await until(lambda: not any(each.budgets.is_away for each in frontends), "Redis is asked again", 5)
+        await asyncio.sleep(2)
+        await asyncio.gather(*(frontend.stop() for frontend in frontends))
+        await asyncio.gather(*(frontend.close() for frontend in frontends))
+        ended_s = loop.time()
+        (shown,) = await Ledger(links[0], "mesh").run([Show(ACCOUNT)])
+    uses = sorted((use for frontend in frontends for use in frontend.uses), key=lambda use: use.at_s)
+    per_s = PER_MIN / 60
+    for use in uses:
+        allowed = BURST + (use.at_s - started_s) * per_s + fallback.SHARE * BURST
+        assert spent(uses, use.at_s) <= allowed
+    assert admitted(uses, paused_s + 0.5, back_s) >= (PAUSE_S - 0.5) * fallback.SHARE * per_s / 2
+    for tenth in range(round((ended_s - back_s) * 10)):
+        begin_s = back_s + tenth / 10
+        taken = admitted(uses, begin_s, begin_s + 1)
+        assert taken <= per_s + 0.3 * BURST, f"{taken} from {tenth} tenths after the return"
+    for frontend in frontends:
+        assert frontend.budgets.outage.total >= 1 and frontend.counts["LOCAL"] > 5, frontend.counts
+        assert frontend.budgets.open_count == frontend.budgets.owed_count == 0
+    assert isinstance(shown, Shown)
+    book = shown.book
+    assert book.reserved + book.extended == book.settled + book.refunded + book.swept
+    assert book.open_count == 0 and all(use.slots == 0 for use in shown.uses)
+    charged = book.settled + book.overrun + book.swept + book.spent
+    assert charged == sum(use.actual for use in uses)
+
+
+async def until_there(link: RedisLink) -> None:
+    """Wait until Redis answers."""
+    async with asyncio.timeout(10):
+        while not link.is_connected:
+            with suppress(RedisAway):
+                await link.execute("PING")
+            await asyncio.sleep(0.01)
