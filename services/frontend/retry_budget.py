@@ -47,8 +47,10 @@ class RetryBudget:
     def share(self, frontends: int, now_s: float) -> None:
         """There are so many frontends, this one included."""
         self._refill(now_s)
-        self._per_s = self._mesh_per_s / max(1, frontends)
+        before_per_s, self._per_s = self._per_s, self._mesh_per_s / max(1, frontends)
         self._cap = WINDOW_S * (self._per_s + 10 * self._ratio)
+        if self._per_s < before_per_s:  # what was saved of the trickle is others', too
+            self._level *= self._per_s / before_per_s
         self._level = min(self._cap, self._level)
 
     def take(self, now_s: float, *, is_sheddable: bool = False) -> bool:

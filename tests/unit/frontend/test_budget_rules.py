@@ -1,0 +1,321 @@
+"""What holds of budgets at the frontend's core: what hops are told, refusals, retries, times to come back, and bills."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.buckets.limits import Account
+from kvmesh.errors import MeshError
+from kvmesh.inference.v1 import inference_pb2
+from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
+from services.frontend import bill, feasibility, wire
+from services.frontend.core import FrontendCore
+from services.frontend.feasibility import FirstTokens, Outlook
+from services.frontend.live import Live
+from services.frontend.order import RUNTIME_GRACE_S
+from services.frontend.request import LiveRequest
+from services.frontend.retry_budget import RetryBudget
+from services.frontend.tries import Limits
+from tests.unit.frontend.fake_mesh import Client, FakeMesh, order
+
+ROOM = pb.Refusal
+
+
+def caller(name: str = "search", *, sheddable: bool = False) -> Caller:
+    return Caller(
+        tenant=Tenant(name=name, weight=3.0),
+        service_class=ServiceClass(
+            name="quick",
+            band=6,
+            runtime_max_s=30.0,
+            default_deadline_s=30.0,
+            max_output_tokens=1000,
+            is_sheddable=sheddable,
+            kv_head_room=0.125,
+        ),
+        account=Account(name, ()),
+    )
+
+
+def mesh_of(retries: RetryBudget | None = None, start_min_s: float = 0.0) -> FakeMesh:
+    core = FrontendCore(
+        Limits(4, 3.0, 4, start_min_s=start_min_s),
+        places=10_000,
+        retries=retries or RetryBudget(0.1, 3.0, 1000.0),
+        jitter=lambda: 0.5,
+    )
+    mesh = FakeMesh(core, random.Random(1), 1)
+    mesh.open(mesh.routers[0])
+    return mesh
+
+
+def begin(mesh: FakeMesh, at: int = 1, **changes: Any) -> Client:
+    values = {"max_output_tokens": 60, "deadline_s": mesh.now_s + 600, **changes}
+    return Client(mesh.core, order(at, **values), mesh.now_s)
+
+
+def refuse(mesh: FakeMesh, slot: int, reason: int, **row: Any) -> None:
+    message = pb.AttachResponse()
+    message.refusals.add(slot=slot, reason=reason, **row)
+    mesh.core.on_response(mesh.routers[0], message, mesh.now_s)
+    mesh.core.assert_consistent()
+
+
+def sent(mesh: FakeMesh) -> list[pb.Submit]:
+    message = mesh.routers[0].outbox.take(mesh.now_s)
+    return list(message.submits) if message is not None else []
+
+
+def error_of(client: Client) -> MeshError:
+    assert client.request.end is not None and client.request.end.error is not None
+    return client.request.end.error
+
+
+def test_hops_are_told_who_calls_and_get_a_grace_where_the_end_is_the_class_s() -> None:
+    """The margins of the hops behind must not cut what its class lets run on; a client's own deadline they keep."""
+    for is_clients, grace_s in ((True, 0.0), (False, RUNTIME_GRACE_S)):
+        mesh = mesh_of()
+        deadline_s = mesh.now_s + 30
+        begin(
+            mesh, caller=caller(), deadline_s=deadline_s, is_clients_deadline=is_clients, reservation_id="r-1"
+        )
+        (submit,) = sent(mesh)
+        budget = submit.budget
+        assert (budget.tenant, budget.service_class, budget.band, budget.weight) == (
+            "search",
+            "quick",
+            6,
+            3.0,
+        )
+        assert (budget.kv_head_room_permille, budget.sheddable, budget.reservation_id) == (125, False, "r-1")
+        assert abs(budget.remaining_ms - (30 + grace_s) * 1000) <= 1
+
+
+def test_a_request_without_time_never_reaches_a_router() -> None:
+    """Neither at first nor when it would be tried again."""
+    mesh = mesh_of(start_min_s=0.1)
+    late = begin(mesh, 1, deadline_s=mesh.now_s + 0.05)
+    assert error_of(late).reason == "INFEASIBLE_DEADLINE"
+    assert error_of(late).metadata["estimate_ms"] == "100" and not sent(mesh)
+    again = begin(mesh, 2, deadline_s=mesh.now_s + 1.0)
+    (submit,) = sent(mesh)
+    mesh.now_s += 0.95
+    refuse(mesh, submit.slot, ROOM.REASON_NO_REPLICA)
+    mesh.now_s += 0.04
+    mesh.core.on_timer(mesh.now_s)
+    assert error_of(again).reason == "INFEASIBLE_DEADLINE" and not sent(mesh)
+
+
+def test_a_router_that_sees_no_way_says_its_estimate_and_is_not_asked_again() -> None:
+    """The client learns what would be needed."""
+    mesh = mesh_of()
+    client = begin(mesh, deadline_s=mesh.now_s + 2.0)
+    (submit,) = sent(mesh)
+    refuse(mesh, submit.slot, ROOM.REASON_DEADLINE, estimate_ms=3500, retry_after_ms=700)
+    error = error_of(client)
+    assert (error.reason, error.metadata["estimate_ms"], error.retry_after_s) == (
+        "INFEASIBLE_DEADLINE",
+        "3500",
+        0.7,
+    )
+    assert int(error.metadata["remaining_ms"]) == 2000
+    assert not sent(mesh) and mesh.core.retries.spent_total == 0
+
+
+def test_who_has_tokens_and_time_by_its_class_is_not_ended_by_an_estimate() -> None:
+    """A resume that a hop thinks hopeless is tried again until the class's end, and keeps its tokens."""
+    mesh = mesh_of()
+    client = begin(mesh, deadline_s=mesh.now_s + 5.0, is_clients_deadline=False)
+    mesh.settle(6)
+    client.read(mesh.now_s)
+    assert client.ids
+    until_s = client.order.deadline_s
+    mesh.cut(mesh.routers[0])
+    mesh.runs.clear()
+    mesh.open(mesh.routers[0])
+    refusals = 0
+    while client.request.end is None and mesh.now_s < until_s + 1:
+        router = mesh.routers[0]
+        message = router.outbox.take(mesh.now_s)
+        for adopt in message.adopts if message is not None else ():
+            refuse(mesh, adopt.slot, ROOM.REASON_UNKNOWN_REQUEST)
+        for submit in message.submits if message is not None else ():
+            refuse(mesh, submit.slot, ROOM.REASON_DEADLINE, estimate_ms=9000)
+            refusals += 1
+        mesh.now_s += 0.01
+        mesh.core.on_timer(mesh.now_s)
+    assert client.request.end is not None
+    assert client.request.end.finish_reason == inference_pb2.FINISH_REASON_DEADLINE
+    assert until_s <= mesh.now_s <= until_s + 0.05 and 1 < refusals < 20
+
+
+@pytest.mark.parametrize(
+    ("reason", "evicted", "told"),
+    [
+        (ROOM.REASON_QUEUE_FULL, False, "QUEUE_FULL"),
+        (ROOM.REASON_QUEUE_FULL, True, "SHED"),
+        (ROOM.REASON_QUEUE_TIMEOUT, False, "QUEUE_TIMEOUT"),
+        (ROOM.REASON_KV_FULL, False, "KV_FULL"),
+    ],
+)
+def test_a_full_mesh_is_not_tried_again(reason: int, evicted: bool, told: str) -> None:
+    """The client comes back when the router said; nothing is added to the load."""
+    mesh = mesh_of()
+    client = begin(mesh)
+    (submit,) = sent(mesh)
+    refuse(mesh, submit.slot, reason, retry_after_ms=1500, evicted=evicted)
+    assert (error_of(client).reason, error_of(client).retry_after_s) == (told, 1.5)
+    assert not sent(mesh) and mesh.core.retries.spent_total == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("frontends", [1, 4])
+def test_with_half_of_the_replicas_gone_retries_stay_a_tenth(seed: int, frontends: int) -> None:
+    """Half of all attempts fail untouched: what is sent stays within 1.1 times the requests and the mesh's trickle."""
+    draw, seconds, per_s = random.Random(seed), 20, 100
+    budgets = [RetryBudget(0.1, 3.0, 1000.0) for _ in range(frontends)]
+    submits = requests = 0
+    for budget in budgets:
+        budget.share(frontends, 1000.0)
+        mesh = mesh_of(budget)
+        for at in range(seconds * per_s):
+            mesh.now_s = 1000.0 + at / per_s
+            mesh.core.on_timer(mesh.now_s)
+            begin(mesh, at + 1, max_output_tokens=1)
+            requests += 1
+            for submit in sent(mesh):
+                submits += 1
+                if draw.random() < 0.5:
+                    refuse(mesh, submit.slot, ROOM.REASON_NO_REPLICA)
+                else:
+                    message = pb.AttachResponse()
+                    message.first_tokens.add(slot=submit.slot, position=0, token_id=5)
+                    message.finishes.add(slot=submit.slot, end_position=1, reason=pb.Finish.REASON_LENGTH)
+                    mesh.core.on_response(mesh.routers[0], message, mesh.now_s)
+    saved = 10 * 3.0
+    assert submits <= 1.1 * requests + 3.0 * seconds + saved + frontends
+    assert submits >= 1.05 * requests, "retries that may be made are made"
+
+
+def test_work_that_may_be_shed_leaves_half_of_the_retries_to_others() -> None:
+    """When retries are short, they are for who is not sheddable."""
+    budget = RetryBudget(0.1, 3.0, 0.0)
+    assert sum(budget.take(0.0, is_sheddable=True) for _ in range(100)) < 15
+    assert sum(budget.take(0.0) for _ in range(100)) >= 15
+
+
+def test_clients_that_are_refused_together_are_told_different_times() -> None:
+    """Places come free one by one, at the rate at which requests end."""
+    core = mesh_of().core
+    live = Live(2)
+    ends = [begin(mesh_of(), at) for at in range(1, 40)]
+    assert core is not None
+    now_s = 50.0
+    for client in ends:  # ten ends a second
+        live.places = 100
+        live.admit(client.request)
+        now_s += 0.1
+        live.end(client.request, now_s)
+    live.places = 0
+    told = []
+    for _ in range(20):
+        with pytest.raises(MeshError) as caught:
+            live.check_room(now_s)
+        assert caught.value.retry_after_s is not None
+        told.append(caught.value.retry_after_s)
+    gaps = [later - earlier for earlier, later in pairwise(told)]
+    assert all(0.09 <= gap <= 0.11 for gap in gaps), gaps
+    for _ in range(1000):
+        with pytest.raises(MeshError) as caught:
+            live.check_room(now_s)
+    assert caught.value.retry_after_s == 10.0
+
+
+@given(
+    st.floats(0, 100),
+    st.integers(0, 50),
+    st.integers(1, 1000),
+    st.floats(0, 1),
+    st.floats(0, 5),
+    st.floats(0, 5),
+)
+def test_a_clamp_is_never_below_one_nor_above_what_was_asked(
+    left_s: float, received: int, wanted: int, step_s: float, queue_s: float, first_s: float
+) -> None:
+    """And what it promises fits the time, where there is time for more than one token."""
+    wanted = max(wanted, received + 1)
+    tokens = feasibility.output_tokens(left_s, received, wanted, Outlook(queue_s, step_s, first_s))
+    assert received + 1 <= tokens <= wanted
+    if step_s == 0:
+        assert tokens == wanted
+    elif tokens > received + 1:
+        assert queue_s + first_s + (tokens - received) * step_s <= left_s * (1 + 1e-9)
+
+
+def test_first_tokens_are_expected_with_their_spread() -> None:
+    """Nothing is expected before any came; steady ones are expected as they are, straying ones later."""
+    steady, straying = FirstTokens(), FirstTokens()
+    assert steady.expected_s == 0
+    for at in range(200):
+        steady.observe(0.1)
+        straying.observe(0.05 + 0.1 * (at % 2))
+    assert steady.expected_s == pytest.approx(0.1, rel=0.01)
+    assert straying.expected_s > 0.15
+
+
+@given(st.data())
+def test_a_glance_sees_every_resume(data: st.DataObject) -> None:
+    """A request with a resume token is never taken for one without; a plain one costs no parsing."""
+    request = inference_pb2.GenerateRequest(text=data.draw(st.text(max_size=300)))
+    if data.draw(st.booleans()):
+        request.limits.max_output_tokens = 5
+    has_options = data.draw(st.booleans())
+    if has_options:
+        request.options.resume.resume_token = b"x"
+    if data.draw(st.booleans()):
+        request.idempotency_key = "key"
+    encoded = request.SerializeToString()
+    assert wire.may_resume(encoded) == has_options
+    cut = encoded[: data.draw(st.integers(0, len(encoded)))]
+    wire.may_resume(cut)  # whatever it says, it ends
+
+
+def ended(mesh: FakeMesh, client: Client) -> bill.Bill:
+    assert client.request.end is not None
+    return bill.of(client.request)
+
+
+def test_bills_by_how_a_request_ends() -> None:
+    """Complete: all of it. Left after the prompt: the prompt and what was sent. Never begun, or our fault: nothing."""
+    mesh = mesh_of()
+    whole = begin(mesh, 1, max_output_tokens=8)
+    for _ in range(40):
+        mesh.settle(1)
+        whole.read(mesh.now_s)
+    assert ended(mesh, whole).is_complete and ended(mesh, whole).output_tokens == len(whole.ids)
+    assert ended(mesh, whole).prompt_tokens == whole.order.prompt_tokens
+
+    queued = begin(mesh, 2)
+    mesh.core.leave(queued.request, mesh.now_s)
+    assert ended(mesh, queued).is_nothing and ended(mesh, queued).is_request_refunded
+
+    left = begin(mesh, 5)
+    while not left.ids:
+        mesh.settle(1)
+        left.read(mesh.now_s)
+    mesh.core.leave(left.request, mesh.now_s)
+    paid = ended(mesh, left)
+    assert (paid.prompt_tokens, paid.output_tokens) == (left.order.prompt_tokens, len(left.ids))
+    assert not paid.is_request_refunded and not paid.is_complete
+
+    lost = begin(mesh, 4)
+    failed: LiveRequest = lost.request
+    failed.on_bug(mesh.now_s)
+    assert ended(mesh, lost) == bill.NOT_STARTED
