@@ -1,0 +1,93 @@
+"""How requests are admitted while Redis answers nobody: the outage, its local buckets, and who they know.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvmesh.errors import MeshError
+from services.frontend.budgets.fallback import LocalBuckets, Outage
+from services.frontend.budgets.refusals import denied_error, shed_error
+from services.frontend.budgets.reservation import Reservation
+from services.frontend.budgets.standing import Standing
+
+
+class Detour:
+    """Admits locally between `begin` and `end`; outside of that it knows nothing and changes nothing."""
+
+    def __init__(self) -> None:
+        self.outage = Outage()
+        self.is_on = False
+        self._frontends = 1
+        self._local = LocalBuckets(1)
+        self._opened: set[Standing] = set()
+        """Those that the local buckets know."""
+
+    def resize(self, frontends: int) -> None:
+        """Take the number of frontends that share the limits."""
+        self._frontends = frontends
+        self._local.resize(frontends)
+
+    def begin(self, standings: Iterable[Standing], now_s: float) -> None:
+        """Redis answers nobody. May be called again while it lasts."""
+        self.outage.lose(now_s)
+        if self.is_on:
+            return
+        self.is_on = True
+        self._local = LocalBuckets(self._frontends)
+        for standing in standings:
+            if standing.live:
+                self._open(standing, now_s)
+
+    def end(self) -> None:
+        """Redis is asked again."""
+        self.outage.end()
+        self.is_on = False
+        self._opened.clear()
+
+    def shed(self, reservation: Reservation, now_s: float) -> MeshError | None:
+        """Return why the request's class is not served now, if so."""
+        if reservation.is_forced or not reservation.caller.service_class.is_sheddable:
+            return None
+        standing = reservation.standing
+        if standing is None or not (self.is_on and self.outage.is_shedding(now_s)):
+            return None
+        self._open(standing, now_s)
+        return shed_error(standing.account, self._local.remaining(standing.account))
+
+    def admit(self, reservation: Reservation, now_s: float) -> MeshError | None:
+        """Take what the request needs from the local buckets, or return why not."""
+        standing = reservation.standing
+        assert standing is not None and self.is_on
+        error = self.shed(reservation, now_s)
+        if error is not None:
+            return error
+        self._open(standing, now_s)
+        account, tokens = standing.account, reservation.tokens
+        denied = self._local.admit(account, tokens, now_s, is_forced=reservation.is_forced)
+        if denied is None:
+            return None
+        return denied_error(account, standing.timed(denied, now_s, self._frontends), tokens)
+
+    def hold(self, standing: Standing) -> None:
+        """Count a request that runs and was admitted elsewhere."""
+        if self.is_on and standing in self._opened:
+            self._local.hold(standing.account)
+
+    def release(self, standing: Standing) -> None:
+        """Count one that has ended."""
+        if self.is_on and standing in self._opened:
+            self._local.release(standing.account)
+
+    def give_back(self, standing: Standing, tokens: int, requests: int, now_s: float) -> None:
+        """Put back what was taken here and not used; tokens below 0 are taken besides."""
+        if self.is_on and standing in self._opened:
+            self._local.give_back(standing.account, tokens, requests, now_s)
+
+    def _open(self, standing: Standing, now_s: float) -> None:
+        if standing not in self._opened:
+            self._opened.add(standing)
+            age_s = now_s - standing.remaining_at_s
+            self._local.open(standing.account, standing.told, age_s, standing.live, now_s)

@@ -1,0 +1,224 @@
+"""Tells Redis what it must know: who runs, what was settled, what was spent without it, what slabs need.
+
+A shell. What was asked is asked again until it is answered; every operation is done once however often it is sent.
+Settlements wait in memory while Redis is away, OWED_MAX of them; the oldest are dropped, whose reservations are then
+settled at their estimate when their lease ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+from kvmesh.buckets.operations import (
+    Answer,
+    Draw,
+    Drawn,
+    Operation,
+    Renew,
+    Renewal,
+    Renewed,
+    Settle,
+    Settled,
+    Spend,
+    Spent,
+)
+from kvmesh.clock import Clock
+from services.frontend.budgets.detour import Detour
+from services.frontend.budgets.metrics import BudgetMetrics
+from services.frontend.budgets.pump import Pump, Question
+from services.frontend.budgets.reservation import Holder, Reservation
+from services.frontend.budgets.slabs import Ask, Slab
+from services.frontend.budgets.standing import Standing
+
+LEASE_S: Final = 15.0
+OWED_MAX: Final = 65_536
+RENEWALS_MAX: Final = 256
+"""Renewals in one operation: a script blocks everybody."""
+
+
+class Teller:
+    """The way to Redis of all that nobody waits for. `boot_id` makes names unique."""
+
+    def __init__(
+        self, pump: Pump, detour: Detour, boot_id: str, clock: Clock, metrics: BudgetMetrics
+    ) -> None:
+        self.adopting: dict[str, Reservation] = {}
+        """Admitted locally and not settled: Redis shall know of them."""
+        self.frontends = 1
+        self._pump = pump
+        self._detour = detour
+        self._boot_id = boot_id
+        self._clock = clock
+        self._metrics = metrics
+        self._names = itertools.count(1)
+        self._owed: deque[tuple[Standing, Operation]] = deque()
+
+    @property
+    def owed_count(self) -> int:
+        """Settlements that wait for Redis."""
+        return len(self._owed)
+
+    def name(self, what: str) -> str:
+        """Return a name that nothing else has."""
+        return f"{self._boot_id}-{what}-{next(self._names)}"
+
+    def tell(self, standings: Iterable[Standing]) -> None:
+        """Tell what Redis missed. What is given back goes first, so that what was spent can be taken."""
+        running: dict[Standing, list[Reservation]] = {}
+        for reservation in self.adopting.values():
+            assert reservation.standing is not None
+            running.setdefault(reservation.standing, []).append(reservation)
+        for standing, reservations in running.items():
+            self.renew(standing, reservations)
+        owed, self._owed = self._owed, deque()
+        for standing, operation in owed:
+            self._put(standing, operation)
+        for standing in standings:
+            self._spend(standing)
+
+    def owe(self, standing: Standing, operation: Operation) -> None:
+        """Have `operation` done, now or when Redis is back."""
+        if not self._detour.is_on:
+            self._put(standing, operation)
+            return
+        if len(self._owed) >= OWED_MAX:
+            self._owed.popleft()
+            self._metrics.dropped.value += 1
+        self._owed.append((standing, operation))
+
+    def settle(self, reservation: Reservation, actual: int, *, refund_request: bool) -> None:
+        """Settle what Redis holds, or may hold, or shall be told in sum."""
+        standing = reservation.standing
+        assert standing is not None
+        operation = Settle(standing.account, reservation.id, actual, refund_request)
+        if reservation.holder is Holder.REDIS:
+            self.owe(standing, operation)
+            return
+        self.adopting.pop(reservation.id, None)
+        if reservation.is_doubtful:
+            # Whether Redis has it or not: opened and settled it is charged once.
+            self.owe(
+                standing, Renew(standing.account, (Renewal(reservation.id, reservation.tokens),), LEASE_S)
+            )
+            self.owe(standing, operation)
+        else:
+            standing.spent_tokens += actual
+            standing.spent_requests += not refund_request
+
+    def adopted(self, reservation: Reservation) -> None:
+        """Redis holds what was admitted locally."""
+        reservation.holder, reservation.is_doubtful = Holder.REDIS, False
+        self.adopting.pop(reservation.id, None)
+
+    def renew(self, standing: Standing, reservations: Iterable[Reservation]) -> None:
+        """Renew leases; reserve what running streams are behind their estimates; let Redis know what it does not."""
+        pairs = []
+        for each in reservations:
+            more = max(0, each.prompt_tokens + each.position - each.tokens)
+            each.is_doubtful = True  # until there is an answer
+            pairs.append((each, Renewal(each.id, each.tokens, 1, int(each.is_live), more)))
+        for at in range(0, len(pairs), RENEWALS_MAX):
+            part = pairs[at : at + RENEWALS_MAX]
+            operation = Renew(standing.account, tuple(item for _, item in part), LEASE_S)
+            self._pump.put(Question(operation, partial(self._renewed, standing, part)))
+
+    def draw(self, standing: Standing, now_s: float) -> None:
+        """Have the account's slab filled, renewed, or given back, whatever is due."""
+        slab = standing.slab
+        if slab.is_over:
+            used = slab.used_tokens, slab.used_requests
+            self.owe(standing, Settle(standing.account, slab.rid, used[0], used_requests=max(0, used[1])))
+            self._replace(standing, now_s)
+            return
+        is_away = self._detour.is_on
+        if is_away and self._detour.outage.back_at_s is None:
+            slab.is_low = False
+            return
+        ask = slab.draw(now_s, may_grow=not is_away)
+        if ask is not None:
+            operation = _draw(standing, slab, ask)
+            self._pump.put(Question(operation, partial(self._drawn, standing, slab)))
+
+    def _renewed(
+        self, standing: Standing, pairs: list[tuple[Reservation, Renewal]], answer: Answer | None
+    ) -> None:
+        if not isinstance(answer, Renewed):
+            return
+        standing.tell(answer.remaining, self._clock.now_s())
+        for reservation, item in pairs:
+            if item.extra_tokens:
+                self._metrics.extensions.value += 1
+                reservation.tokens = max(reservation.tokens, item.tokens + item.extra_tokens)
+            if reservation.holder is Holder.LOCAL and not reservation.is_settled:
+                self.adopted(reservation)
+
+    def _put(self, standing: Standing, operation: Operation) -> None:
+        question = Question(operation, _ignore)
+        question.take = partial(self._paid, standing, question)
+        self._pump.put(question)
+
+    def _paid(self, standing: Standing, question: Question, answer: Answer | None) -> None:
+        if isinstance(answer, Settled | Renewed):
+            standing.tell(answer.remaining, self._clock.now_s())
+        elif question.is_wrong:
+            self._metrics.dropped.value += 1
+        else:
+            self.owe(standing, question.operation)
+
+    def _spend(self, standing: Standing) -> None:
+        if standing.is_spending:
+            return
+        if standing.spending is None:
+            if not (standing.spent_tokens or standing.spent_requests):
+                return
+            tokens, requests = standing.spent_tokens, standing.spent_requests
+            standing.spending = Spend(standing.account, tokens, requests, self.name("spent"))
+            standing.spent_tokens = standing.spent_requests = 0
+        standing.is_spending = True
+        self._pump.put(Question(standing.spending, partial(self._spent, standing)))
+
+    def _spent(self, standing: Standing, answer: Answer | None) -> None:
+        standing.is_spending = False
+        if isinstance(answer, Spent):
+            standing.spending = None
+            standing.tell(answer.remaining, self._clock.now_s())
+
+    def _drawn(self, standing: Standing, slab: Slab, answer: Answer | None) -> None:
+        if not isinstance(answer, Drawn):
+            slab.lost()
+            return
+        now_s = self._clock.now_s()
+        standing.tell(answer.remaining, now_s)
+        if answer.is_open:
+            slab.drawn(answer.tokens, answer.requests, answer.slots)
+            return
+        slab.lost()  # Redis says it was settled: what runs in it is charged by itself
+        slab.forfeit()
+        self._replace(standing, now_s)
+
+    def _replace(self, standing: Standing, now_s: float) -> None:
+        standing.slab = Slab(self.name("slab"), standing.account, self.frontends, now_s)
+
+
+def _draw(standing: Standing, slab: Slab, ask: Ask) -> Draw:
+    return Draw(
+        standing.account,
+        slab.rid,
+        ask.number,
+        ask.used_tokens,
+        ask.used_requests,
+        ask.tokens,
+        ask.requests,
+        ask.slots,
+        LEASE_S,
+        ask.least_tokens,
+        ask.least_slots,
+    )
+
+
+def _ignore(_: Answer | None) -> None:
+    """Take an answer that tells nothing."""
