@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -64,7 +65,7 @@ class Admission:
         block_tokens: int,
     ) -> None:
         self.is_draining = False
-        self.refusals: dict[pb.Refusal.Reason.ValueType, int] = {}
+        self.refusals: Counter[pb.Refusal.Reason.ValueType] = Counter()
         """New attempts refused at the door, by reason."""
         self._holdings = holdings
         self._releases = releases
@@ -88,7 +89,7 @@ class Admission:
             victims = self._holdings.queue.victims(item)
             refusal = self._no_room(item, victims, now_s)
         if refusal is not None:
-            self.refusals[refusal.reason] = self.refusals.get(refusal.reason, 0) + 1
+            self.refusals[refusal.reason] += 1
             session.outbox.refuse(
                 submit.slot,
                 refusal.reason,

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Final
+
+from kvmesh.attach.names import name_of
+from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import wall_ns
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
 from services.router.index_reader import IndexReader
 from services.router.placement import KappaPolicy
+from services.router.queue import BAND_MAX
 from services.router.relay import Relay
 from services.router.relayed import Relayed
+
+DOOR_REASONS: Final = (
+    pb.Refusal.REASON_QUEUE_FULL,
+    pb.Refusal.REASON_DRAINING,
+    pb.Refusal.REASON_DEADLINE,
+    pb.Refusal.REASON_STALE_SNAPSHOT,
+    pb.Refusal.REASON_INVALID,
+    pb.Refusal.REASON_NO_REPLICA,
+)
 
 GOOD = frozenset(("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON_SUPERSEDED", "cancelled"))
 """Outcomes that are no errors."""
@@ -89,6 +104,7 @@ def export(relay: Relay, policy: KappaPolicy, index: IndexReader, metrics: Metri
     """Export what the core holds, read at each scrape."""
     holdings, mirror = relay.holdings, policy.mirror
     metrics.gauge("queued_requests", "Attempts that wait to be released.", lambda: len(relay.queue))
+    export_queue(relay, metrics)
     metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: relay.relayed_count)
     metrics.gauge("orphan_requests", "Attempts whose frontend is lost.", lambda: holdings.orphan_count)
     metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: mirror.block_count)
@@ -110,3 +126,29 @@ def export(relay: Relay, policy: KappaPolicy, index: IndexReader, metrics: Metri
         "Replicas that may take new requests.",
         lambda: sum(replica.is_placeable() for replica in relay.replicas.values()),
     )
+
+
+def export_queue(relay: Relay, metrics: Metrics) -> None:
+    """Export what waits, what is released, and what is refused."""
+    queue, admission = relay.queue, relay.admission
+    metrics.gauge("queued_tokens", "Prompt tokens of attempts that wait.", lambda: queue.tokens)
+    metrics.gauge(
+        "queue_delay_seconds",
+        "Expected wait of a request of the default band from a tenant of which nothing waits.",
+        lambda: relay.queue_delay_us() / 1e6,
+    )
+    metrics.total("evicted_requests", "Attempts that gave their place away.", lambda: queue.evicted_total)
+    for band in range(BAND_MAX + 1):
+        metrics.total(
+            "released_requests",
+            "Releases, by band.",
+            partial(queue.released_totals.__getitem__, band),
+            band=str(band),
+        )
+    for reason in DOOR_REASONS:
+        metrics.total(
+            "refused_requests",
+            "Attempts refused at the door, by reason.",
+            partial(admission.refusals.__getitem__, reason),
+            reason=name_of(pb.Refusal.Reason, reason),
+        )
