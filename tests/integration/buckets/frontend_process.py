@@ -1,0 +1,262 @@
+"""One of many frontends under load, as a process that may be killed: `python -m ...frontend_process JSON`.
+
+It runs the frontend's own budgets (`shell`), or asks the ledger for every request (`bare`). Leases are ten times shorter
+than in production. It writes a line to its log before each settlement, and for each breach of a promise it sees. SIGTERM:
+no new requests, then all that is owed to Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import services.frontend.budgets.budgets as budgets_module
+import services.frontend.budgets.slabs as slabs_module
+from kvmesh.buckets.ledger import Ledger
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.buckets.operations import (
+    Answer,
+    Draw,
+    Granted,
+    Operation,
+    Renew,
+    Renewal,
+    Reserve,
+    Settle,
+)
+from kvmesh.clock import MonotonicClock
+from kvmesh.errors import MeshError
+from kvmesh.metrics import Metrics
+from kvmesh.redis_link import RedisLink
+from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
+from services.frontend.budgets.budgets import Budgets
+from services.frontend.budgets.metrics import BudgetMetrics
+
+LEASE_S: Final = 1.5
+RENEW_S: Final = 0.5
+DUPLICATES: Final = 0.3
+TASKS: Final = 10
+MAX_OUTPUT: Final = 300
+PROMPT_MAX: Final = 200
+
+LIMIT: Final = Limit(120_000, 400, 6_000_000, 30_000, 48)
+"""100 tokens per millisecond; 8 frontends ask for some times as much."""
+
+_CLASS = ServiceClass(name="standard", runtime_max_s=60, default_deadline_s=60, max_output_tokens=MAX_OUTPUT)
+
+
+def caller(tenant: str) -> Caller:
+    """Return a caller of the tenant, which is its own organisation; "strict" reserves all that it may use."""
+    account = Account(tenant, (Scope(f"organisation:{tenant}", LIMIT), Scope(f"tenant:{tenant}", LIMIT)))
+    return Caller(
+        tenant=Tenant(name=tenant, organisation=tenant, limit=LIMIT, is_strict=tenant == "strict"),
+        service_class=_CLASS,
+        account=account,
+    )
+
+
+@dataclass
+class Config:
+    """What the test says, as JSON."""
+
+    url: str
+    mesh: str
+    name: str
+    mode: str
+    log: str
+    seed: int
+
+
+@dataclass
+class Log:
+    """Lines that survive a kill."""
+
+    path: str
+    fd: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, *words: object) -> None:
+        """Append one line."""
+        os.write(self.fd, (" ".join(str(word) for word in words) + "\n").encode())
+
+
+class Repeating:
+    """A ledger whose answers get lost: three settlements of ten are sent again, at once or after others."""
+
+    def __init__(self, ledger: Ledger, log: Log, chance: random.Random) -> None:
+        self._ledger = ledger
+        self._log = log
+        self._chance = chance
+        self._again: deque[Settle] = deque()
+
+    async def run(self, operations: list[Operation]) -> list[Answer]:
+        """Run all, and some settlements of now and of before again."""
+        operations = [
+            replace(each, lease_s=LEASE_S) if isinstance(each, Reserve | Renew | Draw) else each
+            for each in operations
+        ]
+        self._again += [
+            each for each in operations if isinstance(each, Settle) and self._chance.random() < DUPLICATES
+        ]
+        count = self._chance.randint(0, len(self._again))
+        again = [self._again.popleft() for _ in range(count)]
+        answers = await self._ledger.run([*operations, *again])
+        for operation, answer in zip(operations, answers, strict=False):
+            self._check(operation, answer)
+        return answers[: len(operations)]
+
+    def _check(self, operation: Operation, answer: Answer) -> None:
+        """An admission leaves no debt: whatever there was, was repaid before."""
+        if not isinstance(operation, Reserve) or operation.force or not isinstance(answer, Granted):
+            return
+        if not answer.is_repeated and min(answer.remaining.tokens or 0, answer.remaining.requests or 0) < 0:
+            self._log.write("BREACH", operation.rid, answer.remaining)
+
+
+class Bare:
+    """Asks the ledger for each request; like Budgets, as far as the load needs it."""
+
+    def __init__(self, ledger: Repeating, name: str) -> None:
+        self._ledger = ledger
+        self._name = name
+        self._open: dict[str, tuple[Caller, int]] = {}
+
+    async def reserve(self, who: Caller, rid: str, prompt: int) -> int | None:
+        """Return the estimate, or None if refused."""
+        estimate = prompt + (MAX_OUTPUT if who.tenant.is_strict else MAX_OUTPUT // 4)
+        answer = (await self._ledger.run([Reserve(who.account, rid, estimate, LEASE_S)]))[0]
+        if not isinstance(answer, Granted):
+            return None
+        self._open[rid] = who, estimate
+        return estimate
+
+    async def settle(self, rid: str, actual: int) -> None:
+        """Settle."""
+        who, _ = self._open.pop(rid)
+        await self._ledger.run([Settle(who.account, rid, actual)])
+
+    async def renew(self) -> None:
+        """Keep what runs, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            for who in {who.tenant.name: who for who, _ in self._open.values()}.values():
+                items = [
+                    Renewal(rid, estimate)
+                    for rid, (owner, estimate) in self._open.items()
+                    if owner.account == who.account
+                ]
+                await self._ledger.run([Renew(who.account, tuple(items), LEASE_S)])
+
+
+async def main(config: Config) -> None:
+    """Load the budgets until SIGTERM."""
+    chance = random.Random(config.seed)
+    log = Log(config.log)
+    link = RedisLink(f"{config.url}?socket_timeout=30")
+    ledger = Repeating(Ledger(link, config.mesh), log, chance)
+    callers = [caller("search"), caller("strict")]
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if config.mode == "shell":
+        await _shell(config, ledger, callers, stop, log, chance)
+    else:
+        await _bare(config, ledger, callers, stop, log, chance)
+    await link.close()
+    log.write("END", config.name)
+
+
+async def _shell(
+    config: Config,
+    ledger: Repeating,
+    callers: list[Caller],
+    stop: asyncio.Event,
+    log: Log,
+    chance: random.Random,
+) -> None:
+    for module, name, value in ((budgets_module, "RENEW_S", RENEW_S), (slabs_module, "RENEW_S", RENEW_S)):
+        setattr(module, name, value)
+    metrics = BudgetMetrics(Metrics("frontend"), str)
+    # Nine processes share the machine: an answer that comes late is no outage.
+    budgets = Budgets(ledger, config.name, MonotonicClock(), metrics, answer_s=20)
+    budgets.on_members(8)
+    running = asyncio.create_task(budgets.run())
+
+    async def load(task: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            rid, who, prompt = f"{config.name}-{task}-{number}", chance.choice(callers), _prompt(chance)
+            reservation = budgets.try_reserve(who, rid, prompt, MAX_OUTPUT)
+            try:
+                reservation = reservation or await budgets.reserve(who, rid, prompt, MAX_OUTPUT)
+            except MeshError as error:
+                await asyncio.sleep(min(0.05, error.retry_after_s or 0.02))
+                continue
+            output = await _generate(chance)
+            budgets.progress(reservation, output)
+            _told(log, who, prompt + output, reservation.estimate)
+            budgets.settle(reservation, prompt, 0, output)
+
+    await asyncio.gather(*(load(task) for task in range(TASKS)))
+    if not await budgets.flush(20):
+        log.write("BREACH", "not flushed", budgets)
+    log.write("HELD", metrics.slab.value, metrics.redis.value, metrics.local.value)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def _bare(
+    config: Config,
+    ledger: Repeating,
+    callers: list[Caller],
+    stop: asyncio.Event,
+    log: Log,
+    chance: random.Random,
+) -> None:
+    bare = Bare(ledger, config.name)
+    renewing = asyncio.create_task(bare.renew())
+
+    async def load(task: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            rid, who, prompt = f"{config.name}-{task}-{number}", chance.choice(callers), _prompt(chance)
+            estimate = await bare.reserve(who, rid, prompt)
+            if estimate is None:
+                await asyncio.sleep(0.02)
+                continue
+            output = await _generate(chance)
+            _told(log, who, prompt + output, estimate)
+            await bare.settle(rid, prompt + output)
+
+    await asyncio.gather(*(load(task) for task in range(TASKS)))
+    renewing.cancel()
+    await asyncio.wait([renewing])
+
+
+def _prompt(chance: random.Random) -> int:
+    return chance.randint(1, PROMPT_MAX)
+
+
+async def _generate(chance: random.Random) -> int:
+    """Take a while, and return the tokens of output: few mostly, sometimes all that are allowed."""
+    await asyncio.sleep(chance.uniform(0.002, 0.04))
+    return MAX_OUTPUT if chance.random() < 0.05 else chance.randint(0, MAX_OUTPUT // 4)
+
+
+def _told(log: Log, who: Caller, actual: int, estimate: int) -> None:
+    log.write("SETTLE", who.tenant.name, f"{time.time():.6f}", actual, estimate)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Config(**json.loads(sys.argv[1]))))

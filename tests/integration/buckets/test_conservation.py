@@ -1,0 +1,267 @@
+"""Eight frontends and one Redis: nothing is charged beyond the limits, nothing is lost, whoever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvmesh.buckets.ledger import Ledger
+from kvmesh.buckets.operations import Book, Denied, Granted, Reserve, Settle, Show, Shown
+from kvmesh.redis_binary import redis_binaries, redis_command
+from kvmesh.redis_link import RedisAway, RedisLink
+from tests.integration.buckets.frontend_process import LEASE_S, LIMIT, MAX_OUTPUT, RENEW_S, caller
+
+FRONTENDS, KILLED_EARLY, KILLED_LATE = 8, 2, 2
+LOAD_S = 3.0
+SAMPLE_S = 0.01
+MESH = "conservation"
+RATE_PER_S = LIMIT.tokens_per_min / 60
+LEARNED_S = 2 * RENEW_S
+"""Until Redis hears of an overrun of a request that a slab admitted: with the next draw."""
+
+SEARCH, STRICT = caller("search").account, caller("strict").account
+
+
+@dataclass
+class Sample:
+    """The ledger at one moment between two operations: after it was asked for, before it was answered."""
+
+    asked_s: float
+    answered_s: float
+    book: Book
+
+
+@dataclass
+class Trace:
+    """What was seen of one organisation's budget."""
+
+    samples: list[Sample] = field(default_factory=list)
+
+    def worst_excess(self, overruns: list[tuple[float, int]]) -> float:
+        """Return by how many tokens the worst of all windows exceeds rate x length + burst + its overruns.
+
+        What is charged: taken at admission, less what was given back, and what was used beyond. A window's overruns are
+        those that Redis can have heard of in it.
+        """
+        asked_s = np.array([sample.asked_s for sample in self.samples])
+        answered_s = np.array([sample.answered_s for sample in self.samples])
+        books = [sample.book for sample in self.samples]
+        charged = np.array([each.reserved + each.extended + each.overrun - each.refunded for each in books])
+        when = np.array([seen_s for seen_s, _ in overruns])
+        total = np.array([0, *accumulate(tokens for _, tokens in overruns)])
+        until = total[np.searchsorted(when, answered_s, side="right")]
+        before = total[np.searchsorted(when, asked_s - LEARNED_S, side="left")]
+        worst = -np.inf
+        for begin in range(len(books) - 1):
+            length_s = answered_s[begin + 1 :] - asked_s[begin]
+            allowed = RATE_PER_S * length_s + LIMIT.tokens_burst + until[begin + 1 :] - before[begin]
+            worst = max(worst, float(np.max(charged[begin + 1 :] - charged[begin] - allowed)))
+        return worst
+
+
+@dataclass
+class Told:
+    """What the frontends wrote of one tenant."""
+
+    settled: dict[str, int] = field(default_factory=dict)
+    """Tokens by frontend."""
+    overruns: list[tuple[float, int]] = field(default_factory=list)
+    """When, and tokens, in order."""
+
+
+@pytest.fixture(params=[("shell", 0), ("bare", -1)], ids=["shell", "bare"])
+def load(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> Iterator[Load]:
+    """Eight frontends of a kind, each kind on another Redis of the machine."""
+    mode, binary = request.param
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "redis.log").open("wb"))
+        command = redis_command(redis_binaries()[binary], free_port, tmp_path)
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        stack.callback(server.wait)
+        stack.callback(server.kill)
+        load = Load(f"redis://127.0.0.1:{free_port}/0", mode, tmp_path)
+        stack.callback(load.close)
+        yield load
+
+
+class Load:
+    """The frontends and what they wrote."""
+
+    def __init__(self, url: str, mode: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.mode = mode
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, seed: int) -> None:
+        """Start all frontends."""
+        for index in range(FRONTENDS):
+            name = f"frontend-{index}"
+            words = {
+                "url": self.url, "mesh": MESH, "name": name, "mode": self.mode,
+                "log": str(self.folder / f"{name}.log"), "seed": seed * 100 + index,
+            }  # fmt: skip
+            with (self.folder / f"{name}.err").open("wb") as errors:
+                self.processes[name] = subprocess.Popen(
+                    [sys.executable, "-m", "tests.integration.buckets.frontend_process", json.dumps(words)],
+                    stderr=errors,
+                    cwd=Path(__file__).parents[3],
+                )
+
+    async def settling(self) -> None:
+        """Wait until every frontend has settled something."""
+        async with asyncio.timeout(40):
+            while not all(b"SETTLE" in self._log(name) for name in self.processes):
+                assert all(process.poll() is None for process in self.processes.values()), self.errors()
+                await asyncio.sleep(0.02)
+
+    def kill(self, names: list[str]) -> None:
+        """Kill some at once."""
+        for name in names:
+            self.processes[name].kill()
+            self.processes[name].wait()
+
+    async def stop(self, names: list[str]) -> None:
+        """Let some end: they tell Redis everything first."""
+        for name in names:
+            self.processes[name].send_signal(signal.SIGTERM)
+        for name in names:
+            status = await asyncio.to_thread(self.processes[name].wait, 40)
+            assert status == 0 and b"END" in self._log(name), self.errors()
+
+    def told(self, tenant: str) -> Told:
+        """Return what all frontends wrote of a tenant."""
+        told = Told()
+        for name in self.processes:
+            told.settled[name] = 0
+            for line in self._log(name).decode().splitlines():
+                word, *rest = line.split()
+                if word == "SETTLE" and rest[0] == tenant:
+                    at_s, actual, estimate = float(rest[1]), int(rest[2]), int(rest[3])
+                    told.settled[name] += actual
+                    assert actual - estimate <= MAX_OUTPUT
+                    if actual > estimate:
+                        told.overruns.append((at_s, actual - estimate))
+        told.overruns.sort()
+        return told
+
+    def lines(self, word: str) -> list[str]:
+        """Return the lines of all logs that begin with `word`."""
+        found = (line for name in self.processes for line in self._log(name).decode().splitlines())
+        return [line for line in found if line.startswith(word)]
+
+    def errors(self) -> str:
+        """Return what the frontends wrote to stderr."""
+        return "\n".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("*.err")))
+
+    def close(self) -> None:
+        """End whatever runs."""
+        self.kill([name for name, process in self.processes.items() if process.poll() is None])
+
+    def _log(self, name: str) -> bytes:
+        path = self.folder / f"{name}.log"
+        return path.read_bytes() if path.exists() else b""
+
+
+async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> None:
+    """Random load, overruns, repeated settlements, frontends killed: limits hold, and the ledger adds up to the token."""
+    seed = int(os.environ.get("KVMESH_SEED", "0")) or random.SystemRandom().randrange(10_000)
+    print(f"KVMESH_SEED={seed}")
+    link = RedisLink(f"{load.url}?socket_timeout=30")
+    ledger = Ledger(link, MESH)
+    traces = {"search": Trace(), "strict": Trace()}
+    await _answers(ledger)
+    load.start(seed)
+    sampling = asyncio.create_task(_sample(ledger, traces))
+    names = list(load.processes)
+    random.Random(seed).shuffle(names)
+    early, late, rest = (
+        names[:KILLED_EARLY],
+        names[KILLED_EARLY : KILLED_EARLY + KILLED_LATE],
+        names[KILLED_EARLY + KILLED_LATE :],
+    )
+    await load.settling()
+    await asyncio.sleep(LOAD_S / 2)
+    load.kill(early)
+    await asyncio.sleep(LOAD_S / 2)
+    await load.stop(rest)
+
+    before = time.monotonic()
+    load.kill(late)
+    async with asyncio.timeout(10):
+        await _everything_is_free(ledger)
+    back_s = time.monotonic() - before
+    sampling.cancel()
+    await asyncio.wait([sampling])
+
+    assert load.lines("BREACH") == []
+    assert back_s <= LEASE_S + 0.5
+    for tenant, trace in traces.items():
+        book, told = trace.samples[-1].book, load.told(tenant)
+        assert book.held == 0 and book.open_count == 0
+        assert book.reserved + book.extended == book.settled + book.refunded + book.swept
+        # Those that lived have told everything; of the dead Redis knows at most what they wrote.
+        charged = book.settled + book.overrun
+        assert sum(told.settled[name] for name in rest) <= charged <= sum(told.settled.values())
+        excess = trace.worst_excess(told.overruns)
+        overrun = sum(tokens for _, tokens in told.overruns)
+        print(
+            f"{tenant}: {charged} tokens charged, {overrun} of them overruns, {book.swept} swept in {book.sweep_count}, "
+            f"worst window {excess:.0f} above its bound, {len(trace.samples)} samples, slots back {back_s:.2f} s"
+        )
+        assert excess <= 0
+        assert charged > RATE_PER_S * LOAD_S / 2, "the load must press against the limit"
+    assert load.told("search").overruns and not load.told("strict").overruns
+    assert traces["strict"].samples[-1].book.overrun == traces["strict"].samples[-1].book.extended == 0
+    assert sum(trace.samples[-1].book.sweep_count for trace in traces.values()) > 0
+    await link.close()
+
+
+async def _answers(ledger: Ledger) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await ledger.run([Show(SEARCH)])
+            except RedisAway:
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+
+async def _sample(ledger: Ledger, traces: dict[str, Trace]) -> None:
+    """Look at both ledgers again and again."""
+    while True:
+        asked_s = time.time()
+        shown = await ledger.run([Show(SEARCH), Show(STRICT)])
+        answered_s = time.time()
+        for trace, each in zip(traces.values(), shown, strict=True):
+            assert isinstance(each, Shown)
+            trace.samples.append(Sample(asked_s, answered_s, each.book))
+        await asyncio.sleep(SAMPLE_S)
+
+
+async def _everything_is_free(ledger: Ledger) -> None:
+    """Wait until a request that needs every slot is granted, in both organisations; nobody sweeps."""
+    for account in (SEARCH, STRICT):
+        while True:
+            answer = (await ledger.run([Reserve(account, "probe", 0, 1, 0, LIMIT.concurrency)]))[0]
+            if isinstance(answer, Granted):
+                break
+            assert isinstance(answer, Denied)
+            await asyncio.sleep(0.01)
+        await ledger.run([Settle(account, "probe", 0)])
+    await asyncio.sleep(5 * SAMPLE_S)
