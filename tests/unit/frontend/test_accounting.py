@@ -1,0 +1,218 @@
+"""Reservations are settled once on every path, with what the execution gave and no other was charged for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.inference.v1 import inference_pb2
+from kvmesh.redis_link import RedisAway
+from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
+from services.frontend import bill
+from services.frontend.accounting import NEVER, Accounting, Hold
+from services.frontend.end import End
+from services.frontend.faults import given_up
+from services.frontend.order import Order
+from services.frontend.settlement import Settlements
+from tests.unit.frontend.fake_mesh import order
+
+CALLER = Caller(
+    tenant=Tenant(name="t"),
+    service_class=ServiceClass(name="c", runtime_max_s=60, default_deadline_s=60, max_output_tokens=1000),
+    account=Account("t", (Scope("tenant:t", Limit(concurrency=5)),)),
+)
+
+WELL = End(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
+
+
+@dataclass
+class Reserved:
+    """Stands for a Reservation."""
+
+    id: str
+    progress_at: int = 5
+    remaining: None = None
+
+
+@dataclass
+class Budgets:
+    """Stands for services.frontend.budgets.Budgets: remembers what it was told."""
+
+    settled: dict[str, tuple[int, int, int, bool]] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
+    told: list[int] = field(default_factory=list)
+    waits: int = 0
+
+    def try_reserve(self, caller: Caller, rid: str, *_: Any) -> Reserved | None:
+        if self.waits:
+            return None
+        self.open.add(rid)
+        return Reserved(rid)
+
+    async def reserve(self, caller: Caller, rid: str, *_: Any) -> Reserved:
+        for _each in range(self.waits):
+            await asyncio.sleep(0)
+        self.open.add(rid)
+        return Reserved(rid)
+
+    def progress(self, reservation: Reserved, position: int) -> None:
+        self.told.append(position)
+        reservation.progress_at = position + 10
+
+    def ended(self, reservation: Reserved) -> None:
+        assert reservation.id in self.open
+
+    def settle(
+        self, reservation: Reserved, prompt: int, cached: int, output: int, *, refund_request: bool
+    ) -> None:
+        self.open.remove(reservation.id)  # a second settlement is a KeyError
+        self.settled[reservation.id] = prompt, cached, output, refund_request
+
+
+class Redis:
+    """Charges as the script does: what lies above the highest that was settled of a request. Away when told to."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[int, int]] = {}
+        self.is_away = self.is_full = False
+
+    async def pipeline(self, commands: Sequence[Any]) -> list[Any]:
+        await asyncio.sleep(0)
+        if self.is_away or self.is_full:
+            raise RedisAway("gone", may_pass=self.is_away)
+        return [self._settle(each) for each in commands]
+
+    async def execute(self, *command: Any) -> Any:
+        return (await self.pipeline([command]))[0]
+
+    def _settle(self, command: Any) -> Any:
+        request, prompt, output = command[3], command[6], command[7]
+        had = self.known.get(request, (0, 0))
+        more = max(0, prompt - had[0]), max(0, output - had[1])
+        self.known[request] = had[0] + more[0], had[1] + more[1]
+        return [b"SETTLED", *more]
+
+
+class Progress:
+    def __init__(self, ids: int, delivered: int) -> None:
+        self.ids, self.delivered = [5] * ids, delivered
+        self.cached_tokens, self.recomputed_tokens = 3, 0
+
+
+class Request:
+    """Stands for a live request that ended."""
+
+    def __init__(self, of: Order, ids: int, delivered: int, end: End | None) -> None:
+        self.order, self.progress, self.end = of, Progress(ids, delivered), end
+        self.attempts: list[Any] = []
+
+
+def made(redis: Redis) -> tuple[Accounting, Budgets, Settlements]:
+    budgets = Budgets()
+    settlements = Settlements(redis, "m", 60.0, lambda _: None)  # type: ignore[arg-type]
+    return Accounting(settlements, budgets), budgets, settlements  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) -> None:
+    """Executions of few requests, complete or not, on a Redis that comes and goes: nobody pays twice, nothing is left."""
+    draw, redis = random.Random(seed), Redis()
+    accounting, budgets, settlements = made(redis)
+    settling = asyncio.create_task(settlements.run())
+    total: dict[int, int] = {}
+    charged: dict[int, int] = {}
+    owners: dict[str, int] = {}
+    for at in range(150):
+        redis.is_away, redis.is_full = draw.random() < 0.2, draw.random() < 0.1
+        number, epoch = draw.randrange(40), draw.choice((0, 0, 1, 2))
+        budgets.waits = draw.choice((0, 0, 1))
+        received = draw.choice((0, 4)) if epoch else 0
+        asked = order(
+            number,
+            caller=CALLER,
+            owner=f"o{at}",
+            attempt_base=256 * epoch,
+            is_fenced=draw.random() < 0.9,
+            is_keyed=draw.random() < 0.5,
+            received_ids=(5,) * received,
+            max_output_tokens=50,
+        )
+        owners[asked.owner] = number
+        hold = Hold()
+        asked = await accounting.reserve(hold, asked)
+        assert asked.reservation_id == asked.owner
+        if draw.random() < 0.1:
+            accounting.release(hold)
+            accounting.release(hold)
+            continue
+        ids = received + draw.randrange(8)
+        delivered = draw.randint(received, ids)
+        end = None if draw.random() < 0.1 else End(error=given_up("NO_REPLICA", 1, delivered))
+        if draw.random() < 0.5:
+            end, delivered = WELL, ids
+        accounting.close(hold, Request(asked, ids, delivered, end))  # type: ignore[arg-type]
+        if end is not None:
+            total[number] = total.get(number, 0) + asked.prompt_tokens * (not received) + ids - received
+        if draw.random() < 0.3:
+            await asyncio.sleep(0.001)
+    redis.is_away = redis.is_full = False
+    assert await settlements.flush(5)
+    settling.cancel()
+    await asyncio.gather(settling, return_exceptions=True)
+    assert not budgets.open and len(budgets.settled) == 150
+    for owner, (prompt, cached, output, refunded) in budgets.settled.items():
+        number = owners[owner]
+        charged[number] = charged.get(number, 0) + prompt + output
+        assert cached <= prompt
+        assert not (refunded and prompt + output)
+    assert all(tokens <= total.get(number, 0) for number, tokens in charged.items()), "more than was given"
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_who_is_cancelled_while_it_asks_holds_nothing(steps: int) -> None:
+    """What `reserve` did not return is not held, and what it returned is."""
+    accounting, budgets, _ = made(Redis())
+    budgets.waits = 2
+    hold = Hold()
+    asking = asyncio.create_task(accounting.reserve(hold, order(1, caller=CALLER, owner="o")))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert (hold.reservation is not None) == ("o" in budgets.open)
+    accounting.release(hold)
+    assert not budgets.open
+
+
+async def test_what_a_client_had_is_not_paid_again() -> None:
+    """A resumed execution pays for what it gave alone, also when Redis forgot what was settled before."""
+    accounting, budgets, _ = made(Redis())
+    hold = Hold()
+    asked = await accounting.reserve(
+        hold, order(1, caller=CALLER, owner="o", received_ids=(5,) * 7, is_resumed=True)
+    )
+    assert hold.progress_at == 7 + 5
+    assert accounting.progress(hold, 13) == 7 + 16 and budgets.told == [6]
+    accounting.release(hold)
+    hold = Hold()
+    await accounting.reserve(hold, asked)
+    request = Request(asked, 10, 10, WELL)
+    accounting._pay(hold.reservation, bill.of(request), hold.received, None)  # type: ignore[arg-type]
+    assert budgets.settled["o"] == (0, 0, 3, False)
+
+
+async def test_without_limits_nobody_is_asked() -> None:
+    """No reservation, no object in the order's place, no word to the budgets."""
+    accounting, budgets, settlements = made(Redis())
+    hold, asked = Hold(), order(1, owner="o")
+    assert await accounting.reserve(hold, asked) is asked
+    accounting.check(asked.caller, b"")
+    assert (hold.reservation, hold.progress_at, hold.trailers()) == (None, NEVER, {})
+    accounting.close(hold, Request(asked, 3, 3, WELL))  # type: ignore[arg-type]
+    assert len(settlements) == 1 and not budgets.settled
