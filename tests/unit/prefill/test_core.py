@@ -266,6 +266,45 @@ def test_adopts_are_not_for_prefill() -> None:
     assert view.refusal is not None and view.refusal.reason == pb.Refusal.REASON_UNKNOWN_REQUEST
 
 
+def test_what_a_budget_says_orders_the_queue() -> None:
+    """Its band, absent the middle one; then its tenant's turn by tokens over weight."""
+    replica = Replica(PrefillLimits(engine_concurrency=1), facts(kv_blocks=4096))
+    views = {"running": replica.submit(1, tenant="a")}
+    for number, (name, changes) in enumerate(
+        {
+            "a1": {"tenant": "a", "prompt": PROMPT * 4},
+            "a2": {"tenant": "a", "prompt": PROMPT * 4, "band": 4},
+            "a3": {"tenant": "a", "prompt": PROMPT * 4, "priority": 100},
+            "b1": {"tenant": "b"},
+            "b2": {"tenant": "b"},
+            "heavy": {"tenant": "c", "weight": 100.0, "prompt": PROMPT * 20},
+            "heavy again": {"tenant": "c", "weight": 100.0},
+            "lower": {"tenant": "d", "band": 3, "priority": 100},
+            "higher": {"tenant": "a", "band": 5, "priority": -100},
+            "shadow": {"tenant": "e", "band": 7, "shadow": True},
+        }.items(),
+        2,
+    ):
+        views[name] = replica.submit(number, **changes)  # type: ignore[arg-type]  # fields by name
+    order: list[str] = []
+    while len(order) < len(views):
+        order += [name for name, view in views.items() if view.is_started and name not in order]
+        replica.step()
+    assert order == [
+        "running",
+        "higher",
+        "a3",
+        "b1",
+        "heavy",
+        "heavy again",
+        "b2",
+        "a1",
+        "a2",
+        "lower",
+        "shadow",
+    ]
+
+
 def test_load_report_tells_the_truth() -> None:
     """What waits, runs and is held, in requests and tokens."""
     replica = Replica()
