@@ -119,16 +119,17 @@ class Intake:
     async def _order(self, asked: Asked, prompt_ids: bytes, bounds: Bounds, arrival: Arrival) -> Order:
         """Return the complete order. Raises MeshError."""
         asked_tokens = validation.fit(asked, len(prompt_ids) // 4, bounds)
-        digest = validation.digest(asked, prompt_ids, asked_tokens)
+        tenant = arrival.caller.tenant
+        digest = validation.digest(asked, prompt_ids, asked_tokens, tenant.name)
         validation.check_resumed(asked, digest)
         resume, arrived_s = asked.resume, arrival.at_s
         deadline_s, is_clients = _deadline(arrival)
         timeout_s = asked.ttft_timeout_s
         ttft_deadline_s = arrived_s + timeout_s if timeout_s is not None else None
         self._check_time(asked, arrived_s, deadline_s, ttft_deadline_s)
-        request_id = self._request_id(asked)
+        request_id = self._request_id(asked, tenant.name)
         max_output_tokens = asked_tokens
-        if is_clients and arrival.caller.tenant.name and arrival.caller.tenant.may_clamp:
+        if is_clients and tenant.name and tenant.may_clamp:
             max_output_tokens = self._clamped(asked, asked_tokens, request_id, deadline_s)
         execution = await self._begin(asked, request_id, digest, arrival.owner)
         return Order(
@@ -183,12 +184,16 @@ class Intake:
         left_s, received = deadline_s - self._clock.now_s(), len(asked.received_ids)
         return feasibility.output_tokens(left_s, received, wanted, outlook)
 
-    def _request_id(self, asked: Asked) -> str:
-        """Return the identity of the request: the one it had, one that its key gives at every frontend, or a new one."""
+    def _request_id(self, asked: Asked, tenant: str) -> str:
+        """Return the identity of the request: the one it had, one that its key gives at every frontend, or a new one.
+
+        Tenants do not share keys: one that knows another's must not come upon its request.
+        """
         if asked.resume is not None:
             return asked.resume.request_id
         if asked.idempotency_key:
-            return self._seal.name(asked.idempotency_key)
+            key = asked.idempotency_key
+            return self._seal.name(f"{tenant}\0{key}" if tenant else key)
         return f"{self._random_bits(128):032x}"
 
     async def _begin(self, asked: Asked, request_id: str, digest: int, owner: str) -> Execution:

@@ -134,14 +134,16 @@ def fit(asked: Asked, prompt_tokens: int, bounds: Bounds) -> int:
     return output_tokens
 
 
-def digest(asked: Asked, prompt_ids: bytes, max_output_tokens: int) -> int:
-    """Return 64 bits over all that shapes the output but the seed: a resumed request must be as it was."""
+def digest(asked: Asked, prompt_ids: bytes, max_output_tokens: int, tenant: str = "") -> int:
+    """Return 64 bits over all that shapes the output but the seed, and who pays: a resumed request must be as it was."""
     state = xxhash.xxh3_64(prompt_ids)
     state.update(struct.pack("<ffII", asked.temperature, asked.top_p, asked.top_k, max_output_tokens))
     for string in asked.stop:
         encoded = string.encode()
         state.update(struct.pack("<I", len(encoded)))
         state.update(encoded)
+    if tenant:
+        state.update(b"\0tenant\0" + tenant.encode())
     return state.intdigest()
 
 

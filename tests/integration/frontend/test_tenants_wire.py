@@ -219,6 +219,23 @@ async def test_an_output_that_the_deadline_has_no_time_for_is_lowered(served: Se
     assert rest.ids == oracle(PROMPT, 10 + len(rest.ids))[10:]
 
 
+async def test_a_tenant_never_comes_upon_anothers_request(served: Serving, pool: Pool) -> None:
+    """Neither by its idempotency key, which names another request for it, nor by its resume token, which is refused."""
+    pool.tokens_max = 10
+    asked = request(40, idempotency_key="shared", sampling=pb.Sampling(seed=7))
+    mine = await Answer(call(served, asked)).read(5)
+    other = await Answer(call(served, asked, "free")).read(5)
+    assert mine.started is not None and other.started is not None
+    assert mine.started.request_id != other.started.request_id
+    resume = pb.Resume(resume_token=mine.started.resume_token, received_token_ids=mine.ids)
+    stolen = request(40, sampling=pb.Sampling(seed=7), options=pb.GenerateOptions(resume=resume))
+    details = from_rpc_error(await error_of(call(served, stolen, "free")))
+    assert details.reason == "RESUME_TOKEN_INVALID"
+    pool.tokens_max = 1 << 30
+    for answer in (mine, other):
+        assert (await answer.read()).ids == oracle(PROMPT, 40)
+
+
 async def test_the_client_knows_what_is_left(served: Serving) -> None:
     """On success and on refusal; it waits for its budget to grow, unless it is told not to."""
     async with Client([served.address], key=KEYS["batch"]) as client:
