@@ -20,6 +20,11 @@ PER_REQUEST = "CPU per request"
 ROWS = "rows per frame"
 STREAM_BYTES = "memory per live stream"
 IDLE = "memory idle"
+LEASED = "from a slab"
+UNLEASED = "by Redis"
+ADMISSION = "CPU of an admission"
+ADMISSION_LATENCY = "added latency, p50"
+REFUSAL = "CPU of a refusal by a budget"
 PER_REFUSAL = "CPU per refusal"
 OWN_REFUSAL = "CPU per refusal of our own code"
 
@@ -39,6 +44,9 @@ AIMS: dict[Key, Aim] = {
         for metric, limit in ((PER_REFUSAL, 400.0), (OWN_REFUSAL, 20.0))
     },
     Key("path", "one request at a time", "added time to first token, p50"): Aim(3.0),
+    Key("admission", LEASED, ADMISSION): Aim(5.0),
+    Key("admission", UNLEASED, ADMISSION_LATENCY): Aim(150.0),
+    Key("admission", "refused", REFUSAL): Aim(20.0),
     Key("index", "lookup of 64 blocks, 1M in the index", "time"): Aim(15.0),
     Key("index", "1M blocks", "memory per block"): Aim(110.0),
     Key("index", "1M blocks", "longest stall while loading"): Aim(10.0),
