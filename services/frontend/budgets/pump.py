@@ -23,6 +23,9 @@ ANSWER_S: Final = 0.05
 
 BATCH_MAX: Final = 128
 
+GATHER_S: Final = 0.005
+"""What nobody waits for waits so long for company: a round trip costs more than what it carries."""
+
 Take: TypeAlias = Callable[[Answer | None], None]
 
 
@@ -69,6 +72,7 @@ class Pump:
         self._answer_s = answer_s
         self._waiting: deque[Question] = deque()
         self._sending: asyncio.Task[None] | None = None
+        self._gathering: asyncio.TimerHandle | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -78,20 +82,36 @@ class Pump:
     def put(self, question: Question) -> None:
         """Ask as soon as possible."""
         self._waiting.append(question)
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.create_task(self._send(), name="budgets-questions")
+        self._start()
+
+    def put_soon(self, question: Question) -> None:
+        """Ask with the next question, or after GATHER_S; in order all the same."""
+        self._waiting.append(question)
+        if self._gathering is None and not self.is_busy:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._start)
 
     async def drained(self) -> None:
         """Wait until nothing is asked."""
+        if self._waiting:
+            self._start()
         while self.is_busy:
             assert self._sending is not None
             await asyncio.wait((self._sending,))
 
     async def close(self) -> None:
         """Stop. What was not answered never will be."""
+        if self._gathering is not None:
+            self._gathering.cancel()
         if self._sending is not None:
             await end((self._sending,))
         self._fail(())
+
+    def _start(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if not self.is_busy:
+            self._sending = asyncio.create_task(self._send(), name="budgets-questions")
 
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()

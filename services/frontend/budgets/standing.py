@@ -29,27 +29,18 @@ class Standing:
     """One account at one frontend."""
 
     __slots__ = (
+        *("_denied", "_denied_at_s", "_denied_s_per_token", "_denied_tokens", "_denied_until_s"),
+        *("_end_interval_s", "_ended_at_s", "_remaining", "account", "burst", "has_slots", "is_spending"),
         *(
-            "_denied",
-            "_denied_at_s",
-            "_denied_s_per_token",
-            "_denied_tokens",
-            "_denied_until_s",
-            "_end_interval_s",
-            "_ended_at_s",
-        ),
-        *(
-            "_remaining",
-            "account",
-            "burst",
-            "is_spending",
             "live",
             "open",
             "remaining_at_s",
             "seen_at_s",
             "slab",
+            "spending",
+            "spent_requests",
+            "spent_tokens",
         ),
-        *("spending", "spent_requests", "spent_tokens"),
     )
 
     def __init__(self, account: Account, slab: Slab, now_s: float) -> None:
@@ -73,6 +64,8 @@ class Standing:
         ]
         self.burst = min(bursts, default=(float("inf"), ""))
         """Most tokens that can ever be reserved at once, and whose limit that is."""
+        self.has_slots = any(scope.limit.concurrency for scope in account.scopes)
+        """True if requests at a time are limited."""
         self._remaining = Remaining()
         self._denied: Denied | None = None
         self._denied_at_s = self._denied_until_s = 0.0

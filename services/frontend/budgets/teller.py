@@ -159,7 +159,10 @@ class Teller:
     def _put(self, standing: Standing, operation: Operation) -> None:
         question = Question(operation, _ignore)
         question.take = partial(self._paid, standing, question)
-        self._pump.put(question)
+        if standing.has_slots:  # somebody may wait for this one
+            self._pump.put(question)
+        else:
+            self._pump.put_soon(question)
 
     def _paid(self, standing: Standing, question: Question, answer: Answer | None) -> None:
         if isinstance(answer, Settled | Renewed):

@@ -49,7 +49,7 @@ def simulate(main: Coroutine[Any, Any, T]) -> T:
         left = asyncio.all_tasks(loop)
         assert not left, f"tasks left behind: {left}"
         loop.run_until_complete(asyncio.sleep(0))
-        assert not errors, errors
+        assert not errors, f"{len(errors)} errors, the first: {errors[0]}"
         return result
     finally:
         loop.close()
