@@ -10,6 +10,9 @@ from typing import Final
 VARIABLE: Final = "KVMESH_REDIS_URL"
 """Environment variable with the URL. Arguments can be read by every user of the machine, the environment cannot."""
 
+BUDGETS_VARIABLE: Final = "KVMESH_BUDGETS_REDIS_URL"
+"""Environment variable with the URL of the Redis that has the budgets, which may be a Cluster; empty: the mesh's."""
+
 _USER: Final = re.compile(r"(?<=://)\S*@")
 _QUERY: Final = re.compile(r"(?<=[?&])((?:\w*password|username)=)[^&\s]*")
 

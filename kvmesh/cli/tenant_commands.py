@@ -22,7 +22,7 @@ from kvmesh.cli.options import (
     settings_of,
 )
 from kvmesh.config import MeshConfig
-from kvmesh.redis_url import VARIABLE
+from kvmesh.redis_url import BUDGETS_VARIABLE, VARIABLE
 
 tenants = typer.Typer(help="See who may use the mesh, and change it while it runs.", no_args_is_help=True)
 
@@ -49,7 +49,8 @@ def show(
     """Show one tenant, its keys, and what it uses now."""
     from kvmesh.cli import tenants as command
 
-    _run(command.show(*_mesh(config, data_dir), name, as_json=as_json))
+    budgets_url = os.environ.get(BUDGETS_VARIABLE, "")
+    _run(command.show(*_mesh(config, data_dir), name, as_json=as_json, budgets_url=budgets_url))
 
 
 @tenants.command("set")

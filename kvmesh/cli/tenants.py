@@ -28,10 +28,11 @@ NONE: Final = "-"
 class Desk:
     """What the commands need: the configuration, Redis, and what is written there."""
 
-    def __init__(self, config: MeshConfig, url: str) -> None:
+    def __init__(self, config: MeshConfig, url: str, budgets_url: str = "") -> None:
         self.config = config
         self.mesh = config.mesh.name
         self.redis = RedisLink(url)
+        self.budgets_redis = RedisLink(budgets_url) if budgets_url else self.redis
         self.overrides: dict[str, Override] = {}
         self.catalogue = Catalogue(config)
 
@@ -40,6 +41,7 @@ class Desk:
 
     async def __aexit__(self, *_: object) -> None:
         await self.redis.close()
+        await self.budgets_redis.close()
 
     async def read(self) -> None:
         """Take what is changed in Redis, and tell of what cannot be used. Raises RedisAway."""
@@ -79,9 +81,9 @@ async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
     return 0 if is_there else 1
 
 
-async def show(config: MeshConfig, url: str, name: str, *, as_json: bool) -> int:
+async def show(config: MeshConfig, url: str, name: str, *, as_json: bool, budgets_url: str = "") -> int:
     """Print one tenant, its keys, and what is left of every limit; 1 if Redis was away. Raises ConfigError."""
-    async with Desk(config, url) as desk:
+    async with Desk(config, url, budgets_url) as desk:
         is_there = await desk.read_if_possible()
         found = _tenant(desk, desk.caller(name))
         tenant = desk.catalogue.tables.tenants[name]
@@ -222,8 +224,8 @@ async def _use(desk: Desk, tenant: str) -> tuple[list[dict[str, Any]], dict[str,
     ]
     if not scopes:
         return [], None
-    ledger = Ledger(desk.redis, desk.mesh)
-    answers = await ledger.run([Show(Account(account.organisation, (scope,))) for scope in scopes])
+    shows = [Show(Account(account.organisation, (scope,))) for scope in scopes]
+    answers = await Ledger(desk.budgets_redis, desk.mesh).run(shows)
     shown = [answer for answer in answers if isinstance(answer, Shown)]
     uses = [
         {**asdict(use), "limits": asdict(scope.limit)}

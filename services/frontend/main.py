@@ -27,6 +27,7 @@ from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.membership import Member, Membership, Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
+from kvmesh.redis_url import BUDGETS_VARIABLE
 from kvmesh.tasks import end
 from kvmesh.tenants.labels import Labels
 from kvmesh.tenants.store import CatalogueStore
@@ -77,6 +78,8 @@ class Place:
     metrics_port: int
     advertise: Advertised = AS_LISTENED
     """What is registered in place of `listen`."""
+    budgets_redis_url: str = ""
+    """Redis of the budgets, if it is another."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -88,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = service_options.read(given)
         config = options.config
         place = Place(
-            *(options.process_id, options.listen, options.redis_url, options.metrics_port, options.advertise)
+            *(options.process_id, options.listen, options.redis_url, options.metrics_port, options.advertise),
+            os.environ.get(BUDGETS_VARIABLE, ""),
         )
         telemetry.start_logging(config.telemetry.log_level, "frontend", place.name)
         tokenizer = ModelTokenizer.load(config.mesh.model_path)
@@ -101,9 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> int:
     """Serve until a signal; return the exit status."""
     redis = RedisLink(place.redis_url)
-    frontend = Frontend(config, place, tokenizer, redis)
+    budgets_redis = RedisLink(place.budgets_redis_url) if place.budgets_redis_url else redis
+    frontend = Frontend(config, place, tokenizer, redis, budgets_redis)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(redis.close)
+        stack.push_async_callback(budgets_redis.close)
         address = await frontend.server.listen(place.listen)
         host = address.rpartition(":")[0]
         metrics_address = await stack.enter_async_context(exposed(frontend.metrics, host, place.metrics_port))
@@ -149,7 +155,14 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
 class Frontend:
     """One frontend, built but not started: everything but its sockets, Redis and tasks."""
 
-    def __init__(self, config: MeshConfig, place: Place, tokenizer: ModelTokenizer, redis: RedisLink) -> None:
+    def __init__(
+        self,
+        config: MeshConfig,
+        place: Place,
+        tokenizer: ModelTokenizer,
+        redis: RedisLink,
+        budgets_redis: RedisLink | None = None,
+    ) -> None:
         clock = MonotonicClock()
         section, version = config.frontend, config.engine.salt
         self._version = version
@@ -165,7 +178,7 @@ class Frontend:
         self.tenants = CatalogueStore(redis, config)
         tenants = TenantMetrics(self.metrics, config.tenants)
         self.budgets = Budgets(
-            Ledger(redis, config.mesh.name),
+            Ledger(budgets_redis or redis, config.mesh.name),
             self._boot_id,
             clock,
             BudgetMetrics(self.metrics, Labels(config.tenants).of),

@@ -24,6 +24,7 @@ from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import (
     Answer,
+    Denied,
     Draw,
     Granted,
     Operation,
@@ -47,8 +48,8 @@ TASKS: Final = 10
 MAX_OUTPUT: Final = 300
 PROMPT_MAX: Final = 200
 
-LIMIT: Final = Limit(120_000, 400, 6_000_000, 30_000, 48)
-"""100 tokens per millisecond; 8 frontends ask for some times as much."""
+LIMIT: Final = Limit(60_000, 400, 3_000_000, 30_000, 48)
+"""50 tokens per millisecond; 8 frontends ask for some times as much."""
 
 _CLASS = ServiceClass(name="standard", runtime_max_s=60, default_deadline_s=60, max_output_tokens=MAX_OUTPUT)
 
@@ -98,6 +99,7 @@ class Repeating:
         self._log = log
         self._chance = chance
         self._again: deque[Settle] = deque()
+        self.denied_count = 0
 
     async def run(self, operations: list[Operation]) -> list[Answer]:
         """Run all, and some settlements of now and of before again."""
@@ -117,6 +119,7 @@ class Repeating:
 
     def _check(self, operation: Operation, answer: Answer) -> None:
         """An admission leaves no debt: whatever there was, was repaid before."""
+        self.denied_count += isinstance(answer, Denied)
         if not isinstance(operation, Reserve) or operation.force or not isinstance(answer, Granted):
             return
         if not answer.is_repeated and min(answer.remaining.tokens or 0, answer.remaining.requests or 0) < 0:
@@ -172,7 +175,7 @@ async def main(config: Config) -> None:
     else:
         await _bare(config, ledger, callers, stop, log, chance)
     await link.close()
-    log.write("END", config.name)
+    log.write("END", ledger.denied_count)
 
 
 async def _shell(
@@ -210,7 +213,9 @@ async def _shell(
     await asyncio.gather(*(load(task) for task in range(TASKS)))
     if not await budgets.flush(20):
         log.write("BREACH", "not flushed", budgets)
-    log.write("HELD", metrics.slab.value, metrics.redis.value, metrics.local.value)
+    log.write("SLABS", metrics.slab.value)
+    if metrics.local.value:
+        log.write("BREACH", "decided without Redis")
     running.cancel()
     await asyncio.wait([running])
 

