@@ -130,6 +130,22 @@ def test_the_deadline_is_looked_at_again_at_release() -> None:
     assert desk.placed()[1].request_id == name(2)
 
 
+def test_what_no_engine_had_is_given_back_and_what_one_had_is_not() -> None:
+    """A cancel before the start costs a tenant nothing, one after it the prompt and what was made."""
+    desk = Desk()
+    desk.reserved(request_id=name(1), tenant="a")
+    (item,) = desk.relay.holdings.items
+    account = item.account
+    assert account is not None and account.prefill == 20 and account.decode == 20
+    desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
+    assert account.prefill == account.decode == 0
+    desk.reserved(request_id=name(2), tenant="a")
+    desk.down("prefill-0", starts=[pb.Start(slot=max(desk.links["prefill-0"][0].slots))])
+    (item,) = desk.relay.holdings.items
+    desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
+    assert item.account is account and account.prefill == 20 and account.decode == 0
+
+
 def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:
     """Whatever band they claim."""
     desk = Desk(queue=2)

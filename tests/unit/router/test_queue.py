@@ -170,6 +170,8 @@ def test_two_tenants_that_always_wait_are_served_equally_by_weight(dominant: str
 def test_who_comes_back_is_next_and_starves_nobody() -> None:
     """A tenant that was idle has no right to what it did not use, and waits for one request at most."""
     queue: Queue = ReleaseQueue(10_000)
+    queue.add(Item(tenant="back", token_count=100))
+    release_next(queue)
     for _ in range(400):
         queue.add(Item(tenant="busy", token_count=100))
     for _ in range(200):
@@ -184,21 +186,18 @@ def test_who_comes_back_is_next_and_starves_nobody() -> None:
 def test_a_change_of_kind_earns_no_credit() -> None:
     """Who used prompts alone for long gets no outputs for free: a pool that was not used is not saved up."""
     queue: Queue = ReleaseQueue(100_000)
-    for _ in range(500):
+    for number in range(600):
         for tenant in ("changing", "steady"):
-            queue.add(Item(tenant=tenant, token_count=1000, output_tokens_max=1))
+            outputs = 5000 if tenant == "changing" and number >= 500 else 1
+            queue.add(Item(tenant=tenant, token_count=1000, output_tokens_max=outputs))
     for _ in range(1000):
         queue.settle_output(release_next(queue), 1)
-    for _ in range(100):
-        for tenant in ("changing", "steady"):
-            outputs = 500 if tenant == "changing" else 1
-            queue.add(Item(tenant=tenant, token_count=1000, output_tokens_max=outputs))
     served: Counter[str] = Counter()
     for _ in range(60):
         item = release_next(queue)
         queue.settle_output(item, item.output_tokens_max)
         served[item.tenant] += 1
-    assert abs(served["changing"] - served["steady"]) <= 4, served
+    assert served["changing"] <= 10, f"its outputs count ten times as much as the prompts: {served}"
 
 
 def test_lower_bands_get_their_floor_unless_they_may_be_shed() -> None:
