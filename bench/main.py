@@ -17,7 +17,19 @@ from bench import machine, report, windows
 from bench.aims import AIMS
 from bench.processes import BenchError
 from bench.results import Results
-from bench.scenarios import decode, floor, frontend, index, path, refusals, router, trust
+from bench.scenarios import (
+    admission,
+    decode,
+    fairness,
+    floor,
+    frontend,
+    index,
+    overload,
+    path,
+    refusals,
+    router,
+    trust,
+)
 from bench.windows import Pace
 
 PLAIN_WIDTH = 140
@@ -25,7 +37,19 @@ PLAIN_WIDTH = 140
 
 SCENARIOS: dict[str, Callable[[Results, Pace], None]] = {
     scenario.NAME: scenario.run
-    for scenario in (floor, router, frontend, decode, path, index, trust, refusals)
+    for scenario in (
+        floor,
+        router,
+        frontend,
+        decode,
+        path,
+        index,
+        trust,
+        admission,
+        refusals,
+        fairness,
+        overload,
+    )
 }
 
 

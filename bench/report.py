@@ -22,8 +22,11 @@ TITLES = {
     "decode": "Decode service alone (an engine in Triton on the other core)",
     "path": "Whole path through Triton",
     "index": "Prefix index",
+    "admission": "Admission by budgets",
     "trust": "Router alone, plain text and mutual TLS",
     "refusals": "Refusing, on the wire and without it",
+    "fairness": "Fairness: who feels a tenant's burst",
+    "overload": "Overload: what is served, what is refused",
 }
 
 

@@ -1,0 +1,97 @@
+"""Who feels a tenant's burst: time to first token of others alone and beside it, and how evenly tenants are served.
+
+Four prefill replicas whose prompts cost 0.5 ms a token. A burst: tenant b sends a prompt of 200 tokens twice a second;
+tenant a sends 25 prompts of 2,000 tokens at once, every 12 s. ServeGen: fifteen clients of a real service at FACTOR of
+their rates; the burstiest of them is a, all others are b.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from bench import servegen_tenants, tenant_mesh
+from bench.arrivals import Arrival, Seen
+from bench.processes import Fleet
+from bench.results import Results
+from bench.tenant_mesh import DEADLINE_S, TenantMesh, poisson, quantile
+from bench.windows import Pace
+
+NAME = "fairness"
+PREFILLS = 4
+SHORT, LONG = 200, 2000
+BURST, BURST_EVERY_S = 25, 12.0
+SECONDS, QUICK_SECONDS = 60.0, 36.0
+FACTOR = 0.01
+"""Of the rates of ServeGen's clients: without the burstiest one they are 37 % of what the replicas can take."""
+
+BACKLOG_S = 15.0
+
+
+def run(results: Results, pace: Pace) -> None:
+    """Measure one repeat."""
+    seconds = QUICK_SECONDS if pace.is_quick else SECONDS
+    draw = random.Random(1)
+    everybody = servegen_tenants.clients()
+    with Fleet() as fleet:
+        tenants = ["a", "b", "c", *(client.tenant for client in everybody)]
+        mesh = tenant_mesh.start(fleet, tenants, prefills=PREFILLS)
+        mesh.learn()
+        quiet = poisson(draw, "b", 2.0, SHORT, seconds)
+        burst = [
+            Arrival(3.0 + number * BURST_EVERY_S + 0.001 * index, "a", LONG, 1, DEADLINE_S)
+            for number in range(int((seconds - 3.0) / BURST_EVERY_S))
+            for index in range(BURST)
+        ]
+        _compare(results, mesh, "a burst of long prompts", quiet, burst)
+        bursty, *others = everybody
+        quiet = [
+            one
+            for client in others
+            for one in servegen_tenants.arrivals(client, FACTOR, seconds, draw, DEADLINE_S)
+        ]
+        burst = servegen_tenants.arrivals(bursty, FACTOR, seconds, draw, DEADLINE_S)
+        _compare(results, mesh, f"ServeGen's clients at {FACTOR:g} of their rates", quiet, burst)
+        _measure_index(results, mesh)
+
+
+def _compare(
+    results: Results, mesh: TenantMesh, case: str, quiet: list[Arrival], burst: list[Arrival]
+) -> None:
+    """Send the quiet ones alone, then beside the burst."""
+    bursting = {one.tenant for one in burst}
+    p95 = []
+    for arrivals, way in ((quiet, "alone"), ([*quiet, *burst], "beside the burst")):
+        seen = mesh.replay(sorted(arrivals, key=lambda one: one.at_s))
+        others = [one for one in seen if one.tenant not in bursting]
+        _check(results, case, others)
+        found = [one.ttft_ms for one in others if one.ttft_ms is not None]
+        for share in (0.5, 0.95):
+            value = quantile(found, share)
+            results.add(NAME, case, f"time to first token of others, p{share * 100:.0f}, {way}", "ms", value)
+        p95.append(quantile(found, 0.95))
+    results.add(NAME, case, "p95 beside the burst / p95 alone", "x", p95[1] / p95[0])
+
+
+def _measure_index(results: Results, mesh: TenantMesh) -> None:
+    """Let three tenants with prompts of 200, 1,000 and 2,000 tokens always wait; tell Jain's index of their tokens."""
+    lengths = {"a": LONG, "b": SHORT, "c": 1000}
+    tokens_each = round(PREFILLS * BACKLOG_S / tenant_mesh.TOKEN_S)
+    arrivals = [
+        Arrival(0.0005 * index, tenant, length, 1, DEADLINE_S)
+        for tenant, length in lengths.items()
+        for index in range(tokens_each // 2 // length)
+    ]
+    served: Counter[str] = Counter()
+    for one in mesh.replay(sorted(arrivals, key=lambda one: one.at_s)):
+        if one.ttft_ms is not None and one.ttft_ms <= BACKLOG_S * 1000:
+            served[one.tenant] += lengths[one.tenant]
+    values = [served[tenant] for tenant in lengths]
+    index = sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+    results.add(NAME, "three tenants that always wait", "Jain's index of prompt tokens", "", index)
+
+
+def _check(results: Results, case: str, seen: list[Seen]) -> None:
+    failed = Counter(one.reason for one in seen if one.reason)
+    if failed:
+        results.problem(NAME, f"of {len(seen)} requests {dict(failed)}", case)

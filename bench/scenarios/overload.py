@@ -1,0 +1,127 @@
+"""Offered load beyond capacity: what is still served in time, how the rest is refused, and what retries add.
+
+Two prefill replicas whose prompts cost 0.5 ms a token. Requests have 400 prompt tokens, one output token and a deadline of
+8 s. Goodput: requests a second that ended within their deadline.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from bench import tenant_mesh
+from bench.arrivals import Arrival, Seen
+from bench.processes import Fleet
+from bench.results import Results
+from bench.tenant_mesh import TOKEN_S, TenantMesh, poisson, quantile
+from bench.windows import Pace
+
+NAME = "overload"
+PREFILLS = 2
+TOKENS = 400
+DEADLINE_S = 8.0
+SECONDS, QUICK_SECONDS = 40.0, 24.0
+SETTLE_S = 6.0
+"""The first seconds of a load are not counted: the queue fills."""
+
+CAPACITY = 0.95 * PREFILLS / (TOKENS * TOKEN_S)
+"""Requests a second: a twentieth of an engine is the way between one prompt and the next."""
+TENANTS = ("a", "b", "c")
+RETRYABLE = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "SHED", "LIVE_REQUESTS_FULL"))
+"""Refusals for want of room: each says when to come back."""
+
+
+def run(results: Results, pace: Pace) -> None:
+    """Measure one repeat."""
+    seconds = QUICK_SECONDS if pace.is_quick else SECONDS
+    with Fleet() as fleet:
+        mesh = tenant_mesh.start(fleet, TENANTS, prefills=PREFILLS, router={"queue_delay_max_s": 4.0})
+        mesh.learn()
+        once = _offer(results, mesh, "1x", CAPACITY, seconds)
+        thrice = _offer(results, mesh, "3x", 3 * CAPACITY, seconds)
+        results.add(NAME, "3x", "goodput / that at 1x", "x", thrice / max(once, 1e-9))
+        before = _counters(mesh)
+        halve = fleet_kill(mesh)
+        _offer(results, mesh, "1x, half of the prefill replicas killed", CAPACITY, seconds, halve)
+        after = _counters(mesh)
+        asked = after["asked"] - before["asked"]
+        again = after["again"] - before["again"]
+        case = "1x, half of the prefill replicas killed"
+        results.add(NAME, case, "attempts / requests", "x", (asked + again) / max(1.0, asked))
+
+
+def fleet_kill(mesh: TenantMesh) -> Callable[[], None]:
+    """Return what kills half of the prefill replicas."""
+    kills = [process.aim() for process in mesh.prefills[: PREFILLS // 2]]
+
+    def kill() -> None:
+        for one in kills:
+            one()
+
+    return kill
+
+
+def _offer(
+    results: Results,
+    mesh: TenantMesh,
+    case: str,
+    per_s: float,
+    seconds: float,
+    disturb: Callable[[], None] | None = None,
+) -> float:
+    """Offer `per_s` for `seconds`, `disturb` in the middle; return the goodput."""
+    draw = random.Random(len(case))
+    arrivals = [
+        one
+        for tenant in TENANTS
+        for one in poisson(draw, tenant, per_s / len(TENANTS), TOKENS, seconds, deadline_s=DEADLINE_S)
+    ]
+    arrivals.sort(key=lambda one: one.at_s)
+    seen = _replay(mesh, arrivals, seconds / 3, disturb)
+    good = [one for one in seen if not one.reason and SETTLE_S <= one.ended_s <= seconds]
+    goodput = len(good) / (seconds - SETTLE_S)
+    results.add(NAME, case, "goodput", "requests/s", goodput)
+    results.add(
+        NAME, case, "time to first token, p95", "ms", quantile([one.ttft_ms or 0.0 for one in good], 0.95)
+    )
+    refused = [one for one in seen if one.reason]
+    results.add(NAME, case, "refused", "%", 100 * len(refused) / len(seen))
+    untold = Counter(one.reason for one in refused if one.reason in RETRYABLE and one.retry_after_s is None)
+    if untold:
+        results.problem(NAME, f"refused without RetryInfo: {dict(untold)}", case)
+    reasons = Counter(one.reason for one in refused)
+    others = {reason: count for reason, count in reasons.items() if reason not in RETRYABLE}
+    results.add(
+        NAME,
+        case,
+        "refused for want of room, with RetryInfo",
+        "%",
+        100 * sum(one.reason in RETRYABLE for one in refused) / max(1, len(refused)),
+    )
+    if others:
+        results.problem(NAME, f"of {len(seen)} requests {others} ended otherwise", case)
+    return goodput
+
+
+def _replay(
+    mesh: TenantMesh, arrivals: Sequence[Arrival], after_s: float, disturb: Callable[[], None] | None
+) -> list[Seen]:
+    if disturb is None:
+        return mesh.replay(arrivals)
+    with ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(mesh.replay, arrivals)
+        time.sleep(after_s)
+        disturb()
+        return seen.result()
+
+
+def _counters(mesh: TenantMesh) -> dict[str, float]:
+    """Return what the frontend asked of its router, and how often again."""
+    metric = mesh.frontend.metric
+    return {
+        "asked": metric("kvmesh_frontend_request_seconds_count"),
+        "again": metric("kvmesh_frontend_retries_total") + metric("kvmesh_frontend_resumes_total"),
+    }
