@@ -72,7 +72,15 @@ class Slab:
             "_number",
             "_seen_at_s",
         ),
-        *("_token_rate", "_wanted_requests", "_wanted_tokens", "free_requests", "free_slots", "free_tokens"),
+        *(
+            "_token_rate",
+            "_told_requests",
+            "_wanted_requests",
+            "_wanted_tokens",
+            "free_requests",
+            "free_slots",
+            "free_tokens",
+        ),
         *("is_hot", "is_low", "live_slots", "open_requests", "promised_tokens", "rate", "rid"),
         *("used_requests", "used_tokens"),
     )
@@ -95,6 +103,7 @@ class Slab:
         self._wanted_requests = self._wanted_tokens = 0
         self._seen_at_s = now_s
         self._number = 0
+        self._told_requests = 0
         self._asked: Ask | None = None
         self._asked_at_s = float("-inf")
         self._low_tokens = self._low_requests = self._low_slots = 0
@@ -218,7 +227,9 @@ class Slab:
         """Take the answer: what Redis holds for the slab, less what was used of it."""
         ask = self._answered()
         self.free_tokens = tokens - (self.used_tokens - ask.used_tokens) - self.promised_tokens
-        self.free_requests = requests - (self.used_requests - ask.used_requests)
+        # A request that was told and is refunded after is not taken back; Redis overlooks the next one instead.
+        self._told_requests = max(self._told_requests, ask.used_requests)
+        self.free_requests = requests - (self.used_requests - self._told_requests)
         self.free_slots = slots - self.live_slots
 
     def lost(self) -> None:

@@ -1,0 +1,240 @@
+"""Estimates, slabs and local buckets by themselves."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.buckets.operations import Remaining
+from kvmesh.tenants.caller import Tenant
+from services.frontend.budgets import estimates, fallback, slabs
+from services.frontend.budgets.estimates import COLD_OUTPUT, LEARNERS_MAX, Estimates, Learner
+from services.frontend.budgets.fallback import LocalBuckets, Outage
+from services.frontend.budgets.slabs import Slab
+from tests.unit.frontend.budgets.twin import account
+from tests.unit.frontend.budgets.world import caller
+
+TENANT = Tenant(name="search")
+STRICT = Tenant(name="search", is_strict=True)
+
+
+def test_the_unknown_is_estimated_cold_and_strict_tenants_in_full() -> None:
+    """512 tokens of output, or what the request may have at most; a strict tenant reserves all."""
+    assert estimates.estimate(TENANT, Learner(), 100, 4096) == (100, COLD_OUTPUT)
+    assert estimates.estimate(TENANT, Learner(), 100, 20) == (100, 20)
+    assert estimates.estimate(STRICT, Learner(), 100, 4096) == (100, 4096)
+
+
+def test_cached_tokens_are_charged_less() -> None:
+    """By the tenant's discount, and never more of them than the prompt has."""
+    assert estimates.charge(TENANT, 100, 60, 50) == 100 - 30 + 50
+    assert estimates.charge(TENANT, 0, 60, 50) == 50
+    assert estimates.charge(Tenant(name="a", cached_discount=1.0), 100, 100, 1) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_requests_overrun_what_was_learnt(seed: int) -> None:
+    """Whatever lengths a tenant's answers have: after the first hundreds about one in twenty needs more than estimated."""
+    draw, learner = random.Random(seed), Learner()
+    mean, shape = draw.uniform(20, 2000), draw.uniform(0.3, 1.5)
+    overruns, reserved, used = 0, 0, 0
+    for number in range(6000):
+        output = max(1, round(mean * draw.lognormvariate(0, shape)))
+        has_overrun = output > learner.output
+        learner.learn(output, 0.0, has_overrun=has_overrun)
+        if number >= 1000:
+            overruns += has_overrun
+            reserved, used = reserved + learner.output, used + output
+    assert overruns / 5000 < 0.08
+    assert reserved > used
+
+
+def test_what_has_changed_is_learnt_anew() -> None:
+    """Ten times longer answers are estimated within some hundred requests, ten times shorter ones too."""
+    learner = Learner()
+    for length in (100, 1000, 100):
+        for _ in range(2500):
+            learner.learn(length, 0.5, has_overrun=length > learner.output)
+        assert length <= learner.output <= 1.1 * length + 1
+    assert learner.share == 0.5
+    prompt, _ = estimates.estimate(TENANT, learner, 1000, 10)
+    assert prompt == 750
+
+
+def test_tenants_are_bounded() -> None:
+    """The one that was quiet the longest is forgotten."""
+    known = Estimates()
+    for number in range(LEARNERS_MAX):
+        known.learner(f"t{number}", "standard")
+    first, second = known.learner("t0", "standard"), known.learner("t1", "standard")
+    known.learn(caller(account(name="t0")), 10, 0, 10, has_overrun=False)
+    known.learner("new", "standard")
+    assert len(known) == LEARNERS_MAX
+    assert known.learner("t0", "standard") is first and known.learner("t1", "standard") is not second
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
+    """Random admissions, ends, overruns, draws that are granted in part, lost or answered late: Redis always held it."""
+    draw = random.Random(seed)
+    who = account(burst_s=draw.choice((5, 60)))
+    slab, now_s = Slab("s", who, draw.randint(1, 4), 0.0), 0.0
+    held = [0, 0, 0]  # tokens, requests, slots: what Redis holds
+    told = [0, 0]  # used tokens and requests, as Redis knows them
+    open_: list[tuple[int, bool]] = []
+    waiting: tuple[int, int, int] | None = None
+    for _ in range(1500):
+        now_s += draw.expovariate(30)
+        act = draw.randrange(10)
+        if act < 5:
+            tokens = draw.randint(1, 400)
+            slab.want(tokens)
+            if slab.admit(tokens):
+                open_.append((tokens, True))
+        elif act < 8 and open_:
+            at = draw.randrange(len(open_))
+            tokens, is_live = open_.pop(at)
+            if is_live:
+                slab.release()
+            if draw.random() < 0.2 and is_live:
+                open_.append((tokens, False))  # settled later
+            else:
+                actual = draw.randint(0, tokens) if draw.random() < 0.95 else 2 * tokens
+                slab.settle(tokens, actual, refund_request=draw.random() < 0.1)
+        elif waiting is not None:
+            answer, waiting = waiting, None
+            if draw.random() < 0.2:
+                slab.lost()
+            else:
+                slab.drawn(*answer)
+        else:
+            ask = slab.draw(now_s)
+            if ask is None:
+                continue
+            is_done = draw.random() < 0.9
+            if is_done:
+                held[0] -= min(held[0], max(0, ask.used_tokens - told[0]))
+                admitted = max(0, ask.used_requests - told[1])
+                held[1] -= min(held[1], admitted)
+                told = [max(told[0], ask.used_tokens), told[1] + admitted]
+                share = draw.choice((0.0, 0.5, 1.0))
+                more = (ask.tokens - held[0], ask.requests - held[1], ask.slots - held[2])
+                held = [
+                    each + (int(share * most) if most > 0 else most)
+                    for each, most in zip(held, more, strict=True)
+                ]
+                held[0], held[2] = max(held[0], ask.least_tokens), max(held[2], ask.least_slots)
+                waiting = held[0], held[1], held[2]
+            else:
+                slab.lost()
+        running = sum(tokens for tokens, _ in open_)
+        live = sum(is_live for _, is_live in open_)
+        assert (slab.promised_tokens, slab.live_slots, slab.open_requests) == (running, live, len(open_))
+        owed = slab.used_tokens - told[0]
+        assert max(0, slab.free_tokens) + running <= held[0] - owed or slab.free_tokens <= 0
+        assert slab.free_requests + slab.used_requests - told[1] <= held[1]
+        assert slab.free_slots + live <= held[2] and min(slab.free_requests, slab.free_slots) >= 0
+
+
+def test_a_slab_follows_the_demand_within_its_share() -> None:
+    """Never more free than the share of the burst by the number of frontends; nothing once nobody comes."""
+    who, now_s = account(burst_s=60), 0.0
+    slab = Slab("s", who, 2, now_s)
+    most = 0
+    for _ in range(2000):
+        now_s += 0.01
+        slab.want(100)
+        if slab.admit(100):
+            slab.release()
+            slab.settle(100, 100, refund_request=False)
+        ask = slab.draw(now_s)
+        if ask is not None:
+            slab.drawn(ask.tokens, ask.requests, ask.slots)
+        most = max(most, slab.free_tokens)
+    assert 1000 < most <= slabs.SHARE * 60_000 / 2
+    for _ in range(40):
+        now_s += 0.25
+        ask = slab.draw(now_s)
+        if ask is not None:
+            slab.drawn(ask.tokens, ask.requests, ask.slots)
+    assert slab.is_over
+    assert (slab.free_tokens, slab.free_requests, slab.free_slots) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_local_buckets_spend_no_more_than_stated(seed: int) -> None:
+    """Random demand for minutes: per scope at most its start, or one request, and the local rate."""
+    draw = random.Random(seed)
+    frontends = draw.randint(1, 9)
+    one, other = account(name="one"), account(name="two")
+    local, now_s, largest = LocalBuckets(frontends), 0.0, 0
+    remaining = draw.choice((None, Remaining(draw.uniform(0, 500), draw.uniform(-3000, 9000), 5)))
+    for who in (one, other):
+        local.open(who, remaining, 0.0, 0, now_s)
+    spent = dict.fromkeys(("organisation:acme", "tenant:one", "tenant:two"), 0)
+    requests, live = dict.fromkeys(spent, 0), {one: 0, other: 0}
+    share = fallback.SHARE / frontends
+    for _ in range(1500):
+        now_s += draw.expovariate(20)
+        who = draw.choice((one, other))
+        if live[who] and draw.random() < 0.45:
+            local.release(who)
+            live[who] -= 1
+            continue
+        tokens = draw.randint(1, 1500)
+        if local.admit(who, tokens, now_s, is_forced=False) is None:
+            actual, largest = draw.randint(0, tokens), max(largest, tokens)
+            live[who] += 1
+            local.give_back(who, tokens - actual, 0, now_s)
+            for scope in who.scopes:
+                spent[scope.name] += actual
+                requests[scope.name] += 1
+        for scope in who.scopes:
+            limit = scope.limit
+            bound = max(share * limit.tokens_burst, largest) + share * limit.tokens_per_min / 60 * now_s
+            assert spent[scope.name] <= bound + 1
+            bound = max(1, share * limit.requests_burst) + share * limit.requests_per_min / 60 * now_s
+            assert requests[scope.name] <= bound + 1
+            here = live[who] if scope.name != "organisation:acme" else sum(live.values())
+            assert here <= max(1, share * limit.concurrency)
+    assert min(spent.values()) > 0
+
+
+def test_local_buckets_start_where_redis_left_off() -> None:
+    """An empty bucket starts empty; what Redis said long ago has grown since."""
+    limit = Limit(0, 0, 60_000, 10_000, 0)
+    who = Account("acme", (Scope("tenant:search", limit),))
+    for remaining, age_s, expected in (
+        (Remaining(None, 0.0, None), 0.0, 0.0),
+        (Remaining(None, 5000.0, None), 0.0, 0.8 * 5000 / 4),
+        (Remaining(None, 0.0, None), 3.0, 0.8 * 3000 / 4),
+        (Remaining(None, 0.0, None), 600.0, 0.8 * 10_000 / 4),
+        (None, 0.0, 0.8 * 10_000 / 4),
+    ):
+        local = LocalBuckets(4)
+        local.open(who, remaining, age_s, 0, 0.0)
+        assert local.remaining(who).tokens == pytest.approx(expected)
+    local = LocalBuckets(4)
+    local.open(who, Remaining(None, 0.0, None), 0.0, 0, 0.0)
+    denied = local.admit(who, 400, 0.0, is_forced=False)
+    assert denied is not None and denied.wait_s == pytest.approx(400 / 200)
+    assert local.admit(who, 400, 2.0, is_forced=False) is None
+
+
+def test_an_outage_ends_when_all_had_time_to_notice() -> None:
+    """A second after Redis is back, or as long as it was away; lost again it begins anew but keeps its start."""
+    outage = Outage()
+    outage.answer(0.0)
+    assert not outage.may_end(9.0) and outage.lose(10.0) and not outage.lose(11.0)
+    assert not outage.is_shedding(69.9) and outage.is_shedding(70.0)
+    outage.answer(75.0)
+    assert not outage.is_shedding(75.0) and not outage.may_end(75.9) and outage.may_end(76.0)
+    assert not outage.lose(76.0) and outage.is_shedding(76.0) and not outage.may_end(99.0)
+    outage.answer(100.0)
+    outage.end()
+    assert outage.lost_at_s is None and outage.total == 1
+    outage.lose(200.0)
+    outage.answer(200.1)
+    assert outage.may_end(200.21)
