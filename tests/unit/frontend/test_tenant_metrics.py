@@ -1,0 +1,41 @@
+"""Metrics by tenant: few series, whoever calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvmesh.errors import MeshError
+from kvmesh.metrics import Metrics
+from kvmesh.tenants.labels import NAMES_MAX
+from services.frontend.order import NOBODY
+from services.frontend.tenant_metrics import TenantMetrics
+
+
+def caller(name: str) -> object:
+    return replace(NOBODY, tenant=replace(NOBODY.tenant, name=name))
+
+
+def test_series_are_bounded_and_nobody_is_lost() -> None:
+    """The first have names of their own, the others one together; refusals by quota are told apart from others."""
+    metrics = Metrics("frontend")
+    counts = TenantMetrics(metrics, [f"t{at}" for at in range(3 * NAMES_MAX)])
+    before = metrics.text().count(b"\n")
+    quota, other = MeshError("TOKEN_RATE_EXCEEDED", "x"), MeshError("QUEUE_FULL", "x")
+    for at in range(3 * NAMES_MAX + 5):
+        counts.on_refused(quota, caller(f"t{at}"))  # type: ignore[arg-type]
+        counts.on_refused(other, caller(""))  # type: ignore[arg-type]
+        counts.on_refused(other, None)
+    assert metrics.text().count(b"\n") == before
+    text = metrics.text().decode()
+    rest = 2 * NAMES_MAX + 5
+    assert f'requests_total{{outcome="TOKEN_RATE_EXCEEDED",tenant="other"}} {rest}.0' in text
+    assert 'requests_total{outcome="TOKEN_RATE_EXCEEDED",tenant="t0"} 1.0' in text
+    assert f'requests_total{{outcome="REFUSED",tenant="anonymous"}} {3 * NAMES_MAX + 5}.0' in text
+
+
+def test_a_mesh_without_tenants_has_one_series_of_each() -> None:
+    """Nothing is added for who has none."""
+    metrics = Metrics("frontend")
+    TenantMetrics(metrics, ())
+    text = metrics.text().decode()
+    assert 'tenant="anonymous"' in text and 'tenant="other"' not in text
