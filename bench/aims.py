@@ -28,6 +28,12 @@ REFUSAL = "CPU of a refusal by a budget"
 PER_REFUSAL = "CPU per refusal"
 OWN_REFUSAL = "CPU per refusal of our own code"
 
+FELT = "p95 beside the burst / p95 alone"
+ATTEMPTS = "attempts / requests"
+BURST = "a burst of long prompts"
+SERVEGEN = "ServeGen's clients at 0.01 of their rates"
+HALVED = "1x, half of the prefill replicas killed"
+
 AIMS: dict[Key, Aim] = {
     Key("router", STREAMS_64, PER_TOKEN): Aim(15.0),
     Key("frontend", STREAMS_64, PER_TOKEN): Aim(60.0),
@@ -43,6 +49,8 @@ AIMS: dict[Key, Aim] = {
         for case in ("unknown key", "in-flight cap", "quota")
         for metric, limit in ((PER_REFUSAL, 400.0), (OWN_REFUSAL, 20.0))
     },
+    **{Key("fairness", case, FELT): Aim(1.3) for case in (BURST, SERVEGEN)},
+    Key("overload", HALVED, ATTEMPTS): Aim(1.1),
     Key("path", "one request at a time", "added time to first token, p50"): Aim(3.0),
     Key("admission", LEASED, ADMISSION): Aim(5.0),
     Key("admission", UNLEASED, ADMISSION_LATENCY): Aim(150.0),

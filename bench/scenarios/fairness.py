@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from bench import servegen_tenants, tenant_mesh
+from bench import aims, servegen_tenants, tenant_mesh
 from bench.arrivals import Arrival, Seen
 from bench.processes import Fleet
 from bench.results import Results
@@ -23,7 +23,7 @@ SHORT, LONG = 200, 2000
 BURST, BURST_EVERY_S = 25, 12.0
 SECONDS, QUICK_SECONDS = 60.0, 36.0
 FACTOR = 0.01
-"""Of the rates of ServeGen's clients: without the burstiest one they are 37 % of what the replicas can take."""
+"""Of the rates of ServeGen's clients, as aims.SERVEGEN says: without the burstiest they use 44 % of the replicas."""
 
 BACKLOG_S = 15.0
 
@@ -43,7 +43,7 @@ def run(results: Results, pace: Pace) -> None:
             for number in range(int((seconds - 3.0) / BURST_EVERY_S))
             for index in range(BURST)
         ]
-        _compare(results, mesh, "a burst of long prompts", quiet, burst)
+        _compare(results, mesh, aims.BURST, quiet, burst)
         bursty, *others = everybody
         quiet = [
             one
@@ -51,7 +51,7 @@ def run(results: Results, pace: Pace) -> None:
             for one in servegen_tenants.arrivals(client, FACTOR, seconds, draw, DEADLINE_S)
         ]
         burst = servegen_tenants.arrivals(bursty, FACTOR, seconds, draw, DEADLINE_S)
-        _compare(results, mesh, f"ServeGen's clients at {FACTOR:g} of their rates", quiet, burst)
+        _compare(results, mesh, aims.SERVEGEN, quiet, burst)
         _measure_index(results, mesh)
 
 
@@ -70,7 +70,7 @@ def _compare(
             value = quantile(found, share)
             results.add(NAME, case, f"time to first token of others, p{share * 100:.0f}, {way}", "ms", value)
         p95.append(quantile(found, 0.95))
-    results.add(NAME, case, "p95 beside the burst / p95 alone", "x", p95[1] / p95[0])
+    results.add(NAME, case, aims.FELT, "x", p95[1] / p95[0])
 
 
 def _measure_index(results: Results, mesh: TenantMesh) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from bench import tenant_mesh
+from bench import aims, tenant_mesh
 from bench.arrivals import Arrival, Seen
 from bench.processes import Fleet
 from bench.results import Results
@@ -29,6 +29,7 @@ SETTLE_S = 6.0
 
 CAPACITY = 0.95 * PREFILLS / (TOKENS * TOKEN_S)
 """Requests a second: a twentieth of an engine is the way between one prompt and the next."""
+
 TENANTS = ("a", "b", "c")
 RETRYABLE = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "SHED", "LIVE_REQUESTS_FULL"))
 """Refusals for want of room: each says when to come back."""
@@ -44,16 +45,15 @@ def run(results: Results, pace: Pace) -> None:
         thrice = _offer(results, mesh, "3x", 3 * CAPACITY, seconds)
         results.add(NAME, "3x", "goodput / that at 1x", "x", thrice / max(once, 1e-9))
         before = _counters(mesh)
-        halve = fleet_kill(mesh)
-        _offer(results, mesh, "1x, half of the prefill replicas killed", CAPACITY, seconds, halve)
+        halve = _half_of_prefill(mesh)
+        _offer(results, mesh, aims.HALVED, CAPACITY, seconds, halve)
         after = _counters(mesh)
         asked = after["asked"] - before["asked"]
         again = after["again"] - before["again"]
-        case = "1x, half of the prefill replicas killed"
-        results.add(NAME, case, "attempts / requests", "x", (asked + again) / max(1.0, asked))
+        results.add(NAME, aims.HALVED, aims.ATTEMPTS, "x", (asked + again) / max(1.0, asked))
 
 
-def fleet_kill(mesh: TenantMesh) -> Callable[[], None]:
+def _half_of_prefill(mesh: TenantMesh) -> Callable[[], None]:
     """Return what kills half of the prefill replicas."""
     kills = [process.aim() for process in mesh.prefills[: PREFILLS // 2]]
 
