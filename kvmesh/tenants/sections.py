@@ -81,6 +81,10 @@ SHORTEST_S: Final = 0.1
 """Shortest runtime and default deadline of a class."""
 
 
+TOKENS_BURST_MIN: Final = 4096.0
+"""Least default burst, where a minute gives as much: a small rate must not refuse an ordinary prompt for ever."""
+
+
 class Limited(Table, frozen=True, kw_only=True):
     """What organisations, tenants and keys have in common: limits that hold for everybody inside together."""
 
@@ -102,8 +106,8 @@ class Limited(Table, frozen=True, kw_only=True):
     tokens_burst: Annotated[
         float,
         Allowed(
-            "Tokens that may come at once after a pause; 0 takes what burst_s gives. A request that needs more is "
-            "refused for ever.",
+            "Tokens that may come at once after a pause; 0 takes what burst_s gives, and not less than 4096 or a "
+            "minute's. A request that needs more is refused for ever.",
             0,
             1e12,
             "tokens",
@@ -117,7 +121,9 @@ class Limited(Table, frozen=True, kw_only=True):
             requests_per_min=per_min,
             requests_burst=max(1.0, per_min / 60 * self.burst_s) if per_min else 0.0,
             tokens_per_min=tokens,
-            tokens_burst=(self.tokens_burst or tokens / 60 * self.burst_s) if tokens else 0.0,
+            tokens_burst=(self.tokens_burst or max(tokens / 60 * self.burst_s, min(tokens, TOKENS_BURST_MIN)))
+            if tokens
+            else 0.0,
             concurrency=self.concurrency,
         )
 

@@ -145,8 +145,10 @@ def test_direct_construction_is_checked_as_the_file_is() -> None:
 
 def test_bursts_follow_from_rates() -> None:
     """What burst_s gives, at least one request; tokens may be given by themselves."""
-    limit = TenantTable(requests_per_min=120, tokens_per_min=600, burst_s=5).limit()
-    assert (limit.requests_burst, limit.tokens_burst) == (10, 50)
+    limit = TenantTable(requests_per_min=120, tokens_per_min=120_000, burst_s=5).limit()
+    assert (limit.requests_burst, limit.tokens_burst) == (10, 10_000)
+    assert TenantTable(tokens_per_min=12_000).limit().tokens_burst == 4096, "room for an ordinary prompt"
+    assert TenantTable(tokens_per_min=600).limit().tokens_burst == 600, "no more than a minute's"
     assert TenantTable(requests_per_min=1).limit().requests_burst == 1
     assert TenantTable(tokens_per_min=600, tokens_burst=9000).limit().tokens_burst == 9000
     assert TenantTable().limit().is_none
