@@ -24,6 +24,9 @@ from services.frontend.trailers import of_remaining
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""
 
+FORCED_EPOCH_MAX: Final = 8
+"""Executions of one request, after its first, that no limit refuses."""
+
 
 @dataclass(slots=True)
 class Hold:
@@ -63,9 +66,11 @@ class Accounting:
         caller = order.caller
         if not caller.account.scopes:
             return order
-        # Who has output already goes on, whatever is left: the tenant pays it back.
         hold.received = received = len(order.received_ids)
-        asked = caller, order.owner, order.prompt_tokens, order.max_output_tokens - received, received > 0
+        # Who has output already goes on, whatever is left: the tenant pays it back. Not for ever, lest a resume token be
+        # a way around the limits.
+        is_resumed = received > 0 and order.epoch <= FORCED_EPOCH_MAX
+        asked = caller, order.owner, order.prompt_tokens, order.max_output_tokens - received, is_resumed
         reservation = self._budgets.try_reserve(*asked)
         if reservation is None:
             reservation = await self._budgets.reserve(*asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -47,9 +47,11 @@ class Budgets:
     settled: dict[str, tuple[int, int, int, bool]] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
     told: list[int] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)
     waits: int = 0
 
-    def try_reserve(self, caller: Caller, rid: str, *_: Any) -> Reserved | None:
+    def try_reserve(self, caller: Caller, rid: str, *asked: Any) -> Reserved | None:
+        self.forced.append(asked[-1])
         if self.waits:
             return None
         self.open.add(rid)
@@ -205,6 +207,15 @@ async def test_what_a_client_had_is_not_paid_again() -> None:
     request = Request(asked, 10, 10, WELL)
     accounting._pay(hold.reservation, bill.of(request), hold.received, None)  # type: ignore[arg-type]
     assert budgets.settled["o"] == (0, 0, 3, False)
+
+
+async def test_a_resume_is_never_refused_and_no_way_around_the_limits() -> None:
+    """The first few are forced; one that was resumed again and again is admitted as any other."""
+    accounting, budgets, _ = made(Redis())
+    for epoch, received in ((0, 0), (1, 0), (1, 3), (8, 3), (9, 3)):
+        asked = order(1, caller=CALLER, owner=f"o{epoch}-{received}", received_ids=(5,) * received)
+        await accounting.reserve(Hold(), replace(asked, attempt_base=256 * epoch))
+    assert budgets.forced == [False, False, True, True, False]
 
 
 async def test_without_limits_nobody_is_asked() -> None:

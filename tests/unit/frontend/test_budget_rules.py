@@ -259,6 +259,25 @@ def test_a_clamp_is_never_below_one_nor_above_what_was_asked(
         assert queue_s + first_s + (tokens - received) * step_s <= left_s * (1 + 1e-9)
 
 
+def test_the_outlook_is_what_the_router_said_last_and_what_was_seen() -> None:
+    """A router that has said nothing promises nothing; its queue is not counted twice."""
+    mesh = mesh_of()
+    assert mesh.core.outlook("s") == Outlook(0.0, 0.0, 0.0)
+    message = pb.AttachResponse(load_report=pb.LoadReport(queue_delay_us=250_000, step_p95_us=21_000))
+    mesh.core.on_response(mesh.routers[0], message, mesh.now_s)
+    client = begin(mesh, 1, arrived_s=mesh.now_s, max_output_tokens=1)
+    (submit,) = sent(mesh)
+    rows = pb.AttachResponse()
+    rows.placements.add(slot=submit.slot, decode_replica="decode-0", queue_us=400_000)
+    rows.first_tokens.add(slot=submit.slot, token_id=5)
+    rows.finishes.add(slot=submit.slot, end_position=1, reason=pb.Finish.REASON_LENGTH)
+    mesh.core.on_response(mesh.routers[0], rows, mesh.now_s + 0.5)
+    assert client.request.end is not None
+    outlook = mesh.core.outlook("s")
+    assert (outlook.queue_delay_s, outlook.step_s) == (0.25, 0.021)
+    assert outlook.first_token_s == pytest.approx(0.2), "0.1 s beside the queue, and as much for its spread"
+
+
 def test_first_tokens_are_expected_with_their_spread() -> None:
     """Nothing is expected before any came; steady ones are expected as they are, straying ones later."""
     steady, straying = FirstTokens(), FirstTokens()
