@@ -194,7 +194,9 @@ def test_after_a_minute_sheddable_classes_are_refused() -> None:
         redis, (frontend,) = world(random.Random(1), 1)
         budgets, account_ = frontend.budgets, account()
         low, high = caller(account_, is_sheddable=True), caller(account_)
+        held = await budgets.reserve(high, "held", 10, 10)
         redis.is_gone = True
+        budgets.settle(held, 10, 0, 10)
         for second in range(90):
             for who in (low, high):
                 try:
@@ -204,15 +206,17 @@ def test_after_a_minute_sheddable_classes_are_refused() -> None:
                 except MeshError as error:
                     assert error.reason == "BUDGET_UNAVAILABLE" and error.retry_after_s
                     is_refused = True
-                assert is_refused == (who is low and second > fallback.OUTAGE_S), second
+                assert is_refused == (who is low and second >= fallback.OUTAGE_S), second
             await asyncio.sleep(1)
+        assert budgets.owed_count == 3  # what was held, and the one that was in doubt
+        assert budgets.batch_total < 5 * 91  # it is looked for, not besieged
         redis.is_gone = False
         await asyncio.sleep(3)
         reservation = await budgets.reserve(low, "back", 10, 10)
         assert reservation.holder is Holder.REDIS
         budgets.settle(reservation, 10, 0, 10)
         await frontend.close()
-        assert redis.charged == 20 * (90 + 61 + 1) and redis.open_rows == {}
+        assert redis.charged == 20 * (90 + 60 + 2) and redis.open_rows == {}
 
     simulate(main())
 
@@ -297,6 +301,34 @@ def test_whoever_is_cancelled_holds_nothing(after_s: float, state: str) -> None:
         await frontend.close()
         assert frontend.budgets.open_count == 0 and redis.open_rows == {} and redis.charged == 0
         assert redis.level(account().scopes[-1]).requests == 1000
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("state", ["up", "gone"])
+def test_whoever_is_cancelled_as_the_answer_comes_holds_nothing(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Granted by Redis or locally, but the caller's task is cancelled before it runs again."""
+
+    async def main() -> None:
+        redis, (frontend,) = world(random.Random(1), 1)
+        budgets = frontend.budgets
+        redis.is_gone = state == "gone"
+        decide, admitted_ = budgets._admit, []
+
+        def admit(*arguments: object) -> None:
+            decide(*arguments)  # type: ignore[arg-type]
+            admitted_.append(arguments[0])
+            asking.cancel()
+
+        monkeypatch.setattr(budgets, "_admit", admit)
+        asking = asyncio.create_task(budgets.reserve(caller(account()), "r", 50, 50))
+        await asyncio.wait([asking])
+        assert asking.cancelled() and len(admitted_) == 1 and budgets.open_count == 0
+        redis.is_gone = False
+        await frontend.close()
+        assert redis.open_rows == {} and redis.charged == 0 and budgets.metrics.abandoned.value == 1
 
     simulate(main())
 

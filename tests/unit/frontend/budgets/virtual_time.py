@@ -52,4 +52,8 @@ def simulate(main: Coroutine[Any, Any, T]) -> T:
         assert not errors, f"{len(errors)} errors, the first: {errors[0]}"
         return result
     finally:
+        left = asyncio.all_tasks(loop)  # of a test that failed
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.close()
