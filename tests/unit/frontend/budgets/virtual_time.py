@@ -55,5 +55,6 @@ def simulate(main: Coroutine[Any, Any, T]) -> T:
         left = asyncio.all_tasks(loop)  # of a test that failed
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.close()
