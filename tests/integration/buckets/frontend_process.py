@@ -44,12 +44,12 @@ from services.frontend.budgets.metrics import BudgetMetrics
 LEASE_S: Final = 1.5
 RENEW_S: Final = 0.5
 DUPLICATES: Final = 0.3
-TASKS: Final = 10
+TASKS: Final = 14
 MAX_OUTPUT: Final = 300
-PROMPT_MAX: Final = 200
+PROMPT_MAX: Final = 100
 
-LIMIT: Final = Limit(60_000, 400, 3_000_000, 30_000, 48)
-"""50 tokens per millisecond; 8 frontends ask for some times as much."""
+LIMIT: Final = Limit(60_000, 400, 300_000, 24_000, 96)
+"""5 tokens per millisecond: little enough that eight frontends press against it on the slowest machine."""
 
 _CLASS = ServiceClass(name="standard", runtime_max_s=60, default_deadline_s=60, max_output_tokens=MAX_OUTPUT)
 
