@@ -120,13 +120,13 @@ class Pump:
             if not batch:
                 return
             self.batch_total += 1
-            timer = loop.call_later(self._answer_s, self._on_silence)
+            timer = loop.call_later(self._answer_s, self._tell_silence)
             try:
                 answers = await self._ledger.run([question.operation for question in batch])
             except RedisAway as away:
                 timer.cancel()
                 if away.may_pass:
-                    self._on_silence()
+                    self._tell_silence()
                     self._fail(batch)
                 else:
                     await self._each(batch)
@@ -159,7 +159,7 @@ class Pump:
                 (answer,) = await self._ledger.run([question.operation])
             except RedisAway as away:
                 if away.may_pass:
-                    self._on_silence()
+                    self._tell_silence()
                     self._fail(batch[at:])
                     return
                 self._wrong(question)
@@ -177,6 +177,12 @@ class Pump:
         unanswered, self._waiting = [*batch, *self._waiting], deque()
         for question in unanswered:
             self._told(question, None)
+
+    def _tell_silence(self) -> None:
+        try:
+            self._on_silence()
+        except Exception:
+            log.exception("the silence of the budgets cannot be dealt with")
 
     def _wrong(self, question: Question) -> None:
         self.wrong_total += 1

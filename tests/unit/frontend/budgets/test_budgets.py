@@ -320,7 +320,7 @@ def test_whoever_is_cancelled_as_the_answer_comes_holds_nothing(
         def admit(*arguments: object) -> None:
             decide(*arguments)  # type: ignore[arg-type]
             admitted_.append(arguments[0])
-            asking.cancel()
+            asyncio.get_running_loop().call_soon(asking.cancel)
 
         monkeypatch.setattr(budgets, "_admit", admit)
         asking = asyncio.create_task(budgets.reserve(caller(account()), "r", 50, 50))
