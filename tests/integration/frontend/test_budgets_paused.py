@@ -1,12 +1,13 @@
 """Redis paused in the middle, for real: requests go on, the bound holds, and at its return nothing jumps.
 
-Scaled: a pause of 4 s where the aim is 30 s, and limits so much higher that as many requests come meanwhile. The virtual
-twin (tests/unit/frontend/budgets) runs the whole 30 s; `python -m bench --only admission --full` runs them for real.
+Scaled: a pause of 4 s where the aim is 30 s. `KVMESH_PAUSE_S=30 pytest --timeout 120` of this file is the whole; in virtual
+time tests/unit/frontend/budgets always runs it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
@@ -22,11 +23,13 @@ from kvmesh.child import bound_command
 from kvmesh.redis_binary import redis_binary, redis_command
 from kvmesh.redis_link import RedisAway, RedisLink
 from services.frontend.budgets import fallback
+from services.frontend.budgets.budgets import RENEW_S
+from services.frontend.budgets.teller import LEASE_S
 from tests.integration.frontend.conftest import until
 from tests.unit.frontend.budgets.twin import account
 from tests.unit.frontend.budgets.world import Frontend, Load, admitted, caller, spent
 
-PAUSE_S = 4.0
+PAUSE_S = float(os.environ.get("KVMESH_PAUSE_S", "4"))
 PER_MIN = 360_000
 BURST = 12_000
 ACCOUNT = account(tokens_per_min=PER_MIN, burst_s=2, requests_per_min=60_000, concurrency=1000)
@@ -93,7 +96,9 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
     assert book.reserved + book.extended == book.settled + book.refunded + book.swept
     assert book.open_count == 0 and all(use.slots == 0 for use in shown.uses)
     charged = book.settled + book.overrun + book.swept + book.spent
-    assert charged == sum(use.actual for use in uses)
+    used = sum(use.actual for use in uses)
+    # What ended during a pause longer than its lease is swept before it can be settled: charged at the estimate.
+    assert used <= charged <= used + book.swept and (book.swept == 0 or PAUSE_S > LEASE_S - RENEW_S)
 
 
 async def until_there(link: RedisLink) -> None:
