@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+STEP_MIN_S: Final = 1e-6
+"""Anything shorter is no step: routers tell microseconds."""
+
 _SMOOTHING: Final = 0.1
 
 
@@ -52,7 +55,7 @@ def output_tokens(left_s: float, received: int, wanted: int, outlook: Outlook) -
 
     At least one more than it has, and never more than wanted.
     """
-    if outlook.step_s <= 0:
+    if outlook.step_s < STEP_MIN_S:
         return wanted
     steps = int((left_s - outlook.queue_delay_s - outlook.first_token_s) / outlook.step_s)
     return min(wanted, received + max(1, steps))
