@@ -142,7 +142,7 @@ class Holdings:
         if placement.prefill is not None:
             tenant = (item.tenant, item.band)
             item.share = self.shares.dispatch(
-                tenant, item.weight, placement.prefill, placement.prefill_s, now_s
+                tenant, item.weight, placement.prefill, placement.prefill_s, item.token_count, now_s
             )
         self._tell(
             Dispatched(

@@ -90,6 +90,12 @@ class ReleaseQueue(Generic[Item]):
         found = self._bands.get(band)
         return found.count if found is not None else 0
 
+    def waiting_tokens(self, tenant: str, band: int) -> int:
+        """Return the prompt tokens of a tenant's requests that wait in `band`, resumed ones not counted."""
+        found = self._bands.get(band)
+        account = found.fairness.find(tenant) if found is not None else None
+        return account.waiting_tokens if account is not None else 0
+
     def is_full(self, *, is_resumed: bool = False, tokens: int = 0) -> bool:
         """True if another item of that kind would be one too many. Items that come back are taken nevertheless.
 

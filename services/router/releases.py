@@ -173,7 +173,8 @@ class Releases:
         names = [one.name for one in self.view(now_s).prefill]
 
         def has_place(tenant: str, band: int) -> bool:
-            allowed = shares.may_hold((tenant, band), names, now_s)
+            waiting = self._holdings.queue.waiting_tokens(tenant, band)
+            allowed = shares.may_hold((tenant, band), names, now_s, waiting)
             if len(allowed) == len(names):
                 return True
             wait_s = min(shares.wait_s((tenant, band), name, now_s) for name in allowed)
@@ -213,7 +214,8 @@ class Releases:
         if item.is_resumed or not view.prefill or not (item.tenant or len(shares) > 1):
             return self._holdings.policy.place(request, view, now_s)
         tenant = (item.tenant, item.band)
-        allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s)
+        waiting = self._holdings.queue.waiting_tokens(*tenant)
+        allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s, waiting)
         if len(allowed) < len(view.prefill):
             prefill = [one for one in view.prefill if one.name in allowed]
             view = PoolView(prefill, view.decode, view.waiting_requests)

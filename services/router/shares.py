@@ -1,14 +1,16 @@
 """How many prefill replicas a tenant may hold with its prompts while others are about.
 
 Pure. The order of release decides who is next, but a prompt that runs is not interrupted: with every replica in one
-tenant's long prompts, whoever comes next waits for the rest of one of them, however short its own. So each tenant leaves as
-many replicas alone as the others have used lately, within its own share:
+tenant's long prompts, whoever comes next waits for the rest of one of them, however short its own. So a tenant
+who wants more than there is for it leaves as many replicas alone as the others need, within its own share:
 
     reserved = min(k, R - ceil(R * w / W))     k: the smallest with E(k, d) <= BUSY_MAX
 
 R replicas; w the tenant's weight of the sum W of those who were active lately in its band or above; d the others' use in
 replicas (their prefill seconds per second, over RECENT_S). E is Erlang's loss formula: so many of the others' prompts would
-find all of k replicas busy. A tenant alone is held by nothing.
+find all of k replicas busy. A tenant wants too much when what it used and what waits of it, over RECENT_S, is more than
+USABLE of R leaves beside d, and more than its share of that; it is held for GREEDY_S from then. Ordinary traffic, and a
+tenant alone, are held by nothing.
 
 Only own dispatches are known by tenant: with several routers each reserves by what it sees.
 """
@@ -26,6 +28,12 @@ RECENT_S: Final = 10.0
 
 BUSY_MAX: Final = 0.05
 """Of the others' prompts at most this part shall find no replica at leisure: their 95th percentile is as if alone."""
+
+USABLE: Final = 0.6
+"""Of the replicas: with more of them in use, prompts begin to wait for each other."""
+
+GREEDY_S: Final = 60.0
+"""A tenant that wanted too much is held for so long: its next burst shall find it held already."""
 
 AHEAD_S: Final = 0.05
 """In a mesh with tenants a replica gets its next prompt when what it has takes no longer than this: so late is decided
@@ -78,6 +86,8 @@ class _Active:
     used: _Fading = field(default_factory=_Fading)
     held: dict[str, list[Prompt]] = field(default_factory=dict)
     """Its prompts by replica."""
+    greedy_until_s: float = float("-inf")
+    """It wanted more than there was for it, and is held until then."""
 
 
 class Shares:
@@ -92,6 +102,8 @@ class Shares:
         """By band: the number of the active."""
         self._used: dict[int, _Fading] = {}
         """By band: prefill seconds."""
+        self._seconds, self._tokens = _Fading(), _Fading()
+        """Of all prompts: what a token costs."""
         self._prompts: dict[str, dict[Prompt, None]] = {}
         """By replica: those that are not computed."""
 
@@ -113,8 +125,12 @@ class Shares:
             active.weight, active.active_s = weight, now_s
             self._active.move_to_end(tenant)
 
-    def dispatch(self, tenant: Tenant, weight: float, replica: str, seconds: float, now_s: float) -> Prompt:
+    def dispatch(
+        self, tenant: Tenant, weight: float, replica: str, seconds: float, tokens: int, now_s: float
+    ) -> Prompt:
         """A prompt of `tenant` goes to `replica`, where it will take `seconds`. Tell of the result's start and end."""
+        self._seconds.add(seconds, now_s)
+        self._tokens.add(tokens, now_s)
         self.touch(tenant, weight, now_s)
         prompt = Prompt(tenant, replica, seconds)
         active = self._active[tenant]
@@ -158,17 +174,23 @@ class Shares:
             tenant in self._active
         )
 
-    def allowance(self, tenant: Tenant, replicas: int, now_s: float) -> int:
-        """Return how many of `replicas` the tenant may hold now; at least 1."""
+    def allowance(self, tenant: Tenant, replicas: int, now_s: float, waiting_tokens: int = 0) -> int:
+        """Return how many of `replicas` the tenant, of which `waiting_tokens` wait, may hold now; at least 1."""
         self._expire(now_s)
-        if replicas <= 1 or not self.is_shared(tenant):
-            return max(1, replicas)
-        band = tenant[1]
         own = self._active.get(tenant)
-        weight = own.weight if own is not None else 1.0
+        if replicas <= 1 or own is None or not self.is_shared(tenant):
+            return max(1, replicas)
+        band, weight = tenant[1], own.weight
         weights = sum(one for number, one in self._weights.items() if number >= band)
         used = sum(one.at(now_s) for number, one in self._used.items() if number >= band)
-        others = max(0.0, used - (own.used.at(now_s) if own is not None else 0.0)) / RECENT_S
+        own_used = own.used.at(now_s)
+        others = max(0.0, used - own_used) / RECENT_S
+        wanted = (own_used + self._waiting_s(waiting_tokens, now_s)) / RECENT_S
+        usable = USABLE * replicas
+        if wanted > max(usable - others, usable * weight / max(weight, weights)):
+            own.greedy_until_s = now_s + GREEDY_S
+        if now_s >= own.greedy_until_s:
+            return replicas
         share = math.ceil(replicas * weight / max(weight, weights) - 1e-9)
         return replicas - replicas_for(others, replicas - share)
 
@@ -184,13 +206,23 @@ class Shares:
             return 0.0
         return max(0.0, sum(one.remaining_s(now_s) for one in prompts) - AHEAD_S)
 
-    def may_hold(self, tenant: Tenant, replicas: Sequence[str], now_s: float) -> Collection[str]:
+    def may_hold(
+        self, tenant: Tenant, replicas: Sequence[str], now_s: float, waiting_tokens: int = 0
+    ) -> Collection[str]:
         """Return those of `replicas` that may get a prompt of `tenant`: all, or those it holds, if it holds its part."""
         held = self.held(tenant)
         if not held or not self.is_shared(tenant):
             return replicas
         own = [name for name in replicas if name in held]
-        return own if own and len(own) >= self.allowance(tenant, len(replicas), now_s) else replicas
+        return (
+            own
+            if own and len(own) >= self.allowance(tenant, len(replicas), now_s, waiting_tokens)
+            else replicas
+        )
+
+    def _waiting_s(self, tokens: int, now_s: float) -> float:
+        seen = self._tokens.at(now_s)
+        return tokens * self._seconds.at(now_s) / seen if seen > 0 else 0.0
 
     def _expire(self, now_s: float) -> None:
         while self._active:

@@ -38,8 +38,8 @@ def both(seed: int, prefills: int) -> tuple[float, float, list[Asked]]:
     for is_alone in (True, False):
         pool = Pool(seed, prefills=prefills)
         start_s = pool.now_s
-        quiet = poisson(random.Random(seed), "b", 2.0, SHORT, start_s, start_s + 45.0)
-        asked = pool.run(merged(quiet, () if is_alone else burst(pool, 15.0, 3)))
+        quiet = poisson(random.Random(seed), "b", 2.0, SHORT, start_s, start_s + 75.0)
+        asked = pool.run(merged(quiet, () if is_alone else burst(pool, 15.0, 5)))
         p95.append(p95_of(asked, "b"))
         pool.relay.assert_consistent()
     return p95[0], p95[1], asked
@@ -53,6 +53,22 @@ def test_a_burst_of_long_prompts_leaves_others_their_first_tokens() -> None:
     last_s = max(one.first_s for one in asked if one.arrival.tenant == "a" and one.first_s is not None)
     begin_s = min(one.arrival.at_s for one in asked if one.arrival.tenant == "a")
     assert tokens / (last_s - begin_s) >= 2 * 0.95 / 0.0005, "a has its half of the replicas all the time"
+
+
+def test_ordinary_traffic_is_held_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight tenants with prompts of all lengths, together less than half of the replicas: as if there were no shares."""
+    means = []
+    for busy_max in (shares.BUSY_MAX, 1.0):
+        monkeypatch.setattr(shares, "BUSY_MAX", busy_max)
+        pool = Pool(5)
+        draw, start_s = random.Random(5), pool.now_s
+        traffic = [
+            poisson(draw, f"t{tokens}", 0.2 * 4 / 8 / (0.0005 * tokens) * 2, tokens, start_s, start_s + 60.0)
+            for tokens in (100, 200, 300, 500, 800, 1200, 2000, 3000)
+        ]
+        seen = [one.ttft_s for one in pool.run(merged(*traffic)) if one.ttft_s is not None]
+        means.append(sum(seen) / len(seen))
+    assert means[0] <= 1.03 * means[1], means
 
 
 def test_without_shares_the_burst_would_be_felt(monkeypatch: pytest.MonkeyPatch) -> None:

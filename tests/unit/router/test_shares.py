@@ -9,22 +9,25 @@ import pytest
 from services.router.shares import AHEAD_S, RECENT_S, Prompt, Shares, replicas_for
 
 A, B, LOW, HIGH = ("a", 4), ("b", 4), ("low", 2), ("high", 6)
+GREED = 1_000_000
+"""Prompt tokens that wait: more than there is for anybody."""
+
 POOL = ["p0", "p1", "p2", "p3"]
 
 
 def use(shares: Shares, tenant: tuple[str, int], seconds: float, now_s: float, weight: float = 1.0) -> None:
     """Let `tenant` have used `seconds` of prefill lately, and hold nothing."""
-    shares.end(shares.dispatch(tenant, weight, "p9", seconds, now_s), now_s)
+    shares.end(shares.dispatch(tenant, weight, "p9", seconds, 1000, now_s), now_s)
 
 
 def test_a_tenant_alone_is_held_by_nothing() -> None:
     """It may have every replica, and an anonymous one as much ahead as the policy lets it."""
     shares = Shares()
     for name in POOL:
-        shares.dispatch(A, 1.0, name, 1.0, 0.0)
+        shares.dispatch(A, 1.0, name, 1.0, 1000, 0.0)
     assert shares.allowance(A, 4, 0.0) == 4 and list(shares.may_hold(A, POOL, 0.0)) == POOL
     anonymous = Shares()
-    anonymous.dispatch(("", 4), 1.0, "p0", 1.0, 0.0)
+    anonymous.dispatch(("", 4), 1.0, "p0", 1.0, 1000, 0.0)
     assert anonymous.wait_s(("", 4), "p0", 0.0) == 0.0
 
 
@@ -34,28 +37,30 @@ def test_what_others_used_is_kept_for_them_up_to_their_share() -> None:
     for used_s in (0.1, 1.0, 5.0, 50.0):
         shares = Shares()
         use(shares, B, used_s, 0.0)
-        shares.dispatch(A, 1.0, "p0", 1.0, 0.0)
-        allowed = shares.allowance(A, 4, 0.0)
+        shares.dispatch(A, 1.0, "p0", 1.0, 1000, 0.0)
+        allowed = shares.allowance(A, 4, 0.0, GREED)
         assert 2 <= allowed < 4 and allowed <= last
         last = allowed
     assert last == 2
     heavy = Shares()
     use(heavy, B, 50.0, 0.0, weight=1.0)
-    heavy.dispatch(A, 3.0, "p0", 1.0, 0.0)
-    assert heavy.allowance(A, 4, 0.0) == 3, "three parts of four by weight"
+    heavy.dispatch(A, 3.0, "p0", 1.0, 1000, 0.0)
+    assert heavy.allowance(A, 4, 0.0, GREED) == 3, "three parts of four by weight"
 
 
 def test_it_keeps_to_what_it_holds_once_it_holds_its_part() -> None:
     """The replicas it holds stay open to it; the others are for others until it lets go, or they were idle for long."""
     shares = Shares()
     use(shares, B, 5.0, 0.0)
-    held = [shares.dispatch(A, 1.0, name, 1.0, 0.0) for name in POOL[:2]]
-    assert list(shares.may_hold(A, POOL, 0.0)) == POOL[:2]
-    assert list(shares.may_hold(B, POOL, 0.0)) == POOL
-    shares.end(held[0], 0.5)
-    assert list(shares.may_hold(A, POOL, 0.5)) == POOL
-    shares.dispatch(A, 1.0, "p3", 1.0, 0.5)
-    assert list(shares.may_hold(A, POOL, RECENT_S + 1.0)) == POOL, "b is not about any more"
+    held = [shares.dispatch(A, 1.0, name, 1.0, 1000, 0.0) for name in POOL[:2]]
+    assert list(shares.may_hold(A, POOL, 0.0)) == POOL, "it wants no more than there is"
+    assert list(shares.may_hold(A, POOL, 0.0, GREED)) == POOL[:2]
+    assert list(shares.may_hold(A, POOL, 1.0)) == POOL[:2], "and is held for a while"
+    assert list(shares.may_hold(B, POOL, 0.0, GREED)) == POOL
+    shares.end(held[0], 1.5)
+    assert list(shares.may_hold(A, POOL, 1.5)) == POOL
+    shares.dispatch(A, 1.0, "p3", 1.0, 1000, 1.5)
+    assert list(shares.may_hold(A, POOL, RECENT_S + 2.0, GREED)) == POOL, "b is not about any more"
     shares.assert_consistent()
 
 
@@ -64,18 +69,18 @@ def test_lower_bands_leave_room_for_higher_ones_and_not_the_other_way_round() ->
     shares = Shares()
     use(shares, HIGH, 5.0, 0.0)
     use(shares, LOW, 5.0, 0.0)
-    assert shares.allowance(HIGH, 4, 0.0) == 4
-    assert shares.allowance(LOW, 4, 0.0) < 4
+    assert shares.allowance(HIGH, 4, 0.0, GREED) == 4
+    assert shares.allowance(LOW, 4, 0.0, GREED) < 4
 
 
 def test_the_next_prompt_goes_when_the_last_one_is_nearly_done() -> None:
     """Prompts of an engine run one after the other: the second's time begins when the first one ends."""
     shares = Shares()
-    first = shares.dispatch(A, 1.0, "p0", 1.0, 0.0)
+    first = shares.dispatch(A, 1.0, "p0", 1.0, 1000, 0.0)
     shares.start(first, 0.0)
     assert shares.wait_s(B, "p0", 0.0) == pytest.approx(1.0 - AHEAD_S)
     assert shares.wait_s(B, "p0", 1.0 - AHEAD_S) == pytest.approx(0.0)
-    second = shares.dispatch(B, 1.0, "p0", 0.5, 1.0 - AHEAD_S)
+    second = shares.dispatch(B, 1.0, "p0", 0.5, 1000, 1.0 - AHEAD_S)
     shares.start(second, 1.0 - AHEAD_S)
     assert shares.end(first, 1.2) == pytest.approx(1.2)
     assert shares.wait_s(A, "p0", 1.2) == pytest.approx(0.5 - AHEAD_S)
@@ -100,14 +105,14 @@ def test_whatever_happens_the_counts_are_right(seed: int) -> None:
         tenant = (f"t{draw.randrange(5)}", draw.choice((2, 4)))
         if kind < 0.4:
             weight = draw.choice((0.0, 1.0, 2.0))
-            prompts.append(shares.dispatch(tenant, weight, draw.choice(POOL), draw.random(), now_s))
+            prompts.append(shares.dispatch(tenant, weight, draw.choice(POOL), draw.random(), 1000, now_s))
         elif kind < 0.6 and prompts:
             shares.start(draw.choice(prompts), now_s)
         elif kind < 0.9 and prompts:
             assert shares.end(prompts.pop(draw.randrange(len(prompts))), now_s) >= 0
         else:
             shares.touch(tenant, 1.0, now_s)
-        assert 1 <= shares.allowance(tenant, 4, now_s) <= 4
+        assert 1 <= shares.allowance(tenant, 4, now_s, draw.choice((0, GREED))) <= 4
         assert set(shares.may_hold(tenant, POOL, now_s)) <= set(POOL)
         shares.assert_consistent()
     for prompt in prompts:
