@@ -52,6 +52,11 @@ class Cluster:
             assert time.monotonic() < deadline_s, "the nodes do not find each other"
             time.sleep(0.05)
 
+    def forget_scripts(self) -> None:
+        """Let no node know any script."""
+        for node in self.nodes:
+            ask(node, "SCRIPT", "FLUSH")
+
     def node_of(self, key: str) -> int:
         """Return the index of the node that has the slot of `key`."""
         return next(index for index, node in enumerate(self.nodes) if self._has_slot(node, key))

@@ -48,7 +48,7 @@ async def link(cluster: Cluster) -> AsyncIterator[RedisLink]:
 @pytest.fixture
 def bench(cluster: Cluster) -> Iterator[Bench]:
     """The bench of the comparison with the twin, on the Cluster."""
-    bench = Bench(cluster.url)
+    bench = Bench(cluster.url, cluster.forget_scripts)
     yield bench
     bench.close()
 

