@@ -216,6 +216,10 @@ def soak_section(soak: SoakRecord) -> list[str]:
         *(_slope_row(slope) for slope in soak.slopes),
         "",
         *(f"- {violation}" for violation in soak.violations),
+        *(
+            f"- at {death.at_s:.0f} s {death.part} ended by itself with status {death.status} and was started again"
+            for death in soak.deaths
+        ),
         "",
     ]
 

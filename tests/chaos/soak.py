@@ -30,7 +30,7 @@ from tests.chaos.plan import Plan, Stream, peer_of, target_of
 from tests.chaos.records import CANCELLED, COMPLETE, Census, Moments, Violation
 from tests.chaos.rig import Rig
 from tests.chaos.slopes import Sample, slope_of
-from tests.chaos.soak_record import Hit, SoakRecord
+from tests.chaos.soak_record import Death, Hit, SoakRecord
 from tests.chaos.trial import SETTLE_S_MAX, readers_of
 from tests.chaos.truth import Truth
 
@@ -44,6 +44,9 @@ sequences, so that one of two that is away leaves no room for them, and a queue 
 CAPACITY_S: Final = 15.0
 CAPACITY_RAMP_S: Final = 5.0
 GAIN_MIN: Final = 1.1
+
+RESTART_S: Final = 1.0
+"""How often is looked for parts that ended by themselves."""
 
 SHARE: Final = 100
 """Streams whose tokens a process computes at once."""
@@ -71,6 +74,9 @@ class Soak:
         self._rng = random.Random(f"{seed} faults")
         self._began_s = time.monotonic()
         self._hits: list[Hit] = []
+        self._deaths: list[Death] = []
+        self._ending = ""
+        """The part that is ended on purpose."""
         self._lives: dict[str, str] = {}
         self._violations: list[Violation] = []
         self.samples: dict[str, list[Sample]] = {}
@@ -92,6 +98,7 @@ class Soak:
             memory = MemoryLog(self._rig, self._now_s)
             self.samples = memory.samples
             sampling = asyncio.create_task(memory.run(), name="memory")
+            mending = asyncio.create_task(self._mend(), name="mending")
             cpu, late = CpuShare(), Lateness()
             ticking = asyncio.create_task(late.run(), name="lateness")
             rate, until_s = LOAD * capacity.requests_per_s, self._now_s() + 60 * self._minutes
@@ -99,7 +106,7 @@ class Soak:
                 await asyncio.gather(load.at_rate(rate, until_s), self._disturb(until_s))
             finally:
                 cpu_share = cpu.share()
-                await end([sampling, ticking])
+                await end([sampling, ticking, mending])
         self._limits = self._limits.behind(late.longest_s)
         await self._settle(base)
         self._tell(f"judging {len(load.streams)} streams")
@@ -119,6 +126,7 @@ class Soak:
             faults=self._hits,
             slopes=[slope_of(name, samples) for name, samples in memory.samples.items() if samples],
             violations=self._violations,
+            deaths=self._deaths,
         )
         _count(record, load)
         return record
@@ -152,16 +160,18 @@ class Soak:
         next_s = self._now_s()
         while (next_s := max(next_s + EVERY_S, self._now_s())) < until_s - EVERY_S:
             await asyncio.sleep(next_s - self._now_s())
-            await self._mend()
             run = Run(self._rng.choice(everything()), self._rng.randrange(1, 1_000_000))
             target = target_of(run.cell.part, self._rng.randrange(2))
             away_s = DOWN_S if run.cell.ends_the_part else FAULT_S
             peer = peer_of(run.cell, self._rng.randrange(2))
+            self._ending = target if run.cell.ends_the_part else ""
             try:
                 moments = await Disturbance(self._rig, run, target, away_s, self._now_s, peer).run()
             except AssertionError as gone:
                 self._note(Violation("NOT_BACK", f"{target} after {run.cell}: {gone}"))
                 continue
+            finally:
+                self._ending = ""
             self._lives[target] = (await self._rig.body(target)).life
             served_s = None if moments.served_s is None else moments.served_s - moments.returned_s
             hit = Hit(round(moments.fault_s, 1), str(run.cell), target, served_s and round(served_s, 3))
@@ -171,14 +181,25 @@ class Soak:
             self._tell(f"{hit.at_s:.0f} s: {run.cell} on {target}, back after {served_s or -1:.2f} s")
 
     async def _mend(self) -> None:
-        """Start again what ended by itself, and hold it against the mesh."""
-        for name, part in self._rig.mesh.parts.items():
-            if (await self._rig.body(name)).pid:
-                continue
-            status = await part.end()
-            self._note(Violation("ENDED_BY_ITSELF", f"{name} with status {status}: {part.tail()[-400:]}"))
-            await self._rig.mesh.start(name)
-            self._lives[name] = (await self._rig.body(name)).life
+        """Start again whatever ends by itself, as a container's restart policy does, until cancelled.
+
+        A process of the mesh that ends is a violation. A tritonserver that does is told of: it is not ours, and what it
+        costs the streams is judged as for every other fault.
+        """
+        while True:
+            await asyncio.sleep(RESTART_S)
+            for name, part in self._rig.mesh.parts.items():
+                if name == self._ending or not part.is_running or (await self._rig.body(name)).pid:
+                    continue
+                status = await part.end()
+                death = f"{name} with status {status}: {part.tail()[-400:]}"
+                self._deaths.append(Death(round(self._now_s(), 1), name, status))
+                if name.endswith("-engine"):
+                    self._tell(f"ended by itself: {death}")
+                else:
+                    self._note(Violation("ENDED_BY_ITSELF", death))
+                await self._rig.mesh.start(name)
+                self._lives[name] = (await self._rig.body(name)).life
 
     def _note(self, violation: Violation) -> None:
         self._violations.append(violation)

@@ -23,6 +23,14 @@ class Hit(msgspec.Struct, frozen=True):
     """From the part's return to its first request."""
 
 
+class Death(msgspec.Struct, frozen=True):
+    """A part that ended by itself, and was started again."""
+
+    at_s: float
+    part: str
+    status: int
+
+
 class SoakRecord(msgspec.Struct, kw_only=True):
     """One soak, as it is kept."""
 
@@ -53,6 +61,7 @@ class SoakRecord(msgspec.Struct, kw_only=True):
     slope_max: float = SLOPE_MAX
     share_max: float = SHARE_MAX
     faults: list[Hit] = msgspec.field(default_factory=list)
+    deaths: list[Death] = msgspec.field(default_factory=list)
     slopes: list[Slope] = msgspec.field(default_factory=list)
     violations: list[Violation] = msgspec.field(default_factory=list)
 
