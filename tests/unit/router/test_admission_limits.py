@@ -216,3 +216,14 @@ def test_random_bands_weights_and_tenants_leave_nothing_behind() -> None:
     for slot in list(desk.session.slots):
         desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
     assert not desk.relay.holdings.items and not len(desk.relay.queue)
+
+
+def test_frontends_hear_how_long_a_step_takes_on_the_slowest_decode() -> None:
+    """95 of 100 of its last reports; 0 as long as nobody told."""
+    desk = Desk()
+    assert desk.relay.load_report().step_p95_us == 0
+    for step_us in range(1000, 1020):
+        desk.down("decode-0", load_report=pb.LoadReport(step_us=step_us, engine_ready=True))
+    desk.down("decode-1", load_report=pb.LoadReport(step_us=500, engine_ready=True))
+    desk.down("prefill-0", load_report=pb.LoadReport(step_us=90_000, engine_ready=True))
+    assert desk.relay.load_report().step_p95_us == 1018
