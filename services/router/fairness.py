@@ -124,9 +124,15 @@ class Fairness:
         self._idle[account.tenant] = account
         self._forget()
 
-    def release(self, account: Account, prefill_tokens: float, output_tokens: float) -> None:
-        """A request of `account` is released: charge it."""
-        self.level = account.served
+    def release(
+        self, account: Account, prefill_tokens: float, output_tokens: float, *, is_turn: bool = True
+    ) -> None:
+        """A request of `account` is released: charge it. Not `is_turn`: it went first whatever its tenant was served.
+
+        Then it tells nothing of the band's virtual time: who comes back from idleness would start behind all that wait.
+        """
+        if is_turn:
+            self.level = account.served
         account.lift(self.level)
         account.prefill += PREFILL_WEIGHT * prefill_tokens / account.weight
         account.decode += DECODE_WEIGHT * output_tokens / account.weight

@@ -162,7 +162,8 @@ class ReleaseQueue(Generic[Item]):
         assert account is not None and item.ticket, item
         item.charged_prefill = 0.0 if item.is_resumed else uncached_tokens
         item.charged_output = min(float(item.output_tokens_max), account.output_mean)
-        band.fairness.release(account, item.charged_prefill, item.charged_output)
+        is_turn = not item.is_resumed
+        band.fairness.release(account, item.charged_prefill, item.charged_output, is_turn=is_turn)
         self.released_totals[item.band] += 1
         band.passed = 0
         for other in self._order:

@@ -183,6 +183,23 @@ def test_who_comes_back_is_next_and_starves_nobody() -> None:
     assert all(one != other for one, other in pairwise(order[1:])), "they alternate"
 
 
+def test_a_resumed_request_says_nothing_of_whose_turn_it_is() -> None:
+    """It goes first though its tenant had far more than others: who comes and goes still alternates with who waits."""
+    queue: Queue = ReleaseQueue(10_000)
+    queue.add(Item(tenant="served", output_tokens_max=100_000))
+    queue.settle_output(release_next(queue), 100_000)
+    for _ in range(100):
+        queue.add(Item(tenant="waits", token_count=100))
+    queue.add(Item(tenant="served", is_resumed=True))
+    assert release_next(queue).is_resumed
+    order = []
+    for _ in range(30):
+        if not queue.waiting_tokens("comes", BAND_DEFAULT):
+            queue.add(Item(tenant="comes", token_count=100))
+        order.append(release_next(queue).tenant)
+    assert 14 <= order.count("comes") <= 16, order
+
+
 def test_a_change_of_kind_earns_no_credit() -> None:
     """Who used prompts alone for long gets no outputs for free: a pool that was not used is not saved up."""
     queue: Queue = ReleaseQueue(100_000)
