@@ -43,6 +43,8 @@ _GENERATE: Final = "/kvmesh.inference.v1.InferenceService/Generate"
 _HAND_OVER: Final = (("kvmesh-hand-over", "1"),)
 """Tells a frontend that shuts down that this client can go on at another one at once."""
 _CHECK: Final = "/grpc.health.v1.Health/Check"
+_STATUS_S: Final = 0.02
+"""Wait for the status behind a last message, which tells what is left: it comes with it, or its frontend is lost."""
 
 
 def dial(
@@ -177,14 +179,15 @@ class Connections:
         """The frontend of `stream` is gone, or takes nothing now."""
         self.frontends.on_failure(stream.address, self._now_s())
 
-    def let_end(self, stream: Stream) -> None:
-        """The last message of `stream` is here: let its status come in its own time."""
+    async def let_end(self, stream: Stream) -> None:
+        """The last message of `stream` is here: its status follows at once, or comes in its own time."""
         if not stream.call.done():
             self._ending.add(stream.call)
             stream.call.add_done_callback(self._ending.discard)
         task = asyncio.create_task(self._hear_end(stream.call), name="kvmesh-client-end")
         self._told.add(task)
         task.add_done_callback(self._told.discard)
+        await asyncio.wait({task}, timeout=_STATUS_S)
 
     def take_trailers(self, trailers: Iterable[tuple[str, str | bytes]]) -> None:
         """Take what a call ended with."""

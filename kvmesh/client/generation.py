@@ -147,7 +147,7 @@ class Generation:
             if chunk is not None:
                 yield chunk
             if journey.finished is not None:
-                connections.let_end(stream)
+                await connections.let_end(stream)
                 return
 
     def _decide(self, stream: Stream, error: _Lost | grpc.aio.AioRpcError) -> Again | GiveUp:
