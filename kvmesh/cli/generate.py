@@ -83,10 +83,13 @@ async def generate(
     open_channel: OpenChannel = channel,
     key: str = "",
 ) -> int:
-    """Run one request; text (or JSON lines) to `out`, explanation and errors to stderr. Returns the exit status."""
+    """Run one request; text (or JSON lines) to `out`, all else to stderr. Returns the exit status."""
     console = Console(stderr=True)
+    started = inference.Started()
 
     def heard(response: inference.GenerateResponse) -> None:
+        if response.HasField("started"):
+            started.CopyFrom(response.started)
         if as_json:
             line = MessageToDict(response, preserving_proto_field_name=True)
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -101,6 +104,8 @@ async def generate(
         return 1
     if not as_json:
         out.write("\n")
+        for note in _notes(started, finished):
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
         if request.options.explain:
             console.print(explanation_table([("this request", finished)]))
     return 0
@@ -113,6 +118,17 @@ def run_interruptible(work: Any) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _notes(started: inference.Started, finished: inference.Finished) -> list[str]:
+    """Return what the mesh's limits did to a complete answer, a sentence each."""
+    notes = []
+    if started.is_output_clamped:
+        limit = started.max_output_tokens
+        notes.append(f"The deadline leaves no time for more: the output limit was lowered to {limit} tokens.")
+    if finished.finish_reason == inference.FINISH_REASON_DEADLINE:
+        notes.append(f"The time that the class {started.service_class} gives is over: the answer was cut.")
+    return notes
 
 
 def _sentence(error: GenerateError, addresses: Sequence[str]) -> str:

@@ -35,7 +35,7 @@ def denied_error(account: Account, denied: Denied, tokens: int) -> MeshError:
     return MeshError(
         REASONS[denied.reason],
         f"{denied.scope}: {description}",
-        metadata={"scope": denied.scope, "limit": allowed},
+        metadata=metadata,
         retry_after_s=None if denied.reason == "burst" else denied.wait_s,
         quota=(QuotaViolation(denied.scope, description),),
         trailers=trailers.of_remaining(denied.remaining),
@@ -56,9 +56,11 @@ def shed_error(account: Account, remaining: Remaining) -> MeshError:
 def _described(reason: Reason, limit: Limit, tokens: int) -> tuple[str, str]:
     """Return the limit and a sentence about it."""
     if reason == "requests":
-        return f"{limit.requests_per_min:g}", f"all {limit.requests_per_min:g} requests per minute are used"
+        requests = f"{limit.requests_per_min:.10g}"
+        return requests, f"the limit of {requests} requests per minute is reached"
     if reason == "tokens":
-        return f"{limit.tokens_per_min:.0f}", f"all {limit.tokens_per_min:.0f} tokens per minute are used"
+        per_min = f"{limit.tokens_per_min:.0f}"
+        return per_min, f"the limit of {per_min} tokens per minute is reached"
     if reason == "concurrency":
         return f"{limit.concurrency}", f"all {limit.concurrency} requests at a time are running"
     burst = limit.tokens_burst

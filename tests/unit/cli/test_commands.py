@@ -29,6 +29,7 @@ from kvmesh.cli.processes import Process, processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.status import status
 from kvmesh.cli.up import up
+from kvmesh.client import Client
 from kvmesh.config import ConfigError, Decode, Engine, Frontend, MeshConfig, Prefill, Redis
 from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as inference
@@ -55,12 +56,18 @@ class FakeFrontend(inference_grpc.InferenceServiceServicer):
             raise MeshError("QUEUE_FULL", "queue full: 8/8", retry_after_s=0.5)
         if request.sampling.temperature < 0:
             raise invalid("FIELD_OUT_OF_RANGE", [Violation("sampling.temperature", "-1", "0 to 10")])
-        yield inference.GenerateResponse(started=inference.Started(request_id="ab", prompt_token_count=3))
+        started = inference.Started(request_id="ab", prompt_token_count=3, service_class="quick")
+        if request.text == "hurry":
+            started.is_output_clamped, started.max_output_tokens = True, 3
+        context.set_trailing_metadata((("kvmesh-remaining-tokens", "17"),))
+        yield inference.GenerateResponse(started=started)
         for number, text in enumerate(("It ", "wäs ", "dark")):
             yield inference.GenerateResponse(
                 tokens=inference.Tokens(text=text, ids=[number], position=number)
             )
         finished = inference.Finished(finish_reason=inference.FINISH_REASON_LENGTH)
+        if request.text == "cut":
+            finished.finish_reason = inference.FINISH_REASON_DEADLINE
         finished.usage.output_token_count = 3
         if request.options.explain:
             attempt = finished.explanation.attempts.add(
@@ -109,6 +116,23 @@ async def test_generate_prints_every_response_as_json() -> None:
     assert code == 0
     assert [next(iter(line)) for line in lines] == ["started", *["tokens"] * 3, "finished"]
     assert "".join(line["tokens"]["text"] for line in lines[1:4]) == "It wäs dark"
+
+
+@pytest.mark.parametrize(("text", "note"), [("hurry", "lowered to 3 tokens"), ("cut", "class quick gives")])
+async def test_generate_tells_what_time_took(text: str, note: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """An answer that is shorter for lack of time says so, on stderr."""
+    assert await answer(inference.GenerateRequest(text=text)) == (0, "It wäs dark\n")
+    assert note in capfd.readouterr().err
+
+
+async def test_what_is_left_is_known_with_the_answer() -> None:
+    """Whoever has read an answer to its end need not wait for what the limits leave."""
+    async with frontend() as (address, _):
+        for _ in range(5):
+            async with Client([address]) as client:
+                await client.generate("x").all()
+                assert client.remaining is not None
+                assert client.remaining.tokens == 17
 
 
 async def test_generate_explains(capfd: pytest.CaptureFixture[str]) -> None:

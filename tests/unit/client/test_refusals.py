@@ -12,7 +12,7 @@ from kvmesh.client.journey import Again, GiveUp, Journey
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 
-QUOTA = {"tenant:search": "all 60 requests per minute are used"}
+QUOTA = {"tenant:search": "the limit of 60 requests per minute is reached"}
 
 
 def refused(reason: str, retry_after_s: float | None, code: str = "RESOURCE_EXHAUSTED") -> ErrorDetails:
