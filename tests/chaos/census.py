@@ -13,10 +13,14 @@ import redis.asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvmesh.buckets.ledger import Ledger
+from kvmesh.buckets.operations import Show, Shown
+from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.server import channel
+from kvmesh.tenants.catalogue import Catalogue
 from tests.chaos.faults import family
 from tests.chaos.records import Budget, Census, Placing, Process
-from tests.chaos.rig import Body, Rig
+from tests.chaos.rig import PAYER, Body, Rig
 from tests.integration.live_mesh import accepts, engine_ready
 
 ANSWER_S: Final = 3.0
@@ -47,6 +51,7 @@ async def take(rig: Rig, at_s: float) -> Census:
     for name in frontends:
         for what in _FRONTEND_HOLDS:
             held[f"{name} {what}"] = int(scrapes[name].get(f"kvmesh_frontend_{what}", 0))
+    held["open reservations"] = await open_reservations(rig)
     return Census(
         at_s=at_s,
         held={what: count for what, count in held.items() if count},
@@ -117,6 +122,22 @@ async def keys_for_good(rig: Rig) -> list[str]:
         except redis.RedisError as error:
             raise Unreachable(f"Redis does not answer: {error}") from error
     return sorted(key.decode() for key, left in zip(keys, times, strict=True) if left == -1)
+
+
+async def open_reservations(rig: Rig) -> int:
+    """Return how many reservations of the payer's tokens are open in Redis. Raises Unreachable."""
+    config = rig.mesh.config
+    payer = Catalogue(config).caller(PAYER)
+    assert payer is not None, "the mesh has no payer"
+    redis_link = RedisLink(f"redis://{rig.mesh.parts['redis'].address}")
+    try:
+        (shown,) = await Ledger(redis_link, config.mesh.name).run([Show(payer.account)])
+    except RedisAway as away:
+        raise Unreachable(f"Redis does not answer: {away}") from away
+    finally:
+        await redis_link.close()
+    assert isinstance(shown, Shown)
+    return shown.book.open_count
 
 
 async def registered(rig: Rig, mesh: str) -> set[str]:

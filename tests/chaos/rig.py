@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from kvmesh.config import MeshConfig
+from kvmesh.tenants.sections import TenantTable
 from tests.chaos.faults import Faults, SignalFaults
 from tests.integration.containers.faults import Faults as ContainerFaults
 from tests.integration.containers.mesh import ContainerMesh, Options, container_mesh
@@ -55,9 +58,14 @@ class Rig(Protocol):
         ...
 
 
+PAYER: Final = "chaos"
+"""The tenant that pays for every stream, within limits that nobody meets: each is reserved and settled."""
+
+
 def chaos_config() -> MeshConfig:
     """Return the mesh that is broken: two of each role, `hashed` engines at a pace that leaves the machine room."""
-    return configure(
+    limits = TenantTable(requests_per_min=1e6, tokens_per_min=1e9, concurrency=10_000, clamp=False)
+    config = configure(
         engine={
             "arithmetic": "hashed",
             "kv_blocks": 4096,
@@ -72,6 +80,8 @@ def chaos_config() -> MeshConfig:
         router={"replicas": 2, "snapshot_interval_s": 2.0},
         frontend={"replicas": 2, "default_deadline_s": 120.0},
     )
+    frontend = msgspec.structs.replace(config.frontend, anonymous_tenant=PAYER)
+    return msgspec.structs.replace(config, frontend=frontend, tenants={PAYER: limits})
 
 
 class ProcessRig:
