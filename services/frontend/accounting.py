@@ -24,9 +24,6 @@ from services.frontend.trailers import of_remaining
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""
 
-FORCED_EPOCH_MAX: Final = 8
-"""Executions of one request, after its first, that no limit refuses."""
-
 
 @dataclass(slots=True)
 class Hold:
@@ -35,6 +32,8 @@ class Hold:
     reservation: Reservation | None = None
     received: int = 0
     """Output the client had already; the reservation counts from there."""
+    is_heir: bool = False
+    """True if the execution that gave it has paid for it, or will."""
 
     def trailers(self) -> Mapping[str, str]:
         """Return what is left of the budget, to be told the client."""
@@ -67,10 +66,11 @@ class Accounting:
         if not caller.account.scopes:
             return order
         hold.received = received = len(order.received_ids)
-        # Who has output already goes on, whatever is left: the tenant pays it back. Not for ever, lest a resume token be
-        # a way around the limits.
-        is_resumed = received > 0 and order.epoch <= FORCED_EPOCH_MAX
-        asked = caller, order.owner, order.prompt_tokens, order.max_output_tokens - received, is_resumed
+        # Who has output goes on, whatever is left: the tenant pays it back. What a client cannot show that it had is
+        # computed and paid as its prompt is.
+        hold.is_heir = order.goes_ahead
+        prompt = order.prompt_tokens + (0 if hold.is_heir else received)
+        asked = caller, order.owner, prompt, order.max_output_tokens - received, hold.is_heir
         reservation = self._budgets.try_reserve(*asked)
         if reservation is None:
             reservation = await self._budgets.reserve(*asked)
@@ -96,9 +96,10 @@ class Accounting:
             return
         reservation, hold.reservation = hold.reservation, None
         bill, order = bills.of(request), request.order
+        inherited = hold.received if hold.is_heir else 0
         if bill.is_nothing:
             if reservation is not None:
-                self._pay(reservation, bill, hold.received, None)
+                self._pay(reservation, bill, inherited, None)
             return
         report = Report(
             order.request_id,
@@ -112,20 +113,23 @@ class Accounting:
         if reservation is None:
             self._settlements.add(report)
         elif _is_only(order, bill):
-            self._pay(reservation, bill, hold.received, None)
+            self._pay(reservation, bill, inherited, None)
             self._settlements.add(report)
         else:
             self._budgets.ended(reservation)
-            self._settlements.add(report, partial(self._pay, reservation, bill, hold.received))
+            self._settlements.add(report, partial(self._pay, reservation, bill, inherited))
 
-    def _pay(self, reservation: Reservation, bill: Bill, received: int, charge: Charge | None) -> None:
+    def _pay(self, reservation: Reservation, bill: Bill, inherited: int, charge: Charge | None) -> None:
         """Settle with what this execution gave, as far as no other was charged for it.
 
-        What the client had received before is on the reservation of the execution that it came from.
+        The first `inherited` tokens of output, and the prompt, are on the reservation of the execution that gave them. If
+        that one has told how much it was, what lies above is paid here, whatever the client says that it had.
         """
-        prompt = 0 if received else bill.prompt_tokens
-        output = max(0, bill.output_tokens - received)
-        if charge is not None:
+        prompt = 0 if inherited else bill.prompt_tokens
+        output = max(0, bill.output_tokens - inherited)
+        if charge is not None and inherited and charge.prompt_tokens < bill.prompt_tokens:
+            prompt, output = charge.prompt_tokens, charge.output_tokens
+        elif charge is not None:
             prompt, output = min(prompt, charge.prompt_tokens), min(output, charge.output_tokens)
         cached = min(bill.cached_tokens, prompt)
         self._budgets.settle(reservation, prompt, cached, output, refund_request=bill.is_request_refunded)

@@ -22,6 +22,9 @@ RUNTIME_GRACE_S: Final = 0.25
 """What a class's end is later for the hops behind, each of which takes its margin off: the frontend ends the request
 itself, neither before its time nor long after, and they only catch what it missed."""
 
+AHEAD_EPOCH_MAX: Final = 8
+"""Executions of one request, after its first, that go ahead of others."""
+
 NOBODY: Final = Caller(
     tenant=Tenant(name=""),
     service_class=ServiceClass(
@@ -97,6 +100,17 @@ class Order:
     def epoch(self) -> int:
         """Number of this execution of the request, from 0; those of other frontends have others."""
         return self.attempt_base // ATTEMPT_STRIDE
+
+    @property
+    def goes_ahead(self) -> bool:
+        """True if an engine had the request: no limit refuses it, and it waits at the head of its band.
+
+        Received tokens prove nothing, for a client may make them up. What came with output does: the token that says where
+        it was made. Not for ever, lest that token be a way around the limits. A mesh without tenants has no limits.
+        """
+        if not self.received_ids or not self.caller.tenant.name:
+            return bool(self.received_ids)
+        return self.place is not None and self.epoch <= AHEAD_EPOCH_MAX
 
     @property
     def affinity(self) -> str:

@@ -307,7 +307,7 @@ class LiveRequest:
             received,
             block_tokens=self._limits.block_tokens,
             credit_position=self.progress.open_credit(),
-            resumed=self.tries.was_taken or bool(self.order.received_ids),
+            resumed=self.tries.was_taken or self.order.goes_ahead,
         )
         ttft_s = self.order.ttft_deadline_s if self.progress.first_token_s is None else None
         peer.link.outbox.submit(submit, self.order.hops_deadline_s, ttft_s)

@@ -46,7 +46,13 @@ TABLES: dict[str, Any] = {
             "concurrency": 4,
             "weight": 2.0,
         },
-        "batch": {"organisation": "acme", "class": "long", "tokens_per_min": 6_000, "strict": True},
+        "batch": {
+            "organisation": "acme",
+            "class": "long",
+            "tokens_per_min": 6_000,
+            "tokens_burst": 1_000,
+            "strict": True,
+        },
         "free": {"class": "long"},
         "off": {"disabled": True},
     },
@@ -234,6 +240,23 @@ async def test_a_tenant_never_comes_upon_anothers_request(served: Serving, pool:
     pool.tokens_max = 1 << 30
     for answer in (mine, other):
         assert (await answer.read()).ids == oracle(PROMPT, 40)
+
+
+async def test_made_up_output_is_paid_and_jumps_no_queue(served: Serving, pool: Pool, redis_url: str) -> None:
+    """The token of a request that never ran, with a long prompt as its received output: it waits and pays as any other."""
+    pool.hold_at = "queued"
+    aborted = call(served, request(100), "batch")
+    first = await aborted.read()
+    aborted.cancel()
+    await until_settled(served)
+    pool.hold_at = ""
+    resume = pb.Resume(resume_token=first.started.resume_token, received_token_ids=range(1, 61))
+    again = call(served, request(100, options=pb.GenerateOptions(resume=resume)), "batch")
+    async for _ in again:
+        pass
+    assert not pool.submits[-1].resumed
+    await until_settled(served)
+    assert (await shown(redis_url, served, "batch")).book.settled == len(PROMPT) + 100
 
 
 async def test_the_client_knows_what_is_left(served: Serving) -> None:

@@ -16,6 +16,7 @@ from kvmesh.redis_link import RedisAway
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend import bill
 from services.frontend.accounting import NEVER, Accounting, Hold
+from services.frontend.adoption import Place
 from services.frontend.end import End
 from services.frontend.faults import given_up
 from services.frontend.order import Order
@@ -27,6 +28,8 @@ CALLER = Caller(
     service_class=ServiceClass(name="c", runtime_max_s=60, default_deadline_s=60, max_output_tokens=1000),
     account=Account("t", (Scope("tenant:t", Limit(concurrency=5)),)),
 )
+
+PLACE = Place(1, "decode-0")
 
 WELL = End(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
 
@@ -143,6 +146,7 @@ async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) 
             is_fenced=draw.random() < 0.9,
             is_keyed=draw.random() < 0.5,
             received_ids=(5,) * received,
+            place=draw.choice((None, PLACE)) if received else None,
             max_output_tokens=50,
         )
         owners[asked.owner] = number
@@ -160,7 +164,8 @@ async def test_every_reservation_is_settled_once_whatever_redis_does(seed: int) 
             end, delivered = WELL, ids
         accounting.close(hold, Request(asked, ids, delivered, end))  # type: ignore[arg-type]
         if end is not None:
-            total[number] = total.get(number, 0) + asked.prompt_tokens * (not received) + ids - received
+            own = 0 if asked.goes_ahead else asked.prompt_tokens
+            total[number] = total.get(number, 0) + own + ids
         if draw.random() < 0.3:
             await asyncio.sleep(0.001)
     redis.is_away = redis.is_full = False
@@ -197,7 +202,7 @@ async def test_what_a_client_had_is_not_paid_again() -> None:
     accounting, budgets, _ = made(Redis())
     hold = Hold()
     asked = await accounting.reserve(
-        hold, order(1, caller=CALLER, owner="o", received_ids=(5,) * 7, is_resumed=True)
+        hold, order(1, caller=CALLER, owner="o", received_ids=(5,) * 7, is_resumed=True, place=PLACE)
     )
     assert hold.progress_at == 7 + 5
     assert accounting.progress(hold, 13) == 7 + 16 and budgets.told == [6]
@@ -210,12 +215,43 @@ async def test_what_a_client_had_is_not_paid_again() -> None:
 
 
 async def test_a_resume_is_never_refused_and_no_way_around_the_limits() -> None:
-    """The first few are forced; one that was resumed again and again is admitted as any other."""
+    """The first few that show where their output was made are forced; the others are admitted as any other."""
     accounting, budgets, _ = made(Redis())
-    for epoch, received in ((0, 0), (1, 0), (1, 3), (8, 3), (9, 3)):
-        asked = order(1, caller=CALLER, owner=f"o{epoch}-{received}", received_ids=(5,) * received)
-        await accounting.reserve(Hold(), replace(asked, attempt_base=256 * epoch))
-    assert budgets.forced == [False, False, True, True, False]
+    for epoch, received, place in (
+        *((0, 0, None), (1, 0, None), (1, 0, PLACE), (1, 3, PLACE)),
+        *((8, 3, PLACE), (9, 3, PLACE), (1, 3, None)),
+    ):
+        asked = order(1, caller=CALLER, owner=f"o{epoch}-{received}-{place}", received_ids=(5,) * received)
+        await accounting.reserve(Hold(), replace(asked, attempt_base=256 * epoch, place=place))
+    assert budgets.forced == [False, False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("was_told", [True, False])
+@pytest.mark.parametrize("place", [PLACE, None])
+async def test_output_that_a_client_made_up_is_paid(was_told: bool, place: Place | None) -> None:
+    """A prompt that comes as received output, and the prompt behind the token of a request that never ran: neither is free.
+
+    Only where nobody told what was given before - its frontend died, and the estimate was charged - is the client believed,
+    if its token shows that there was something.
+    """
+    accounting, budgets, settlements = made(Redis())
+    settling = asyncio.create_task(settlements.run())
+    if was_told:
+        first = await accounting.reserve(
+            hold := Hold(), order(1, caller=CALLER, owner="first", is_fenced=True)
+        )
+        accounting.close(hold, Request(first, 1, 1, WELL))  # type: ignore[arg-type]
+        assert await settlements.flush(5)
+    asked = order(1, caller=CALLER, owner="o", received_ids=(5,) * 40, attempt_base=256, place=place)
+    asked = await accounting.reserve(hold := Hold(), asked)
+    accounting.close(hold, Request(asked, 43, 43, WELL))  # type: ignore[arg-type]
+    assert await settlements.flush(5)
+    settling.cancel()
+    prompt, _, output, _ = budgets.settled["o"]
+    if was_told:
+        assert (prompt, output) == (0, 42)
+    else:
+        assert (prompt, output) == ((0, 3) if place else (asked.prompt_tokens, 43))
 
 
 async def test_without_limits_nobody_is_asked() -> None:
