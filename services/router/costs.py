@@ -57,6 +57,11 @@ class CostModel:
             if self.observation_total <= FIT_EVERY:
                 self._fit()  # relative to estimates that were far off until now
 
+    def forget(self) -> None:
+        """Learn anew; until then the estimates stay as they are."""
+        self.observation_total = 0
+        self._seen.clear()
+
     def _fit(self) -> None:
         """Minimize the squared relative error with no coefficient below 0."""
         c0, a, b = self._coefficients

@@ -44,6 +44,10 @@ HANDOFF_S: Final = 0.01
 OBSERVATIONS_MIN: Final = 8
 """Prompts measured before anything is refused because of an estimate."""
 
+FRESH_S: Final = 10.0
+"""Estimates by which something is refused are of prompts measured within this: older ones may be what keeps everybody away,
+and then nothing would ever correct them."""
+
 CANDIDATES_MAX: Final = 16
 HEAD_ROOM_BLOCKS: Final = 1
 """Blocks a request may need beyond prompt and output: the last, partial one."""
@@ -69,6 +73,7 @@ class KappaPolicy:
         self.mirror = mirror
         self.backlog = Backlog(router)
         self.costs = CostModel()
+        self._measured_at_s = float("-inf")
         self.estimate_total_s = 0.0
         """Prefill seconds expected, of prompts whose real ones are in `measured_total_s`."""
         self.measured_total_s = 0.0
@@ -137,6 +142,11 @@ class KappaPolicy:
     def knows_costs(self) -> bool:
         """True once enough prompts were measured to refuse work by the estimates."""
         return self.costs.observation_total >= OBSERVATIONS_MIN
+
+    def doubt_costs(self, now_s: float) -> None:
+        """Something would be refused by the estimates: learn them anew if nothing was measured for FRESH_S."""
+        if now_s - self._measured_at_s > FRESH_S:
+            self.costs.forget()
 
     def prefill_s(self, hashes: Sequence[int], token_count: int) -> float:
         """Return the seconds a prompt would take where most of it is in cache."""
@@ -283,6 +293,7 @@ class KappaPolicy:
             self.estimate_total_s += work.prefill_s
             self.measured_total_s += hit.prefill_s
             self.costs.observe(hit.computed_tokens, total, hit.prefill_s)
+            self._measured_at_s = event.at_s
 
     def _remove(self, work: Work) -> None:
         self.backlog.remove(work.key)

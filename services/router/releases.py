@@ -45,6 +45,10 @@ class Forecast(Protocol):
         """True once enough prompts were measured to refuse work by the estimates."""
         ...
 
+    def doubt_costs(self, now_s: float) -> None:
+        """Something would be refused by the estimates: forget those that nothing can correct any more."""
+        ...
+
     def cold_prefill_s(self, token_count: int) -> float:
         """Return the seconds a prompt would take without any cache."""
         ...
@@ -84,7 +88,10 @@ class Releases:
         if wait_s + forecast.cold_prefill_s(item.token_count) <= left_s:
             return None  # whatever is in cache: most requests end here
         seconds = wait_s + forecast.prefill_s(item.hashes, item.token_count)
-        return seconds if seconds > left_s else None
+        if seconds <= left_s:
+            return None
+        forecast.doubt_costs(item.arrived_s)
+        return seconds if forecast.knows_costs() else None
 
     def next_wake_s(self) -> float | None:
         """Return when the queue is to be looked at even if nothing happens, or None."""
@@ -148,6 +155,9 @@ class Releases:
             return False
         last_s = min(item.deadline_s, item.ttft_deadline_s or item.deadline_s)
         if now_s + placement.estimate_s <= last_s:
+            return False
+        self.forecast.doubt_costs(now_s)
+        if not self.forecast.knows_costs():
             return False
         if item.outbox is not None:
             message = (
@@ -349,5 +359,8 @@ class Releases:
         submit.slot = slot
         submit.phase = phase
         submit.credit_position = item.credit
-        submit.prefill_estimate_us = as_us(item.placement.prefill_s)
+        if (
+            self.forecast is None or self.forecast.knows_costs()
+        ):  # else replicas would refuse by what nobody knows
+            submit.prefill_estimate_us = as_us(item.placement.prefill_s)
         return submit

@@ -25,6 +25,9 @@ class Told:
     def knows_costs(self) -> bool:
         return self.is_known
 
+    def doubt_costs(self, now_s: float) -> None:
+        pass
+
     def cold_prefill_s(self, token_count: int) -> float:
         return token_count * self._token_s
 
@@ -187,6 +190,29 @@ def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
     desk.wait(0.06)
     assert any(one.kv_head_room_permille == 0 for one in asked)
     assert [item.request_id for item in desk.relay.queue] == [name(1)], "the resumed one went"
+
+
+def test_estimates_that_keep_everybody_away_are_learnt_anew() -> None:
+    """Prefills were slow, and every deadline is shorter: nothing would be measured again. After a while somebody may try.
+
+    Replicas are not told the old estimate, by which they would refuse as well.
+    """
+    desk = Desk()
+    desk.relay.releases.forecast = desk.policy
+    for _ in range(100):
+        desk.policy.costs.observe(10, 10, 3.0)
+    desk.policy._measured_at_s = desk.now_s
+    desk.submit(request_id=name(1), ttft_ms=1000)
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_DEADLINE and refusal.estimate_ms > 1000
+    desk.wait(11)
+    desk.submit(request_id=name(2), ttft_ms=1000)
+    assert not desk.told().refusals
+    (submit,) = [each for name_ in ("decode-0", "decode-1") for each in desk.up(name_).submits]
+    assert submit.request_id == name(2) and not submit.prefill_estimate_us
+    for _ in range(20):
+        desk.policy.costs.observe(10, 10, 0.01)
+    assert desk.policy.knows_costs() and desk.policy.cold_prefill_s(10) < 0.05
 
 
 def test_old_reports_do_not_stop_placement() -> None:
