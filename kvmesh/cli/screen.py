@@ -71,7 +71,7 @@ def address_table(members: Iterable[Member]) -> Table:
     """Return the table of a running mesh's addresses."""
     table = Table("process", "pid", "address", "metrics")
     for member in members:
-        metrics = f"http://{member.metrics_address}/metrics" if member.metrics_address else "-"
+        metrics = f"{member.metrics_address}/metrics" if member.metrics_address else "-"
         table.add_row(member.name, str(member.pid or "-"), member.shown_address, metrics)
     return table
 
