@@ -15,7 +15,7 @@ from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import MeshError
 from services.frontend import answers, faults
-from services.frontend.feasibility import FirstTokens, Outlook
+from services.frontend.feasibility import BAND_TOLD, FirstTokens, Outlook
 from services.frontend.live import Live
 from services.frontend.order import Order
 from services.frontend.output import Output
@@ -116,12 +116,13 @@ class FrontendCore:
             )
         self.on_event()
 
-    def outlook(self, affinity: str) -> Outlook:
-        """Return what the router said last that would have a request of `affinity`."""
+    def outlook(self, affinity: str, band: int, prompt_tokens: int, now_s: float) -> Outlook:
+        """Return what the router said last that would have a request of `affinity`, and what was seen here."""
         peer = self.peers.choose(affinity)
         if peer is None:
             return Outlook()
-        return Outlook(peer.queue_delay_s, peer.step_s, self._first_tokens.expected_s)
+        queue_delay_s = peer.queue_delay_s if band <= BAND_TOLD else 0.0
+        return Outlook(queue_delay_s, peer.step_s, self._first_tokens.expected_s(prompt_tokens, now_s))
 
     def deliver(self, request: LiveRequest, position: int, now_s: float) -> None:
         """The client's transport took everything of `request` below `position`."""
@@ -218,7 +219,8 @@ class FrontendCore:
         self.live.end(request, now_s)
         first_s = request.progress.first_token_s
         if first_s is not None and len(request.attempts) == 1 and not request.order.received_ids:
-            self._first_tokens.observe(first_s - request.order.arrived_s - request.attempts[0].queue_s)
+            seconds = first_s - request.order.arrived_s - request.attempts[0].queue_s
+            self._first_tokens.observe(request.order.prompt_tokens, seconds, now_s)
         if self._observer is not None:
             self._observer.on_end(request)
 

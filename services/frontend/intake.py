@@ -20,6 +20,7 @@ from services.frontend import faults, feasibility, validation, wire
 from services.frontend.core import FrontendCore
 from services.frontend.draining import HAND_OVER_METADATA
 from services.frontend.executions import Claim, Execution, Executions
+from services.frontend.feasibility import Outlook
 from services.frontend.order import Order
 from services.frontend.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
 from services.frontend.tokenizer import ModelTokenizer
@@ -130,7 +131,13 @@ class Intake:
         request_id = self._request_id(asked, tenant.name)
         max_output_tokens = asked_tokens
         if is_clients and tenant.name and tenant.may_clamp:
-            max_output_tokens = self._clamped(asked, asked_tokens, request_id, deadline_s)
+            outlook = self._core.outlook(
+                asked.session_id or request_id,
+                arrival.caller.service_class.band,
+                len(prompt_ids) // 4,
+                self._clock.now_s(),
+            )
+            max_output_tokens = self._clamped(asked, asked_tokens, deadline_s, outlook)
         execution = await self._begin(asked, request_id, digest, arrival.owner)
         return Order(
             caller=arrival.caller,
@@ -178,9 +185,8 @@ class Intake:
         if left_s < self._start_min_s:
             raise faults.infeasible(left_s, self._start_min_s)
 
-    def _clamped(self, asked: Asked, wanted: int, request_id: str, deadline_s: float) -> int:
+    def _clamped(self, asked: Asked, wanted: int, deadline_s: float, outlook: Outlook) -> int:
         """Return how much of the output the client's deadline leaves time for."""
-        outlook = self._core.outlook(asked.session_id or request_id)
         left_s, received = deadline_s - self._clock.now_s(), len(asked.received_ids)
         return feasibility.output_tokens(left_s, received, wanted, outlook)
 

@@ -262,7 +262,7 @@ def test_a_clamp_is_never_below_one_nor_above_what_was_asked(
 def test_the_outlook_is_what_the_router_said_last_and_what_was_seen() -> None:
     """A router that has said nothing promises nothing; its queue is not counted twice."""
     mesh = mesh_of()
-    assert mesh.core.outlook("s") == Outlook(0.0, 0.0, 0.0)
+    assert mesh.core.outlook("s", 4, 100, mesh.now_s) == Outlook(0.0, 0.0, 0.0)
     message = pb.AttachResponse(load_report=pb.LoadReport(queue_delay_us=250_000, step_p95_us=21_000))
     mesh.core.on_response(mesh.routers[0], message, mesh.now_s)
     client = begin(mesh, 1, arrived_s=mesh.now_s, max_output_tokens=1)
@@ -273,20 +273,36 @@ def test_the_outlook_is_what_the_router_said_last_and_what_was_seen() -> None:
     rows.finishes.add(slot=submit.slot, end_position=1, reason=pb.Finish.REASON_LENGTH)
     mesh.core.on_response(mesh.routers[0], rows, mesh.now_s + 0.5)
     assert client.request.end is not None
-    outlook = mesh.core.outlook("s")
+    size = client.request.order.prompt_tokens
+    outlook = mesh.core.outlook("s", 4, size, mesh.now_s)
     assert (outlook.queue_delay_s, outlook.step_s) == (0.25, 0.021)
     assert outlook.first_token_s == pytest.approx(0.2), "0.1 s beside the queue, and as much for its spread"
+    assert mesh.core.outlook("s", 7, size, mesh.now_s).queue_delay_s == 0, "that is a lower band's queue"
 
 
 def test_first_tokens_are_expected_with_their_spread() -> None:
     """Nothing is expected before any came; steady ones are expected as they are, straying ones later."""
     steady, straying = FirstTokens(), FirstTokens()
-    assert steady.expected_s == 0
+    assert steady.expected_s(100, 0) == 0
     for at in range(200):
-        steady.observe(0.1)
-        straying.observe(0.05 + 0.1 * (at % 2))
-    assert steady.expected_s == pytest.approx(0.1, rel=0.01)
-    assert straying.expected_s > 0.15
+        steady.observe(100, 0.1, at)
+        straying.observe(100, 0.05 + 0.1 * (at % 2), at)
+    assert steady.expected_s(100, 200) == pytest.approx(0.1, rel=0.01)
+    assert straying.expected_s(100, 200) > 0.15
+
+
+def test_first_tokens_that_were_late_do_not_cut_the_outputs_of_others() -> None:
+    """One that was late counts for little, long prompts tell nothing of short ones, and what was seen long ago is over."""
+    seen = FirstTokens()
+    for at in range(100):
+        seen.observe(100, 0.2, at)
+        seen.observe(50_000, 9.0, at)
+    seen.observe(100, 30.0, 100)
+    assert seen.expected_s(100, 100) < 0.4 and seen.expected_s(50_000, 100) > 8
+    for at in range(100):
+        seen.observe(100, 5.0, 100 + at)
+    assert seen.expected_s(100, 200) == pytest.approx(5.0, rel=0.1), "what is late for all is learnt"
+    assert seen.expected_s(100, 300) == 0
 
 
 @given(st.data())
