@@ -333,6 +333,7 @@ class Budgets:
         if known is not None:
             return known[1]
         now_s = self._clock.now_s()
+        self._teller.newest.see(account)
         standing = self._standings.get(account)
         if standing is None:
             slab = Slab(self._teller.name("slab"), account, self._frontends, now_s)
@@ -390,7 +391,9 @@ class Budgets:
         elif asked.future.done():
             if not isinstance(answer, Denied):  # its caller left
                 self.metrics.abandoned.value += 1
-                self._teller.owe(standing, Settle(standing.account, reservation.id, 0, refund_request=True))
+                self._teller.owe(
+                    standing, Settle(self._teller.account(standing), reservation.id, 0, refund_request=True)
+                )
         elif isinstance(answer, Granted):
             self._admit(reservation, standing, Holder.REDIS)
             asked.future.set_result(reservation)
@@ -406,7 +409,9 @@ class Budgets:
         """Redis speaks of a request that was decided on without it."""
         if reservation.holder is not Holder.LOCAL:
             if not isinstance(answer, Denied):  # it was refused
-                self._teller.owe(standing, Settle(standing.account, reservation.id, 0, refund_request=True))
+                self._teller.owe(
+                    standing, Settle(self._teller.account(standing), reservation.id, 0, refund_request=True)
+                )
         elif isinstance(answer, Denied):
             reservation.is_doubtful = False
         elif isinstance(answer, Granted) and not reservation.is_settled:

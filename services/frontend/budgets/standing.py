@@ -31,6 +31,7 @@ class Standing:
     __slots__ = (
         *("_denied", "_denied_at_s", "_denied_s_per_token", "_denied_tokens", "_denied_until_s"),
         *("_end_interval_s", "_ended_at_s", "_remaining", "account", "burst", "has_slots", "is_spending"),
+        *("told_account", "told_version"),
         *(
             "live",
             "open",
@@ -45,6 +46,9 @@ class Standing:
 
     def __init__(self, account: Account, slab: Slab, now_s: float) -> None:
         self.account = account
+        self.told_account = account
+        """The same with the limits that held as of `told_version`: see Newest."""
+        self.told_version = -1
         self.slab = slab
         self.live = 0
         """Requests that run here."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
+from kvmesh.buckets.limits import Account
 from kvmesh.buckets.operations import (
     Answer,
     Draw,
@@ -29,6 +30,7 @@ from kvmesh.buckets.operations import (
 from kvmesh.clock import Clock
 from services.frontend.budgets.detour import Detour
 from services.frontend.budgets.metrics import BudgetMetrics
+from services.frontend.budgets.newest import Newest
 from services.frontend.budgets.pump import Pump, Question
 from services.frontend.budgets.reservation import Holder, Reservation
 from services.frontend.budgets.slabs import Ask, Slab
@@ -49,6 +51,7 @@ class Teller:
         self.adopting: dict[str, Reservation] = {}
         """Admitted locally and not settled: Redis shall know of them."""
         self.frontends = 1
+        self.newest = Newest()
         self._pump = pump
         self._detour = detour
         self._boot_id = boot_id
@@ -61,6 +64,13 @@ class Teller:
     def owed_count(self) -> int:
         """Settlements that wait for Redis."""
         return len(self._owed)
+
+    def account(self, standing: Standing) -> Account:
+        """Return the account of `standing` by the limits that hold now."""
+        if standing.told_version != self.newest.version:
+            standing.told_account = self.newest.of(standing.account)
+            standing.told_version = self.newest.version
+        return standing.told_account
 
     def name(self, what: str) -> str:
         """Return a name that nothing else has."""
@@ -94,7 +104,7 @@ class Teller:
         """Settle what Redis holds, or may hold, or shall be told in sum."""
         standing = reservation.standing
         assert standing is not None
-        operation = Settle(standing.account, reservation.id, actual, refund_request)
+        operation = Settle(self.account(standing), reservation.id, actual, refund_request)
         if reservation.holder is Holder.REDIS:
             self.owe(standing, operation)
             return
@@ -102,7 +112,8 @@ class Teller:
         if reservation.is_doubtful:
             # Whether Redis has it or not: opened and settled it is charged once.
             self.owe(
-                standing, Renew(standing.account, (Renewal(reservation.id, reservation.tokens),), LEASE_S)
+                standing,
+                Renew(self.account(standing), (Renewal(reservation.id, reservation.tokens),), LEASE_S),
             )
             self.owe(standing, operation)
         else:
@@ -123,7 +134,7 @@ class Teller:
             pairs.append((each, Renewal(each.id, each.tokens, 1, int(each.is_live), more)))
         for at in range(0, len(pairs), RENEWALS_MAX):
             part = pairs[at : at + RENEWALS_MAX]
-            operation = Renew(standing.account, tuple(item for _, item in part), LEASE_S)
+            operation = Renew(self.account(standing), tuple(item for _, item in part), LEASE_S)
             self._pump.put(Question(operation, partial(self._renewed, standing, part)))
 
     def draw(self, standing: Standing, now_s: float) -> None:
@@ -131,7 +142,9 @@ class Teller:
         slab = standing.slab
         if slab.is_over:
             used = slab.used_tokens, slab.used_requests
-            self.owe(standing, Settle(standing.account, slab.rid, used[0], used_requests=max(0, used[1])))
+            self.owe(
+                standing, Settle(self.account(standing), slab.rid, used[0], used_requests=max(0, used[1]))
+            )
             self._replace(standing, now_s)
             return
         is_away = self._detour.is_on
@@ -140,7 +153,7 @@ class Teller:
             return
         ask = slab.draw(now_s, may_grow=not is_away)
         if ask is not None:
-            operation = _draw(standing, slab, ask)
+            operation = _draw(self.account(standing), slab, ask)
             self._pump.put(Question(operation, partial(self._drawn, standing, slab)))
 
     def _renewed(
@@ -179,7 +192,7 @@ class Teller:
             if not (standing.spent_tokens or standing.spent_requests):
                 return
             tokens, requests = standing.spent_tokens, standing.spent_requests
-            standing.spending = Spend(standing.account, tokens, requests, self.name("spent"))
+            standing.spending = Spend(self.account(standing), tokens, requests, self.name("spent"))
             standing.spent_tokens = standing.spent_requests = 0
         standing.is_spending = True
         self._pump.put(Question(standing.spending, partial(self._spent, standing)))
@@ -207,9 +220,9 @@ class Teller:
         standing.slab = Slab(self.name("slab"), standing.account, self.frontends, now_s)
 
 
-def _draw(standing: Standing, slab: Slab, ask: Ask) -> Draw:
+def _draw(account: Account, slab: Slab, ask: Ask) -> Draw:
     return Draw(
-        standing.account,
+        account,
         slab.rid,
         ask.number,
         ask.used_tokens,

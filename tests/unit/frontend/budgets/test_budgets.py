@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
 from kvmesh.buckets.limits import Account
+from kvmesh.buckets.operations import Answer, Operation, Sweep
 from kvmesh.errors import MeshError
 from services.frontend.budgets import fallback
 from services.frontend.budgets.reservation import Holder, Reservation
@@ -439,5 +441,38 @@ def test_a_long_stream_reserves_more_while_it_runs() -> None:
         budgets.settle(reservation, 100, 0, 4000)
         await frontend.close()
         assert redis.charged == 4100 and redis.book["overrun"] <= 330 and budgets.metrics.overruns.value == 1
+
+    simulate(main())
+
+
+def test_a_limit_that_was_lowered_holds_though_old_requests_run() -> None:
+    """What Redis is told of requests that began before goes by the new limit: it would fill the levels by the old one."""
+
+    async def main() -> None:
+        redis, (frontend,) = world(random.Random(1), 1)
+        budgets, before = frontend.budgets, caller(account())
+        running = [await budgets.reserve(before, f"old-{at}", 10, 10) for at in range(3)]
+        (scope,) = account().scopes[-1:]
+        lower = replace(scope, limit=replace(scope.limit, tokens_per_min=600.0, tokens_burst=100.0))
+        after = caller(Account(account().organisation, (*account().scopes[:-1], lower)))
+        told: list[Operation] = []
+        run = frontend.ledger.run
+
+        async def listen(operations: list[Operation]) -> list[Answer]:
+            told.extend(operations)
+            return await run(operations)
+
+        frontend.ledger.run = listen  # type: ignore[method-assign]
+        try:
+            running.append(await budgets.reserve(after, "new", 10, 10))
+        except MeshError as error:
+            assert error.reason == "TOKEN_RATE_EXCEEDED"
+        await asyncio.sleep(6)
+        for reservation in running:
+            budgets.settle(reservation, 10, 0, 10)
+        await frontend.close()
+        assert redis.open_rows == {}
+        accounts = [each.account for each in told if not isinstance(each, Sweep)]
+        assert len(accounts) > 4 and all(each == after.account for each in accounts), accounts
 
     simulate(main())
