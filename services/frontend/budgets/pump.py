@@ -21,6 +21,12 @@ log = logging.getLogger(__name__)
 ANSWER_S: Final = 0.05
 """Longest wait for a word of Redis: a request is worth more than its reservation."""
 
+LATE_S: Final = 0.01
+"""A timer that is so late tells of this process, which did not listen: Redis may have answered long ago."""
+
+LATE_MAX: Final = 3
+"""Times that a batch is given another ANSWER_S for it."""
+
 BATCH_MAX: Final = 128
 
 GATHER_S: Final = 0.005
@@ -73,6 +79,7 @@ class Pump:
         self._waiting: deque[Question] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._gathering: asyncio.TimerHandle | None = None
+        self._answering: asyncio.TimerHandle | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -114,17 +121,16 @@ class Pump:
             self._sending = asyncio.create_task(self._send(), name="budgets-questions")
 
     async def _send(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._waiting:
             batch = self._batch()
             if not batch:
                 return
             self.batch_total += 1
-            timer = loop.call_later(self._answer_s, self._tell_silence)
+            self._listen(LATE_MAX)
             try:
                 answers = await self._ledger.run([question.operation for question in batch])
             except RedisAway as away:
-                timer.cancel()
+                self._listened()
                 if away.may_pass:
                     self._tell_silence()
                     self._fail(batch)
@@ -141,7 +147,24 @@ class Pump:
                 for question, answer in zip(batch, answers, strict=True):
                     self._told(question, answer)
             finally:
-                timer.cancel()
+                self._listened()
+
+    def _listen(self, late_max: int) -> None:
+        """Redis answers nobody if the batch has no answer in time."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._answer_s
+        self._answering = loop.call_at(due_s, self._overdue, due_s, late_max)
+
+    def _listened(self) -> None:
+        if self._answering is not None:
+            self._answering.cancel()
+            self._answering = None
+
+    def _overdue(self, due_s: float, late_max: int) -> None:
+        if late_max and asyncio.get_running_loop().time() - due_s > LATE_S:
+            self._listen(late_max - 1)
+        else:
+            self._tell_silence()
 
     def _batch(self) -> list[Question]:
         batch: list[Question] = []

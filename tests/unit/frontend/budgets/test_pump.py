@@ -1,0 +1,48 @@
+"""When the pump says that Redis answers nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+
+from kvmesh.buckets.operations import Answer, Operation, Sweep, Swept
+from services.frontend.budgets.pump import Pump, Question
+
+STALL_S = 0.08
+
+
+class Wire:
+    """Answers as soon as a byte is read, which is there at once if `has_answer`."""
+
+    def __init__(self, *, has_answer: bool) -> None:
+        self.near, self.far = socket.socketpair()
+        self.near.setblocking(False)
+        if has_answer:
+            self.far.send(b"x")
+
+    async def run(self, operations: list[Operation]) -> list[Answer]:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(time.sleep, STALL_S)  # this process is busy meanwhile
+        await asyncio.sleep(0)
+        await loop.sock_recv(self.near, 1)
+        return [Swept(0, 0, is_done=True) for _ in operations]
+
+
+@pytest.mark.parametrize("has_answer", [True, False])
+async def test_a_process_that_did_not_listen_blames_nobody(has_answer: bool) -> None:
+    """An answer that lay there while the loop stood still has come in time; one that never comes has not."""
+    wire, silent, answers = Wire(has_answer=has_answer), asyncio.Event(), list[Answer | None]()
+    pump = Pump(wire, silent.set, lambda: None)
+    pump.put(Question(Sweep("acme"), answers.append))
+    if has_answer:
+        await pump.drained()
+        assert len(answers) == 1 and not silent.is_set()
+    else:
+        await asyncio.wait_for(silent.wait(), 5.0)
+        assert not answers
+    await pump.close()
+    wire.near.close()
+    wire.far.close()
