@@ -15,20 +15,23 @@ STALL_S = 0.08
 
 
 class Wire:
-    """Answers as soon as a byte is read, which is there at once if `has_answer`."""
+    """Answers at once if `has_answer`, and this process is busy when that comes."""
 
     def __init__(self, *, has_answer: bool) -> None:
         self.near, self.far = socket.socketpair()
         self.near.setblocking(False)
-        if has_answer:
-            self.far.send(b"x")
+        self._has_answer = has_answer
 
     async def run(self, operations: list[Operation]) -> list[Answer]:
         loop = asyncio.get_running_loop()
-        loop.call_soon(time.sleep, STALL_S)  # this process is busy meanwhile
-        await asyncio.sleep(0)
+        loop.call_soon(self._stall)
         await loop.sock_recv(self.near, 1)
         return [Swept(0, 0, is_done=True) for _ in operations]
+
+    def _stall(self) -> None:
+        if self._has_answer:
+            self.far.send(b"x")
+        time.sleep(STALL_S)
 
 
 @pytest.mark.parametrize("has_answer", [True, False])
