@@ -19,7 +19,7 @@ from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.server import channel
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
-PATIENCE: Final = Patience(sends_max=6, refusals_max=1)
+PATIENCE: Final = Patience(sends_max=6, refusals_max=1, retry_after_max_s=2.0)
 """Somebody waits at a terminal: a mesh that is full or away is told of soon."""
 
 Message = tuple[inference.ChatMessage.Role.ValueType, str]

@@ -54,6 +54,8 @@ class FakeFrontend(inference_grpc.InferenceServiceServicer):
         self.seen.append(request)
         if request.text == "full":
             raise MeshError("QUEUE_FULL", "queue full: 8/8", retry_after_s=0.5)
+        if request.text == "later":
+            raise MeshError("BUDGET_UNAVAILABLE", "budgets are away", retry_after_s=5)
         if request.sampling.temperature < 0:
             raise invalid("FIELD_OUT_OF_RANGE", [Violation("sampling.temperature", "-1", "0 to 10")])
         started = inference.Started(request_id="ab", prompt_token_count=3, service_class="quick")
@@ -147,6 +149,7 @@ async def test_generate_explains(capfd: pytest.CaptureFixture[str]) -> None:
     ("request_", "sentence"),
     [
         (inference.GenerateRequest(text="full"), "RESOURCE_EXHAUSTED: queue full: 8/8. Try again in 0.5 s."),
+        (inference.GenerateRequest(text="later"), "UNAVAILABLE: budgets are away. Try again in 5 s."),
         (
             inference.GenerateRequest(text="x", sampling=inference.Sampling(temperature=-1)),
             "INVALID_ARGUMENT: sampling.temperature is -1; 0 to 10 is allowed.",
