@@ -365,7 +365,9 @@ class Resume(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     RECEIVED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.bytes
-    """Token from the `started` message of the broken stream. Signed by the mesh: another one is INVALID_ARGUMENT."""
+    """The newest token of the broken stream: of its last `tokens` message that brought one, else of `started`. Signed by the
+    mesh: another one is INVALID_ARGUMENT. With the token of `started` alone it is a new request to the tenant's limits.
+    """
     @_builtins.property
     def received_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens received so far, in order. The answer goes on behind them. Empty: the request waits as a new one does."""
