@@ -11,6 +11,8 @@ from services.frontend.request import LiveRequest
 from tests.simulation.mesh import ORPHAN_S, Mesh
 from tests.simulation.streams import Stream
 
+pytestmark = pytest.mark.timeout(240)  # all CPU: a busy machine takes its time
+
 WHOLE = (pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_LENGTH)
 
 

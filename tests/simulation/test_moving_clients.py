@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from services.frontend.adoption import Place
 from services.frontend.core import FrontendCore
 from services.frontend.order import Order
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from tests.simulation.mesh import Client
 from tests.simulation.test_mesh import WHOLE, Schedule
+
+pytestmark = pytest.mark.timeout(240)  # all CPU: a busy machine takes its time
 
 
 class Reader(Client):
