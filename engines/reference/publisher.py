@@ -33,6 +33,9 @@ class Reader(Protocol):
     def finish(self, error: str | None) -> None:
         """End the subscription; nothing is sent afterwards."""
 
+    def is_full(self) -> bool:
+        """Whether it has brought as much as its reader wants of one subscription: then it ends, and goes on in another."""
+
 
 @dataclass(slots=True)
 class _EventsSubscription:
@@ -180,6 +183,8 @@ class Publisher:
                     one.reader.send(message)
             for message in batch_messages(self.boot_id, pending):
                 one.reader.send(message)
+            if one.reader.is_full():
+                self._finish(key, one.reader)
 
     def _send_load(self, sent_s: float) -> float:
         now_s = time.monotonic()
@@ -187,8 +192,17 @@ class Publisher:
             period_s = LOAD_PERIOD_MIN_S if self._is_load_new else LOAD_PERIOD_MAX_S
             if self._load is None or not self._loads or now_s - sent_s < period_s:
                 return sent_s
-            readers, load, self._is_load_new = list(self._loads.values()), self._load, False
+            readers, load, self._is_load_new = list(self._loads.items()), self._load, False
         payload = msgspec.json.encode(asdict(load))
-        for reader in readers:
+        for key, reader in readers:
             reader.send(payload)
+            if reader.is_full():
+                self._finish(key, reader)
         return now_s
+
+    def _finish(self, key: int, reader: Reader) -> None:
+        """End a subscription well, unless somebody else has ended it meanwhile."""
+        with self._changed:
+            was_there = self._events.pop(key, None) is not None or self._loads.pop(key, None) is not None
+        if was_there:
+            reader.finish(None)

@@ -67,6 +67,16 @@ def after(parameters: str) -> After | None:
     return After(boot_id, int(number))
 
 
+def most_bytes(parameters: str) -> int | None:
+    """What a subscription may bring before it ends by itself, from the request parameter `max_bytes`; None: no bound."""
+    text = str(json.loads(parameters or "{}").get("max_bytes", ""))
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise _bad("max_bytes", text, ">= 1")
+    return int(text)
+
+
 def requested(parameters: str, tensor: TensorLookup) -> Kind | Service:
     """What a request is. An unknown request_type is an error (TensorRT-LLM would fall back to generating)."""
     if _flag(tensor, "stop"):

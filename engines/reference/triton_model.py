@@ -26,6 +26,7 @@ from engines.reference.requests import Limits, Service, Wishes
 from engines.reference.sequence import Kind, Part
 
 _SWITCH_INTERVAL_S = 0.0005  # a step in pure Python must not keep the sender from the interpreter for 5 ms
+_RESPONSE_BYTES = 1024  # what the server keeps with a response until its request ends
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -105,16 +106,24 @@ class _SubscriptionReply:
 
     is_streaming = True
 
-    def __init__(self, sender: Any, output: str, on_finish: Callable[[], None]) -> None:
+    def __init__(
+        self, sender: Any, output: str, most_bytes: int | None, on_finish: Callable[[], None]
+    ) -> None:
         self._sender = _Guarded(sender)
         self._output = output
+        self._most_bytes = most_bytes
+        self._sent_bytes = 0
         self._on_finish = on_finish
 
     def is_cancelled(self) -> bool:
         return self._sender.is_cancelled()
 
     def send(self, payload: bytes) -> None:
+        self._sent_bytes += len(payload) + _RESPONSE_BYTES
         self._sender.send(pb_utils.InferenceResponse([_bytes_tensor(self._output, payload)]))
+
+    def is_full(self) -> bool:
+        return self._most_bytes is not None and self._sent_bytes > self._most_bytes
 
     def finish(self, error: str | None) -> None:
         self._on_finish()
@@ -199,9 +208,9 @@ class TritonPythonModel:
         elif what is Service.RELEASE_HANDOFF:
             self._engine.release_handoff(requests.handoff(tensor), lambda: _answer_empty(sender))
         else:
-            after = requests.after(parameters)
+            after, most_bytes = requests.after(parameters), requests.most_bytes(parameters)
             key = next(self._keys)
-            reply = _SubscriptionReply(sender, what.value, lambda: self._forget(key))
+            reply = _SubscriptionReply(sender, what.value, most_bytes, lambda: self._forget(key))
             self._subscriptions[key] = reply
             if what is Service.KV_EVENTS:
                 self._engine.subscribe_events(key, reply, after)

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 RENEW_BYTES: Final = 2 << 20
-"""What a server may keep of one subscription, a snapshot aside. Opening it anew costs one request."""
+"""What an engine is asked to tell in one subscription. Opening the next costs one request."""
+
+LEAVE_BYTES: Final = 2 * RENEW_BYTES
+"""What a server may keep of one whose engine does not end it, a snapshot aside."""
 
 RESPONSE_BYTES: Final = 1024
 """What a response is kept with beside its payload; 1.1 KB were measured."""
@@ -19,7 +22,7 @@ RESPONSE_BYTES: Final = 1024
 class Course:
     """One subscription, on one stream after the other."""
 
-    __slots__ = ("_after", "_kept_bytes", "_snapshot_bytes", "_what")
+    __slots__ = ("_after", "_kept_bytes", "_snapshot_bytes", "_told_bytes", "_what")
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -27,11 +30,13 @@ class Course:
         """Boot id and number of the last KV event; empty: unknown, or in the middle of a snapshot."""
         self._kept_bytes = 0
         self._snapshot_bytes = 0
+        self._told_bytes = 0
 
     def open(self) -> dict[str, str]:
-        """A stream begins: return the parameters of its request. An engine that does not know `after` sends a snapshot."""
-        self._kept_bytes = self._snapshot_bytes = 0
-        parameters = {"request_type": self._what}
+        """A stream begins: return the parameters of its request. An engine that does not know `after` sends a
+        snapshot; one that does not know `max_bytes` does not end it."""
+        self._kept_bytes = self._snapshot_bytes = self._told_bytes = 0
+        parameters = {"request_type": self._what, "max_bytes": str(RENEW_BYTES)}
         if self._after:
             parameters["after"] = self._after
         return parameters
@@ -41,11 +46,13 @@ class Course:
         self._after = ""
 
     def took(self, message: Mapping[str, Any], size: int) -> bool:
-        """Count one message of `size` bytes that was read and understood. Return whether to open the next stream now.
+        """Count one message of `size` bytes that was read and understood. Return whether to leave the stream for the next.
 
-        Never in the middle of a snapshot; and after a large one not before as much again has come, so that an engine that
-        always begins with one does not send it over and over.
+        Only where the engine does not end it as it was asked to: a stream that is left is cancelled, and tritonserver
+        2.51 has crashed where that met its responses. Never in the middle of a snapshot; and after a large one not before
+        as much again has come, so that an engine that always begins with one does not send it over and over.
         """
+        self._told_bytes += size + RESPONSE_BYTES
         if "snapshot" in message:
             self._snapshot_bytes += size
             self._after = "" if message.get("more", False) else f"{message['boot_id']}:{message['event_id']}"
@@ -53,4 +60,8 @@ class Course:
         self._kept_bytes += size + RESPONSE_BYTES
         if events := message.get("events"):
             self._after = f"{message['boot_id']}:{events[-1]['event_id']}"
-        return self._kept_bytes > max(RENEW_BYTES, self._snapshot_bytes)
+        return self._kept_bytes > max(LEAVE_BYTES, self._snapshot_bytes)
+
+    def is_full(self) -> bool:
+        """Whether the engine has told as much as it was asked to, so that the end of the stream is none of the engine."""
+        return self._told_bytes > RENEW_BYTES

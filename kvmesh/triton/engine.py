@@ -252,7 +252,7 @@ class TritonEngine:
                 async with asyncio.timeout(RETURN_S if is_awaited else None):
                     response = await anext(stream)
             except StopAsyncIteration:
-                return False
+                return course.is_full()
             payload = payload_of(response, what)
             if payload is None:
                 continue

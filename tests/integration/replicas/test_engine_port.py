@@ -78,7 +78,7 @@ async def test_streams_that_follow_each_other_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Opened anew after every message, load and KV events come on: no event is lost or told twice, nothing flickers."""
-    monkeypatch.setattr(course, "RENEW_BYTES", 0)
+    monkeypatch.setattr(course, "RENEW_BYTES", 1)
     opened: list[dict[str, str]] = []
     open_one = Course.open
 

@@ -31,6 +31,7 @@ class Collector:
     messages: list[dict[str, Any]] = field(default_factory=list)
     end: list[str | None] = field(default_factory=list)
     may_send: threading.Event = field(default_factory=threading.Event)
+    messages_max: int | None = None
 
     def __post_init__(self) -> None:
         self.may_send.set()
@@ -42,6 +43,9 @@ class Collector:
 
     def finish(self, error: str | None) -> None:
         self.end.append(error)
+
+    def is_full(self) -> bool:
+        return self.messages_max is not None and len(self.messages) >= self.messages_max
 
     def events(self) -> list[dict[str, Any]]:
         return [event for message in self.messages for event in message.get("events", [])]
@@ -103,6 +107,41 @@ def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
     assert slow.end == [errors.SUBSCRIPTION_OVERFLOW.format(events=10)]
     publisher.close()
     assert len(slow.end) == 1
+
+
+def test_a_reader_that_has_enough_is_ended_well_and_goes_on_in_the_next() -> None:
+    """Nothing is lost between one subscription and the next, whatever is offered in between."""
+    publisher = Publisher("boot")
+    publisher.start()
+    with running() as bench:
+        load = bench.engine.core.load()
+    seen: list[int] = []
+    for turn in range(6):
+        reader = Collector(messages_max=1 + turn % 3)
+        last_id = seen[-1] if seen else 0
+        assert publisher.resume_events(turn, reader, last_id)
+        while not reader.end:
+            publisher.offer([Removed((len(seen),))], load)
+            wait_until(partial(_has_news, reader, last_id), "told")
+            last_id = max(last_id, _last(reader))
+        assert reader.end == [None]
+        publisher.offer([Removed((0,))], load)
+        seen += [event["event_id"] for event in reader.events()]
+    loads = Collector(messages_max=2)
+    publisher.subscribe_load(100, loads)
+    wait_until(lambda: bool(loads.end), "enough load reports")
+    publisher.close()
+    assert seen == list(range(1, len(seen) + 1))
+    assert (loads.end, len(loads.messages)) == ([None], 2)
+
+
+def _has_news(reader: Collector, last_id: int) -> bool:
+    return bool(reader.end) or _last(reader) > last_id
+
+
+def _last(reader: Collector) -> int:
+    events = reader.events()
+    return int(events[-1]["event_id"]) if events else 0
 
 
 def test_load_reports_come_on_change_and_regularly() -> None:
