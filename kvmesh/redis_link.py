@@ -174,7 +174,8 @@ class RedisLink:
             away.__cause__ = error
         else:
             if task.cancelling() == cancels:
-                self._answered(command)
+                if answer is not None:  # a subscription that heard nothing in its time was not answered
+                    self._answered(command)
                 return answer
             # The library writes inside asyncio.wait_for, which on Python 3.11 drops a cancel that arrives when the
             # write has just ended. Whoever cancelled us waits for it.

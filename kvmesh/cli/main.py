@@ -118,7 +118,13 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Make the draws repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the output here; may be repeated.")] = None,
     session: Annotated[str, typer.Option(help="Name of the conversation.")] = "",
-    deadline: Annotated[float, typer.Option(help="Seconds until the request is given up.")] = 120.0,
+    deadline: Annotated[
+        float,
+        typer.Option(
+            help="Seconds until the request is given up.",
+            show_default="as long as its service class lets it run",
+        ),
+    ] = RUNTIME_MAX_S,
     explain: Annotated[bool, typer.Option("--explain", help="Tell how the request was served.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every response as a JSON line.")] = False,
     address: Annotated[
