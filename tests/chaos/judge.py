@@ -164,10 +164,13 @@ def _judge_end(
     elif one.end == FAILED and is_deadline(stream, one):
         assert stream.deadline_s is not None
         # Refused because it cannot be done any more: that is told while there is time left, and nothing is begun.
-        is_early = lived_s < stream.deadline_s - limits.deadline_early_s and one.reason != "INFEASIBLE_DEADLINE"
+        is_early = (
+            lived_s < stream.deadline_s - limits.deadline_early_s and one.reason != "INFEASIBLE_DEADLINE"
+        )
         if one.code == "DEADLINE_EXCEEDED" and is_early:
             yield Violation(
-                "DEADLINE", f"{name}: {one.reason} after {lived_s:.2f} of {stream.deadline_s:.2f} s: {one.text}"
+                "DEADLINE",
+                f"{name}: {one.reason} after {lived_s:.2f} of {stream.deadline_s:.2f} s: {one.text}",
             )
         if lived_s > stream.deadline_s + limits.deadline_late_s:
             yield Violation("DEADLINE", f"{name}: told {lived_s - stream.deadline_s:.1f} s late")
