@@ -41,15 +41,7 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, purity
 	$(BIN)/python -m pytest -q tests/unit/repo
 
 test: check  ## check, then all tests (the short form of exactness among them)
-	@echo "The images are built beside the unit tests; what the build says comes behind them."
-	@mkdir -p .kvmesh; log=.kvmesh/images.log; \
-	TAG=dev BASE="$(BASE)" deploy/images/build.sh --if-possible >$$log 2>&1 & build=$$!; \
-	trap 'kill $$build 2>/dev/null' EXIT INT TERM; \
-	$(BIN)/python -m pytest -q --ignore=tests/unit/repo tests/unit tests/simulation; tested=$$?; \
-	wait $$build; built=$$?; trap - EXIT; cat $$log; \
-	[ $$built = 0 ] || echo "The images could not be built." >&2; \
-	[ $$tested = 0 ] && [ $$built = 0 ]
-	$(BIN)/python -m pytest -q -m "not exactness and not upgrade" tests/chaos tests/integration
+	@tools/run_tests.sh "$(BASE)"
 
 exactness: setup  ## Every prompt alone against the mesh under load, token by token (minutes)
 	$(BIN)/python -m pytest -q -m exactness --timeout=7200 tests/integration

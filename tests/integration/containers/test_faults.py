@@ -235,7 +235,11 @@ async def test_packets_pass_when_the_delayer_dies(lent: Faults) -> None:
     assert await connect_s(part) >= 0.1
     sidecar = lent._sidecars["redis"][1]._container
     await part.in_thread(lambda: sidecar.exec(["sh", "-c", "kill -9 $(cat /run/shape/delayer.pid)"]))
-    assert await connect_s(part) < 0.09
+
+    async def passes_at_once() -> bool:
+        return await connect_s(part) < 0.09
+
+    await until(passes_at_once, 10, "packets pass at once")  # one that the delayer held is lost with it
 
 
 async def test_a_skewed_clock_is_what_the_process_goes_by(lent: Faults) -> None:

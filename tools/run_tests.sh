@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# All tests, those that mostly wait beside those that compute: the images are built beside the unit tests, and the mesh in
+# containers is tried beside the mesh in processes. What goes on in the background is shown when it is over.
+# Usage: run_tests.sh [BASE]: the images' base, empty makes one. Exit status 0 if everything passed.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+python=.venv/bin/python
+marks=(-m "not exactness and not upgrade")
+in_containers=(tests/chaos tests/integration/containers tests/integration/images tests/integration/upgrade
+  tests/integration/buckets/test_cluster.py)
+background=""
+trap '[ -z "$background" ] || kill "$background" 2>/dev/null' EXIT
+trap 'exit 130' INT TERM
+mkdir -p .kvmesh
+
+echo "Unit tests and simulations; the images are built meanwhile."
+TAG=dev BASE="${1:-}" deploy/images/build.sh --if-possible >.kvmesh/images.log 2>&1 &
+background=$!
+"$python" -m pytest -q --ignore=tests/unit/repo tests/unit tests/simulation
+tested=$?
+wait "$background"
+built=$?
+background=""
+cat .kvmesh/images.log
+[ $built = 0 ] || echo "The images could not be built." >&2
+[ $tested = 0 ] && [ $built = 0 ] || exit 1
+
+echo "The mesh in processes; the mesh in containers meanwhile, its log is .kvmesh/containers.log."
+"$python" -m pytest -q "${marks[@]}" "${in_containers[@]}" >.kvmesh/containers.log 2>&1 &
+background=$!
+"$python" -m pytest -q "${marks[@]}" tests/integration "${in_containers[@]/#/--ignore=}"
+tested=$?
+wait "$background"
+contained=$?
+background=""
+cat .kvmesh/containers.log
+[ $tested = 0 ] && [ $contained = 0 ]
