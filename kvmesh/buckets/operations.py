@@ -117,7 +117,7 @@ class Spend:
     tokens: int
     requests: int
     rid: str = ""
-    """Names the spending, so that it is taken once if it is sent twice within half a minute. Empty: each counts."""
+    """Names the spending, so that it is taken once if it is sent twice within five minutes. Empty: each counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Final
 
 _READ: Final = """
 redis.replicate_commands()
-local UNIT, LIFE_MS, TOUCH_MS, SETTLED_MS, SWEPT_MS = 60000, 90000000, 3600000, 30000, 3600000
+local UNIT, LIFE_MS, TOUCH_MS, SETTLED_MS, SWEPT_MS = 60000, 90000000, 3600000, 300000, 3600000
 local TOMBSTONES_MAX, SWEEP_MAX, BUNCH_MS = 50000, 100, 256
 local LEVELS, OPEN, LEASES = KEYS[1], KEYS[2], KEYS[3]
 local call, floor, max, min, format, match = redis.call, math.floor, math.max, math.min, string.format, string.match

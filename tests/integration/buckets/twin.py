@@ -38,7 +38,7 @@ from kvmesh.buckets.operations import (
     Use,
 )
 
-SETTLED_MS, SWEPT_MS, BUNCH_MS, SWEEP_MAX = 30_000, 3_600_000, 256, 100
+SETTLED_MS, SWEPT_MS, BUNCH_MS, SWEEP_MAX = 300_000, 3_600_000, 256, 100
 
 Level = Fraction | None
 """None: not limited."""
