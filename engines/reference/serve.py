@@ -26,7 +26,6 @@ _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 _SHARED_MEMORY = Path("/dev/shm")
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _EXIT_TIMEOUT_S = 5
-_MALLOC_ARENAS = "2"  # each of glibc's arenas, 8 per core by default, keeps its own high water
 
 
 def main() -> None:
@@ -87,7 +86,6 @@ def _environment() -> dict[str, str]:
     for name, first in before.items():
         environment[name] = os.pathsep.join(part for part in (first, environment.get(name, "")) if part)
     environment["OPENBLAS_NUM_THREADS"] = "1"
-    environment.setdefault("MALLOC_ARENA_MAX", _MALLOC_ARENAS)
     return environment
 
 
