@@ -48,8 +48,8 @@ class Course:
     def took(self, message: Mapping[str, Any], size: int) -> bool:
         """Count one message of `size` bytes that was read and understood. Return whether to leave the stream for the next.
 
-        Only where the engine does not end it as it was asked to. Never in the middle of a snapshot; and after a large one not before
-        as much again has come, so that an engine that always begins with one does not send it over and over.
+        Only where the engine does not end it as it was asked to. Never in the middle of a snapshot; and after a large one
+        not before as much again has come, so that an engine that always begins with one does not send it over and over.
         """
         self._told_bytes += size + RESPONSE_BYTES
         if "snapshot" in message:
