@@ -198,7 +198,10 @@ class Soak:
                     self._tell(f"ended by itself: {death}")
                 else:
                     self._note(Violation("ENDED_BY_ITSELF", death))
-                await self._rig.mesh.start(name)
+                try:
+                    await self._rig.mesh.start(name)
+                except AssertionError as gone:  # it is looked at again, and started again if it has ended
+                    self._note(Violation("NOT_BACK", f"{name}: {gone}"))
                 self._lives[name] = (await self._rig.body(name)).life
 
     def _note(self, violation: Violation) -> None:
