@@ -22,20 +22,19 @@ RESPONSE_BYTES: Final = 1024
 class Course:
     """One subscription, on one stream after the other."""
 
-    __slots__ = ("_after", "_kept_bytes", "_snapshot_bytes", "_told_bytes", "_what")
+    __slots__ = ("_after", "_snapshot_bytes", "_told_bytes", "_what")
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._after = ""
         """Boot id and number of the last KV event; empty: unknown, or in the middle of a snapshot."""
-        self._kept_bytes = 0
         self._snapshot_bytes = 0
         self._told_bytes = 0
 
     def open(self) -> dict[str, str]:
         """A stream begins: return the parameters of its request. An engine that does not know `after` sends a
         snapshot; one that does not know `max_bytes` does not end it."""
-        self._kept_bytes = self._snapshot_bytes = self._told_bytes = 0
+        self._snapshot_bytes = self._told_bytes = 0
         parameters = {"request_type": self._what, "max_bytes": str(RENEW_BYTES)}
         if self._after:
             parameters["after"] = self._after
@@ -53,13 +52,12 @@ class Course:
         """
         self._told_bytes += size + RESPONSE_BYTES
         if "snapshot" in message:
-            self._snapshot_bytes += size
+            self._snapshot_bytes += size + RESPONSE_BYTES
             self._after = "" if message.get("more", False) else f"{message['boot_id']}:{message['event_id']}"
             return False
-        self._kept_bytes += size + RESPONSE_BYTES
         if events := message.get("events"):
             self._after = f"{message['boot_id']}:{events[-1]['event_id']}"
-        return self._kept_bytes > max(LEAVE_BYTES, self._snapshot_bytes)
+        return self._told_bytes - self._snapshot_bytes > max(LEAVE_BYTES, self._snapshot_bytes)
 
     def is_full(self) -> bool:
         """Whether the engine has told as much as it was asked to, so that the end of the stream is none of the engine."""
