@@ -182,9 +182,8 @@ class Admission:
             self._holdings.timetable.by(item, item.queue_until_s)
             return
         waited_s = now_s - item.arrived_s
-        last_s = min(item.deadline_s, item.ttft_deadline_s or item.deadline_s)
         reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "it was not placed"
-        if now_s >= last_s:
+        if now_s >= item.first_by_s:
             reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
         if item.outbox is not None:
             retry_ms = self._releases.retry_after_ms(now_s)
@@ -288,7 +287,7 @@ class Admission:
         foreseen_s = self._releases.foreseen_s(item, wait_s or 0.0)
         if foreseen_s is None:
             return None
-        left_s = min(item.deadline_s, item.ttft_deadline_s or item.deadline_s) - now_s
+        left_s = item.first_by_s - now_s
         message = (
             f"the first token would take {foreseen_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
             f"{left_s:.3f} s are left"

@@ -119,6 +119,11 @@ class Relayed:
     outcome: str = ""
 
     @property
+    def first_by_s(self) -> float:
+        """When its first token must have come."""
+        return self.deadline_s if self.ttft_deadline_s is None else min(self.deadline_s, self.ttft_deadline_s)
+
+    @property
     def is_local(self) -> bool:
         """True if decode runs the prompt itself."""
         return self.placement is not None and self.placement.prefill is None

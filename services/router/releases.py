@@ -84,7 +84,7 @@ class Releases:
         forecast = self.forecast
         if forecast is None or item.is_resumed or not forecast.knows_costs():
             return None
-        left_s = min(item.deadline_s, item.ttft_deadline_s or item.deadline_s) - item.arrived_s
+        left_s = item.first_by_s - item.arrived_s
         if wait_s + forecast.cold_prefill_s(item.token_count) <= left_s:
             return None  # whatever is in cache: most requests end here
         seconds = wait_s + forecast.prefill_s(item.hashes, item.token_count)
@@ -153,7 +153,7 @@ class Releases:
         """End `item` if its first token would come too late, before anything is taken for it; True if it would."""
         if self.forecast is None or item.is_resumed or not self.forecast.knows_costs():
             return False
-        last_s = min(item.deadline_s, item.ttft_deadline_s or item.deadline_s)
+        last_s = item.first_by_s
         if now_s + placement.estimate_s <= last_s:
             return False
         self.forecast.doubt_costs(now_s)
