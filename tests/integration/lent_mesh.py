@@ -1,69 +1,100 @@
-"""One mesh of processes for many tests: whole and idle for each of them, and a new one after a test that broke it."""
+"""One mesh for many tests: whole and idle for each of them, and a new one after a test that broke it."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from kvmesh.config import MeshConfig
 from tests.integration.harness import Mesh
+from tests.integration.live_mesh import LiveMesh
 
 IDLE_S_MAX: Final = 20.0
 
+MeshT = TypeVar("MeshT", bound=LiveMesh[Any])
+LentT = TypeVar("LentT")
 
-class LentMesh:
+
+class Lender(ABC, Generic[MeshT, LentT]):
     """Lends its mesh to one user at a time. Starts it for the first; starts another when a user left it broken."""
 
-    def __init__(self, config: MeshConfig, folder: Path, engine_options: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         """Build it; nothing runs yet. Each mesh writes its logs into a folder of its own below `folder`."""
-        self._config = config
         self._folder = folder
-        self._engine_options = engine_options
-        self._mesh: Mesh | None = None
-        self._built_count = 0
+        self._mesh: MeshT | None = None
+        self.built_count = 0
+
+    @abstractmethod
+    def _new(self, folder: Path) -> MeshT:
+        """Return a mesh with its logs in `folder`; nothing of it runs."""
+
+    @abstractmethod
+    def _lent(self, mesh: MeshT) -> AbstractAsyncContextManager[LentT]:
+        """Return what a user gets; afterwards take back what it did to the parts.
+
+        Raises AssertionError if a part has ended by itself or does not come back.
+        """
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[Mesh]:
-        """Yield the mesh, whole and idle. Afterwards start again what the user ended, and check that it is so again.
+    async def lease(self) -> AsyncIterator[LentT]:
+        """Yield the mesh, whole and idle. Afterwards bring it in order, and check that it is so again.
 
-        A part that ended by itself or does not come back, or anything still held, ends this mesh and raises
-        AssertionError.
+        A failure inside the block, a part that ended by itself or that does not come back, or anything
+        still held ends this mesh. Such a violation of an otherwise good user raises AssertionError.
         """
         mesh = self._mesh or await self._build()
         try:
-            yield mesh
-            fallen = {name: part.tail() for name, part in mesh.parts.items() if part.has_fallen}
-            assert not fallen, f"ended by themselves: {fallen}"
-            ended = [name for name, part in mesh.parts.items() if not part.is_running]
-            if ended:
-                await mesh.start(*ended)
+            async with self._lent(mesh) as lent:
+                yield lent
             await mesh.placeable()
             await mesh.idle(IDLE_S_MAX)
-            await mesh.close_channels()  # the next user runs on another event loop
+            await mesh.close_channels()  # the next user may run on another event loop
         except BaseException:
             await self.close()
             raise
 
-    async def _build(self) -> Mesh:
-        self._built_count += 1
-        folder = self._folder / f"mesh-{self._built_count}"
+    async def _build(self) -> MeshT:
+        self.built_count += 1
+        folder = self._folder / f"mesh-{self.built_count}"
         folder.mkdir(parents=True)
-        self._mesh = Mesh(self._config, folder, self._engine_options)
+        self._mesh = mesh = self._new(folder)
         try:
-            await self._mesh.start()
+            await mesh.start()
         except BaseException:
             await self.close()
             raise
-        return self._mesh
+        return mesh
 
     async def close(self) -> None:
         """End the mesh, if there is one; the next lease builds another."""
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             await mesh.stop()
+
+
+class LentMesh(Lender[Mesh, Mesh]):
+    """Lends a mesh of processes, and starts again what its user ended."""
+
+    def __init__(self, config: MeshConfig, folder: Path, engine_options: Sequence[str] = ()) -> None:
+        super().__init__(folder)
+        self._config = config
+        self._engine_options = engine_options
+
+    def _new(self, folder: Path) -> Mesh:
+        return Mesh(self._config, folder, self._engine_options)
+
+    @asynccontextmanager
+    async def _lent(self, mesh: Mesh) -> AsyncIterator[Mesh]:
+        yield mesh
+        fallen = {name: part.tail() for name, part in mesh.parts.items() if part.has_fallen}
+        assert not fallen, f"ended by themselves: {fallen}"
+        ended = [name for name, part in mesh.parts.items() if not part.is_running]
+        if ended:
+            await mesh.start(*ended)
 
 
 @contextmanager
