@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-AGEING: Final = 0.3
-"""Prefill queues serve the smallest of (seconds - AGEING * wait) first (reference: routing.md, section 7)."""
+from kvmesh.queue_order import OrderKey, shortest
 
 UTILISATION_S: Final = 10.0
 """Time in which the memory of recent work fades to 1/e."""
@@ -41,8 +40,10 @@ class Work:
 class Backlog:
     """All dispatched work, by replica."""
 
-    def __init__(self, own_router: str) -> None:
+    def __init__(self, own_router: str, order_key: OrderKey = shortest) -> None:
+        """`order_key`: the order in which replicas start what waits."""
         self._own_router = own_router
+        self._order_key = order_key
         self._work: dict[Key, Work] = {}
         self._replicas: dict[str, dict[Key, Work]] = {}
         self._recent: dict[str, tuple[float, float]] = {}
@@ -107,10 +108,11 @@ class Backlog:
         Running ones count what is left of them, waiting ones only if they are served before it.
         """
         total = 0.0
+        own_key = self._order_key(prefill_s, now_s)
         for work in self._waiting_and_running(replica):
             if work.started_s is not None:
                 total += max(0.0, work.started_s + work.prefill_s - now_s)
-            elif work.prefill_s - AGEING * (now_s - work.at_s) <= prefill_s:
+            elif self._order_key(work.prefill_s, work.at_s) <= own_key:
                 total += work.prefill_s
         return total
 
