@@ -1,0 +1,1 @@
+"""`kvmesh replay`: what a trace would have met with other replicas, caches, loads and policies. Nothing is served."""

@@ -1,0 +1,37 @@
+"""The policies a replay can compare, by name. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from services.router.mirror import PrefixMirror
+from services.router.placement import KappaPolicy
+from services.router.policy import PlacementPolicy
+from services.router.replay.rivals.greedy import Mooncake, Ttft, TtftOptimistic
+from services.router.replay.rivals.llm_d import LlmD
+from services.router.replay.rivals.seen import Given
+
+
+def kvmesh(given: Given) -> PlacementPolicy:
+    """Return the policy the router runs, made as the router makes it; decode runs no prompts here."""
+    mirror = PrefixMirror()
+    for name in given.names:
+        mirror.add(name)
+    return KappaPolicy(
+        given.router,
+        mirror,
+        given.rng,
+        block_tokens=given.block_tokens,
+        dispatch_ahead_s=given.dispatch_ahead_s,
+        local_prefill_tokens_max=0,
+    )
+
+
+POLICIES: Final[dict[str, Callable[[Given], PlacementPolicy]]] = {
+    "kvmesh": kvmesh,
+    "llm-d": LlmD,
+    "ttft": Ttft,
+    "ttft-opt": TtftOptimistic,
+    "mooncake": Mooncake,
+}

@@ -1,0 +1,89 @@
+"""What a run is judged by. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Final
+
+from services.router.replay.cost import Cost
+from services.router.replay.workload import Workload
+
+WARM_UP: Final = 0.1
+"""Share of the requests, the first ones, whose times are not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Of one run, or the mean of several. Times to first token in seconds."""
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    max_s: float
+    goodput: float
+    """Share with a first token in time (Cost.slo_s)."""
+    hit: float
+    """Blocks found in cache over blocks."""
+    imbalance: float
+    """Work of the busiest replica over the mean."""
+    work: float
+    """Busy seconds over those of one pooled cache that serves in order."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Return it by name."""
+        return asdict(self)
+
+
+NAMES: Final = tuple(one.name for one in fields(Measures))
+
+
+def measure(
+    load: Workload,
+    cost: Cost,
+    ttft_s: Sequence[float],
+    hit_blocks: Sequence[int],
+    busy_s: Sequence[float],
+    work_s: float,
+) -> Measures:
+    """Judge one run."""
+    skipped = int(len(load) * WARM_UP)
+    counted = ttft_s[skipped:]
+    ordered = sorted(counted)
+    good = sum(
+        seconds <= cost.slo_s(tokens) for seconds, tokens in zip(counted, load.tokens[skipped:], strict=True)
+    )
+    blocks = sum(len(hashes) for hashes in load.hashes)
+    total = sum(busy_s)
+    return Measures(
+        mean_s=sum(ordered) / len(ordered),
+        p50_s=_quantile(ordered, 0.50),
+        p90_s=_quantile(ordered, 0.90),
+        p99_s=_quantile(ordered, 0.99),
+        max_s=ordered[-1],
+        goodput=good / len(counted),
+        hit=sum(hit_blocks) / blocks,
+        imbalance=max(busy_s) * len(busy_s) / total,
+        work=total / work_s,
+    )
+
+
+def mean(runs: Sequence[Measures]) -> Measures:
+    """Return the mean over runs that differ in their seed."""
+    return Measures(**{name: statistics.fmean(getattr(run, name) for run in runs) for name in NAMES})
+
+
+def spread(runs: Sequence[Measures]) -> Measures:
+    """Return half the distance between the largest and the smallest, of every measure."""
+    return Measures(
+        **{
+            name: (max(getattr(run, name) for run in runs) - min(getattr(run, name) for run in runs)) / 2
+            for name in NAMES
+        }
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -1,0 +1,185 @@
+"""What a router sees of its replicas by the events it hears: the ground every rival stands on. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.router.mirror import PrefixMirror
+from services.router.policy import (
+    Dispatched,
+    Event,
+    Finished,
+    Placement,
+    PlacementRequest,
+    PoolView,
+    Removed,
+    ReplicaState,
+    Started,
+    Stored,
+)
+from services.router.replay.cost import Cost
+from services.router.replay.servers import Order
+
+TIE: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a policy is made of."""
+
+    names: list[str]
+    capacity: float
+    """Blocks of cache per replica."""
+    block_tokens: int
+    cost: Cost
+    """The true one: rivals need not learn it."""
+    rng: random.Random
+    router: str = "router-0"
+    dispatch_ahead_s: float = float("inf")
+    order: Order = Order.FIFO
+    """In which the replicas serve."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One dispatched prompt that has not finished, as far as is known."""
+
+    event: Dispatched
+    tokens: int
+    """0: another router's, which does not say."""
+    uncached: int
+    prefill_s: float
+    started_s: float | None = None
+
+
+@dataclass(slots=True)
+class Load:
+    """What one replica has, as far as is known."""
+
+    jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
+
+    def queued(self) -> int:
+        """Return how many have not started."""
+        return sum(job.started_s is None for job in self.jobs.values())
+
+    def queue_s(self, now_s: float) -> float:
+        """Return the seconds of work left."""
+        total = 0.0
+        for job in self.jobs.values():
+            if job.started_s is None:
+                total += job.prefill_s
+            else:
+                total += max(0.0, job.started_s + job.prefill_s - now_s)
+        return total
+
+    def blocks(self) -> int:
+        """Return the blocks of the prompts."""
+        return sum(len(job.event.hashes) for job in self.jobs.values())
+
+    def uncached(self) -> int:
+        """Return the tokens to compute."""
+        return sum(job.uncached for job in self.jobs.values())
+
+
+class Rival:
+    """A policy that dispatches at once. Subclasses override `choose`, and may watch more."""
+
+    uses_index = True
+    """False spares the work of keeping one."""
+    uses_overlay = False
+    """True: the blocks of dispatched and unfinished prompts count as cached."""
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.rng = given.rng
+        self.cost = given.cost
+        self.loads: dict[str, Load] = {name: Load() for name in given.names}
+        self.mirror = PrefixMirror()
+        for name in given.names:
+            self.mirror.add(name)
+        self._replica_of: dict[tuple[str, str], str] = {}
+        self._chosen: dict[str, tuple[int, int]] = {}
+        """Request -> its tokens, and those that were not cached when it was placed here."""
+
+    def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement:
+        """Choose by `choose`."""
+        depths = self.mirror.matched(request.hashes) if self.uses_index else {}
+        name = self.choose(request, view.prefill, depths, now_s)
+        depth = depths.get(name, 0)
+        uncached = max(1, request.token_count - depth * self.given.block_tokens)
+        seconds = self.cost.seconds(uncached, request.token_count) if self.uses_index else 0.0
+        self._chosen[request.request_id] = request.token_count, uncached
+        return Placement(name, view.decode[0].name, depth, seconds, seconds)
+
+    def choose(
+        self,
+        request: PlacementRequest,
+        replicas: Sequence[ReplicaState],
+        depths: dict[str, int],
+        now_s: float,
+    ) -> str:
+        """Return the name of the replica that runs it. `depths`: leading blocks cached, by name; 0 left out."""
+        raise NotImplementedError
+
+    def lowest(self, scores: dict[str, float]) -> str:
+        """Return who has the lowest score; one of equals at random."""
+        best = min(scores.values())
+        names = [name for name, score in scores.items() if score <= best + TIE]
+        return names[0] if len(names) == 1 else self.rng.choice(names)
+
+    def prefill_s(self, request: PlacementRequest, depth: int) -> float:
+        """Return the seconds with `depth` blocks cached."""
+        return self.cost.seconds(request.token_count - depth * self.given.block_tokens, request.token_count)
+
+    def observe(self, event: Event) -> None:
+        """Keep what is seen."""
+        match event:
+            case Dispatched():
+                self.dispatched(event)
+            case Started():
+                job = self._job(event.router, event.request_id)
+                if job is not None:
+                    job.started_s = event.at_s
+                    self._correct(job, getattr(event, "cached_blocks", None))
+            case Finished():
+                self.finished(event)
+            case Stored() if self.uses_index:
+                self.mirror.store(event.replica, event.hashes)
+            case Removed() if self.uses_index:
+                self.mirror.remove(event.replica, event.hashes)
+
+    def dispatched(self, event: Dispatched) -> None:
+        """A request went to a replica; perhaps by another router."""
+        tokens, uncached = self._chosen.pop(event.request_id, (0, 0))
+        if not tokens:
+            tokens = len(event.hashes) * self.given.block_tokens
+            uncached = tokens
+            if self.uses_index:
+                depth = self.mirror.matched(event.hashes).get(event.replica, 0)
+                uncached = max(1, tokens - depth * self.given.block_tokens)
+        job = Job(event, tokens, uncached, event.prefill_s)
+        self.loads[event.replica].jobs[event.router, event.request_id] = job
+        self._replica_of[event.router, event.request_id] = event.replica
+        if self.uses_overlay:
+            self.mirror.expect(event.replica, event.hashes)
+
+    def finished(self, event: Finished) -> None:
+        """A prompt was computed."""
+        replica = self._replica_of.pop((event.router, event.request_id), None)
+        if replica is not None:
+            job = self.loads[replica].jobs.pop((event.router, event.request_id))
+            if self.uses_overlay:
+                self.mirror.unexpect(replica, job.event.hashes)
+
+    def _job(self, router: str, request_id: str) -> Job | None:
+        replica = self._replica_of.get((router, request_id))
+        return self.loads[replica].jobs[router, request_id] if replica is not None else None
+
+    def _correct(self, job: Job, cached_blocks: int | None) -> None:
+        """The start tells what was cached: what is left of it is known exactly, but for noise."""
+        if cached_blocks is not None and self.uses_index:
+            job.uncached = max(1, job.tokens - cached_blocks * self.given.block_tokens)
+            job.prefill_s = self.cost.seconds(job.uncached, job.tokens)

@@ -1,0 +1,103 @@
+"""One row of a comparison, and how a policy does on it. Pure.
+
+A row names everything but the policy and the seed; (row, policy, seed) always gives the same figures.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from services.router.replay.catalogue import POLICIES
+from services.router.replay.cost import COSTS, Cost
+from services.router.replay.measures import Measures, measure
+from services.router.replay.pooled import Pooled, bound, capacity_of, pool, scale_for
+from services.router.replay.rivals.seen import Given
+from services.router.replay.servers import Order
+from services.router.replay.simulation import Cluster, Simulation
+from services.router.replay.trace import Trace
+from services.router.replay.workload import Workload, workload
+
+BOUND = "one-queue"
+"""Not a policy: what one queue and one cache for all replicas would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a trace is replayed against."""
+
+    replicas: int = 8
+    load: float | None = 0.7
+    """Work of a pooled cache over what the replicas could do; None: the trace's own rate."""
+    cache: float = 0.3
+    """Share of the trace's unique blocks that all caches together hold, if `cache_blocks` is 0."""
+    cache_blocks: int = 0
+    """Blocks per replica."""
+    order: Order = Order.FIFO
+    routers: int = 1
+    delay_s: float = 0.0
+    loss: float = 0.0
+    dispatch_ahead_s: float = float("inf")
+    copies: int = 1
+    cost: Cost = COSTS["8b"]
+
+    def capacity(self, load: Workload) -> int:
+        """Return the blocks of cache per replica."""
+        return self.cache_blocks or capacity_of(load, self.cache, self.replicas)
+
+
+class Replay:
+    """One trace, replayed at will. Keeps what rows share."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._loads: dict[tuple[int, int], Workload] = {}
+        self._pooled: dict[tuple[int, int, float, Cost], Pooled] = {}
+
+    def workload(self, seed: int, copies: int = 1) -> Workload:
+        """Return the workload of `seed`."""
+        if (seed, copies) not in self._loads:
+            self._loads[seed, copies] = workload(self._trace, seed, copies)
+        return self._loads[seed, copies]
+
+    def pooled(self, row: Row, seed: int) -> Pooled:
+        """Return the workload served from one cache as large as all of the row's."""
+        load = self.workload(seed, row.copies)
+        capacity = row.replicas * row.capacity(load)
+        key = (seed, row.copies, capacity, row.cost)
+        if key not in self._pooled:
+            self._pooled[key] = pool(load, capacity, row.cost)
+        return self._pooled[key]
+
+    def scale(self, row: Row, seed: int) -> float:
+        """Return the factor on arrival times."""
+        if row.load is None:
+            return 1.0
+        work_s = self.pooled(row, seed).work_s
+        return scale_for(self.workload(seed, row.copies), work_s, row.replicas, row.load)
+
+    def run(self, row: Row, policy: str, seed: int) -> Measures:
+        """Return how `policy` does on `row`."""
+        load, pooled = self.workload(seed, row.copies), self.pooled(row, seed)
+        scale = self.scale(row, seed)
+        if policy == BOUND:
+            ttft_s, busy_s = bound(load, pooled, scale, row.replicas)
+            return measure(load, row.cost, ttft_s, pooled.hit_blocks, busy_s, pooled.work_s)
+        cluster = Cluster(row.replicas, row.capacity(load), row.cost, row.order, row.delay_s, row.loss)
+        given = Given(
+            cluster.names(),
+            cluster.capacity,
+            load.block_tokens,
+            row.cost,
+            random.Random(f"{seed}/{policy}"),
+            dispatch_ahead_s=row.dispatch_ahead_s,
+            order=row.order,
+        )
+        policies = [
+            POLICIES[policy](
+                replace(given, router=f"router-{index}", rng=random.Random(f"{seed}/{policy}/{index}"))
+            )
+            for index in range(row.routers)
+        ]
+        outcome = Simulation(load, scale, cluster, policies, random.Random(f"{seed}/loss")).run()
+        return measure(load, row.cost, outcome.ttft_s, outcome.hit_blocks, outcome.busy_s, pooled.work_s)

@@ -1,0 +1,285 @@
+"""Replays a workload against simulated prefill replicas, every decision made by placement policies. Pure.
+
+One run is exact and repeatable: events happen in the order of their times, equals in the order they were made. What a
+policy is told, and when, is what the router tells it: its own dispatches at once; starts, finishes with the hit, other
+routers' dispatches and what came into and left the caches after `delay_s`. The prompt's hit is what is in cache when it
+starts; its blocks can be used when it ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from services.router.holdings import DISPATCH_LIFE_S
+from services.router.policy import (
+    Dispatched,
+    Finished,
+    Hit,
+    PlacementPolicy,
+    PlacementRequest,
+    PoolView,
+    Removed,
+    ReplicaState,
+    Started,
+    Stored,
+    Wait,
+)
+from services.router.queue import LOOK_AHEAD
+from services.router.releases import PUMP_PAUSE_S
+from services.router.replay.cost import Cost
+from services.router.replay.servers import Order, Server
+from services.router.replay.workload import Workload
+
+OUTPUT_TOKENS_MAX: Final = 1
+"""Nobody may read how long the output will be, and decode is not simulated."""
+
+DECODE: Final = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What serves."""
+
+    replicas: int
+    capacity: float
+    """Blocks of cache per replica."""
+    cost: Cost
+    order: Order = Order.FIFO
+    delay_s: float = 0.0
+    """Until a router hears of what it did not do itself."""
+    loss: float = 0.0
+    """Share of the news of cached blocks that one router never hears."""
+
+    def names(self) -> list[str]:
+        """Return the replicas' names."""
+        return [f"prefill-{index}" for index in range(self.replicas)]
+
+
+@dataclass(frozen=True, slots=True)
+class Began(Started):
+    """A start, and how many blocks were found in cache: more than a router is told today."""
+
+    cached_blocks: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened to each request, in the order of arrival, and to each replica."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    hit_blocks: list[int] = field(default_factory=list)
+    replica: list[int] = field(default_factory=list)
+    busy_s: list[float] = field(default_factory=list)
+    """By replica."""
+    held: int = 0
+    """Requests that waited at a router first."""
+
+
+class Simulation:
+    """One run. `policies`: one per router; requests go to the routers in turn."""
+
+    def __init__(
+        self,
+        load: Workload,
+        scale: float,
+        cluster: Cluster,
+        policies: Sequence[PlacementPolicy],
+        rng: random.Random,
+    ) -> None:
+        """`scale`: factor on arrival times. Policies must be named router-0, router-1, ... where they have a name."""
+        self._load = load
+        self._scale = scale
+        self._cluster = cluster
+        self._policies = policies
+        self._rng = rng
+        self._names = cluster.names()
+        self._index = {name: index for index, name in enumerate(self._names)}
+        self._servers = [Server(cluster.capacity, cluster.order) for _ in self._names]
+        self._replicas = [ReplicaState(name) for name in self._names]
+        self._decodes = [ReplicaState(DECODE)]
+        count = len(load)
+        self._ids = [f"{index:032x}" for index in range(count)]
+        self._router_of = [f"router-{index}" for index in range(len(policies))]
+        self._held: list[deque[int]] = [deque() for _ in policies]
+        self._not_before_s = [float("-inf")] * len(policies)
+        self._wake_s = [float("inf")] * len(policies)
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._made = 0
+        self._now_s = 0.0
+        self.outcome = Outcome([0.0] * count, [0] * count, [-1] * count)
+
+    def run(self) -> Outcome:
+        """Run until every request has had its first token."""
+        heap, scale = self._heap, self._scale
+        for index, at_s in enumerate(self._load.arrivals_s):
+            heap.append((at_s * scale, index, self._arrive, (index,)))
+        heapq.heapify(heap)
+        self._made = len(heap)
+        while heap:
+            self._now_s, _, act, arguments = heapq.heappop(heap)
+            act(*arguments)
+        self.outcome.busy_s = [server.busy_s for server in self._servers]
+        return self.outcome
+
+    def _at(self, at_s: float, act: Callable[..., None], *arguments: object) -> None:
+        self._made += 1
+        heapq.heappush(self._heap, (at_s, self._made, act, arguments))
+
+    # Routers
+
+    def _arrive(self, index: int) -> None:
+        router = index % len(self._policies)
+        held = self._held[router]
+        held.append(index)
+        self._pump(router)
+        self.outcome.held += bool(held) and held[-1] == index
+
+    def _wake(self, router: int) -> None:
+        self._wake_s[router] = float("inf")
+        self._pump(router)
+
+    def _pump(self, router: int) -> None:
+        """Let go who may go, as the router's own pump does."""
+        held, now_s = self._held[router], self._now_s
+        if not held:
+            return
+        if now_s < self._not_before_s[router]:
+            self._wake_by(router, self._not_before_s[router])
+            return
+        is_anyone_gone = False
+        while held:
+            again_s, gone = self._pass(router)
+            if not gone:
+                self._wake_by(router, max(again_s, now_s + PUMP_PAUSE_S))
+                break
+            is_anyone_gone = True
+            for index in gone:
+                held.remove(index)
+        if not is_anyone_gone:
+            self._not_before_s[router] = now_s + PUMP_PAUSE_S
+
+    def _pass(self, router: int) -> tuple[float, list[int]]:
+        """Try the first ones that wait; return when to ask again, and who went."""
+        again_s, gone = float("inf"), []
+        for index in islice(self._held[router], LOOK_AHEAD):
+            until_s = self._try(router, index)
+            if until_s is None:
+                gone.append(index)
+            else:
+                again_s = min(again_s, until_s)
+        return again_s, gone
+
+    def _wake_by(self, router: int, at_s: float) -> None:
+        if at_s < self._wake_s[router]:
+            self._wake_s[router] = at_s
+            self._at(at_s, self._wake, router)
+
+    def _try(self, router: int, index: int) -> float | None:
+        """Dispatch it if the policy says so; else return when to ask again."""
+        load, now_s = self._load, self._now_s
+        hashes = load.hashes[index]
+        request = PlacementRequest(self._ids[index], hashes, load.tokens[index], OUTPUT_TOKENS_MAX)
+        view = PoolView(self._replicas, self._decodes, len(self._held[router]) - 1)
+        answer = self._policies[router].place(request, view, now_s)
+        if isinstance(answer, Wait):
+            return answer.until_s
+        assert answer.prefill is not None, "decode's own prefill is not simulated"
+        expires_s = now_s + DISPATCH_LIFE_S + 10 * answer.prefill_s
+        name = self._router_of[router]
+        told = Dispatched(name, self._ids[index], answer.prefill, hashes, answer.prefill_s, now_s, expires_s)
+        self._policies[router].observe(told)
+        if len(self._policies) > 1:
+            self._at(now_s + self._cluster.delay_s, self._hear_dispatch, router, told)
+        self._submit(self._index[answer.prefill], index, answer.prefill_s)
+        return None
+
+    def _hear_dispatch(self, by: int, told: Dispatched) -> None:
+        for router, policy in enumerate(self._policies):
+            if router != by:
+                policy.observe(told)
+
+    def _hear(
+        self,
+        finished: tuple[int, Finished] | None,
+        stored: Stored | None,
+        removed: Removed | None,
+        began: Began | None,
+    ) -> None:
+        """All routers hear of one moment at a replica; each may miss what it says of the cache."""
+        loss, rng = self._cluster.loss, self._rng
+        for router, policy in enumerate(self._policies):
+            if finished is not None:
+                by, told = finished
+                if by != router and told.hit is not None:
+                    # Routers tell each other how much was cached, and not how long it took.
+                    hit = Hit(0, 0, told.hit.cached_blocks, 0.0)
+                    told = Finished(told.router, told.request_id, told.at_s, hit)
+                policy.observe(told)
+            if stored is not None and not (loss and rng.random() < loss):
+                policy.observe(stored)
+            if removed is not None and not (loss and rng.random() < loss):
+                policy.observe(removed)
+            if began is not None:
+                policy.observe(began)
+            self._pump(router)
+
+    def _tell(
+        self,
+        finished: tuple[int, Finished] | None,
+        stored: Stored | None,
+        removed: Removed | None,
+        began: Began | None,
+    ) -> None:
+        self._at(self._now_s + self._cluster.delay_s, self._hear, finished, stored, removed, began)
+
+    # Replicas
+
+    def _submit(self, replica: int, index: int, expected_s: float) -> None:
+        self.outcome.replica[index] = replica
+        server = self._servers[replica]
+        if server.running is None:
+            self._tell(None, None, None, self._start(replica, index))
+            return
+        if not expected_s:  # a router that does not estimate: the replica looks at its cache
+            expected_s = self._seconds(index, server.cache.depth(self._load.hashes[index]))
+        server.push(index, expected_s, self._load.arrivals_s[index] * self._scale)
+
+    def _start(self, replica: int, index: int) -> Began:
+        server, now_s = self._servers[replica], self._now_s
+        depth = server.cache.depth(self._load.hashes[index])
+        seconds = self._seconds(index, depth) * self._load.noise[index]
+        server.running, server.hit_blocks = index, depth
+        server.busy_s += seconds
+        self._at(now_s + seconds, self._finish, replica, index, seconds)
+        return Began(self._router_of[index % len(self._policies)], self._ids[index], now_s, depth)
+
+    def _finish(self, replica: int, index: int, seconds: float) -> None:
+        server, load, now_s = self._servers[replica], self._load, self._now_s
+        name = self._names[replica]
+        depth = server.hit_blocks
+        self.outcome.ttft_s[index] = now_s - load.arrivals_s[index] * self._scale
+        self.outcome.hit_blocks[index] = depth
+        added, gone = server.cache.use(load.hashes[index])
+        cached = min(depth * load.block_tokens, load.tokens[index] - 1)
+        by = index % len(self._policies)
+        finished = Finished(
+            self._router_of[by],
+            self._ids[index],
+            now_s,
+            Hit(cached, load.tokens[index] - cached, depth, seconds),
+        )
+        server.running = None
+        began = self._start(replica, server.pop()) if len(server) else None
+        stored = Stored(name, added) if added else None
+        removed = Removed(name, gone) if gone else None
+        self._tell((by, finished), stored, removed, began)
+
+    def _seconds(self, index: int, depth: int) -> float:
+        total = self._load.tokens[index]
+        return self._cluster.cost.seconds(total - depth * self._load.block_tokens, total)
