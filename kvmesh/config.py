@@ -33,6 +33,7 @@ from kvmesh.config_keys import (
     refuse_unknown,
     shown_key,
 )
+from kvmesh.queue_order import ORDERS
 from kvmesh.redis_url import without_password
 from kvmesh.tenants.sections import (
     RUNTIME_MAX_S,
@@ -178,6 +179,13 @@ class Prefill(Section, frozen=True, kw_only=True):
     queue_max_requests: Annotated[
         int, Allowed("Requests queued before a submit is refused.", 1, 100_000, "requests")
     ] = 256
+    queue_order: Annotated[
+        str,
+        Allowed(
+            "Order of a tenant's prompts that wait at a replica: the shortest first with ageing, or as they came.",
+            choices=tuple(ORDERS),
+        ),
+    ] = "shortest"
     engine_concurrency: Annotated[
         int, Allowed("Requests given to the engine at once.", 1, 1024, "requests")
     ] = 2

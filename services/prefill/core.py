@@ -34,7 +34,7 @@ class PrefillCore:
         self.limits = limits
         self.is_draining = False
         self._pulse = Pulse()
-        self.holdings = Holdings(facts.kv_blocks, limits.queue_max_requests, self._pulse)
+        self.holdings = Holdings(facts.kv_blocks, limits, self._pulse)
         self.prefilling = Prefilling(
             replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record
         )
@@ -90,6 +90,7 @@ class PrefillCore:
             is_shadow=budget.shadow,
             is_resumed=submit.resumed,
             estimate_s=estimate_s,
+            expected_s=estimate_s or self.prefilling.pace.guess_s(len(submit.token_ids) // 4),
             deadline_s=now_s + _left_s(submit),
             submitted_s=now_s,
             traceparent=submit.traceparent,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvmesh.replica.pulse import Pulse
 from kvmesh.replica.timetable import Timetable
+from services.prefill.limits import PrefillLimits
 from services.prefill.queue import PrefillQueue
 from services.prefill.session import PrefillSession
 from services.prefill.slot import Slot, State
@@ -18,11 +19,11 @@ class Holdings:
     Invariant: `blocks_reserved` = blocks of RUNNING and HELD slots <= `blocks_total`.
     """
 
-    def __init__(self, kv_blocks: int, queue_max_requests: int, pulse: Pulse) -> None:
+    def __init__(self, kv_blocks: int, limits: PrefillLimits, pulse: Pulse) -> None:
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known."""
         self.sessions: list[PrefillSession] = []
-        self.queue = PrefillQueue(queue_max_requests)
+        self.queue = PrefillQueue(limits.queue_max_requests, limits.order_key)
         self.held: dict[Slot, None] = {}
         """Oldest first."""
         self.timetable: Timetable[Slot] = Timetable()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvmesh.queue_order import OrderKey, shortest
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
     """Bounds; times in seconds."""
 
     queue_max_requests: int = 256
+    order_key: OrderKey = shortest
     engine_concurrency: int = 2
     handoff_timeout_s: float = 30.0
     """A handoff nobody came for is given up after this."""

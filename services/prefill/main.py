@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvmesh.metrics import Metrics
 from kvmesh.prefill.v1 import prefill_pb2_grpc
+from kvmesh.queue_order import ORDERS
 from kvmesh.replica import process
 from kvmesh.replica.options import Options
 from kvmesh.replica.process import Role
@@ -26,6 +27,7 @@ def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Traci
     config = options.config
     limits = PrefillLimits(
         queue_max_requests=config.prefill.queue_max_requests,
+        order_key=ORDERS[config.prefill.queue_order],
         engine_concurrency=config.prefill.engine_concurrency,
         handoff_timeout_s=config.engine.handoff_timeout_s,
         orphan_s=config.decode.orphan_s,

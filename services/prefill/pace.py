@@ -1,7 +1,8 @@
 """What a prefill here takes, for submits that bring no estimate. Pure.
 
 Caches make prompts of one length differ; their usual share is in the measure, and it is not stretched to prompts much
-longer than those it was taken from: who is unknown may try.
+longer than those it was taken from: who is unknown may try. The order of a queue takes any guess: a prompt too long to
+be foretold is no short one.
 """
 
 from __future__ import annotations
@@ -39,4 +40,8 @@ class Pace:
         """Return the seconds a prompt is expected to take. 0: unknown."""
         if now_s - self._seen_s > FRESH_S or prompt_tokens > STRETCH_MAX * self._tokens:
             return 0.0
-        return self.run_s * prompt_tokens / self._tokens
+        return self.guess_s(prompt_tokens)
+
+    def guess_s(self, prompt_tokens: int) -> float:
+        """Return the same however old or far the measure is: to compare prompts, not to refuse them. 0: no measure."""
+        return self.run_s * prompt_tokens / self._tokens if self._tokens else 0.0

@@ -2,21 +2,31 @@
 
 Shadows behind everybody, then band by band. Inside a band resumed attempts first; then tenants take turns: whose prompts
 have had the fewest tokens for their weight goes next, so that one tenant's burst does not stand before another's prompt.
-Inside a tenant higher priority first, then first come, first served: whoever wants another order changes `rank` alone.
+Inside a tenant, and among the resumed, higher priority first, then the shortest with ageing (kvmesh.queue_order). So turns
+say who goes, the order which of theirs; in a mesh without tenants everything is one tenant's.
 
 Each FLOOR_EVERY-th start goes to the band that has had none for longest, shadows aside. So a band where somebody waits
 starts one at least each FLOOR_EVERY times the bands that wait, whatever comes: what a router let go for a lower band is
 not held up for ever here.
+
+How long a prompt r of tenant T waits, whatever comes. before(r) is what T has waiting when r comes with a higher priority
+or a smaller key, what T sends later in the time in which it may still overtake r (kvmesh.queue_order), and what T sends
+later with a higher priority, which is T's own wish. Until r starts, its band starts
+
+    of T           before(r) and nothing else
+    of a tenant U  prompts of at most  weight(U) / weight(T) * (tokens of before(r) + one prompt of T) + one prompt of U
+    resumed ones   all that come: an engine had them before, and each comes a bounded number of times
+
+while no more than TENANTS_MAX tenants pause. Where k bands wait, of FLOOR_EVERY * k starts one at least is of this band.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Final
+from typing import Final, NamedTuple
 
+from kvmesh.queue_order import OrderKey, shortest
 from services.prefill.slot import Slot
-
-Rank = tuple[int, ...]
 
 FLOOR_EVERY: Final = 16
 """A start in sixteen is the most that whoever is more important gives away."""
@@ -27,16 +37,12 @@ TENANTS_MAX: Final = 1024
 _COMPACT_MIN: Final = 64
 
 
-def rank(slot: Slot) -> Rank:
-    """Return what the slots of one tenant are ordered by, smallest first; of equals the first that came."""
-    return (-slot.priority,)
-
-
 class PrefillQueue:
     """Slots that wait. Bounded by `requests_max`: ask `is_full` before `push`."""
 
-    def __init__(self, requests_max: int) -> None:
+    def __init__(self, requests_max: int, order_key: OrderKey = shortest) -> None:
         self.requests_max = requests_max
+        self._order_key = order_key
         self.tokens = 0
         """Prompt tokens of those that wait."""
         self._bands: dict[tuple[bool, int], _Band] = {}
@@ -65,7 +71,9 @@ class PrefillQueue:
         band = self._bands.get(_key(slot))
         if band is None:
             band = self._bands[_key(slot)] = _Band(self._taken)
-        band.push(slot, self._arrivals)
+        band.push(
+            _Entry(-slot.priority, self._order_key(slot.expected_s, slot.submitted_s), self._arrivals, slot)
+        )
 
     def head(self) -> Slot | None:
         """Return the slot to run next, or None. It stays: the same one until the queue changes."""
@@ -100,6 +108,15 @@ def _key(slot: Slot) -> tuple[bool, int]:
     return (slot.is_shadow, -slot.band)
 
 
+class _Entry(NamedTuple):
+    """A slot where it is in its line, the smallest first. Arrivals differ: slots are never compared."""
+
+    minus_priority: int
+    key: float
+    arrival: int
+    slot: Slot
+
+
 class _Band:
     """Those of one band that wait, and what its tenants have had since somebody last waited here.
 
@@ -117,22 +134,24 @@ class _Band:
         """Prompt tokens over weight, by tenant."""
         self._floor = 0.0
 
-    def push(self, slot: Slot, arrival: int) -> None:
+    def push(self, entry: _Entry) -> None:
+        slot = entry.slot
         if slot.is_resumed:
-            self._resumed.push(slot, arrival)
+            self._resumed.push(entry)
             return
         line = self._lines.get(slot.tenant)
         if line is None:
             # Who comes back from a pause has saved nothing up: else he would have the engine to himself.
             self._had[slot.tenant] = max(self._floor, self._had.get(slot.tenant, 0.0))
             line = self._lines[slot.tenant] = _Line()
-        line.push(slot, arrival)
+        line.push(entry)
 
     def head(self) -> Slot:
         if len(self._resumed):
-            return self._resumed.head()[1]
-        heads = ((self._had[tenant], *line.head()) for tenant, line in self._lines.items())
-        return min(heads)[2]  # arrivals differ: slots are never compared
+            return self._resumed.head().slot
+        # A priority is a word among a tenant's own requests: between tenants that have had the same it says nothing.
+        heads = ((self._had[tenant], *line.head()[1:]) for tenant, line in self._lines.items())
+        return min(heads)[-1]
 
     def charge(self, slot: Slot, taken: int) -> None:
         """`slot` goes to the engine. What is computed again for a resumed one is nobody's turn."""
@@ -164,27 +183,27 @@ class _Band:
 
 
 class _Line:
-    """Slots in the order of their ranks."""
+    """Slots in the order of their entries."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Rank, int, Slot]] = []
+        self._heap: list[_Entry] = []
         self._waiting: set[Slot] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def push(self, slot: Slot, arrival: int) -> None:
-        self._waiting.add(slot)
-        heapq.heappush(self._heap, (rank(slot), arrival, slot))
+    def push(self, entry: _Entry) -> None:
+        self._waiting.add(entry.slot)
+        heapq.heappush(self._heap, entry)
 
-    def head(self) -> tuple[int, Slot]:
-        """Return when the first came, and it; somebody must wait."""
-        while self._heap[0][2] not in self._waiting:
+    def head(self) -> _Entry:
+        """Return the first; somebody must wait."""
+        while self._heap[0].slot not in self._waiting:
             heapq.heappop(self._heap)
-        return self._heap[0][1:]
+        return self._heap[0]
 
     def remove(self, slot: Slot) -> None:
         self._waiting.discard(slot)
         if len(self._heap) > _COMPACT_MIN + 4 * len(self._waiting):
-            self._heap = [entry for entry in self._heap if entry[2] in self._waiting]
+            self._heap = [entry for entry in self._heap if entry.slot in self._waiting]
             heapq.heapify(self._heap)

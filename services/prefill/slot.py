@@ -41,7 +41,10 @@ class Slot:
     is_shadow: bool
     is_resumed: bool
     estimate_s: float
-    """Seconds the prefill is expected to take: by the router, else by what was measured here. 0: unknown."""
+    """Seconds the prefill is expected to take: by the router, else by what was measured here. 0: unknown, so that nothing
+    is refused by it."""
+    expected_s: float
+    """The same to order the queue by, where a rough guess is better than none. 0: nothing was measured yet."""
     deadline_s: float
     """The earlier of the request's deadline and that of its first token; holds until the first token."""
     submitted_s: float

@@ -6,6 +6,7 @@ import pytest
 
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.queue_order import fifo
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineBusy, EngineError, InvalidRequest
 from services.prefill.core import PrefillCore
@@ -286,11 +287,7 @@ def test_what_a_budget_says_orders_the_queue() -> None:
         2,
     ):
         views[name] = replica.submit(number, **changes)  # type: ignore[arg-type]  # fields by name
-    order: list[str] = []
-    while len(order) < len(views):
-        order += [name for name, view in views.items() if view.is_started and name not in order]
-        replica.step()
-    assert order == [
+    assert starts(replica, views) == [
         "running",
         "higher",
         "a3",
@@ -303,6 +300,40 @@ def test_what_a_budget_says_orders_the_queue() -> None:
         "lower",
         "shadow",
     ]
+
+
+def starts(replica: Replica, views: dict[str, SlotView]) -> list[str]:
+    """Let the engine work until all have started; return who started, in order."""
+    order: list[str] = []
+    while len(order) < len(views):
+        order += [name for name, view in views.items() if view.is_started and name not in order]
+        replica.step()
+    return order
+
+
+def test_the_shortest_goes_first_by_the_routers_estimate_or_by_a_guess() -> None:
+    """Without an estimate the replica's own measure orders, also where it is too far off to refuse anything by it."""
+    replica = Replica(PrefillLimits(engine_concurrency=1), facts(kv_blocks=4096))
+    replica.submit(1, PROMPT)  # 0.5 s for 6 tokens
+    replica.step()
+    views = {
+        "running": replica.submit(2, estimate_s=1.0),
+        "guessed long": replica.submit(3, PROMPT * 10),
+        "told long": replica.submit(4, estimate_s=3.0),
+        "guessed short": replica.submit(5, PROMPT * 2),
+        "told short": replica.submit(6, estimate_s=0.2),
+    }
+    (guessed,) = [one for one in replica.core.holdings.slots.values() if one.prompt_tokens == 60]
+    assert guessed.estimate_s == 0
+    assert starts(replica, views) == ["running", "told short", "guessed short", "told long", "guessed long"]
+
+
+def test_first_come_first_served_if_the_configuration_says_so() -> None:
+    """What a prompt takes is of no matter then."""
+    replica = Replica(PrefillLimits(engine_concurrency=1, order_key=fifo), facts(kv_blocks=4096))
+    seconds = (1.0, 3.0, 0.2, 2.0)
+    views = {str(number): replica.submit(number, estimate_s=seconds[number - 1]) for number in range(1, 5)}
+    assert starts(replica, views) == ["1", "2", "3", "4"]
 
 
 def test_load_report_tells_the_truth() -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from kvmesh.queue_order import AGEING, ORDERS
 from services.prefill.queue import FLOOR_EVERY, PrefillQueue
 from services.prefill.slot import Slot
 
@@ -21,6 +22,8 @@ def slot(
     resumed: bool = False,
     shadow: bool = False,
     tokens: int = 8,
+    expected_s: float = 0.0,
+    at_s: float = 0.0,
 ) -> Slot:
     """Return a queued slot."""
     return Slot(
@@ -33,8 +36,9 @@ def slot(
         is_shadow=shadow,
         is_resumed=resumed,
         estimate_s=0.0,
+        expected_s=expected_s,
         deadline_s=1e9,
-        submitted_s=0.0,
+        submitted_s=at_s,
         traceparent="",
         submit=None,
         band=band,
@@ -78,6 +82,35 @@ def test_bands_go_first_then_resumed_then_priority_then_first_come() -> None:
     ]
 
 
+def test_of_a_tenant_the_shortest_goes_first_until_others_have_waited() -> None:
+    """A second of waiting is worth AGEING seconds of prefill; resumed ones go by the same rule among themselves."""
+    queue = PrefillQueue(16)
+    for one in (
+        slot("long", expected_s=2.0),
+        slot("short", expected_s=0.5),
+        slot("short, later", expected_s=0.5, at_s=4.9),
+        slot("short, too late", expected_s=0.5, at_s=5.1),
+        slot("resumed, long", expected_s=2.0, resumed=True),
+        slot("resumed, short", expected_s=0.5, at_s=4.9, resumed=True),
+        slot("resumed, too late", expected_s=0.5, at_s=5.1, resumed=True),
+    ):
+        queue.push(one)
+    order = [one.request_id for one in served(queue)]
+    assert order[:3] == ["resumed, short", "resumed, long", "resumed, too late"]
+    assert order[3:] == ["short", "short, later", "long", "short, too late"]
+
+
+def test_tenants_take_turns_whatever_their_prompts_take() -> None:
+    """Who has had less goes first though its prompts are longer; of those that have had the same the shortest goes."""
+    queue = PrefillQueue(16)
+    for number in range(3):
+        queue.push(slot(f"short {number}", tenant="a", tokens=100, expected_s=0.1 * number))
+        queue.push(slot(f"long {number}", tenant="b", tokens=100, expected_s=9.0 - number))
+    assert [one.request_id for one in served(queue)] == [
+        *("short 0", "long 2", "short 1", "long 1", "short 2", "long 0"),
+    ]
+
+
 def test_a_burst_of_one_tenant_does_not_stand_before_anothers_prompt() -> None:
     """Ten long prompts are there when another tenant's short ones come: these wait for one of them at most."""
     queue = PrefillQueue(64)
@@ -117,9 +150,10 @@ def test_full_queue_refuses() -> None:
 
 
 class Twin:
-    """The same order, looked up in a list."""
+    """The same order, looked up in a list, by what each has waited now."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: str = "shortest") -> None:
+        self.is_fifo = order == "fifo"
         self.waiting: list[tuple[int, Slot]] = []
         self.had: dict[tuple[int, str], float] = {}
         self.floor: dict[int, float] = {}
@@ -145,26 +179,32 @@ class Twin:
             self.had[band, one.tenant] = max(had, self.floor[band])
         self.waiting.append((arrival, one))
 
-    def head(self) -> Slot | None:
+    def head(self, now_s: float) -> Slot | None:
         if not self.waiting:
             return None
         users = [entry for entry in self.waiting if not entry[1].is_shadow] or self.waiting
         if self.taken % FLOOR_EVERY == FLOOR_EVERY - 1:
             longest = min((self.started[self.key(one)], -self.key(one)) for _, one in users)
             users = [entry for entry in users if -self.key(entry[1]) == longest[1]]
-        return min(users, key=self.rank)[1]
+        return min(users, key=lambda entry: self.rank(entry, now_s))[1]
 
-    def rank(self, entry: tuple[int, Slot]) -> tuple[float, ...]:
+    def length(self, one: Slot, now_s: float) -> float:
+        """What the wait leaves of a prompt's length."""
+        waited_s = now_s - one.submitted_s
+        return -waited_s if self.is_fifo else one.expected_s - AGEING * waited_s
+
+    def rank(self, entry: tuple[int, Slot], now_s: float) -> tuple[float, ...]:
         arrival, one = entry
         before = (one.is_shadow, -one.band, not one.is_resumed)
         if one.is_resumed:
-            return (*before, -one.priority, arrival)
+            return (*before, -one.priority, self.length(one, now_s), arrival)
         first = min(
-            (-other.priority, came)
+            (-other.priority, self.length(other, now_s), came)
             for came, other in self.waiting
             if other.tenant == one.tenant and self.key(other) == self.key(one) and not other.is_resumed
         )
-        return (*before, self.had[self.key(one), one.tenant], first[1], -one.priority, arrival)
+        own = (-one.priority, self.length(one, now_s), arrival)
+        return (*before, self.had[self.key(one), one.tenant], *first[1:], *own)
 
     def take(self, one: Slot) -> None:
         self.taken += 1
@@ -184,37 +224,45 @@ class Twin:
         return one.band - 100 * one.is_shadow
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_queue_agrees_with_a_list(seed: int) -> None:
-    """Under random pushes, turns and removals the head is the list's, and nothing grows with the dead."""
+@pytest.mark.parametrize("order", sorted(ORDERS))
+@pytest.mark.parametrize("seed", range(8))
+def test_queue_agrees_with_a_list(seed: int, order: str) -> None:
+    """Under random pushes, turns and removals the head is the list's, nothing is lost, and nothing grows with the dead."""
     print(f"seed={seed}")
     rng = random.Random(seed)
-    queue, twin = PrefillQueue(16), Twin()
+    queue, twin = PrefillQueue(16, ORDERS[order]), Twin(order)
     weights = {str(number): rng.choice((0.5, 1.0, 3.0)) for number in range(200)}
+    now_s, pushed, left = 1000 * rng.random(), 0, 0
     for arrival in range(800):
+        now_s += rng.choice((0.0, 0.0, rng.random(), 10 * rng.random()))
         if rng.random() < 0.5 and not queue.is_full():
-            tenant = str(rng.randrange(rng.choice((3, 200))))
+            tenant = str(rng.randrange(rng.choice((1, 3, 200))))
             one = slot(
                 str(arrival),
                 band=rng.randrange(3),
                 tenant=tenant,
                 weight=weights[tenant],
-                priority=rng.randrange(3),
-                resumed=rng.random() < 0.1,
+                priority=rng.choice((0, 0, 0, 1, 2)),
+                resumed=rng.random() < 0.2,
                 shadow=rng.random() < 0.1,
                 tokens=rng.randrange(1, 500),
+                expected_s=rng.choice((0.0, 0.5, 2.0, rng.random(), 10 * rng.random())),
+                at_s=now_s,
             )
             queue.push(one)
             twin.push(one, arrival)
+            pushed += 1
         elif twin.waiting and rng.random() < 0.3:
             one = rng.choice(twin.waiting)[1]
             twin.remove(one)
             queue.remove(one)
-        elif (head := twin.head()) is not None:
+            left += 1
+        elif (head := twin.head(now_s)) is not None:
             twin.take(head)
             queue.take(head)
-        assert queue.head() is twin.head()
-        assert len(queue) == len(twin.waiting)
+            left += 1
+        assert queue.head() is twin.head(now_s)
+        assert len(queue) == len(twin.waiting) == pushed - left
         assert queue.tokens == sum(one.prompt_tokens for _, one in twin.waiting)
     lines = [line for band in queue._bands.values() for line in (band._resumed, *band._lines.values())]
     assert sum(len(line._heap) for line in lines) <= 64 * max(1, len(lines)) + 4 * 17
