@@ -8,8 +8,13 @@ from typing import Final
 from services.router.mirror import PrefixMirror
 from services.router.placement import KappaPolicy
 from services.router.policy import PlacementPolicy
+from services.router.replay.rivals.cache_aware import CacheAware, SmgEvents
+from services.router.replay.rivals.counting import LeastOutstanding, PowerOfTwo, Random, RoundRobin
+from services.router.replay.rivals.dynamo import Dynamo
 from services.router.replay.rivals.greedy import Mooncake, Ttft, TtftOptimistic
+from services.router.replay.rivals.hashing import BoundedHash, ConsistentHash
 from services.router.replay.rivals.llm_d import LlmD
+from services.router.replay.rivals.preble import Preble
 from services.router.replay.rivals.seen import Given
 
 
@@ -31,7 +36,17 @@ def kvmesh(given: Given) -> PlacementPolicy:
 POLICIES: Final[dict[str, Callable[[Given], PlacementPolicy]]] = {
     "kvmesh": kvmesh,
     "llm-d": LlmD,
-    "ttft": Ttft,
-    "ttft-opt": TtftOptimistic,
+    "preble": Preble,
+    "dynamo": Dynamo,
     "mooncake": Mooncake,
+    "sglang": CacheAware,
+    "smg": SmgEvents,
+    "ttft-opt": TtftOptimistic,
+    "ttft": Ttft,
+    "hash-bounded": BoundedHash,
+    "hash": ConsistentHash,
+    "least-outstanding": LeastOutstanding,
+    "power-of-two": PowerOfTwo,
+    "round-robin": RoundRobin,
+    "random": Random,
 }

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import heapq
 from enum import StrEnum
-from typing import Final
 
+from kvmesh.queue_order import ORDERS
 from services.router.replay.lru import BlockCache
-
-AGEING: Final = 0.3
-"""Seconds of work that a second of waiting outweighs."""
 
 
 class Order(StrEnum):
@@ -17,7 +14,7 @@ class Order(StrEnum):
 
     FIFO = "fifo"
     SHORTEST = "shortest"
-    """The smallest of (expected seconds - AGEING * wait): short ones first, and nobody waits for ever."""
+    """Short ones first, and nobody waits for ever (kvmesh.queue_order)."""
 
 
 class Server:
@@ -30,7 +27,7 @@ class Server:
         self.hit_blocks = 0
         """Of what runs."""
         self.busy_s = 0.0
-        self._order = order
+        self._key = ORDERS[order.value]
         self._queue: list[tuple[float, int, int]] = []
         self._arrivals = 0
 
@@ -38,13 +35,9 @@ class Server:
         return len(self._queue)
 
     def push(self, index: int, expected_s: float, arrived_s: float) -> None:
-        """Queue a request.
-
-        All waits grow alike, so the order of two never changes: it is that of (expected seconds + AGEING * arrival).
-        """
+        """Queue a request that came to the replica at `arrived_s`."""
         self._arrivals += 1
-        rank = expected_s + AGEING * arrived_s if self._order is Order.SHORTEST else 0.0
-        heapq.heappush(self._queue, (rank, self._arrivals, index))
+        heapq.heappush(self._queue, (self._key(expected_s, arrived_s), self._arrivals, index))
 
     def pop(self) -> int:
         """Take out who is served next."""

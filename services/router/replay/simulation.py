@@ -248,7 +248,7 @@ class Simulation:
             return
         if not expected_s:  # a router that does not estimate: the replica looks at its cache
             expected_s = self._seconds(index, server.cache.depth(self._load.hashes[index]))
-        server.push(index, expected_s, self._load.arrivals_s[index] * self._scale)
+        server.push(index, expected_s, self._now_s)
 
     def _start(self, replica: int, index: int) -> Began:
         server, now_s = self._servers[replica], self._now_s

@@ -40,3 +40,5 @@ class TtftOptimistic(Ttft):
 
 class Mooncake(Ttft):
     """The same as `Ttft`; dispatched prompts keep the time they were estimated with."""
+
+    learns_at_start = False

@@ -89,6 +89,8 @@ class Rival:
 
     uses_index = True
     """False spares the work of keeping one."""
+    learns_at_start = True
+    """The start tells what was cached: what is left of the prompt is known exactly then, but for noise."""
     uses_overlay = False
     """True: the blocks of dispatched and unfinished prompts count as cached."""
 
@@ -179,7 +181,6 @@ class Rival:
         return self.loads[replica].jobs[router, request_id] if replica is not None else None
 
     def _correct(self, job: Job, cached_blocks: int | None) -> None:
-        """The start tells what was cached: what is left of it is known exactly, but for noise."""
-        if cached_blocks is not None and self.uses_index:
+        if cached_blocks is not None and self.uses_index and self.learns_at_start:
             job.uncached = max(1, job.tokens - cached_blocks * self.given.block_tokens)
             job.prefill_s = self.cost.seconds(job.uncached, job.tokens)

@@ -1,0 +1,83 @@
+"""SGLang's cache_aware routing, and smg's form of it that listens to KV events. Pure.
+
+sglang-router 0.3 (`--help`, docs): if max - min in flight > abs and max > rel * min: the least loaded. Else the longest
+match in a tree of what was sent where; a match above the threshold goes there, otherwise to the smallest tree. Defaults
+.3 / 64 / 1.5. smg (`--help`): the highest overlap by KV events, of equals the least loaded, then the smallest cache;
+imbalance (32, 1.1) sends to the least loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.router.policy import Dispatched, PlacementRequest, ReplicaState
+from services.router.replay.lru import BlockCache
+from services.router.replay.rivals.seen import Given, Rival
+
+MATCH: Final = 0.3
+SGLANG_BALANCE: Final = (64, 1.5)
+SMG_BALANCE: Final = (32, 1.1)
+
+
+def is_uneven(counts: dict[str, int], balance: tuple[int, float]) -> bool:
+    """True if the most loaded has far more in flight than the least loaded."""
+    least, most = min(counts.values()), max(counts.values())
+    absolute, relative = balance
+    return most - least > absolute and most > relative * least
+
+
+class CacheAware(Rival):
+    """SGLang's: an approximate tree per replica, filled by what was sent there."""
+
+    uses_index = False
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self._trees = {name: BlockCache(given.capacity) for name in given.names}
+
+    def choose(
+        self,
+        request: PlacementRequest,
+        replicas: Sequence[ReplicaState],
+        depths: dict[str, int],
+        now_s: float,
+    ) -> str:
+        """Return the holder of the prefix, unless it is short or the load is uneven."""
+        counts = {one.name: len(self.loads[one.name].jobs) for one in replicas}
+        if is_uneven(counts, SGLANG_BALANCE):
+            return self.lowest(dict(counts))
+        matches = {one.name: self._trees[one.name].depth(request.hashes) for one in replicas}
+        if max(matches.values()) > MATCH * len(request.hashes):
+            return self.lowest({name: -depth for name, depth in matches.items()})
+        return self.lowest({one.name: len(self._trees[one.name]) for one in replicas})
+
+    def dispatched(self, event: Dispatched) -> None:
+        """Remember what was sent where."""
+        super().dispatched(event)
+        self._trees[event.replica].use(event.hashes)
+
+
+class SmgEvents(Rival):
+    """smg's, with KV events."""
+
+    def choose(
+        self,
+        request: PlacementRequest,
+        replicas: Sequence[ReplicaState],
+        depths: dict[str, int],
+        now_s: float,
+    ) -> str:
+        """Return the one with the highest overlap, unless the load is uneven."""
+        counts = {one.name: len(self.loads[one.name].jobs) for one in replicas}
+        if is_uneven(counts, SMG_BALANCE):
+            return self.lowest(dict(counts))
+        return min(
+            (one.name for one in replicas),
+            key=lambda name: (
+                -depths.get(name, 0),
+                counts[name],
+                self.mirror.blocks_of(name),
+                self.rng.random(),
+            ),
+        )

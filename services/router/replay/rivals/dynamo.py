@@ -1,0 +1,37 @@
+"""NVIDIA Dynamo's KV router, with events. Pure.
+
+From ai-dynamo/dynamo docs/components/router/router-concepts.md and router-configuration.md: the lowest of
+prefill_load_scale * max(active prefill + incoming - overlap credit, 0) + active decode + incoming, in blocks; scale 1,
+credit 1, temperature 0. On prefill replicas alone what is active there stands for the decode blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.router.policy import PlacementRequest, ReplicaState
+from services.router.replay.rivals.seen import Rival
+
+PREFILL_LOAD_SCALE: Final = 1.0
+
+
+class Dynamo(Rival):
+    """Blocks to compute plus blocks held."""
+
+    def choose(
+        self,
+        request: PlacementRequest,
+        replicas: Sequence[ReplicaState],
+        depths: dict[str, int],
+        now_s: float,
+    ) -> str:
+        """Return the replica with the lowest sum."""
+        block = self.given.block_tokens
+        scores = {}
+        for one in replicas:
+            load = self.loads[one.name]
+            own = max(1, request.token_count - depths.get(one.name, 0) * block)
+            prefill_blocks = (load.uncached() + own) / block
+            scores[one.name] = PREFILL_LOAD_SCALE * prefill_blocks + load.blocks() + len(request.hashes)
+        return self.lowest(scores)

@@ -1,0 +1,61 @@
+"""Consistent hashing of the first two blocks, plain and with bounded loads. Pure.
+
+Karger et al. (1997), 100 virtual nodes per replica; bounded loads: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing
+with Bounded Loads" (2018): on along the ring past whoever has 1.25 times the mean. vllm-router's consistent_hash and
+smg's prefix_hash are of this kind. One block would not do: a shared system prompt would send everything to one replica.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect
+from collections.abc import Sequence
+from typing import Final
+
+from services.router.policy import PlacementRequest, ReplicaState
+from services.router.replay.rivals.seen import Given, Rival
+
+BLOCKS: Final = 2
+VIRTUAL_NODES: Final = 100
+BOUND: Final = 1.25
+
+
+class ConsistentHash(Rival):
+    """The replica that follows the prefix on the ring."""
+
+    uses_index = False
+    bound = math.inf
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        place = random.Random("ring")  # the same at every router
+        self._ring = sorted(
+            (place.getrandbits(64), name) for name in given.names for _ in range(VIRTUAL_NODES)
+        )
+
+    def choose(
+        self,
+        request: PlacementRequest,
+        replicas: Sequence[ReplicaState],
+        depths: dict[str, int],
+        now_s: float,
+    ) -> str:
+        """Return the first on the ring behind the prefix that is no more loaded than allowed."""
+        prefix = request.hashes[min(BLOCKS, len(request.hashes)) - 1] if request.hashes else 0
+        counts = {one.name: len(self.loads[one.name].jobs) for one in replicas}
+        most = math.inf
+        if self.bound < math.inf:
+            most = math.ceil(self.bound * (sum(counts.values()) + 1) / len(counts))
+        start = bisect(self._ring, (prefix, ""))
+        for step in range(len(self._ring)):
+            name = self._ring[(start + step) % len(self._ring)][1]
+            if name in counts and counts[name] + 1 <= most:
+                return name
+        return replicas[0].name
+
+
+class BoundedHash(ConsistentHash):
+    """The same with bounded loads."""
+
+    bound = BOUND

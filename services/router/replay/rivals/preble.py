@@ -1,0 +1,90 @@
+"""Preble's E2: exploit a long prefix, explore otherwise. Pure.
+
+From Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024): if more of the prompt is
+cached than not, the holder of the longest prefix with the least load, unless its queue is more than twice as long as it
+should be: then the lightest. Otherwise the lowest of load over a window of 3 minutes + what would be evicted, by its
+chance of being used again + own prefill. The rule of when to redirect is a reading of the paper.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from services.router.policy import Dispatched, PlacementRequest, ReplicaState
+from services.router.replay.rivals.seen import Given, Rival
+
+WINDOW_S: Final = 180.0
+REDIRECT: Final = 2.0
+
+
+class _Window:
+    """What was sent to one replica lately."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.blocks = 0
+        self.hits = 0
+        self._rows: deque[tuple[float, float, int, int]] = deque()
+
+    def add(self, at_s: float, seconds: float, blocks: int, hits: int) -> None:
+        self._rows.append((at_s, seconds, blocks, hits))
+        self.seconds += seconds
+        self.blocks += blocks
+        self.hits += hits
+
+    def forget(self, until_s: float) -> None:
+        while self._rows and self._rows[0][0] < until_s:
+            _, seconds, blocks, hits = self._rows.popleft()
+            self.seconds -= seconds
+            self.blocks -= blocks
+            self.hits -= hits
+
+
+class Preble(Rival):
+    """E2: exploitation and exploration, on a tree of what was sent where, corrected by KV events."""
+
+    uses_overlay = True
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self._windows = {name: _Window() for name in given.names}
+
+    def choose(
+        self,
+        request: PlacementRequest,
+        replicas: Sequence[ReplicaState],
+        depths: dict[str, int],
+        now_s: float,
+    ) -> str:
+        """Return where to exploit, or to explore."""
+        names = [one.name for one in replicas]
+        for name in names:
+            self._windows[name].forget(now_s - WINDOW_S)
+        cached = max((depths.get(name, 0) for name in names), default=0)
+        if 2 * cached * self.given.block_tokens > request.token_count:
+            holders = {name: self._windows[name].seconds for name in names if depths.get(name, 0) == cached}
+            return self._relieved(self.lowest(holders), names, request, now_s)
+        return self.lowest({name: self._cost(name, request, depths.get(name, 0)) for name in names})
+
+    def _relieved(self, holder: str, names: list[str], request: PlacementRequest, now_s: float) -> str:
+        queues = {name: self.loads[name].queue_s(now_s) for name in names}
+        lightest = self.lowest(queues)
+        if queues[holder] > REDIRECT * max(queues[lightest], self.prefill_s(request, 0)):
+            return lightest
+        return holder
+
+    def _cost(self, name: str, request: PlacementRequest, depth: int) -> float:
+        window = self._windows[name]
+        missing = len(request.hashes) - depth
+        evicted = max(0.0, self.mirror.blocks_of(name) + missing - self.given.capacity)
+        reuse = window.hits / window.blocks if window.blocks else 0.0
+        lost_s = evicted * reuse * self.cost.a_s * self.given.block_tokens
+        return window.seconds + lost_s + self.prefill_s(request, depth)
+
+    def dispatched(self, event: Dispatched) -> None:
+        """Remember the work of the last minutes."""
+        depth = self.mirror.matched(event.hashes).get(event.replica, 0)
+        self._windows[event.replica].add(event.at_s, event.prefill_s, len(event.hashes), depth)
+        super().dispatched(event)
