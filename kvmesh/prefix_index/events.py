@@ -59,6 +59,18 @@ class Batch(NamedTuple):
     """Blocks in the cache; in a SNAPSHOT only."""
 
 
+class SnapshotHead(NamedTuple):
+    """What stands in front of the blocks of a snapshot. No two snapshots of a replica have the same."""
+
+    replica: str
+    epoch: str
+    seq: int
+    stream_id: tuple[int, int]
+    block_count: int
+    size: int
+    """Bytes of the head itself; 8 bytes per block follow."""
+
+
 class Snapshot(NamedTuple):
     """All of one replica's cache, after the event `seq`."""
 
@@ -74,6 +86,18 @@ class Snapshot(NamedTuple):
     def block_count(self) -> int:
         """Blocks in it."""
         return len(self.packed) // 8
+
+    @property
+    def head(self) -> SnapshotHead:
+        """What is written in front of it."""
+        size = (
+            len(_SNAPSHOT)
+            + 2
+            + len(self.replica.encode())
+            + len(self.epoch.encode())
+            + _SNAPSHOT_NUMBERS.size
+        )
+        return SnapshotHead(self.replica, self.epoch, self.seq, self.stream_id, self.block_count, size)
 
     def chunks(self, size: int) -> Iterator[tuple[int, ...]]:
         """Yield the hashes, at most `size` at a time."""
@@ -129,8 +153,8 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     return b"".join((_SNAPSHOT, _text(snapshot.replica), _text(snapshot.epoch), numbers, snapshot.packed))
 
 
-def decode_snapshot(data: bytes) -> Snapshot:
-    """Return the snapshot in `data`. Raises EventError."""
+def decode_snapshot_head(data: bytes) -> SnapshotHead:
+    """Return the head of the snapshot that starts with `data`: SNAPSHOT_HEAD_MAX bytes, or all. Raises EventError."""
     if data[:4] != _SNAPSHOT:
         raise EventError(f"snapshot starts with {data[:4]!r}; {_SNAPSHOT!r} is needed")
     replica, at = _read_text(data, 4, "replica")
@@ -139,8 +163,16 @@ def decode_snapshot(data: bytes) -> Snapshot:
         seq, stream, sub, count = _SNAPSHOT_NUMBERS.unpack_from(data, at)
     except struct.error:
         raise EventError(f"snapshot of {replica} ends within its numbers: {len(data)} bytes") from None
-    packed = _read_hashes(data, at + _SNAPSHOT_NUMBERS.size, count)
-    return Snapshot(replica, epoch, seq, (stream, sub), packed)
+    if count > HASHES_MAX:
+        raise EventError(f"snapshot of {replica} has {count} blocks; up to {HASHES_MAX} are allowed")
+    return SnapshotHead(replica, epoch, seq, (stream, sub), count, at + _SNAPSHOT_NUMBERS.size)
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """Return the snapshot in `data`. Raises EventError."""
+    head = decode_snapshot_head(data)
+    packed = _read_hashes(data, head.size, head.block_count)
+    return Snapshot(head.replica, head.epoch, head.seq, head.stream_id, packed)
 
 
 def parse_stream_id(text: bytes) -> tuple[int, int]:
@@ -182,3 +214,6 @@ def _read_hashes(data: bytes, at: int, count: int) -> bytes:
 
 _BATCH_NUMBERS = struct.Struct("<QQII")
 _SNAPSHOT_NUMBERS = struct.Struct("<QQQI")
+
+SNAPSHOT_HEAD_MAX: Final = len(_SNAPSHOT) + 2 * 256 + _SNAPSHOT_NUMBERS.size
+"""Bytes of the longest head of a snapshot."""

@@ -80,8 +80,8 @@ class IndexReader:
                 await self._reload(due)
             self.is_caught_up = all(at_s > now_s for at_s in self._to_load.values())
             await self._read()
-            if self._mirror.needs_sweep:
-                await self._slices(self._mirror.sweep())
+            if self._mirror.needs_upkeep:
+                await self._slices(self._mirror.upkeep())
             if self._redis.break_total != self._breaks_seen:
                 await self._find_position()
 

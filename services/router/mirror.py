@@ -1,29 +1,28 @@
 """The router's copy of the prefix index: which replica has which block, and which it will have soon.
 
-Pure. Blocks are a mask of replicas per hash, in shards: one big dict stalls for 100s of ms when it grows. Everything long
-is offered in slices, so that a shell can let the event loop breathe between them.
+Pure. Everything long is offered in slices, so that a shell can let the event loop breathe between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Final
 
-from kvmesh.prefix_index.events import Batch, Op, Snapshot
+from kvmesh.prefix_index.events import Batch, Op, Snapshot, SnapshotHead
+from services.router import prefix_lookup, worth
+from services.router.block_table import BlockTable
+from services.router.masks import ReplicaBits
+from services.router.overlay import Overlay
+from services.router.prefix_lookup import Group
 
-SHARDS: Final = 1024
+BLOCKS_MAX: Final = 10_000_000
+"""Default bound: some 100 bytes each."""
+
 SLICE_BLOCKS: Final = 1024
-"""Blocks loaded in one slice: about 0.5 ms."""
-
-SCAN_BLOCKS: Final = 8
-"""Up to this many blocks a scan beats a bisection."""
-
-BENDS_MAX: Final = 4
-"""Different depths found by bisection; the rest by a scan."""
-
-MASKS_MAX: Final = 1 << 16
-"""Masks that are shared; beyond it all are forgotten and shared anew. Blocks keep the masks they have."""
+"""Blocks changed in one slice: about 0.5 ms."""
 
 AUDIT_BLOCKS: Final = 16
 AUDIT_SHARE: Final = 0.01
@@ -41,18 +40,31 @@ class Outcome(Enum):
 
 
 class _Replica:
-    """One replica's place in the masks. `blocks` counts hashes with `bit` set."""
+    """One replica's place in the masks."""
 
-    def __init__(self, name: str, bit: int) -> None:
+    def __init__(self, name: str, number: int) -> None:
         self.name = name
-        self.bit = bit
-        self.blocks = 0
+        self.number = number
         self.epoch = ""
         self.seq = 0
         self.stream_id = (0, 0)
         self.is_live = True
-        self.expected: dict[int, int] = {}
-        """Block -> dispatched and unfinished requests that will leave it in the cache."""
+
+    @property
+    def bit(self) -> int:
+        return 1 << self.number
+
+
+@dataclass(slots=True)
+class Load:
+    """A snapshot that is being taken in: made by `begin_load`, ended by `end_load` or `cancel_load`."""
+
+    head: SnapshotHead
+    replica: _Replica
+    number: int
+    """Of the bit that is being set."""
+    position: int = 0
+    """Blocks taken so far."""
 
 
 class PrefixMirror:
@@ -61,17 +73,18 @@ class PrefixMirror:
     Index bits come from events, snapshots and the hits of real requests; expected bits (the overlay) from dispatches. A
     replica is *closed* while every block it has comes with all its ancestors (engines evict leaf first): then depths are
     found by bisection. Where that is uncertain the blocks are scanned one by one.
+
+    Above `blocks_max` the blocks worth least are given up (`upkeep`): those not used for longest, descendants first. Then
+    less is found than is there, never more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
         self.healed_block_total = 0
         """Blocks that the hits of real requests corrected."""
-        self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
-        self._expected: dict[int, int] = {}
+        self._table = BlockTable(blocks_max)
+        self._overlay = Overlay()
+        self._bits = ReplicaBits()
         self._replicas: dict[str, _Replica] = {}
-        self._masks: dict[int, int] = {}
-        """Equal masks share one integer object. Masks come and go with the blocks: see MASKS_MAX."""
-        self._names: dict[int, str] = {}
         self._live = 0
         self._unclosed = 0
         self._dead = 0
@@ -87,17 +100,22 @@ class PrefixMirror:
     @property
     def block_count(self) -> int:
         """Distinct blocks in the index."""
-        return sum(map(len, self._shards))
+        return self._table.block_count
+
+    @property
+    def evicted_block_total(self) -> int:
+        """Blocks given up, or not taken from a snapshot, to keep within the bound."""
+        return self._table.evicted_total
 
     @property
     def expected_block_count(self) -> int:
         """Distinct blocks in the overlay."""
-        return len(self._expected)
+        return len(self._overlay.masks)
 
     def blocks_of(self, name: str) -> int:
         """Blocks of the index that `name` holds; 0 if it is unknown."""
         replica = self._replicas.get(name)
-        return replica.blocks if replica is not None else 0
+        return self._table.counts[replica.number] if replica is not None else 0
 
     def position_of(self, name: str) -> tuple[str, int]:
         """Epoch and last event of `name` that is in the index; ("", 0) before its snapshot."""
@@ -114,9 +132,8 @@ class PrefixMirror:
         """Forget `name`; its bits are swept later."""
         replica = self._replicas.pop(name, None)
         if replica is not None:
-            for value in replica.expected:
-                self._clear_expected(value, replica.bit)
-            self._retire(replica.bit)
+            self._overlay.drop(name, replica.bit)
+            self._retire(replica.number)
 
     def set_live(self, name: str, is_live: bool) -> None:
         """Mask `name` out of lookups, or in again; its blocks stay."""
@@ -127,112 +144,58 @@ class PrefixMirror:
 
     # Lookup
 
+    def groups(self, hashes: Sequence[int]) -> list[Group]:
+        """Return how many leading blocks of `hashes` the live replicas have or will have soon, the deepest first.
+
+        Replicas of equal depth are one mask; those with no block are in none. See `names_of` and `bit_of`.
+        """
+        unclosed = self._live & self._unclosed
+        return prefix_lookup.groups(
+            self._table.shards, self._overlay.masks, hashes, self._live ^ unclosed, unclosed
+        )
+
     def matched(self, hashes: Sequence[int]) -> dict[str, int]:
         """Return how many leading blocks of `hashes` each live replica has or will have soon; only those with 1 or more."""
-        if not hashes:
-            return {}
-        length = len(hashes)
-        if length <= SCAN_BLOCKS or self._unclosed & self._live:
-            return self._scan({}, hashes, 0, self._live)
-        shards, expected, live = self._shards, self._expected, self._live
-        value = hashes[0]
-        mask = (shards[value & 1023].get(value, 0) | expected.get(value, 0)) & live
         depths: dict[str, int] = {}
-        low, bends = 0, 0
-        while mask:
-            if bends == BENDS_MAX:
-                return self._scan(depths, hashes, low, mask)
-            bends += 1
-            value = hashes[-1]
-            if (shards[value & 1023].get(value, 0) | expected.get(value, 0)) & live == mask:
-                self._note(depths, mask, length)
-                break
-            high = length - 1  # mask holds at low and not at high
-            rest = 0
-            while high - low > 1:
-                middle = (low + high) >> 1
-                value = hashes[middle]
-                seen = (shards[value & 1023].get(value, 0) | expected.get(value, 0)) & live
-                if seen == mask:
-                    low = middle
-                else:
-                    high, rest = middle, seen
-            if high == length - 1:
-                value = hashes[-1]
-                rest = (shards[value & 1023].get(value, 0) | expected.get(value, 0)) & live
-            rest &= mask
-            self._note(depths, mask & ~rest, high)
-            low, mask = high, rest
+        for depth, mask in self.groups(hashes):
+            depths.update(dict.fromkeys(self._bits.names_of(mask), depth))
         return depths
 
-    def _scan(self, depths: dict[str, int], hashes: Sequence[int], low: int, mask: int) -> dict[str, int]:
-        """Add to `depths` those of the replicas in `mask`, which hold everything in front of `low`."""
-        shards, expected = self._shards, self._expected
-        for depth in range(low, len(hashes)):
-            value = hashes[depth]
-            rest = (shards[value & 1023].get(value, 0) | expected.get(value, 0)) & mask
-            if rest != mask:
-                if depth:
-                    self._note(depths, mask & ~rest, depth)
-                if not rest:
-                    return depths
-                mask = rest
-        self._note(depths, mask, len(hashes))
-        return depths
+    def depth(self, hashes: Sequence[int]) -> int:
+        """Return the largest depth among the live replicas."""
+        found = self.groups(hashes)
+        return found[0].depth if found else 0
 
-    def _note(self, depths: dict[str, int], mask: int, depth: int) -> None:
-        names = self._names
-        while mask:
-            bit = mask & -mask
-            depths[names[bit]] = depth
-            mask ^= bit
+    def names_of(self, mask: int) -> list[str]:
+        """Return the names of the replicas in a group's `mask`."""
+        return self._bits.names_of(mask)
+
+    def bit_of(self, name: str) -> int:
+        """Return the bit of `name` in the masks of groups; 0 if it is unknown. It changes when `name` is loaded again."""
+        replica = self._replicas.get(name)
+        return replica.bit if replica is not None else 0
 
     # Changes
 
     def store(self, name: str, hashes: Sequence[int]) -> int:
         """Set the index bits of `name` for `hashes`; return how many were not set. Parents come first."""
-        replica = self._replicas[name]
-        added = self._set(hashes, replica.bit)
-        replica.blocks += added
-        return added
+        return self._table.store(hashes, self._replicas[name].number)
 
     def remove(self, name: str, hashes: Sequence[int]) -> int:
         """Clear the index bits of `name` for `hashes`; return how many were set. Children go first."""
-        replica = self._replicas[name]
-        shards, masks, bit, removed = self._shards, self._masks, replica.bit, 0
-        for value in hashes:
-            shard = shards[value & 1023]
-            old = shard.get(value, 0)
-            if old & bit:
-                removed += 1
-                rest = old & ~bit
-                if rest:
-                    shard[value] = masks.setdefault(rest, rest)
-                else:
-                    del shard[value]
-        replica.blocks -= removed
-        self._bound_masks()
-        return removed
-
-    def _set(self, hashes: Sequence[int], bit: int) -> int:
-        shards, masks, added = self._shards, self._masks, 0
-        for value in hashes:
-            shard = shards[value & 1023]
-            old = shard.get(value, 0)
-            if not old & bit:
-                added += 1
-                new = old | bit
-                shard[value] = masks.setdefault(new, new)
-        self._bound_masks()
-        return added
-
-    def _bound_masks(self) -> None:
-        # Finding out which are still in use would be a walk over all blocks.
-        if len(self._masks) > MASKS_MAX:
-            self._masks.clear()
+        return self._table.remove(hashes, self._replicas[name].number)
 
     def apply(self, batch: Batch, entry_id: tuple[int, int] = (1 << 64, 0)) -> Outcome:
-        """Apply a batch read at `entry_id` of the stream. At most about 1,000 blocks each, as publishers write them."""
+        """Apply a batch read at `entry_id` of the stream. See `applying` for one of many blocks."""
+        slices = self.applying(batch, entry_id)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]  # of the generator below
+
+    def applying(self, batch: Batch, entry_id: tuple[int, int]) -> Generator[None, None, Outcome]:
+        """Apply a batch slice by slice; the next batch of the replica comes after the last slice."""
         replica = self._replicas.get(batch.replica)
         if replica is None or entry_id <= replica.stream_id:
             return Outcome.STALE
@@ -241,73 +204,105 @@ class PrefixMirror:
             return Outcome.RELOAD
         if batch.op is Op.SNAPSHOT:
             replica.seq = max(replica.seq, batch.seq)
-            drift = abs(replica.blocks - batch.block_count)
-            if batch.seq == replica.seq and drift > max(AUDIT_BLOCKS, AUDIT_SHARE * batch.block_count):
+            if batch.seq == replica.seq and self._has_drifted(replica, batch.block_count):
                 return Outcome.RELOAD
             return Outcome.APPLIED
         if batch.seq <= replica.seq:
             return Outcome.STALE
-        if batch.op is Op.STORED:
-            self.store(batch.replica, batch.hashes)
-        else:
-            self.remove(batch.replica, batch.hashes)
+        change = self._table.store if batch.op is Op.STORED else self._table.remove
+        for at in range(0, len(batch.hashes), SLICE_BLOCKS):
+            if at:
+                yield
+                if self._replicas.get(batch.replica) is not replica:
+                    return Outcome.STALE
+            change(batch.hashes[at : at + SLICE_BLOCKS], replica.number)
         replica.seq = batch.seq
         return Outcome.APPLIED
 
-    def load(self, snapshot: Snapshot) -> Iterator[None]:
-        """Replace all that is known of the snapshot's replica, slice by slice; unknown replicas are left alone.
+    def _has_drifted(self, replica: _Replica, block_count: int) -> bool:
+        drift = self._table.counts[replica.number] - block_count
+        if not self._table.partial & replica.bit:  # what was evicted here is missing on purpose
+            drift = abs(drift)
+        return drift > max(AUDIT_BLOCKS, AUDIT_SHARE * block_count)
 
-        The old content answers lookups until the new is complete, unless it is of another epoch: then nothing does. Events
-        of the replica must not be applied in between.
+    # Snapshots
+
+    def begin_load(self, head: SnapshotHead) -> Load | None:
+        """Begin to replace all that is known of the snapshot's replica; None if it is unknown.
+
+        The old content answers lookups until `end_load`, unless it is of another epoch: then nothing does. Events of the
+        replica must not be applied in between.
         """
-        replica = self._replicas.get(snapshot.replica)
+        replica = self._replicas.get(head.replica)
         if replica is None:
-            return
-        if replica.epoch != snapshot.epoch:
+            return None
+        if replica.epoch != head.epoch:
             self._move(replica, self._new_bit(replica.name))
-        bit = self._new_bit(replica.name) if replica.blocks else replica.bit
-        self._unclosed |= bit
-        added = 0
-        for chunk in snapshot.chunks(SLICE_BLOCKS):
-            added += self._set(chunk, bit)
-            yield
-            if self._replicas.get(snapshot.replica) is not replica:
-                if bit != replica.bit:  # it was dropped meanwhile, and its own bit with it
-                    self._retire(bit)
-                return
-        if bit != replica.bit:
-            self._move(replica, bit)
-            replica.blocks = 0
-        replica.blocks += added
-        self._unclosed &= ~bit
-        replica.epoch, replica.seq = snapshot.epoch, snapshot.seq
-        replica.stream_id = snapshot.stream_id
+        number = self._new_bit(replica.name) if self._table.counts[replica.number] else replica.number
+        self._unclosed |= 1 << number
+        return Load(head, replica, number)
 
-    def sweep(self) -> Iterator[None]:
-        """Remove the bits of replicas that are gone, shard by shard; then they can be given to others."""
-        dead = self._dead
-        if not dead:
+    def take(self, load: Load, hashes: Sequence[int]) -> bool:
+        """Take the next blocks of a snapshot, at most SLICE_BLOCKS; False if its replica was dropped meanwhile."""
+        if self._replicas.get(load.replica.name) is not load.replica:
+            return False
+        self._table.store(hashes, load.number, worth.loaded(load.position, load.head.block_count))
+        load.position += len(hashes)
+        return True
+
+    def end_load(self, load: Load) -> None:
+        """All blocks were taken: they are what is known now. Nothing happens if the replica was dropped."""
+        replica, head = load.replica, load.head
+        if self._replicas.get(replica.name) is not replica:
+            self.cancel_load(load)
             return
-        for index, shard in enumerate(self._shards):
-            touched = [(value, mask & ~dead) for value, mask in shard.items() if mask & dead]
-            for value, rest in touched:
-                if rest:
-                    shard[value] = self._masks.setdefault(rest, rest)
-                else:
-                    del shard[value]
-            if len(touched) > len(shard):
-                self._shards[index] = dict(shard)  # a dict does not shrink by itself
-            self._bound_masks()
+        if load.number != replica.number:
+            self._move(replica, load.number)
+        self._unclosed &= ~replica.bit
+        replica.epoch, replica.seq, replica.stream_id = head.epoch, head.seq, head.stream_id
+
+    def cancel_load(self, load: Load) -> None:
+        """Give up: what was known of the replica's epoch stays."""
+        if load.number != load.replica.number:
+            self._retire(load.number)
+
+    def load(self, snapshot: Snapshot) -> Iterator[None]:
+        """Take a whole snapshot, slice by slice: `begin_load` to `end_load`."""
+        load = self.begin_load(snapshot.head)
+        if load is None:
+            return
+        for hashes in snapshot.chunks(SLICE_BLOCKS):
+            if not self.take(load, hashes):
+                break
             yield
-        self._dead &= ~dead
-        for bit in _bits(dead):
-            self._names.pop(bit, None)
-        self._masks = {mask: mask for mask in self._masks if not mask & dead}
+        self.end_load(load)
+
+    # Upkeep
 
     @property
-    def needs_sweep(self) -> bool:
-        """True if a sweep would find something."""
-        return bool(self._dead)
+    def needs_upkeep(self) -> bool:
+        """True if `upkeep` would find something."""
+        return bool(self._dead) or self._table.is_over or self._table.masks.needs_purge
+
+    @property
+    def is_far_over(self) -> bool:
+        """True if there are so many blocks above the bound that `upkeep` cannot wait."""
+        return self._table.is_far_over
+
+    def upkeep(self) -> Iterator[None]:
+        """Sweep bits of replicas that are gone, evict what is above the bound, forget masks that nobody uses.
+
+        In slices, between which anything else may happen.
+        """
+        if self._dead:
+            dead = self._dead
+            yield from self._table.sweep(dead)
+            self._dead &= ~dead
+            self._bits.give_back(dead)
+        if self._table.is_over:
+            yield from self._table.evict()
+        if self._table.masks.needs_purge:
+            yield from self._table.masks.purge()
 
     # What real requests show
 
@@ -331,83 +326,49 @@ class PrefixMirror:
     def expect(self, name: str, hashes: Sequence[int]) -> None:
         """A request was dispatched: its blocks will be at `name` soon. Undone by `unexpect` with the same hashes."""
         replica = self._replicas.get(name)
-        if replica is None:
-            return
-        counts, expected, bit = replica.expected, self._expected, replica.bit
-        for value in hashes:
-            count = counts.get(value, 0)
-            counts[value] = count + 1
-            if not count:
-                expected[value] = expected.get(value, 0) | bit
+        if replica is not None:
+            self._overlay.expect(name, replica.bit, hashes)
 
     def unexpect(self, name: str, hashes: Sequence[int]) -> None:
         """The request has finished, or will not. Harmless for a replica that was dropped since."""
         replica = self._replicas.get(name)
-        if replica is None:
-            return
-        counts = replica.expected
-        for value in hashes:
-            count = counts.get(value, 0)
-            if count > 1:
-                counts[value] = count - 1
-            elif count:
-                del counts[value]
-                self._clear_expected(value, replica.bit)
-
-    def _clear_expected(self, value: int, bit: int) -> None:
-        rest = self._expected[value] & ~bit
-        if rest:
-            self._expected[value] = rest
-        else:
-            del self._expected[value]
+        if replica is not None:
+            self._overlay.unexpect(name, replica.bit, hashes)
 
     # Bits
 
     def _new_bit(self, name: str) -> int:
-        bit = 1
-        while bit in self._names:
-            bit <<= 1
-        self._names[bit] = name
-        return bit
+        number = self._bits.take(name)
+        self._table.add_bit(number)
+        return number
 
-    def _retire(self, bit: int) -> None:
+    def _retire(self, number: int) -> None:
+        bit = 1 << number
         self._dead |= bit
         self._live &= ~bit
         self._unclosed &= ~bit
 
-    def _move(self, replica: _Replica, bit: int) -> None:
+    def _move(self, replica: _Replica, number: int) -> None:
         """Give `replica` another bit; its expected blocks move along, its index blocks stay behind."""
-        old, replica.bit, replica.blocks = replica.bit, bit, 0
-        for value in replica.expected:
-            self._expected[value] = self._expected[value] & ~old | bit
+        old, replica.number = replica.number, number
+        self._overlay.move(replica.name, 1 << old, replica.bit)
         if replica.is_live:
-            self._live |= bit
+            self._live |= replica.bit
         self._retire(old)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if counts and masks disagree. O(blocks)."""
-        counts = dict.fromkeys(self._names, 0)
-        for index, shard in enumerate(self._shards):
-            for value, mask in shard.items():
-                assert mask, "an empty mask is kept"
-                assert value & 1023 == index, "a block is in the wrong shard"
-                for bit in _bits(mask):
-                    counts[bit] += 1
-        bits = {replica.bit for replica in self._replicas.values()}
-        assert len(bits) == len(self._replicas), "two replicas share a bit"
+        self._table.assert_consistent()
+        numbers = [replica.number for replica in self._replicas.values()]
+        assert len(set(numbers)) == len(numbers), "two replicas share a bit"
+        names = self._bits.names
         for replica in self._replicas.values():
-            assert counts[replica.bit] == replica.blocks, f"{replica.name} has {counts[replica.bit]} blocks"
+            assert names[replica.number] == replica.name
             assert bool(self._live & replica.bit) == replica.is_live
             assert not self._dead & replica.bit, f"{replica.name} is dead"
-            assert all(count > 0 for count in replica.expected.values())
-            own = {value for value, mask in self._expected.items() if mask & replica.bit}
-            assert own == set(replica.expected), f"overlay of {replica.name} is out of step"
-        for mask in self._expected.values():
-            assert mask and all(bit in bits for bit in _bits(mask)), "the overlay names nobody"
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit
+        held = 0
+        for mask in set(chain.from_iterable(shard.values() for shard in self._table.shards)):
+            held |= mask
+        nobodys = {number for number, name in enumerate(names) if not name}
+        assert not any(held >> number & 1 for number in nobodys), "a block is held by nobody"
+        self._overlay.assert_consistent({one.name: one.bit for one in self._replicas.values()})

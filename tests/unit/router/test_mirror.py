@@ -9,7 +9,7 @@ import pytest
 
 from kvmesh import blocks
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
-from services.router import mirror as mirrors
+from services.router import masks
 from services.router.mirror import Outcome, PrefixMirror
 
 
@@ -106,7 +106,7 @@ def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) 
                 mirror.matched(tree.request(rng))
             dirty.discard(name)
             if rng.random() < 0.5:
-                for _ in mirror.sweep():
+                for _ in mirror.upkeep():
                     pass
         elif kind < 0.64:
             cache.boot()
@@ -223,13 +223,13 @@ def test_a_dropped_replicas_bit_is_given_away_only_after_the_sweep() -> None:
     mirror.drop("a")
     mirror.add("c")
     assert mirror.matched([1, 2]) == {"b": 2}
-    for _ in mirror.sweep():
+    for _ in mirror.upkeep():
         assert mirror.matched([1, 2]) == {"b": 2}
-    assert not mirror.needs_sweep
+    assert not mirror.needs_upkeep
     mirror.add("d")
     assert mirror.matched([1, 2]) == {"b": 2}
     mirror.drop("b")
-    list(mirror.sweep())
+    list(mirror.upkeep())
     assert mirror.block_count == 0
     mirror.assert_consistent()
 
@@ -243,7 +243,7 @@ def test_a_replica_dropped_while_it_loads_leaves_nothing() -> None:
     next(loading)
     mirror.drop("a")
     assert list(loading) == []
-    list(mirror.sweep())
+    list(mirror.upkeep())
     assert mirror.block_count == 0
     mirror.add("b")
     assert mirror.blocks_of("b") == 0
@@ -252,9 +252,11 @@ def test_a_replica_dropped_while_it_loads_leaves_nothing() -> None:
 
 def test_masks_that_were_seen_once_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under many replicas that come to share blocks in all combinations, what is kept beside the blocks is bounded."""
-    monkeypatch.setattr(mirrors, "MASKS_MAX", 50)
+    monkeypatch.setattr(masks, "MASKS_MIN", 50)
     rng = random.Random(4)
     mirror = PrefixMirror()
+    for index in range(9):
+        mirror.add(f"idle{index}")  # Python keeps the integers up to 256 itself
     names = [f"p{index}" for index in range(12)]
     held: dict[str, set[int]] = {name: set() for name in names}
     for name in names:
@@ -267,6 +269,10 @@ def test_masks_that_were_seen_once_are_not_kept_for_ever(monkeypatch: pytest.Mon
         else:
             held[name].add(value)
             assert mirror.store(name, [value]) == 1
-        assert len(mirror._masks) <= 50
+        if mirror.needs_upkeep:
+            list(mirror.upkeep())
+        used = {id(mask) for shard in mirror._table.shards for mask in shard.values()}
+        assert len(mirror._table.masks.known) <= 50
+        assert used <= {id(mask) for mask in mirror._table.masks.known}, "equal masks are not shared"
     assert {name: mirror.blocks_of(name) for name in names} == {name: len(held[name]) for name in names}
     mirror.assert_consistent()

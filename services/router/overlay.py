@@ -1,0 +1,63 @@
+"""Blocks that dispatched requests will leave in a replica's cache soon.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Overlay:
+    """`masks[hash]` tells the replicas that will have the block; counted, because requests share blocks."""
+
+    def __init__(self) -> None:
+        self.masks: dict[int, int] = {}
+        self._counts: dict[str, dict[int, int]] = {}
+        """By replica: block -> dispatched and unfinished requests that will leave it there."""
+
+    def expect(self, name: str, bit: int, hashes: Sequence[int]) -> None:
+        """One more request leaves `hashes` at `name`, whose bit is `bit`."""
+        counts, masks = self._counts.setdefault(name, {}), self.masks
+        for value in hashes:
+            count = counts.get(value, 0)
+            counts[value] = count + 1
+            if not count:
+                masks[value] = masks.get(value, 0) | bit
+
+    def unexpect(self, name: str, bit: int, hashes: Sequence[int]) -> None:
+        """Undo one `expect`; what is not expected is passed over."""
+        counts = self._counts.get(name, {})
+        for value in hashes:
+            count = counts.get(value, 0)
+            if count > 1:
+                counts[value] = count - 1
+            elif count:
+                del counts[value]
+                self._clear(value, bit)
+
+    def move(self, name: str, old: int, new: int) -> None:
+        """`name` has another bit."""
+        for value in self._counts.get(name, ()):
+            self.masks[value] = self.masks[value] & ~old | new
+
+    def drop(self, name: str, bit: int) -> None:
+        """Nothing is expected of `name` any more."""
+        for value in self._counts.pop(name, ()):
+            self._clear(value, bit)
+
+    def _clear(self, value: int, bit: int) -> None:
+        rest = self.masks[value] & ~bit
+        if rest:
+            self.masks[value] = rest
+        else:
+            del self.masks[value]
+
+    def assert_consistent(self, bits: dict[str, int]) -> None:
+        """Raise AssertionError if counts and masks disagree. `bits`: each replica's."""
+        masks: dict[int, int] = {}
+        for name, counts in self._counts.items():
+            for value, count in counts.items():
+                assert count > 0, f"{name} expects a block {count} times"
+                masks[value] = masks.get(value, 0) | bits[name]
+        assert masks == self.masks, "what is expected and its masks are out of step"

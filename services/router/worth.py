@@ -1,0 +1,49 @@
+"""What blocks are worth keeping: a byte for each, found by its hash, higher for what was used more recently.
+
+Pure. Blocks that share a byte are worth what the best of them is: eviction then spares one block too many.
+
+    0              unknown
+    1 to 127       loaded with a snapshot and not used since; its first blocks, ancestors of others, are worth more
+    128 to 255     used: 255 since the last eviction, one less for each eviction after it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+USED: Final = 255
+LOADED_MAX: Final = 127
+
+SLOTS_MIN: Final = 1 << 12
+AGE_SLOTS: Final = 1 << 19
+"""Slots that age in one slice: about 0.4 ms."""
+
+_AGED: Final = bytes(value - (value > LOADED_MAX + 1) for value in range(256))
+
+
+def loaded(position: int, total: int) -> int:
+    """Return what the block at `position` of a snapshot of `total` blocks is worth."""
+    return LOADED_MAX - position * (LOADED_MAX - 1) // max(1, total)
+
+
+class Worth:
+    """`slots[key & last]` is what the block with `key` is worth. One slot for each block, or up to two."""
+
+    def __init__(self) -> None:
+        self.slots = bytearray(SLOTS_MIN)
+        self.last = SLOTS_MIN - 1
+
+    def make_room(self, blocks: int) -> None:
+        """Have slots for `blocks`; each block is worth what it was."""
+        while len(self.slots) < blocks:
+            self.slots *= 2
+            self.last = len(self.slots) - 1
+
+    def age(self) -> Iterator[None]:
+        """What was used is worth one less, slice by slice."""
+        at = 0
+        while at < len(self.slots):
+            self.slots[at : at + AGE_SLOTS] = self.slots[at : at + AGE_SLOTS].translate(_AGED)
+            at += AGE_SLOTS
+            yield
