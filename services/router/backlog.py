@@ -16,9 +16,6 @@ from kvmesh.queue_order import OrderKey, shortest
 UTILISATION_S: Final = 10.0
 """Time in which the memory of recent work fades to 1/e."""
 
-CONTRADICTED_S: Final = 1.0
-"""An entry older than this at a replica that reports neither queue nor work is a leftover."""
-
 Key = tuple[str, str]
 """Router and request id."""
 
@@ -79,6 +76,13 @@ class Backlog:
                 del self._replicas[work.replica]
         return work
 
+    def expire_by(self, key: Key, at_s: float) -> None:
+        """Its time is over at `at_s` at the latest."""
+        work = self._work.get(key)
+        if work is not None and at_s < work.expires_s:
+            work.expires_s = at_s
+            self._next_expiry_s = min(self._next_expiry_s, at_s)
+
     def of(self, replica: str) -> list[Work]:
         """Return the work at `replica`."""
         return list(self._replicas.get(replica, {}).values())
@@ -95,12 +99,6 @@ class Backlog:
             (work.expires_s for work in self._work.values() if work.expires_s > now_s), default=math.inf
         )
         return [work for work in self._work.values() if work.expires_s <= now_s]
-
-    def contradicted(self, replica: str, queued: int, running: int, now_s: float) -> list[Work]:
-        """Return other routers' work that a load report of `replica` denies."""
-        if queued or running:
-            return []
-        return [work for work in self.of(replica) if not work.is_own and now_s - work.at_s > CONTRADICTED_S]
 
     def queue_s(self, replica: str, prefill_s: float, now_s: float) -> float:
         """Return the seconds until `replica` would start a prompt of `prefill_s` that arrives now.

@@ -30,6 +30,7 @@ from services.router.policy import (
     Stored,
     Wait,
 )
+from services.router.reconciliation import Reconciliation
 
 KAPPA_MAX: Final = 8.0
 PREFILL_SMOOTHING: Final = 0.01
@@ -72,6 +73,7 @@ class KappaPolicy:
     ) -> None:
         self.mirror = mirror
         self.backlog = Backlog(router)
+        self.reconciliation = Reconciliation(self.backlog)
         self.costs = CostModel()
         self._measured_at_s = float("-inf")
         self.estimate_total_s = 0.0
@@ -119,10 +121,8 @@ class KappaPolicy:
             case Finished():
                 self._finished(event)
             case LoadSeen():
-                for work in self.backlog.contradicted(
-                    event.replica, event.queued_requests, event.running_requests, event.at_s
-                ):
-                    self._remove(work)
+                self.reconciliation.on_load(event)
+                self._expire(event.at_s)
             case Stored():
                 self.mirror.store(event.replica, event.hashes)
             case Removed():
@@ -131,6 +131,7 @@ class KappaPolicy:
                 for work in self.backlog.of(event.replica):
                     self._remove(work)
                 self.backlog.forget(event.replica)
+                self.reconciliation.forget(event.replica)
             case RouterGone():
                 for work in self.backlog.by(event.router):
                     self._remove(work)
