@@ -16,24 +16,22 @@ MASKS_MIN: Final = 1 << 16
 PURGE_MASKS: Final = 4096
 """Masks looked at in one slice: about 0.5 ms."""
 
-FEW_BITS: Final = 6
+FEW_BITS: Final = 16
 """Up to this many bits are taken one by one; more are read from the digits of the number."""
 
 _DIGITS: Final = bytes.maketrans(b"01", b"\x00\x01")
 
 
 def bits(mask: int) -> list[int]:
-    """Return the numbers of the bits set in `mask`, ascending."""
-    if mask.bit_count() <= FEW_BITS:
-        return list(_one_by_one(mask))
-    return list(compress(count(), _digits(mask)))
-
-
-def _one_by_one(mask: int) -> Iterator[int]:
+    """Return the numbers of the bits set in `mask`, in any order."""
+    if mask.bit_count() > FEW_BITS:
+        return list(compress(count(), _digits(mask)))
+    numbers = []
     while mask:
         number = mask.bit_length() - 1
-        yield number
+        numbers.append(number)
         mask ^= 1 << number
+    return numbers
 
 
 def _digits(mask: int) -> bytes:
@@ -69,11 +67,16 @@ class ReplicaBits:
             self._names[number] = ""
 
     def names_of(self, mask: int) -> list[str]:
-        """Return the names of the bits in `mask`."""
+        """Return the names of the bits in `mask`, in any order."""
         names = self._names
-        if mask.bit_count() <= FEW_BITS:
-            return [names[number] for number in _one_by_one(mask)][::-1]
-        return list(compress(names, _digits(mask)))
+        if mask.bit_count() > FEW_BITS:
+            return list(compress(names, _digits(mask)))
+        found = []
+        while mask:
+            number = mask.bit_length() - 1
+            found.append(names[number])
+            mask ^= 1 << number
+        return found
 
 
 class SharedMasks:

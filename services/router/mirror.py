@@ -158,7 +158,8 @@ class PrefixMirror:
         """Return how many leading blocks of `hashes` each live replica has or will have soon; only those with 1 or more."""
         depths: dict[str, int] = {}
         for depth, mask in self.groups(hashes):
-            depths.update(dict.fromkeys(self._bits.names_of(mask), depth))
+            for name in self._bits.names_of(mask):
+                depths[name] = depth
         return depths
 
     def depth(self, hashes: Sequence[int]) -> int:
