@@ -7,11 +7,12 @@ or replica, by a load report that contradicts it, or when it expires.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvmesh.queue_order import OrderKey, shortest
+from services.router.precedence import USUAL, Ahead, Precedence
 
 UTILISATION_S: Final = 10.0
 """Time in which the memory of recent work fades to 1/e."""
@@ -31,7 +32,44 @@ class Work:
     at_s: float
     expires_s: float
     started_s: float | None = None
+    begun_s: float | None = None
+    """When its engine, which has it, began to compute it: engines compute prompts in the order in which they got them."""
     is_own: bool = False
+    precedence: Precedence | None = None
+    """None: not known, as of dispatches of other routers."""
+    tokens: int = 0
+
+
+class _Replica:
+    """The work at one replica."""
+
+    __slots__ = ("running", "waiting", "waiting_s")
+
+    def __init__(self) -> None:
+        self.waiting: dict[Key, Work] = {}
+        """In the order of their dispatches."""
+        self.waiting_s = 0.0
+        self.running: dict[Key, Work] = {}
+        """What its engine has, in the order in which it got it."""
+
+    def wait(self, work: Work) -> None:
+        self.waiting[work.key] = work
+        self.waiting_s += work.prefill_s
+
+    def leave(self, key: Key) -> None:
+        self.waiting_s -= self.waiting.pop(key).prefill_s
+        if not self.waiting:
+            self.waiting_s = 0.0  # what rounding left is gone
+
+    def running_s(self, now_s: float) -> float:
+        """Return what is left of what the engine has."""
+        total = 0.0
+        for work in self.running.values():
+            left_s = work.prefill_s
+            if work.begun_s is not None:
+                left_s = max(0.0, work.begun_s + left_s - now_s)
+            total += left_s
+        return total
 
 
 class Backlog:
@@ -42,7 +80,7 @@ class Backlog:
         self._own_router = own_router
         self._order_key = order_key
         self._work: dict[Key, Work] = {}
-        self._replicas: dict[str, dict[Key, Work]] = {}
+        self._replicas: dict[str, _Replica] = {}
         self._recent: dict[str, tuple[float, float]] = {}
         self._next_expiry_s = math.inf
 
@@ -54,7 +92,10 @@ class Backlog:
         old = self.remove(work.key)
         work.is_own = work.key[0] == self._own_router
         self._work[work.key] = work
-        self._replicas.setdefault(work.replica, {})[work.key] = work
+        replica = self._replicas.get(work.replica)
+        if replica is None:
+            replica = self._replicas[work.replica] = _Replica()
+        replica.wait(work)
         self._next_expiry_s = min(self._next_expiry_s, work.expires_s)
         seconds = self.recent_s(work.replica, work.at_s) + work.prefill_s
         self._recent[work.replica] = (seconds, work.at_s)
@@ -63,17 +104,30 @@ class Backlog:
     def start(self, key: Key, at_s: float) -> None:
         """It is in the engine now."""
         work = self._work.get(key)
-        if work is not None and work.started_s is None:
-            work.started_s = at_s
+        if work is None or work.started_s is not None:
+            return
+        work.started_s = at_s
+        replica = self._replicas[work.replica]
+        replica.leave(key)
+        if not replica.running:
+            work.begun_s = at_s
+        replica.running[key] = work
 
-    def remove(self, key: Key) -> Work | None:
-        """Forget it; return it if it was known."""
+    def remove(self, key: Key, at_s: float | None = None) -> Work | None:
+        """Forget it; return it if it was known. `at_s`: when its engine was done with it, if it was."""
         work = self._work.pop(key, None)
-        if work is not None:
-            queue = self._replicas[work.replica]
-            del queue[key]
-            if not queue:
-                del self._replicas[work.replica]
+        if work is None:
+            return None
+        replica = self._replicas[work.replica]
+        if work.started_s is None:
+            replica.leave(key)
+        else:
+            del replica.running[key]
+            heir = next(iter(replica.running.values()), None)
+            if heir is not None and heir.begun_s is None:
+                heir.begun_s = at_s
+        if not replica.waiting and not replica.running:
+            del self._replicas[work.replica]
         return work
 
     def expire_by(self, key: Key, at_s: float) -> None:
@@ -85,7 +139,8 @@ class Backlog:
 
     def of(self, replica: str) -> list[Work]:
         """Return the work at `replica`."""
-        return list(self._replicas.get(replica, {}).values())
+        found = self._replicas.get(replica)
+        return [*found.running.values(), *found.waiting.values()] if found is not None else []
 
     def by(self, router: str) -> list[Work]:
         """Return the work `router` dispatched."""
@@ -100,32 +155,29 @@ class Backlog:
         )
         return [work for work in self._work.values() if work.expires_s <= now_s]
 
-    def queue_s(self, replica: str, prefill_s: float, now_s: float) -> float:
-        """Return the seconds until `replica` would start a prompt of `prefill_s` that arrives now.
+    def queue_s(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> float:
+        """Return the seconds until the engine of `replica` would begin with a prompt of `prefill_s` that arrives now.
 
         Running ones count what is left of them, waiting ones only if they are served before it.
         """
-        total = 0.0
-        own_key = self._order_key(prefill_s, now_s)
-        for work in self._waiting_and_running(replica):
-            if work.started_s is not None:
-                total += max(0.0, work.started_s + work.prefill_s - now_s)
-            elif self._order_key(work.prefill_s, work.at_s) <= own_key:
-                total += work.prefill_s
-        return total
+        found = self._replicas.get(replica)
+        if found is None:
+            return 0.0
+        ahead = Ahead(precedence, self._order_key(prefill_s, now_s))
+        for work in found.waiting.values():
+            key = self._order_key(work.prefill_s, work.at_s)
+            ahead.add(work.precedence or precedence, key, work.prefill_s, work.tokens)
+        return found.running_s(now_s) + ahead.seconds()
 
     def total_s(self, replica: str, now_s: float) -> float:
         """Return the seconds of all work at `replica`, whatever its order."""
-        return self.queue_s(replica, math.inf, now_s)
+        found = self._replicas.get(replica)
+        return found.running_s(now_s) + found.waiting_s if found is not None else 0.0
 
     def unstarted(self, replica: str) -> tuple[int, float]:
         """Return how many prompts at `replica` have not started, and their seconds."""
-        count, seconds = 0, 0.0
-        for work in self._waiting_and_running(replica):
-            if work.started_s is None:
-                count += 1
-                seconds += work.prefill_s
-        return count, seconds
+        found = self._replicas.get(replica)
+        return (len(found.waiting), found.waiting_s) if found is not None else (0, 0.0)
 
     def recent_s(self, replica: str, now_s: float) -> float:
         """Return the seconds dispatched to `replica` lately, fading over UTILISATION_S."""
@@ -136,13 +188,16 @@ class Backlog:
         """The replica is gone; its work must have been removed."""
         self._recent.pop(replica, None)
 
-    def _waiting_and_running(self, replica: str) -> Iterator[Work]:
-        queue = self._replicas.get(replica)
-        return iter(queue.values()) if queue is not None else iter(())
-
     def assert_consistent(self) -> None:
         """Raise AssertionError if the two views of the work differ."""
-        listed = {key: work for queue in self._replicas.values() for key, work in queue.items()}
+        listed = {work.key: work for name in self._replicas for work in self.of(name)}
         assert listed == self._work
-        assert all(self._replicas.values()), "an empty queue is kept"
         assert all(work.key == key for key, work in self._work.items())
+        for name, replica in self._replicas.items():
+            assert replica.waiting or replica.running, "an empty replica is kept"
+            waiting = [work.prefill_s for work in replica.waiting.values()]
+            assert abs(replica.waiting_s - sum(waiting)) < 1e-6 * (1 + sum(waiting)), name
+            for work in (*replica.waiting.values(), *replica.running.values()):
+                assert work.replica == name and (work.started_s is None) == (work.key in replica.waiting), (
+                    work
+                )

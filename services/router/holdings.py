@@ -153,6 +153,8 @@ class Holdings:
                 placement.prefill_s,
                 now_s,
                 now_s + DISPATCH_LIFE_S + 10 * placement.prefill_s,
+                item.precedence,
+                item.token_count,
             )
         )
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
+from kvmesh.queue_order import OrderKey, shortest
 from services.router.backlog import UTILISATION_S, Backlog, Work
 from services.router.costs import CostModel
 from services.router.mirror import PrefixMirror
@@ -70,9 +71,11 @@ class KappaPolicy:
         block_tokens: int,
         dispatch_ahead_s: float,
         local_prefill_tokens_max: int,
+        order_key: OrderKey = shortest,
     ) -> None:
+        """`order_key`: the order in which prefill replicas start what waits there."""
         self.mirror = mirror
-        self.backlog = Backlog(router)
+        self.backlog = Backlog(router, order_key)
         self.reconciliation = Reconciliation(self.backlog)
         self.costs = CostModel()
         self._measured_at_s = float("-inf")
@@ -180,7 +183,7 @@ class KappaPolicy:
         for replica in allowed:
             depth = depths.get(replica.name, 0)
             prefill_s = self._prefill_s(request, depth)
-            queue_s = self.backlog.queue_s(replica.name, prefill_s, now_s)
+            queue_s = self.backlog.queue_s(replica.name, prefill_s, now_s, request.precedence)
             unstarted, unstarted_s = self.backlog.unstarted(replica.name)
             unseen = 0 if replica.is_stale else replica.queued_requests - unstarted
             if unseen > 0:  # of other routers whose dispatches we do not hear
@@ -270,6 +273,8 @@ class KappaPolicy:
             event.prefill_s,
             event.at_s,
             event.expires_s,
+            precedence=event.precedence,
+            tokens=event.token_count,
         )
         old = self.backlog.add(work)
         if old is not None:
@@ -279,7 +284,7 @@ class KappaPolicy:
             self._typical_prefill_s += PREFILL_SMOOTHING * (event.prefill_s - self._typical_prefill_s)
 
     def _finished(self, event: Finished) -> None:
-        work = self.backlog.remove((event.router, event.request_id))
+        work = self.backlog.remove((event.router, event.request_id), event.at_s)
         if work is None:
             return
         self.mirror.unexpect(work.replica, work.hashes)

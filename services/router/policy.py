@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.router.precedence import USUAL, Precedence
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
@@ -26,6 +28,8 @@ class PlacementRequest:
     """Replicas that did not take this attempt just now: the last choice."""
     kv_head_room_permille: int = 0
     """Thousandths of a decode replica's blocks that stay free beside it, unless the replica is empty."""
+    precedence: Precedence = USUAL
+    """Before whom it goes in the queue of a prefill replica."""
 
 
 @dataclass(slots=True)
@@ -124,6 +128,10 @@ class Dispatched:
     at_s: float
     expires_s: float
     """Forget it then, whatever is heard."""
+    precedence: Precedence | None = None
+    """None: not told."""
+    token_count: int = 0
+    """Of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

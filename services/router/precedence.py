@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from services.router.queue import BAND_DEFAULT
+
 
 @dataclass(frozen=True, slots=True)
 class Precedence:
@@ -23,7 +25,7 @@ class Precedence:
     priority: int = 0
 
 
-USUAL: Final = Precedence(4)
+USUAL: Final = Precedence(BAND_DEFAULT)
 """Of every new prompt in a mesh without tenants."""
 
 

@@ -10,6 +10,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.fairness import Account
 from services.router.policy import Placement
+from services.router.precedence import USUAL, Precedence
 from services.router.queue import BAND_DEFAULT
 from services.router.shares import Prompt
 
@@ -122,6 +123,13 @@ class Relayed:
     def first_by_s(self) -> float:
         """When its first token must have come."""
         return self.deadline_s if self.ttft_deadline_s is None else min(self.deadline_s, self.ttft_deadline_s)
+
+    @property
+    def precedence(self) -> Precedence:
+        """Before whom it goes in the queue of a prefill replica."""
+        if not (self.tenant or self.is_resumed or self.priority) and self.band == USUAL.band:
+            return USUAL
+        return Precedence(self.band, self.is_resumed, self.tenant, self.weight, self.priority)
 
     @property
     def is_local(self) -> bool:

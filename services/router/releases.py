@@ -219,6 +219,7 @@ class Releases:
             explain=item.submit is not None and item.submit.explain,
             excluded=self._avoided(item, view, now_s),
             kv_head_room_permille=0 if item.is_resumed else item.kv_head_room_permille,
+            precedence=item.precedence,
         )
         shares = self._holdings.shares
         if item.is_resumed or not view.prefill or not (item.tenant or len(shares) > 1):
