@@ -1,18 +1,23 @@
 """What routers tell each other about their dispatches, as bytes in Redis.
 
-Pure. Any bytes decode to a value or raise NoteError. All numbers are little-endian.
+Pure. Any bytes decode to a value or raise NoteError. All numbers are little-endian. Times travel as ages at sending: no
+host's clock means anything to another.
 
-    notes       "KVD1" router:text boot:text count:u16 count * note
-    dispatched  0x01 request:16 replica:text prefill_us:u64 blocks:u32 blocks * hash:u64
-    started     0x02 request:16
+    entry       "KVD2" router:text boot:text seq:u64 count:u16 count * note
+    dispatched  0x01 request:16 age_us:u64 replica:text prefill_us:u64 blocks:u32 blocks * hash:u64
+    started     0x02 request:16 age_us:u64
     finished    0x03 request:16 has_hit:u8 cached_blocks:u32
+    roll call   0x04 replicas:u16 replicas * (replica:text open:u32 open * (request:16 started_age_us:u64))
+    ask         0x05 router:text boot:text requests:u16 requests * request:16
     text        length:u8 UTF-8
+
+`started_age_us` is NOT_STARTED for a prompt that waits. An ask without requests asks for all.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +27,11 @@ from services.router.policy import Dispatched, Finished, Hit, Started
 
 FIELD: Final = b"b"
 NOTES_MAX: Final = 1024
-_MAGIC: Final = b"KVD1"
+AGE_MAX_S: Final = 3600.0
+"""Ages and estimates are cut to this: no prompt takes longer."""
+
+NOT_STARTED: Final = (1 << 64) - 1
+_MAGIC: Final = b"KVD2"
 
 
 class NoteError(ValueError):
@@ -30,79 +39,147 @@ class NoteError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
-    """Some consecutive notes of one router. Times in them are of the reader's clock, at the moment of reading."""
+class RollCall:
+    """All that a router has dispatched and not finished."""
+
+    open: Mapping[str, Mapping[str, float | None]]
+    """Replica -> request id -> when its engine had it; None: it waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Somebody misses dispatches of the process `boot_id` of `router`."""
 
     router: str
     boot_id: str
-    notes: Sequence[Note]
+    request_ids: tuple[str, ...] = ()
+    """None named: all."""
 
 
-def encode(router: str, boot_id: str, notes: Sequence[Note]) -> bytes:
-    """Return at most NOTES_MAX `notes` as bytes."""
-    parts = [_MAGIC, _text(router), _text(boot_id), struct.pack("<H", len(notes))]
-    for note in notes:
-        request = bytes.fromhex(note.request_id)
-        if isinstance(note, Dispatched):
-            parts += [
-                b"\x01",
-                request,
-                _text(note.replica),
-                struct.pack("<QI", round(note.prefill_s * 1e6), len(note.hashes)),
-                blocks.pack(note.hashes),
-            ]
-        elif isinstance(note, Started):
-            parts += [b"\x02", request]
-        else:
-            hit = note.hit
-            parts += [b"\x03", request, struct.pack("<BI", hit is not None, hit.cached_blocks if hit else 0)]
+Told = Note | RollCall | Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Some consecutive notes of one router. Times in them are of the clock of whoever writes, or reads, them."""
+
+    router: str
+    boot_id: str
+    seq: int
+    """Ascends by one with each entry of the process."""
+    notes: Sequence[Told]
+
+
+def encode(entry: Entry, now_s: float) -> bytes:
+    """Return `entry`, with at most NOTES_MAX notes, as bytes to be sent now."""
+    parts = [
+        *(_MAGIC, _text(entry.router), _text(entry.boot_id)),
+        struct.pack("<QH", entry.seq, len(entry.notes)),
+    ]
+    for note in entry.notes:
+        match note:
+            case Dispatched():
+                parts += [
+                    b"\x01",
+                    bytes.fromhex(note.request_id),
+                    _age(note.at_s, now_s),
+                    _text(note.replica),
+                ]
+                parts += [struct.pack("<QI", _us(note.prefill_s), len(note.hashes)), blocks.pack(note.hashes)]
+            case Started():
+                parts += [b"\x02", bytes.fromhex(note.request_id), _age(note.at_s, now_s)]
+            case Finished():
+                cached = note.hit.cached_blocks if note.hit else 0
+                parts += [b"\x03", bytes.fromhex(note.request_id)]
+                parts.append(struct.pack("<BI", note.hit is not None, cached))
+            case RollCall():
+                parts += [b"\x04", struct.pack("<H", len(note.open))]
+                for replica, prompts in note.open.items():
+                    parts += [_text(replica), struct.pack("<I", len(prompts))]
+                    for request_id, started_s in prompts.items():
+                        parts += [bytes.fromhex(request_id), _age(started_s, now_s)]
+            case Ask():
+                parts += [b"\x05", _text(note.router), _text(note.boot_id)]
+                parts.append(struct.pack("<H", len(note.request_ids)))
+                parts += [bytes.fromhex(request_id) for request_id in note.request_ids]
     return b"".join(parts)
 
 
-def decode(data: bytes, now_s: float, life_s: float) -> Notes:
-    """Return the notes in `data`, as seen at `now_s`; dispatches are forgotten `life_s` later. Raises NoteError."""
+def decode(data: bytes, now_s: float, life_s: float) -> Entry:
+    """Return the entry in `data`, as seen at `now_s`; dispatches are forgotten `life_s` later. Raises NoteError."""
     try:
-        return _Reader(data).notes(now_s, life_s)
+        return _Reader(data, now_s, life_s).entry()
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise NoteError(f"notes of {len(data)} bytes cannot be read: {error}") from None
 
 
 class _Reader:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, now_s: float, life_s: float) -> None:
         self._data = data
         self._at = 0
+        self._now_s = now_s
+        self._life_s = life_s
 
-    def notes(self, now_s: float, life_s: float) -> Notes:
+    def entry(self) -> Entry:
         if self._take(4) != _MAGIC:
             raise NoteError(f"notes start with {self._data[:4]!r}; {_MAGIC!r} is needed")
         router, boot_id = self._text(), self._text()
-        (count,) = self._numbers("<H")
+        seq, count = self._numbers("<QH")
         if count > NOTES_MAX:
             raise NoteError(f"{count} notes; {NOTES_MAX} are allowed")
-        notes = [self._note(router, now_s, life_s) for _ in range(count)]
+        notes = [self._note(router) for _ in range(count)]
         if self._at != len(self._data):
             raise NoteError(f"{len(self._data) - self._at} bytes follow the notes")
-        return Notes(router, boot_id, notes)
+        return Entry(router, boot_id, seq, notes)
 
-    def _note(self, router: str, now_s: float, life_s: float) -> Note:
+    def _note(self, router: str) -> Told:
         kind = self._take(1)
-        request_id = self._take(16).hex()
         if kind == b"\x01":
-            replica = self._text()
-            prefill_us, count = self._numbers("<QI")
-            prefill_s = min(prefill_us / 1e6, 3600.0)
-            hashes = blocks.unpack(self._take(8 * count))
-            expires_s = now_s + life_s + 10 * prefill_s
-            return Dispatched(router, request_id, replica, hashes, prefill_s, now_s, expires_s)
+            return self._dispatched(router)
         if kind == b"\x02":
-            return Started(router, request_id, now_s)
-        if kind != b"\x03":
-            raise NoteError(f"note is of kind {kind!r}; 1 to 3 is allowed")
-        has_hit, cached_blocks = self._numbers("<BI")
-        if has_hit > 1:
-            raise NoteError(f"has_hit is {has_hit}; 0 or 1 is allowed")
-        hit = Hit(0, 0, cached_blocks, 0.0) if has_hit else None
-        return Finished(router, request_id, now_s, hit)
+            return Started(router, self._request(), self._moment())
+        if kind == b"\x03":
+            request_id = self._request()
+            has_hit, cached_blocks = self._numbers("<BI")
+            if has_hit > 1:
+                raise NoteError(f"has_hit is {has_hit}; 0 or 1 is allowed")
+            hit = Hit(0, 0, cached_blocks, 0.0) if has_hit else None
+            return Finished(router, request_id, self._now_s, hit)
+        if kind == b"\x04":
+            return self._roll_call()
+        if kind == b"\x05":
+            asked, boot_id = self._text(), self._text()
+            return Ask(asked, boot_id, tuple(self._request() for _ in range(self._numbers("<H")[0])))
+        raise NoteError(f"note is of kind {kind!r}; 1 to 5 is allowed")
+
+    def _dispatched(self, router: str) -> Dispatched:
+        request_id, at_s, replica = self._request(), self._moment(), self._text()
+        prefill_us, count = self._numbers("<QI")
+        prefill_s = min(prefill_us / 1e6, AGE_MAX_S)
+        hashes = blocks.unpack(self._take(8 * count))
+        expires_s = self._now_s + self._life_s + 10 * prefill_s
+        return Dispatched(router, request_id, replica, hashes, prefill_s, at_s, expires_s)
+
+    def _roll_call(self) -> RollCall:
+        open_: dict[str, Mapping[str, float | None]] = {}
+        for _ in range(self._numbers("<H")[0]):
+            replica = self._text()
+            prompts: dict[str, float | None] = {}
+            for _ in range(self._numbers("<I")[0]):
+                request_id = self._request()
+                (age_us,) = self._numbers("<Q")
+                prompts[request_id] = None if age_us == NOT_STARTED else self._ago(age_us)
+            open_[replica] = prompts
+        return RollCall(open_)
+
+    def _request(self) -> str:
+        return self._take(16).hex()
+
+    def _moment(self) -> float:
+        return self._ago(self._numbers("<Q")[0])
+
+    def _ago(self, age_us: int) -> float:
+        return self._now_s - min(age_us / 1e6, AGE_MAX_S)
 
     def _take(self, size: int) -> bytes:
         end = self._at + size
@@ -119,6 +196,14 @@ class _Reader:
 
     def _numbers(self, form: str) -> tuple[int, ...]:
         return struct.unpack(form, self._take(struct.calcsize(form)))
+
+
+def _age(at_s: float | None, now_s: float) -> bytes:
+    return struct.pack("<Q", NOT_STARTED if at_s is None else _us(now_s - at_s))
+
+
+def _us(seconds: float) -> int:
+    return round(min(max(0.0, seconds), AGE_MAX_S) * 1e6)
 
 
 def _text(text: str) -> bytes:

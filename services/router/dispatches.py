@@ -1,14 +1,13 @@
 """Tells the other routers what this one dispatched, and hears what they did, within some 10 ms.
 
-A shell. Nothing is written while there is no other router. What cannot be written is dropped: others then see
-a little less.
+A shell around `exchange`. What cannot be written is dropped: others see a little less until the next roll call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from kvmesh.clock import Clock, MonotonicClock
@@ -16,22 +15,37 @@ from kvmesh.prefix_index.events import format_stream_id, parse_stream_id
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
 from services.router import dispatch_notes
-from services.router.dispatch_notes import NOTES_MAX, NoteError
+from services.router.dispatch_notes import Entry, NoteError
+from services.router.exchange import Exchange
 from services.router.holdings import DISPATCH_LIFE_S, Note
-from services.router.policy import Event, RouterGone
+from services.router.neighbours import ROLL_S, Known, Neighbours
+from services.router.policy import Event
 
 log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 0.003
-STREAM_ENTRIES: Final = 10_000
+"""Between two writes; a note after a pause goes at once."""
+
+KEPT_MS: Final = 10_000
+"""Entries older than this are trimmed: a reader that stood still for longer asks for what it missed."""
+
+ENTRIES_MAX: Final = 10_000
+"""Kept where the age of entries is not known yet."""
+
 BLOCK_MS: Final = 500
+READ_COUNT: Final = 256
 AWAY_PAUSE_S: Final = 0.2
-WAITING_MAX: Final = 8 * NOTES_MAX
-"""Notes that wait to be written; the oldest are dropped beyond it."""
+LOOK_S: Final = ROLL_S / 2
+"""Between two looks at who is silent and who did not answer; each second one calls the roll."""
+
+StreamId = tuple[int, int]
 
 
 class Dispatches:
-    """Owned by who calls `run`. `observe` gets the events of other routers; `note` takes our own."""
+    """Owned by who calls `run`. `observe` gets the events of other routers; `note` takes our own.
+
+    `known` and `has_replica`: see Neighbours.
+    """
 
     def __init__(
         self,
@@ -40,100 +54,122 @@ class Dispatches:
         router: str,
         boot_id: str,
         observe: Callable[[Event], None],
+        known: Callable[[str], Mapping[str, Known]],
+        has_replica: Callable[[str], bool],
         clock: Clock | None = None,
     ) -> None:
-        self.dropped_total = 0
+        self.neighbours = Neighbours(router, boot_id, observe, known, has_replica)
+        self.exchange = Exchange(router, boot_id, self.neighbours)
+        self.unreadable_total = 0
         self._redis = redis
-        self._stream = key(mesh, "dispatch")
-        self._router = router
-        self._boot_id = boot_id
-        self._observe = observe
+        self._stream = key(mesh, "dispatches")
         self._clock = clock or MonotonicClock()
-        self._others: dict[str, str] = {}
-        self._waiting: list[Note] = []
-        self._writing = 0
-        """Notes of the entry that is being written."""
+        self._writing: Entry | None = None
         self._news = asyncio.Event()
-        self._company = asyncio.Event()
+        self._position: StreamId | None = None
 
     def set_routers(self, boot_ids: Iterable[tuple[str, str]]) -> None:
         """Name the live routers with their boot ids; what a router that is gone had dispatched is forgotten."""
-        others = {name: boot_id for name, boot_id in boot_ids if name != self._router}
-        for name, boot_id in self._others.items():
-            if others.get(name) != boot_id:
-                self._observe(RouterGone(name))
-        self._others = others
-        if others:
-            self._company.set()
-        else:
-            self._company.clear()
-            self._waiting.clear()
+        self.exchange.set_routers(boot_ids, self._clock.now_s())
+        self._news.set()
 
     def note(self, note: Note) -> None:
         """Tell the other routers. Never waits."""
-        if not self._others:
-            return
-        if len(self._waiting) >= WAITING_MAX:
-            self.dropped_total += NOTES_MAX
-            del self._waiting[:NOTES_MAX]
-        self._waiting.append(note)
-        self._news.set()
+        if self.exchange.note(note):
+            self._news.set()
+
+    def is_caught_up(self) -> bool:
+        """True if what the others have dispatched is known here, as far as they tell."""
+        return self.exchange.may_ask and self.neighbours.is_caught_up(self._clock.now_s())
 
     async def run(self) -> None:
         """Write and read until cancelled. No answer of Redis ends it."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(
-                persist(self._write, "dispatches-write", pause_s=AWAY_PAUSE_S, on_failure=self._drop),
-                name="dispatches-write",
-            )
-            tasks.create_task(
-                persist(self._read, "dispatches-read", pause_s=AWAY_PAUSE_S), name="dispatches-read"
-            )
+            for work, what, on_failure in (
+                (self._write, "dispatches-write", self._drop),
+                (self._read, "dispatches-read", self._stop_reading),
+                (self._look, "dispatches-look", _nothing),
+            ):
+                tasks.create_task(persist(work, what, pause_s=AWAY_PAUSE_S, on_failure=on_failure), name=what)
+
+    async def _look(self) -> None:
+        is_second = False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            is_second = not is_second
+            if is_second:
+                self.exchange.call_roll()
+            now_s = self._clock.now_s()
+            self.neighbours.look(now_s)
+            self._nudge()
 
     async def _write(self) -> None:
         while True:
             await self._news.wait()
-            await asyncio.sleep(FLUSH_S)
             self._news.clear()
-            while self._waiting:
-                notes, self._waiting = self._waiting[:NOTES_MAX], self._waiting[NOTES_MAX:]
-                self._writing = len(notes)
-                data = dispatch_notes.encode(self._router, self._boot_id, notes)
+            while (entry := self.exchange.next_entry(self._clock.now_s())) is not None:
+                self._writing = entry
+                data = dispatch_notes.encode(entry, self._clock.now_s())
                 await self._redis.execute(
-                    *("XADD", self._stream, "MAXLEN", "~", STREAM_ENTRIES, "*"),
-                    *(dispatch_notes.FIELD, data),
+                    *("XADD", self._stream, *self._trim(), "*"), *(dispatch_notes.FIELD, data)
                 )
-                self._writing = 0
+                self._writing = None
+                await asyncio.sleep(FLUSH_S)
+
+    def _trim(self) -> tuple[str | int, ...]:
+        if self._position is None:
+            return ("MAXLEN", "~", ENTRIES_MAX)
+        return (
+            "MINID",
+            "~",
+            max(0, self._position[0] - KEPT_MS),
+        )  # by the clock of Redis, whatever ours says
 
     def _drop(self) -> None:
-        self.dropped_total += self._writing + len(self._waiting)
-        self._writing = 0
-        self._waiting.clear()
+        unwritten, self._writing = self._writing, None
+        self.exchange.drop(unwritten)
+        self._nudge()
+
+    def _stop_reading(self) -> None:
+        self.exchange.may_ask = False
 
     async def _read(self) -> None:
-        position: str | None = None  # a restarted Redis starts its stream anew
+        await self._find_position()
+        self.exchange.may_ask = True
         while True:
-            await self._company.wait()
-            position = await self._read_once(position)
+            self._nudge()
+            assert self._position is not None
+            answer = await self._redis.execute(
+                *("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS),
+                *("STREAMS", self._stream, format_stream_id(self._position)),
+            )
+            for entry_id, fields in answer[0][1] if answer else ():
+                self._position = parse_stream_id(entry_id)
+                self._take((fields or {}).get(dispatch_notes.FIELD, b""))
+            if not answer:
+                await self._find_position()
 
-    async def _read_once(self, position: str | None) -> str:
-        if position is None:
-            last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
-            return format_stream_id(parse_stream_id(last[0][0])) if last else "0-0"
-        answer = await self._redis.execute(
-            "XREAD", "COUNT", 256, "BLOCK", BLOCK_MS, "STREAMS", self._stream, position
-        )
-        for entry_id, fields in answer[0][1] if answer else ():
-            position = entry_id.decode()
-            self._take((fields or {}).get(dispatch_notes.FIELD, b""))
-        return position
+    def _nudge(self) -> None:
+        if self.exchange.has_more(self._clock.now_s()):
+            self._news.set()
+
+    async def _find_position(self) -> None:
+        """Start at the end of the stream, unless the place we were at is still in it: a new Redis may count from less."""
+        last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
+        end = parse_stream_id(last[0][0]) if last else (0, 0)
+        if self._position is None or end < self._position:
+            self._position = end
 
     def _take(self, data: bytes) -> None:
+        now_s = self._clock.now_s()
         try:
-            told = dispatch_notes.decode(data, self._clock.now_s(), DISPATCH_LIFE_S)
+            entry = dispatch_notes.decode(data, now_s, DISPATCH_LIFE_S)
         except NoteError as error:
+            self.unreadable_total += 1
             log.warning("notes of a router cannot be read: %s", error)
             return
-        if self._others.get(told.router) == told.boot_id:
-            for note in told.notes:
-                self._observe(note)
+        self.neighbours.take(entry, now_s)
+
+
+def _nothing() -> None:
+    """Nothing is to be brought in order."""

@@ -25,6 +25,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.membership import Member, Membership, Registration
 from kvmesh.metrics import Metrics, exposed
+from kvmesh.queue_order import ORDERS
 from kvmesh.redis_link import RedisLink
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.tasks import end
@@ -36,6 +37,7 @@ from services.router.dispatches import Dispatches
 from services.router.index_reader import IndexReader
 from services.router.links import ReplicaLinks
 from services.router.mirror import PrefixMirror
+from services.router.neighbours import counted_in
 from services.router.placement import KappaPolicy
 from services.router.relay import Relay
 from services.router.status import SERVICE_NAME, RouterStatus
@@ -153,8 +155,18 @@ class Router:
             block_tokens=self._block_tokens,
             dispatch_ahead_s=section.dispatch_ahead_s,
             local_prefill_tokens_max=section.local_prefill_tokens_max,
+            order_key=ORDERS[config.prefill.queue_order],
         )
-        self.dispatches = Dispatches(self.redis, mesh, place.name, self._boot_id, policy.observe, clock)
+        self.dispatches = Dispatches(
+            self.redis,
+            mesh,
+            place.name,
+            self._boot_id,
+            policy.observe,
+            counted_in(policy.backlog),
+            lambda replica: replica in self.relay.replicas,
+            clock,
+        )
         self.relay = Relay(
             place.name,
             self._version,
@@ -229,7 +241,9 @@ class Router:
         )
 
     async def warm_up(self) -> None:
-        """Wait until the replicas that are there are attached and their index is loaded; at most WARM_UP_S."""
+        """Wait until the replicas that are there are attached, their index is loaded, and the other routers have told what
+        they have dispatched; at most WARM_UP_S.
+        """
         try:
             async with asyncio.timeout(WARM_UP_S):
                 while not self._is_warm():
@@ -240,7 +254,9 @@ class Router:
     def _is_warm(self) -> bool:
         if not (self._is_view_known and self.links.is_settled() and self.index.is_caught_up):
             return False
-        return all(replica.is_up for replica in self.relay.replicas.values())
+        return (
+            all(replica.is_up for replica in self.relay.replicas.values()) and self.dispatches.is_caught_up()
+        )
 
     async def drain(self) -> None:
         """Refuse new requests and wait until the last one ended, or until another router can take over what is left."""

@@ -16,7 +16,7 @@ from services.router.admission import Admission, RelayLimits
 from services.router.answers import Answers
 from services.router.frontends import FrontendSession
 from services.router.holdings import Holdings, Note, Record
-from services.router.policy import PlacementPolicy
+from services.router.policy import PlacementPolicy, ReplicaGone
 from services.router.queue import ReleaseQueue
 from services.router.relayed import Relayed, Stage
 from services.router.releases import Forecast, Releases
@@ -85,6 +85,12 @@ class Relay:
     def retire_replica(self, replica: Replica) -> None:
         """A newer process takes the name of `replica`, which goes on with what it has until its stream is lost."""
         replica.is_retired = True
+        for item in replica.slots.values():  # they are no work of the newer one
+            if item.placement is not None and replica.name == (
+                item.placement.prefill or item.placement.decode
+            ):
+                self.holdings.settle(item, self._now_s)
+        self.policy.observe(ReplicaGone(replica.name))
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
 

@@ -284,6 +284,7 @@ class Replica:
         state.is_stale = False
         if report.step_us:
             self._steps_us.append(report.step_us)
-        self._relay.answers.on_load(
-            LoadSeen(self.name, report.queued_request_count, report.running_request_count, now_s)
-        )
+        if not self.is_retired:
+            self._relay.answers.on_load(
+                LoadSeen(self.name, report.queued_request_count, report.running_request_count, now_s)
+            )

@@ -11,6 +11,7 @@ from typing import Any
 from kvmesh.redis_link import RedisLink
 from services.router.dispatches import Dispatches
 from services.router.mirror import PrefixMirror
+from services.router.neighbours import counted_in
 from services.router.placement import KappaPolicy
 from services.router.policy import Dispatched, Finished, Hit, Started
 
@@ -29,7 +30,15 @@ class Side:
             local_prefill_tokens_max=0,
         )
         self.policy.mirror.add("prefill-0")
-        self.dispatches = Dispatches(self.link, "m", name, f"boot-{name}", self.policy.observe)
+        self.dispatches = Dispatches(
+            self.link,
+            "m",
+            name,
+            f"boot-{name}",
+            self.policy.observe,
+            counted_in(self.policy.backlog),
+            lambda replica: replica == "prefill-0",
+        )
         self.task = asyncio.create_task(self.dispatches.run())
 
     async def close(self) -> None:

@@ -1,53 +1,90 @@
-"""Notes between routers survive the way through bytes; damaged ones are one typed error."""
+"""Notes between routers survive the way through bytes; damaged ones are one typed error; times travel as ages."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.dispatch_notes import NoteError, Notes, decode, encode
-from services.router.holdings import Note
+from services.router.dispatch_notes import Ask, Entry, NoteError, RollCall, Told, decode, encode
 from services.router.policy import Dispatched, Finished, Hit, Started
+
+HERE_S, THERE_S = 7.0, 1e6
+"""The same moment on two clocks."""
 
 REQUESTS = st.integers(0, 2**128 - 1).map(lambda value: f"{value:032x}")
 NAMES = st.text(min_size=1, max_size=20)
 HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=10).map(tuple)
+AGES = st.integers(0, 6)
+"""Whole seconds: they are the same on both clocks."""
 
 
-def dispatched(request: str, replica: str, hashes: tuple[int, ...], milliseconds: int) -> Note:
-    prefill_s = milliseconds / 1000
-    return Dispatched("r", request, replica, hashes, prefill_s, 7.0, 67.0 + 10 * prefill_s)
-
-
-NOTES: st.SearchStrategy[list[Note]] = st.lists(
-    st.one_of(
-        st.builds(dispatched, REQUESTS, NAMES, HASHES, st.integers(0, 10_000)),
-        st.builds(lambda request: Started("r", request, 7.0), REQUESTS),
-        st.builds(
-            lambda request, hit: Finished("r", request, 7.0, hit),
-            REQUESTS,
-            st.one_of(st.none(), st.integers(0, 2**32 - 1).map(lambda blocks: Hit(0, 0, blocks, 0.0))),
+def at(clock_s: float) -> st.SearchStrategy[list[Told]]:
+    """Return notes in whose times `clock_s` is now."""
+    moments = AGES.map(lambda age: clock_s - age)
+    return st.lists(
+        st.one_of(
+            st.builds(
+                lambda request, replica, hashes, at_s: Dispatched(
+                    "r", request, replica, hashes, 0.5, at_s, clock_s + 60 + 5
+                ),
+                *(REQUESTS, NAMES, HASHES, moments),
+            ),
+            st.builds(lambda request, at_s: Started("r", request, at_s), REQUESTS, moments),
+            st.builds(
+                lambda request, hit: Finished("r", request, clock_s, hit),
+                REQUESTS,
+                st.one_of(st.none(), st.integers(0, 2**32 - 1).map(lambda blocks: Hit(0, 0, blocks, 0.0))),
+            ),
+            st.builds(
+                RollCall,
+                st.dictionaries(
+                    NAMES,
+                    st.dictionaries(REQUESTS, st.one_of(st.none(), moments), max_size=3),
+                    max_size=3,
+                ),
+            ),
+            st.builds(Ask, NAMES, NAMES, st.lists(REQUESTS, max_size=3).map(tuple)),
         ),
-    ),
-    max_size=5,
-)
+        max_size=5,
+    )
 
 
-@given(NOTES)
-def test_notes_come_back_as_they_were(notes: list[Note]) -> None:
-    """Every field survives; times are the reader's."""
-    assert decode(encode("r", "boot", notes), 7.0, 60.0) == Notes("r", "boot", notes)
+@given(at(HERE_S))
+def test_notes_come_back_as_they_were(notes: list[Told]) -> None:
+    """Every field survives."""
+    entry = Entry("r", "boot", 2**40, notes)
+    assert decode(encode(entry, HERE_S), HERE_S, 60.0) == entry
 
 
-@given(NOTES, st.data())
-def test_damaged_notes_are_a_value_or_a_typed_error(notes: list[Note], data: st.DataObject) -> None:
+@given(st.data())
+def test_times_are_of_the_readers_clock(data: st.DataObject) -> None:
+    """What happened three seconds before the sending did so for the reader, whatever the clocks of the two hosts say."""
+    seed = data.draw(st.integers(0, 5))
+    there, here = (
+        Entry(
+            "r",
+            "b",
+            1,
+            [
+                Dispatched("r", "a" * 32, "p", (1,), 0.5, clock_s - seed, clock_s + 65),
+                Started("r", "a" * 32, clock_s - seed),
+                RollCall({"p": {"a" * 32: clock_s - seed, "b" * 32: None}}),
+            ],
+        )
+        for clock_s in (THERE_S, HERE_S)
+    )
+    assert decode(encode(there, THERE_S), HERE_S, 60.0) == here
+
+
+@given(at(HERE_S), st.data())
+def test_damaged_notes_are_a_value_or_a_typed_error(notes: list[Told], data: st.DataObject) -> None:
     """Cut, flipped, extended and foreign bytes never raise anything but NoteError."""
-    damaged = bytearray(encode("r", "boot", notes))
+    damaged = bytearray(encode(Entry("r", "boot", 1, notes), HERE_S))
     for _ in range(data.draw(st.integers(0, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
     for raw in (cut, bytes(damaged) + data.draw(st.binary(max_size=4)), data.draw(st.binary(max_size=60))):
         try:
-            assert isinstance(decode(raw, 7.0, 60.0), Notes)
+            assert isinstance(decode(raw, HERE_S, 60.0), Entry)
         except NoteError as error:
             assert str(error)

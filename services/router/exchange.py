@@ -1,0 +1,99 @@
+"""One router's side of what routers tell each other: which entry is written next, and what one that is read means. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from services.router.dispatch_notes import NOTES_MAX, Entry, Told
+from services.router.holdings import Note
+from services.router.neighbours import ALL, Neighbours
+from services.router.open_dispatches import OpenDispatches
+from services.router.policy import Dispatched
+
+WAITING_MAX: Final = 8 * NOTES_MAX
+"""Notes that wait to be written; the oldest are dropped beyond it."""
+
+HASHES_MAX: Final = 32_768
+"""Blocks named in one entry, unless a single note names more: 256 kB."""
+
+
+class Exchange:
+    """Own notes come in by `note`, entries of others by `neighbours.take`; `next_entry` is what is to be written.
+
+    While there is no other router nothing is written but answers to one that starts.
+    """
+
+    def __init__(self, router: str, boot_id: str, neighbours: Neighbours) -> None:
+        self.neighbours = neighbours
+        self.open = OpenDispatches()
+        self.dropped_total = 0
+        """Notes that were not written."""
+        self.may_ask = False
+        """True while answers would be read."""
+        self._router = router
+        self._boot_id = boot_id
+        self._waiting: deque[Told] = deque()
+        self._is_roll_due = False
+        self._seq = 0
+
+    def set_routers(self, boot_ids: Iterable[tuple[str, str]], now_s: float) -> None:
+        """Name the live routers with their boot ids; what a router that is gone had dispatched is forgotten."""
+        self.neighbours.set_routers(
+            {name: boot_id for name, boot_id in boot_ids if name != self._router}, now_s
+        )
+        self.call_roll()
+
+    def note(self, note: Note) -> bool:
+        """Take what happened here; True if there is somebody to tell."""
+        self.open.note(note)
+        if not len(self.neighbours):
+            return False
+        if len(self._waiting) >= WAITING_MAX:
+            self._waiting.popleft()
+            self.dropped_total += 1
+        self._waiting.append(note)
+        return True
+
+    def call_roll(self) -> None:
+        """Tell with the next entry all that is open."""
+        self._is_roll_due = len(self.neighbours) > 0
+
+    def drop(self, unwritten: Entry | None) -> None:
+        """What waits cannot be written, nor could the entry `unwritten`: the next roll call tells it."""
+        self.dropped_total += len(self._waiting) + (len(unwritten.notes) if unwritten is not None else 0)
+        self._waiting.clear()
+        self.call_roll()
+
+    def has_more(self, now_s: float) -> bool:
+        """True if `next_entry` would return one."""
+        return bool(self._waiting or self._is_roll_due or self.neighbours.asked) or (
+            self.may_ask and self.neighbours.has_asks(now_s)
+        )
+
+    def next_entry(self, now_s: float) -> Entry | None:
+        """Return what is to be written now. The roll is called last: everything on it was told before."""
+        asked = self.neighbours.asked
+        if asked:
+            self._waiting.extend(self.open.told_again(self.open.request_ids() if ALL in asked else asked))
+            asked.clear()
+            self._is_roll_due = True
+        notes: list[Told] = []
+        if self.may_ask:
+            notes += self.neighbours.asks(now_s)[: NOTES_MAX // 2]
+        hashes = 0
+        while self._waiting and len(notes) < NOTES_MAX - 1:
+            note = self._waiting[0]
+            if isinstance(note, Dispatched):
+                hashes += len(note.hashes)
+                if hashes > HASHES_MAX and notes:
+                    break
+            notes.append(self._waiting.popleft())
+        if self._is_roll_due and not self._waiting:
+            self._is_roll_due = False
+            notes.append(self.open.roll_call())
+        if not notes:
+            return None
+        self._seq += 1
+        return Entry(self._router, self._boot_id, self._seq, notes)
