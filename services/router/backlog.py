@@ -38,6 +38,8 @@ class Work:
     precedence: Precedence | None = None
     """None: not known, as of dispatches of other routers."""
     tokens: int = 0
+    order: float = 0.0
+    """What its replica orders it by among its equals; set by the backlog."""
 
 
 class _Replica:
@@ -91,6 +93,7 @@ class Backlog:
         """Add `work`; return what it replaces."""
         old = self.remove(work.key)
         work.is_own = work.key[0] == self._own_router
+        work.order = self._order_key(work.prefill_s, work.at_s)
         self._work[work.key] = work
         replica = self._replicas.get(work.replica)
         if replica is None:
@@ -163,11 +166,21 @@ class Backlog:
         found = self._replicas.get(replica)
         if found is None:
             return 0.0
-        ahead = Ahead(precedence, self._order_key(prefill_s, now_s))
+        order = self._order_key(prefill_s, now_s)
+        ahead_s, equals_tokens = 0.0, 0
+        others: list[Work] = []
         for work in found.waiting.values():
-            key = self._order_key(work.prefill_s, work.at_s)
-            ahead.add(work.precedence or precedence, key, work.prefill_s, work.tokens)
-        return found.running_s(now_s) + ahead.seconds()
+            if work.precedence is not None and work.precedence is not precedence:
+                others.append(work)
+            elif work.order <= order:
+                ahead_s += work.prefill_s
+                equals_tokens += work.tokens
+        if others:
+            ahead = Ahead(precedence, order, ahead_s, equals_tokens)
+            for work in others:
+                ahead.add(work.precedence or precedence, work.order, work.prefill_s, work.tokens)
+            ahead_s = ahead.seconds()
+        return found.running_s(now_s) + ahead_s
 
     def total_s(self, replica: str, now_s: float) -> float:
         """Return the seconds of all work at `replica`, whatever its order."""

@@ -41,16 +41,17 @@ class _Turns:
 class Ahead:
     """Adds up what goes before one prompt."""
 
-    def __init__(self, own: Precedence, key: float) -> None:
+    def __init__(self, own: Precedence, key: float, equals_s: float = 0.0, equals_tokens: int = 0) -> None:
+        """`key`: what the replica orders its equals by. `equals_*`: of those that are known to go before it already."""
         self._own = own
         self._key = key
-        self._seconds = 0.0
-        self._tokens = 0.0
+        self._seconds = equals_s
+        self._tokens = equals_tokens
         """Of its own tenant."""
         self._others: dict[str, _Turns] = {}
 
     def add(self, other: Precedence, key: float, seconds: float, tokens: int) -> None:
-        """A prompt waits there, of `tokens`, that takes `seconds`. `key`: what the replica orders equals by."""
+        """A prompt of `tokens` waits there, which takes `seconds`."""
         own = self._own
         if (other.band, other.is_resumed) != (own.band, own.is_resumed):
             if (other.band, other.is_resumed) > (own.band, own.is_resumed):
