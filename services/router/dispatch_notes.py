@@ -4,7 +4,8 @@ Pure. Any bytes decode to a value or raise NoteError. All numbers are little-end
 host's clock means anything to another.
 
     entry       "KVD2" router:text boot:text seq:u64 count:u16 count * note
-    dispatched  0x01 request:16 age_us:u64 replica:text prefill_us:u64 blocks:u32 blocks * hash:u64
+    dispatched  0x01 request:16 age_us:u64 replica:text prefill_us:u64 tokens:u32 blocks:u32 blocks * hash:u64 precedence
+    precedence  is_known:u8 band:u8 is_resumed:u8 priority:i32 weight:f64 size:u16 tenant:size (UTF-8)
     started     0x02 request:16 age_us:u64
     finished    0x03 request:16 has_hit:u8 cached_blocks:u32
     roll call   0x04 replicas:u16 replicas * (replica:text open:u32 open * (request:16 started_age_us:u64))
@@ -24,6 +25,7 @@ from typing import Final
 from kvmesh import blocks
 from services.router.holdings import Note
 from services.router.policy import Dispatched, Finished, Hit, Started
+from services.router.precedence import USUAL, Precedence
 
 FIELD: Final = b"b"
 NOTES_MAX: Final = 1024
@@ -32,6 +34,11 @@ AGE_MAX_S: Final = 3600.0
 
 NOT_STARTED: Final = (1 << 64) - 1
 _MAGIC: Final = b"KVD2"
+_PRECEDENCE: Final = "<BBBidH"
+_U32_MAX: Final = (1 << 32) - 1
+_I32_MAX: Final = (1 << 31) - 1
+_TENANT_MAX: Final = 1024
+"""Bytes; what is behind them does not decide any order."""
 
 
 class NoteError(ValueError):
@@ -85,7 +92,9 @@ def encode(entry: Entry, now_s: float) -> bytes:
                     _age(note.at_s, now_s),
                     _text(note.replica),
                 ]
-                parts += [struct.pack("<QI", _us(note.prefill_s), len(note.hashes)), blocks.pack(note.hashes)]
+                tokens = min(note.token_count, _U32_MAX)
+                parts.append(struct.pack("<QII", _us(note.prefill_s), tokens, len(note.hashes)))
+                parts += [blocks.pack(note.hashes), _precedence(note.precedence)]
             case Started():
                 parts += [b"\x02", bytes.fromhex(note.request_id), _age(note.at_s, now_s)]
             case Finished():
@@ -154,11 +163,21 @@ class _Reader:
 
     def _dispatched(self, router: str) -> Dispatched:
         request_id, at_s, replica = self._request(), self._moment(), self._text()
-        prefill_us, count = self._numbers("<QI")
+        prefill_us, tokens, count = self._numbers("<QII")
         prefill_s = min(prefill_us / 1e6, AGE_MAX_S)
         hashes = blocks.unpack(self._take(8 * count))
         expires_s = self._now_s + self._life_s + 10 * prefill_s
-        return Dispatched(router, request_id, replica, hashes, prefill_s, at_s, expires_s)
+        precedence = self._precedence()
+        return Dispatched(router, request_id, replica, hashes, prefill_s, at_s, expires_s, precedence, tokens)
+
+    def _precedence(self) -> Precedence | None:
+        is_known, band, is_resumed, priority, weight, size = struct.unpack(
+            _PRECEDENCE, self._take(struct.calcsize(_PRECEDENCE))
+        )
+        tenant = self._take(size).decode()
+        if not 0 < weight < float("inf"):
+            raise NoteError(f"weight is {weight}; more than 0 is needed")
+        return Precedence(band, bool(is_resumed), tenant, weight, priority) if is_known else None
 
     def _roll_call(self) -> RollCall:
         open_: dict[str, Mapping[str, float | None]] = {}
@@ -196,6 +215,17 @@ class _Reader:
 
     def _numbers(self, form: str) -> tuple[int, ...]:
         return struct.unpack(form, self._take(struct.calcsize(form)))
+
+
+def _precedence(precedence: Precedence | None) -> bytes:
+    known = precedence or USUAL
+    tenant = known.tenant.encode()[:_TENANT_MAX].decode(errors="ignore").encode()
+    priority = max(-_I32_MAX, min(_I32_MAX, known.priority))
+    numbers = struct.pack(
+        _PRECEDENCE,
+        *(precedence is not None, known.band, known.is_resumed, priority, known.weight, len(tenant)),
+    )
+    return numbers + tenant
 
 
 def _age(at_s: float | None, now_s: float) -> bytes:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from services.router.dispatch_notes import Ask, Entry, NoteError, RollCall, Told, decode, encode
 from services.router.policy import Dispatched, Finished, Hit, Started
+from services.router.precedence import Precedence
 
 HERE_S, THERE_S = 7.0, 1e6
 """The same moment on two clocks."""
@@ -14,6 +15,17 @@ HERE_S, THERE_S = 7.0, 1e6
 REQUESTS = st.integers(0, 2**128 - 1).map(lambda value: f"{value:032x}")
 NAMES = st.text(min_size=1, max_size=20)
 HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=10).map(tuple)
+PRECEDENCES = st.one_of(
+    st.none(),
+    st.builds(
+        Precedence,
+        st.integers(0, 255),
+        st.booleans(),
+        st.text(max_size=20),
+        st.floats(0.001, 1e9),
+        st.integers(-(2**31) + 1, 2**31 - 1),
+    ),
+)
 AGES = st.integers(0, 6)
 """Whole seconds: they are the same on both clocks."""
 
@@ -24,10 +36,10 @@ def at(clock_s: float) -> st.SearchStrategy[list[Told]]:
     return st.lists(
         st.one_of(
             st.builds(
-                lambda request, replica, hashes, at_s: Dispatched(
-                    "r", request, replica, hashes, 0.5, at_s, clock_s + 60 + 5
+                lambda request, replica, hashes, at_s, precedence, tokens: Dispatched(
+                    "r", request, replica, hashes, 0.5, at_s, clock_s + 60 + 5, precedence, tokens
                 ),
-                *(REQUESTS, NAMES, HASHES, moments),
+                *(REQUESTS, NAMES, HASHES, moments, PRECEDENCES, st.integers(0, 2**32 - 1)),
             ),
             st.builds(lambda request, at_s: Started("r", request, at_s), REQUESTS, moments),
             st.builds(
