@@ -1,8 +1,8 @@
 """Which replicas hold a block: a mask per hash, within a bound on the number of blocks.
 
-Pure. Shards, because one big dict stalls for 100s of ms when it grows. The high 10 bits of a hash name the shard, the others
-are the key: an integer of 54 bits takes 16 bytes less than one of 64. Everything long is offered in slices of about a
-millisecond.
+Pure. Shards, because one big dict stalls for 100s of ms when it grows. The high 10 bits of a hash name the shard, the
+others are the key: an integer of 54 bits takes 16 bytes less than one of 64. Everything long is offered in slices of about
+a millisecond.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ class BlockTable:
             yield
         for number in bits(dead):
             self.counts[number] = 0
-        self.partial &= ~dead
+
+    def forget(self, mask: int) -> None:
+        """The bits of `mask`, which no block has, will be others'."""
+        self.partial &= ~mask
 
     def evict(self) -> Iterator[None]:
         """Give up the blocks that are worth least until 15/16 of the bound are left, shard by shard.
@@ -191,15 +194,16 @@ class BlockTable:
     def _current_floor(self) -> int:
         return self._floor if self.block_count > self._blocks_max * 7 // 8 else 0
 
-    def assert_consistent(self) -> None:
-        """Raise AssertionError if counts and masks disagree. O(blocks)."""
+    def assert_consistent(self, dead: int) -> None:
+        """Raise AssertionError if counts and masks disagree. O(blocks). `dead`: bits that are being swept."""
         counts = [0] * len(self.counts)
         for shard in self.shards:
             for mask in shard.values():
                 assert mask, "an empty mask is kept"
                 for number in bits(mask):
                     counts[number] += 1
-        assert counts == self.counts, f"blocks by bit are {counts}, counted as {self.counts}"
+        for number, count in enumerate(counts):
+            assert dead >> number & 1 or count == self.counts[number], f"bit {number} has {count} blocks"
         assert self.block_count == sum(map(len, self.shards)), "blocks are miscounted"
 
 

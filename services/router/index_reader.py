@@ -1,21 +1,23 @@
 """Keeps the mirror up to date from Redis: snapshots first, then the stream of batches.
 
 A shell around `mirror`. One reader, strictly in the order of the stream. While Redis is away the mirror stays as it is.
+Whatever is read, the event loop gets a turn after SLICE_S.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Final
 
+from kvmesh import blocks
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index import events
-from kvmesh.prefix_index.events import Batch, EventError
+from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
-from services.router.mirror import Outcome, PrefixMirror
+from services.router.mirror import SLICE_BLOCKS, Load, Outcome, PrefixMirror
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,18 @@ READ_COUNT: Final = 256
 BLOCK_MS: Final = 500
 SLICE_S: Final = 0.004
 """The event loop gets a turn after this much work on events."""
+
+CHUNK_BYTES: Final = 1 << 18
+"""A snapshot is read in parts of this size: neither Redis nor this loop stalls on a large one."""
+
+WHOLE_BYTES: Final = 1 << 29
+"""Redis's limit for a value."""
+
+READS_MAX: Final = 3
+"""A snapshot that is written again while its parts are read is read at once at the last try."""
+
+UPKEEP_S: Final = 0.02
+"""Upkeep of the mirror between two looks at the stream."""
 
 AWAY_PAUSE_S: Final = 0.1
 RELOAD_PAUSE_S: Final = 0.5
@@ -52,6 +66,8 @@ class IndexReader:
         self._loading: set[str] = set()
         """Replicas whose snapshot is being read now, and which were wanted all that time."""
         self._breaks_seen = -1
+        self._upkeep: Iterator[None] | None = None
+        """Upkeep that was begun."""
 
     def set_replicas(self, names: Iterable[str]) -> None:
         """Follow these replicas and no others."""
@@ -80,8 +96,7 @@ class IndexReader:
                 await self._reload(due)
             self.is_caught_up = all(at_s > now_s for at_s in self._to_load.values())
             await self._read()
-            if self._mirror.needs_upkeep:
-                await self._slices(self._mirror.upkeep())
+            await self._keep_up(UPKEEP_S)
             if self._redis.break_total != self._breaks_seen:
                 await self._find_position()
 
@@ -97,8 +112,9 @@ class IndexReader:
 
     async def _read(self) -> None:
         timeout_ms = BLOCK_MS if not self._to_load else BLOCK_MS // 10
+        waiting = () if self._mirror.needs_upkeep else ("BLOCK", timeout_ms)
         answer = await self._redis.execute(
-            *("XREAD", "COUNT", READ_COUNT, "BLOCK", timeout_ms),
+            *("XREAD", "COUNT", READ_COUNT, *waiting),
             *("STREAMS", self._stream, events.format_stream_id(self._position)),
         )
         if not answer:
@@ -107,17 +123,17 @@ class IndexReader:
         for entry_id, batch in self._entries(answer[0][1]):
             self._position = entry_id  # before it is taken: an entry that fails is not read for ever
             if batch is not None:
-                self._take(batch, entry_id)
+                await self._take(batch, entry_id, turns)
             await turns.breathe()
 
-    def _take(self, batch: Batch, entry_id: StreamId) -> None:
+    async def _take(self, batch: Batch, entry_id: StreamId, turns: _Turns) -> None:
         name = batch.replica
         if name not in self._wanted:
             return
         self.batch_total += 1
         if name in self._to_load:
             return  # its snapshot and what follows will be read together
-        if self._mirror.apply(batch, entry_id) is Outcome.RELOAD:
+        if await turns.through(self._mirror.applying(batch, entry_id)) is Outcome.RELOAD:
             log.info("index of %s is loaded again", name, extra={"epoch": batch.epoch, "seq": batch.seq})
             self._to_load[name] = float("-inf")
 
@@ -128,15 +144,14 @@ class IndexReader:
         for name in sorted(names & self._wanted):
             self._loading.add(name)
             self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
-            snapshot = await self._snapshot(name)
+            head = await self._load(name)
             if name not in self._loading:
                 continue
-            if snapshot is None:
+            if head is None:
                 self._loading.remove(name)
                 continue
-            await self._slices(self._mirror.load(snapshot))
             self.reload_total += 1
-            start = min(start, snapshot.stream_id)
+            start = min(start, head.stream_id)
         incomplete = await self._replay(self._loading, start) if self._loading else set()
         for name in self._loading:
             if name in incomplete:
@@ -144,17 +159,82 @@ class IndexReader:
             else:
                 self._to_load.pop(name, None)
 
-    async def _snapshot(self, name: str) -> events.Snapshot | None:
-        data = await self._redis.execute("GET", key(self._mesh, "snap", name))
-        if data is None:
-            return None
+    async def _load(self, name: str) -> SnapshotHead | None:
+        """Load the snapshot of `name`; None if there is none of use."""
         try:
-            snapshot = events.decode_snapshot(data)
+            for attempt in range(READS_MAX):
+                size = CHUNK_BYTES if attempt < READS_MAX - 1 else WHOLE_BYTES
+                first = await self._redis.execute("GETRANGE", key(self._mesh, "snap", name), 0, size - 1)
+                if not first:
+                    return None
+                head = events.decode_snapshot_head(first)
+                load = self._mirror.begin_load(head) if head.replica == name else None
+                if load is None:
+                    return None
+                if await self._fill(load, first):
+                    return head
         except EventError as error:
             self.unreadable_total += 1
             log.warning("the snapshot of %s cannot be read: %s", name, error)
-            return None
-        return snapshot if snapshot.replica == name else None
+        return None
+
+    async def _fill(self, load: Load, data: bytes) -> bool:
+        """Take the blocks of a snapshot, of which `data` is the first part, and the others after it.
+
+        False if the snapshot is another one now, or of no use any more: what was taken is given up.
+        """
+        head, is_whole = load.head, False
+        start, end = data[: head.size], head.size + 8 * head.block_count
+        snapshot_key, turns = key(self._mesh, "snap", head.replica), _Turns(self._clock)
+        try:
+            at, data = len(data), data[head.size :]
+            while True:
+                usable = len(data) // 8 * 8
+                for slice_at in range(0, usable, 8 * SLICE_BLOCKS):
+                    packed = data[slice_at : min(usable, slice_at + 8 * SLICE_BLOCKS)]
+                    if not self._mirror.take(load, blocks.unpack(packed)):
+                        return False
+                    await turns.breathe()
+                await self._keep_up(0.0)
+                if at >= end:
+                    break
+                # One byte more than there should be shows that there is none. The head is read after the part: if it is the
+                # same, then so was the part.
+                part, again = await self._redis.pipeline(
+                    (
+                        ("GETRANGE", snapshot_key, at, min(at + CHUNK_BYTES, end + 1) - 1),
+                        ("GETRANGE", snapshot_key, 0, head.size - 1),
+                    )
+                )
+                if again != start:
+                    return False
+                if not part:
+                    break
+                at, data = at + len(part), data[usable:] + part
+            if at != end:
+                raise EventError(f"{head.block_count} blocks need {end} bytes; {at} are there")
+            is_whole = True
+        finally:
+            if is_whole:
+                self._mirror.end_load(load)
+            else:
+                self._mirror.cancel_load(load)
+        return True
+
+    async def _keep_up(self, for_s: float) -> None:
+        """Do upkeep of the mirror for that long, or for as long as it cannot wait."""
+        if self._upkeep is None:
+            if not self._mirror.needs_upkeep:
+                return
+            self._upkeep = self._mirror.upkeep()
+        turns, end_s = _Turns(self._clock), self._clock.now_s() + for_s
+        while self._clock.now_s() < end_s or self._mirror.is_far_over:
+            try:
+                next(self._upkeep)
+            except StopIteration:
+                self._upkeep = None
+                return
+            await turns.breathe()
 
     async def _replay(self, names: set[str], start: StreamId) -> set[str]:
         """Apply entries in (start, our position] of `names`; return those that still miss something."""
@@ -169,7 +249,7 @@ class IndexReader:
                 start = entry_id
                 await turns.breathe()
                 if batch is not None and batch.replica in names:
-                    outcome = self._mirror.apply(batch, entry_id)
+                    outcome = await turns.through(self._mirror.applying(batch, entry_id))
                     if outcome is Outcome.RELOAD:
                         incomplete.add(batch.replica)
                     elif outcome is Outcome.APPLIED:
@@ -190,10 +270,6 @@ class IndexReader:
                 log.warning("an entry of %s cannot be read: %s", self._stream, error)
                 yield events.parse_stream_id(raw_id), None
 
-    async def _slices(self, work: Iterator[None]) -> None:
-        for _ in work:
-            await asyncio.sleep(0)
-
 
 class _Turns:
     """Gives the event loop a turn after each SLICE_S of work."""
@@ -207,3 +283,12 @@ class _Turns:
         if self._clock.now_s() - self._since_s > SLICE_S:
             await asyncio.sleep(0)
             self._since_s = self._clock.now_s()
+
+    async def through(self, slices: Generator[None, None, Outcome]) -> Outcome:
+        """Run `slices` to their end, with a turn for the loop where one is due, and return what they return."""
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]  # Outcome: the type of StopIteration says less
+            await self.breathe()

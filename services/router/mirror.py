@@ -239,15 +239,16 @@ class PrefixMirror:
             return None
         if replica.epoch != head.epoch:
             self._move(replica, self._new_bit(replica.name))
-        number = self._new_bit(replica.name) if self._table.counts[replica.number] else replica.number
-        self._unclosed |= 1 << number
-        return Load(head, replica, number)
+        return Load(head, replica, self._new_bit(replica.name))
 
     def take(self, load: Load, hashes: Sequence[int]) -> bool:
         """Take the next blocks of a snapshot, at most SLICE_BLOCKS; False if its replica was dropped meanwhile."""
         if self._replicas.get(load.replica.name) is not load.replica:
             return False
-        self._table.store(hashes, load.number, worth.loaded(load.position, load.head.block_count))
+        step = worth.loaded_step(load.head.block_count)
+        for at in range(0, len(hashes), step):
+            value = worth.loaded(load.position + at, load.head.block_count)
+            self._table.store(hashes[at : at + step], load.number, value)
         load.position += len(hashes)
         return True
 
@@ -257,15 +258,12 @@ class PrefixMirror:
         if self._replicas.get(replica.name) is not replica:
             self.cancel_load(load)
             return
-        if load.number != replica.number:
-            self._move(replica, load.number)
-        self._unclosed &= ~replica.bit
+        self._move(replica, load.number)
         replica.epoch, replica.seq, replica.stream_id = head.epoch, head.seq, head.stream_id
 
     def cancel_load(self, load: Load) -> None:
         """Give up: what was known of the replica's epoch stays."""
-        if load.number != load.replica.number:
-            self._retire(load.number)
+        self._retire(load.number)
 
     def load(self, snapshot: Snapshot) -> Iterator[None]:
         """Take a whole snapshot, slice by slice: `begin_load` to `end_load`."""
@@ -299,6 +297,7 @@ class PrefixMirror:
             dead = self._dead
             yield from self._table.sweep(dead)
             self._dead &= ~dead
+            self._table.forget(dead)
             self._bits.give_back(dead)
         if self._table.is_over:
             yield from self._table.evict()
@@ -345,9 +344,13 @@ class PrefixMirror:
 
     def _retire(self, number: int) -> None:
         bit = 1 << number
-        self._dead |= bit
         self._live &= ~bit
         self._unclosed &= ~bit
+        if self._table.counts[number]:
+            self._dead |= bit
+        else:
+            self._table.forget(bit)
+            self._bits.give_back(bit)
 
     def _move(self, replica: _Replica, number: int) -> None:
         """Give `replica` another bit; its expected blocks move along, its index blocks stay behind."""
@@ -359,7 +362,7 @@ class PrefixMirror:
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if counts and masks disagree. O(blocks)."""
-        self._table.assert_consistent()
+        self._table.assert_consistent(self._dead)
         numbers = [replica.number for replica in self._replicas.values()]
         assert len(set(numbers)) == len(numbers), "two replicas share a bit"
         names = self._bits.names

@@ -24,7 +24,12 @@ _AGED: Final = bytes(value - (value > LOADED_MAX + 1) for value in range(256))
 
 def loaded(position: int, total: int) -> int:
     """Return what the block at `position` of a snapshot of `total` blocks is worth."""
-    return LOADED_MAX - position * (LOADED_MAX - 1) // max(1, total)
+    return LOADED_MAX - position // loaded_step(total)
+
+
+def loaded_step(total: int) -> int:
+    """Return how many neighbours in a snapshot of `total` blocks are worth the same."""
+    return total // LOADED_MAX + 1
 
 
 class Worth:

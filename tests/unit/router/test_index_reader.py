@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from kvmesh import blocks
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
-from services.router.index_reader import READ_COUNT, SLICE_S, IndexReader
-from services.router.mirror import PrefixMirror
+from services.router.index_reader import CHUNK_BYTES, READ_COUNT, SLICE_S, IndexReader
+from services.router.mirror import SLICE_BLOCKS, PrefixMirror
 
 
 class SlowClock:
@@ -38,14 +41,17 @@ class StoredRedis:
         ]
 
     async def execute(self, *command: Any) -> Any:
-        if command[0] == "GET":
-            return self.snapshot
+        if command[0] == "GETRANGE":
+            return self.snapshot[command[2] : command[3] + 1]
         if command[0] == "XREVRANGE":
             return self.entries[-1:]
         if command[0] == "XRANGE":
             return self.entries
         await asyncio.sleep(0)
         return []
+
+    async def pipeline(self, commands: Any) -> list[Any]:
+        return [await self.execute(*command) for command in commands]
 
 
 async def follow(redis: StoredRedis, mirror: PrefixMirror) -> tuple[IndexReader, asyncio.Task[None]]:
@@ -62,6 +68,13 @@ async def caught_up(reader: IndexReader) -> int:
             await asyncio.sleep(0)
             turns += 1
     return turns
+
+
+async def kept_up(mirror: PrefixMirror) -> None:
+    """Return when the reader has nothing left to tidy."""
+    async with asyncio.timeout(5):
+        while mirror.needs_upkeep:
+            await asyncio.sleep(0)
 
 
 async def test_a_replay_is_cut_into_slices() -> None:
@@ -96,5 +109,100 @@ async def test_a_replica_that_comes_back_while_it_is_loaded_is_loaded_again() ->
     for _ in range(1000):
         await asyncio.sleep(0)
     assert mirror.block_count == 0
+    task.cancel()
+    await asyncio.wait([task])
+
+
+class RewrittenRedis(StoredRedis):
+    """Writes the snapshot anew, with other content, before every second part of it is read."""
+
+    def __init__(self, block_count: int) -> None:
+        super().__init__()
+        self.entries = []
+        self.block_count = block_count
+        self.written = self.parts = 0
+        self.rewrites_left = 10**9
+        self.write()
+
+    def write(self) -> None:
+        self.written += 1
+        hashes = tuple(self.written << 60 | index << 30 for index in range(self.block_count))
+        self.snapshot = events.encode_snapshot(Snapshot("p", "e", 0, (self.written, 0), blocks.pack(hashes)))
+
+    async def pipeline(self, commands: Any) -> list[Any]:
+        self.parts += 1
+        if self.parts % 2 == 0 and self.rewrites_left:
+            self.rewrites_left -= 1
+            self.write()
+        return await super().pipeline(commands)
+
+
+@pytest.mark.parametrize(("rewrites", "reads_whole"), [(0, False), (1, False), (10**9, True)])
+async def test_a_snapshot_read_in_parts_is_never_a_mixture(rewrites: int, reads_whole: bool) -> None:
+    """One that is written anew meanwhile is read again, and in one go if that does not stop."""
+    block_count = 3 * CHUNK_BYTES // 8 + 5
+    mirror, redis = PrefixMirror(), RewrittenRedis(block_count)
+    redis.rewrites_left = rewrites
+    reader, task = await follow(redis, mirror)
+    await caught_up(reader)
+    await kept_up(mirror)
+    assert mirror.blocks_of("p") == mirror.block_count == block_count
+    assert all(mirror.matched([redis.written << 60 | index << 30]) for index in range(0, block_count, 997))
+    assert (redis.written > 2) is reads_whole
+    mirror.assert_consistent()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "foreign"])
+async def test_a_damaged_snapshot_leaves_what_was_known(change: str) -> None:
+    """Whatever its first part promised, one that does not keep it changes nothing and is counted."""
+    mirror, redis = PrefixMirror(), RewrittenRedis(CHUNK_BYTES // 8 + 100)
+    redis.rewrites_left = 0
+    if change == "cut":
+        redis.snapshot = redis.snapshot[:-11]
+    elif change == "longer":
+        redis.snapshot += b"12345678"
+    else:
+        redis.snapshot = b"KVS2" + redis.snapshot[4:]
+    mirror.add("p")
+    list(mirror.load(Snapshot("p", "e", 0, (0, 0), blocks.pack((7, 8)))))
+    reader, task = await follow(redis, mirror)
+    await caught_up(reader)
+    task.cancel()
+    await asyncio.wait([task])
+    assert reader.unreadable_total >= 1 and reader.reload_total == 0
+    assert mirror.matched([7, 8]) == {"p": 2}
+    list(mirror.upkeep())
+    assert mirror.block_count == 2
+    mirror.assert_consistent()
+
+
+async def test_a_batch_of_many_blocks_is_cut_into_slices() -> None:
+    """One entry with 60,000 blocks does not take the loop for itself, be it replayed or read as news."""
+    many = tuple(index << 40 for index in range(60_000))
+    mirror, redis = PrefixMirror(), StoredRedis()
+    redis.entries = [(b"5-1", {events.FIELD: events.encode_batch(Batch("p", "e", 0, 1, Op.STORED, many))})]
+    reader, task = await follow(redis, mirror)
+    turns = await caught_up(reader)
+    assert mirror.block_count == len(many)
+    assert turns >= len(many) / SLICE_BLOCKS * 0.001 / (2 * SLICE_S)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
+    """A snapshot of many times the bound never makes the mirror much larger than the bound."""
+    mirror, redis = PrefixMirror(20_000), RewrittenRedis(CHUNK_BYTES // 8 * 3)
+    redis.rewrites_left = 0
+    reader, task = await follow(redis, mirror)
+    most = 0
+    async with asyncio.timeout(20):
+        while not reader.is_caught_up or mirror.needs_upkeep:
+            await asyncio.sleep(0)
+            most = max(most, mirror.block_count)
+    assert most <= 20_000 * 17 // 16 + CHUNK_BYTES // 8
+    assert 10_000 <= mirror.block_count <= 20_000
+    mirror.assert_consistent()
     task.cancel()
     await asyncio.wait([task])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from kvmesh import blocks
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from services.router import masks
-from services.router.mirror import Outcome, PrefixMirror
+from services.router.mirror import Load, Outcome, PrefixMirror
 
 
 class Tree:
@@ -71,73 +72,215 @@ def depth(request: list[int], held: set[int]) -> int:
     return len(request)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) -> None:
-    """Whatever order events, losses, repeats, reboots and reloads come in, a replica without open gap is exact."""
-    rng = random.Random(seed)
-    tree = Tree(rng)
-    caches = {
-        name: Cache(name, rng, tree)
-        for name in ("a", "b", "c", "d", "e", "f", "g", "h", "i")[: rng.randint(1, 9)]
-    }
-    mirror = PrefixMirror()
-    overlay: dict[str, Counter[int]] = {name: Counter() for name in caches}
-    dispatched: list[tuple[str, list[int]]] = []
-    dirty, hidden = set(caches), set[str]()
-    for name in caches:
-        mirror.add(name)
-    for entry in range(1, 250):
-        name = rng.choice(list(caches))
-        cache = caches[name]
+class Twin:
+    """Caches that tell a mirror what they do, by a way that loses, repeats and delays; and what each truly holds."""
+
+    def __init__(self, seed: int, mirror: PrefixMirror) -> None:
+        self.rng = rng = random.Random(seed)
+        self.tree = Tree(rng)
+        self.mirror = mirror
+        names = ("a", "b", "c", "d", "e", "f", "g", "h", "i")[: rng.randint(1, 9)]
+        self.caches = {name: Cache(name, rng, self.tree) for name in names}
+        self.overlay: dict[str, Counter[int]] = {name: Counter() for name in names}
+        self.dispatched: list[tuple[str, list[int]]] = []
+        self.dirty, self.hidden = set(names), set[str]()
+        """Replicas with an open gap, and those without a lease."""
+        self.loads: dict[str, tuple[Load, Snapshot, list[tuple[int, Batch]]]] = {}
+        """Snapshots half taken, and the entries of their replicas since."""
+        self.entry = 0
+        for name in names:
+            mirror.add(name)
+
+    def step(self) -> None:
+        """Do one thing."""
+        self.entry += 1
+        rng, name = self.rng, self.rng.choice(list(self.caches))
         kind = rng.random()
         if kind < 0.45:
-            batch = cache.step()
+            batch = self.caches[name].step()
             if rng.random() < 0.08:
-                dirty.add(name)  # lost on the way
+                self.dirty.add(name)  # lost on the way
+                self.cancel(name)
             else:
                 for _ in range(rng.choice((1, 1, 1, 2))):
-                    outcome = mirror.apply(batch, (entry, 0))
-                    assert outcome is not Outcome.RELOAD or name in dirty, f"{seed=}"
+                    self.tell(batch)
         elif kind < 0.52:
-            outcome = mirror.apply(cache.note(), (entry, 0))
-            assert (outcome is Outcome.RELOAD) == (name in dirty), f"{seed=}"
-        elif kind < 0.62:
-            for _ in mirror.load(cache.snapshot(entry)):
-                mirror.matched(tree.request(rng))
-            dirty.discard(name)
-            if rng.random() < 0.5:
-                for _ in mirror.upkeep():
-                    pass
-        elif kind < 0.64:
-            cache.boot()
-            dirty.add(name)
-        elif kind < 0.66:
-            mirror.drop(name)
-            mirror.add(name)
-            dirty.add(name)
-            hidden.discard(name)
-            overlay[name].clear()
-            dispatched = [(other, request) for other, request in dispatched if other != name]
+            self.tell(self.caches[name].note())
+        elif kind < 0.58:
+            self.cancel(name)
+            snapshot = self.caches[name].snapshot(self.entry)
+            load = self.mirror.begin_load(snapshot.head)
+            assert load is not None
+            self.loads[name] = load, snapshot, []
+        elif kind < 0.66 and self.loads:
+            self.go_on(rng.choice(list(self.loads)))
+        elif kind < 0.68:
+            self.caches[name].boot()
+            self.dirty.add(name)
+            self.cancel(name)
         elif kind < 0.70:
-            hidden.symmetric_difference_update({name})
-            mirror.set_live(name, name not in hidden)
+            self.drop(name)
+        elif kind < 0.73:
+            self.hidden.symmetric_difference_update({name})
+            self.mirror.set_live(name, name not in self.hidden)
         elif kind < 0.85:
-            request = tree.request(rng)
-            mirror.expect(name, request)
-            overlay[name].update(request)
-            dispatched.append((name, request))
-        elif dispatched:
-            other, request = dispatched.pop(rng.randrange(len(dispatched)))
-            mirror.unexpect(other, request)
-            overlay[other] -= Counter(request)
-        mirror.assert_consistent()
-        request = tree.request(rng)
+            request = self.tree.request(rng)
+            self.mirror.expect(name, request)
+            self.overlay[name].update(request)
+            self.dispatched.append((name, request))
+        elif self.dispatched:
+            other, request = self.dispatched.pop(rng.randrange(len(self.dispatched)))
+            self.mirror.unexpect(other, request)
+            self.overlay[other] -= Counter(request)
+
+    def tell(self, batch: Batch) -> None:
+        """An entry of the stream, which waits while the snapshot of its replica is being taken."""
+        name = batch.replica
+        if name in self.loads:
+            self.loads[name][2].append((self.entry, batch))
+            return
+        outcome = self.mirror.apply(batch, (self.entry, 0))
+        if batch.op is Op.SNAPSHOT:
+            assert (outcome is Outcome.RELOAD) == (name in self.dirty)
+        else:
+            assert outcome is not Outcome.RELOAD or name in self.dirty
+
+    def go_on(self, name: str) -> None:
+        """Take some more of a snapshot; at its end, the entries that waited."""
+        load, snapshot, waiting = self.loads[name]
+        hashes = blocks.unpack(snapshot.packed)[load.position :]
+        if hashes and self.rng.random() < 0.8:
+            assert self.mirror.take(load, hashes[: self.rng.randint(1, 20)])
+            return
+        while load.position < snapshot.block_count:
+            self.mirror.take(load, blocks.unpack(snapshot.packed)[load.position :][:20])
+        self.mirror.end_load(load)
+        del self.loads[name]
+        self.dirty.discard(name)
+        for entry, batch in waiting:
+            assert self.mirror.apply(batch, (entry, 0)) is not Outcome.RELOAD
+
+    def cancel(self, name: str) -> None:
+        """Give up taking a snapshot: what it would have healed stays as it is."""
+        if name in self.loads:
+            load, _, waiting = self.loads.pop(name)
+            self.mirror.cancel_load(load)
+            self.dirty.update({name} if waiting else ())
+            if self.mirror.position_of(name)[0] != self.caches[name].epoch:
+                self.dirty.add(name)
+
+    def drop(self, name: str) -> None:
+        """A replica leaves, and another comes by its name."""
+        self.mirror.drop(name)
+        if name in self.loads:
+            load, _, _ = self.loads.pop(name)
+            assert not self.mirror.take(load, [1])
+            self.mirror.end_load(load)
+        self.mirror.add(name)
+        self.dirty.add(name)
+        self.hidden.discard(name)
+        self.overlay[name].clear()
+        self.dispatched = [(other, request) for other, request in self.dispatched if other != name]
+
+    def true_depths(self, request: list[int]) -> dict[str, int]:
+        """Return what a lookup should find, of the replicas without an open gap and of which no entry waits."""
+        behind = {name for name, (_, _, waiting) in self.loads.items() if waiting}
+        return {
+            name: depth(request, set(cache.held) | set(self.overlay[name]))
+            for name, cache in self.caches.items()
+            if name not in self.dirty | self.hidden | behind
+        }
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) -> None:
+    """In whatever order events, losses, repeats, reboots and slices of reloads come, a replica without a gap is exact."""
+    mirror = PrefixMirror()
+    twin = Twin(seed, mirror)
+    upkeep: Iterator[None] = iter(())
+    for index in range(300):
+        twin.step()
+        if next(upkeep, 0) is not None and mirror.needs_upkeep and twin.rng.random() < 0.3:
+            upkeep = mirror.upkeep()
+        for _ in range(twin.rng.choice((0, 0, 50))):
+            next(upkeep, None)
+        if index % 5 == 0:
+            mirror.assert_consistent()
+        request = twin.tree.request(twin.rng)
         found = mirror.matched(request)
-        assert hidden.isdisjoint(found)
-        for other, its_cache in caches.items():
-            if other not in dirty and other not in hidden:
-                held = set(its_cache.held) | set(overlay[other])
-                assert found.get(other, 0) == depth(request, held), f"{seed=}"
+        assert twin.hidden.isdisjoint(found)
+        for name, wanted in twin.true_depths(request).items():
+            assert found.get(name, 0) == wanted, f"{seed=}"
+        groups = mirror.groups(request)
+        assert [group.depth for group in groups] == sorted(set(found.values()), reverse=True)
+        for name, its_depth in found.items():
+            masks = [group.mask for group in groups if group.mask & mirror.bit_of(name)]
+            assert masks == [group.mask for group in groups if group.depth == its_depth]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_bounded_index_promises_no_block_that_is_not_there(seed: int) -> None:
+    """Above its bound the mirror finds less than there is, never more; and what is missing asks for no reload."""
+    rng = random.Random(seed)
+    bound = rng.choice((8, 20, 40))
+    mirror = PrefixMirror(bound)
+    twin = Twin(seed, mirror)
+    for index in range(300):
+        twin.step()
+        if rng.random() < 0.5 or mirror.is_far_over:
+            while mirror.needs_upkeep:
+                list(mirror.upkeep())
+            assert mirror.block_count <= bound, f"{seed=}"
+        if index % 5 == 0:
+            mirror.assert_consistent()
+        request = twin.tree.request(rng)
+        found = mirror.matched(request)
+        for name, wanted in twin.true_depths(request).items():
+            assert found.get(name, 0) <= wanted, f"{seed=}"
+    assert mirror.evicted_block_total or bound > 20
+
+
+def keep_within(mirror: PrefixMirror) -> None:
+    while mirror.needs_upkeep:
+        list(mirror.upkeep())
+
+
+def test_what_is_used_outlives_what_is_not() -> None:
+    """Chains that requests go on hitting stay whole however much comes after them; the others are gone."""
+    rng = random.Random(5)
+    chains = [[rng.getrandbits(64) for _ in range(30)] for _ in range(100)]
+    mirror = PrefixMirror(4000)
+    mirror.add("a")
+    packed = blocks.pack([value for chain in chains for value in chain])
+    list(mirror.load(Snapshot("a", "e", 1, (1, 0), packed)))
+    for _ in range(400):
+        mirror.store("a", [rng.getrandbits(64) for _ in range(30)])
+        mirror.heal("a", chains[rng.randrange(10)], 30)
+        if mirror.is_far_over:
+            keep_within(mirror)
+    assert [mirror.depth(chain) for chain in chains[:10]] == [30] * 10
+    assert sum(mirror.depth(chain) for chain in chains[10:]) < 0.05 * 90 * 30
+    mirror.assert_consistent()
+
+
+def test_of_snapshots_beyond_the_bound_every_replica_keeps_the_first_blocks() -> None:
+    """No replica is left out because it was loaded late; ancestors stay, so that what is kept can be found."""
+    rng = random.Random(6)
+    mirror = PrefixMirror(4000)
+    caches = {
+        f"r{index}": [[rng.getrandbits(64) for _ in range(20)] for _ in range(100)] for index in range(8)
+    }
+    for name, chains in caches.items():
+        mirror.add(name)
+        packed = blocks.pack([chain[at] for at in range(20) for chain in chains])
+        for _ in mirror.load(Snapshot(name, "e", 1, (1, 0), packed)):
+            if mirror.is_far_over:
+                keep_within(mirror)
+    keep_within(mirror)
+    assert min(mirror.blocks_of(name) for name in caches) >= 4000 / 8 / 2
+    found = sum(mirror.depth(chain) for chains in caches.values() for chain in chains)
+    assert found >= 0.7 * mirror.block_count
+    mirror.assert_consistent()
 
 
 def test_an_old_entry_is_not_applied_behind_its_snapshot() -> None:
