@@ -94,6 +94,8 @@ class Backlog:
         old = self.remove(work.key)
         work.is_own = work.key[0] == self._own_router
         work.order = self._order_key(work.prefill_s, work.at_s)
+        if work.precedence == USUAL:
+            work.precedence = USUAL  # the very one: it is found faster
         self._work[work.key] = work
         replica = self._replicas.get(work.replica)
         if replica is None:

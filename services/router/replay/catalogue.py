@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from kvmesh.queue_order import ORDERS
 from services.router.mirror import PrefixMirror
 from services.router.placement import KappaPolicy
 from services.router.policy import PlacementPolicy
@@ -30,6 +31,7 @@ def kvmesh(given: Given) -> PlacementPolicy:
         block_tokens=given.block_tokens,
         dispatch_ahead_s=given.dispatch_ahead_s,
         local_prefill_tokens_max=0,
+        order_key=ORDERS[given.order.value],
     )
 
 
