@@ -242,6 +242,15 @@ class Router(Section, frozen=True, kw_only=True):
             "Replicas write a snapshot of their KV cache this often; routers rely on it.", 0.1, 3600, "s"
         ),
     ] = 30.0
+    index_blocks_max: Annotated[
+        int,
+        Allowed(
+            "Distinct KV blocks a router remembers, some 100 bytes each; beyond it those not used for longest go.",
+            1024,
+            100_000_000,
+            "blocks",
+        ),
+    ] = 10_000_000
 
 
 class Frontend(Section, frozen=True, kw_only=True):
