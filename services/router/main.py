@@ -139,6 +139,8 @@ class Router:
         self._block_tokens = config.engine.block_tokens
         self._boot_id = secrets.token_hex(8)
         self._is_view_known = False
+        self._is_warmed_up = False
+        self._routers: list[tuple[str, str]] = []
         self.has_heir = False
         """True while another router is there that takes new requests."""
         clock = MonotonicClock()
@@ -196,7 +198,7 @@ class Router:
             self._block_tokens,
             clock,
             trust.channel,
-            self.index.set_replicas,
+            self.on_replicas,
             trust.explain,
         )
         telemetry.export(self.relay, policy, self.index, self.metrics)
@@ -236,9 +238,14 @@ class Router:
             for member in members
         )
         self.links.update(members)
-        self.dispatches.set_routers(
-            (member.process_id, member.boot_id) for member in members if member.role == "router"
-        )
+        self._routers = [(member.process_id, member.boot_id) for member in members if member.role == "router"]
+        if self._is_warmed_up or self.links.is_settled():
+            self.dispatches.set_routers(self._routers)
+
+    def on_replicas(self, names: Sequence[str]) -> None:
+        """Take the replicas there are: what other routers have dispatched to them means something from now on."""
+        self.index.set_replicas(names)
+        self.dispatches.set_routers(self._routers)
 
     async def warm_up(self) -> None:
         """Wait until the replicas that are there are attached, their index is loaded, and the other routers have told what
@@ -250,13 +257,14 @@ class Router:
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             log.warning("serving before every replica is attached and known")
+        self._is_warmed_up = True
+        self.dispatches.set_routers(self._routers)
 
     def _is_warm(self) -> bool:
         if not (self._is_view_known and self.links.is_settled() and self.index.is_caught_up):
             return False
-        return (
-            all(replica.is_up for replica in self.relay.replicas.values()) and self.dispatches.is_caught_up()
-        )
+        is_attached = all(replica.is_up for replica in self.relay.replicas.values())
+        return is_attached and self.dispatches.is_caught_up()
 
     async def drain(self) -> None:
         """Refuse new requests and wait until the last one ended, or until another router can take over what is left."""

@@ -130,8 +130,10 @@ class Neighbours:
         known = self._known(one.name)
         listed: set[str] = set()
         missing: set[str] = set()
+        has_all = True
         for replica, prompts in roll.open.items():
             if not self._has_replica(replica):
+                has_all = False
                 continue
             listed.update(prompts)
             for request_id, started_s in prompts.items():
@@ -148,7 +150,7 @@ class Neighbours:
         self.healed_total += len(missing - one.missing)
         one.missing = missing
         one.misses_all = False
-        one.has_told = one.has_told or not missing
+        one.has_told = one.has_told or (has_all and not missing)
 
     def look(self, now_s: float) -> None:
         """Forget what routers had dispatched that are not heard any more."""
@@ -172,7 +174,7 @@ class Neighbours:
         return asks
 
     def is_caught_up(self, now_s: float) -> bool:
-        """True if every other router has told what it has, or did not in the time it had for it."""
+        """True if every other router has told what it has at replicas known here, or had the time for it."""
         return all(one.has_told or now_s - one.since_s > GREETING_S for one in self._routers.values())
 
     @property
