@@ -219,6 +219,17 @@ def health(
     raise typer.Exit(ask([*(f"{option}={value}" for option, value in told if value), "--", address]))
 
 
+@app.command(
+    "replay",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def replay_trace(context: typer.Context) -> None:
+    """Replay a trace offline: how many prefill replicas it needs, and what placement does. --help tells more."""
+    from kvmesh.cli.replay import replay
+
+    raise typer.Exit(replay(context.args))
+
+
 @app.command("config")
 def show_config(config: ConfigOption = None) -> None:
     """Print the configuration in force: every key, its meaning and its range."""

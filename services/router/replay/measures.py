@@ -31,6 +31,8 @@ class Measures:
     """Work of the busiest replica over the mean."""
     work: float
     """Busy seconds over those of one pooled cache that serves in order."""
+    busy: float
+    """Share of the time, until the last first token, in which a replica works."""
 
     def as_dict(self) -> dict[str, float]:
         """Return it by name."""
@@ -47,8 +49,9 @@ def measure(
     hit_blocks: Sequence[int],
     busy_s: Sequence[float],
     work_s: float,
+    span_s: float,
 ) -> Measures:
-    """Judge one run."""
+    """Judge one run. `span_s`: seconds from the first arrival to the last."""
     skipped = int(len(load) * WARM_UP)
     counted = ttft_s[skipped:]
     ordered = sorted(counted)
@@ -67,6 +70,7 @@ def measure(
         hit=sum(hit_blocks) / blocks,
         imbalance=max(busy_s) * len(busy_s) / total,
         work=total / work_s,
+        busy=total / len(busy_s) / (span_s + ttft_s[-1]),
     )
 
 

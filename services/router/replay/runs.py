@@ -39,6 +39,8 @@ class Row:
     loss: float = 0.0
     dispatch_ahead_s: float = float("inf")
     copies: int = 1
+    speed: float = 1.0
+    """Where the trace's own rate counts: played so many times as fast."""
     cost: Cost = COSTS["8b"]
 
     def capacity(self, load: Workload) -> int:
@@ -72,7 +74,7 @@ class Replay:
     def scale(self, row: Row, seed: int) -> float:
         """Return the factor on arrival times."""
         if row.load is None:
-            return 1.0
+            return 1.0 / row.speed
         work_s = self.pooled(row, seed).work_s
         return scale_for(self.workload(seed, row.copies), work_s, row.replicas, row.load)
 
@@ -80,9 +82,10 @@ class Replay:
         """Return how `policy` does on `row`."""
         load, pooled = self.workload(seed, row.copies), self.pooled(row, seed)
         scale = self.scale(row, seed)
+        span_s = load.span_s * scale
         if policy == BOUND:
             ttft_s, busy_s = bound(load, pooled, scale, row.replicas)
-            return measure(load, row.cost, ttft_s, pooled.hit_blocks, busy_s, pooled.work_s)
+            return measure(load, row.cost, ttft_s, pooled.hit_blocks, busy_s, pooled.work_s, span_s)
         cluster = Cluster(row.replicas, row.capacity(load), row.cost, row.order, row.delay_s, row.loss)
         given = Given(
             cluster.names(),
@@ -100,4 +103,6 @@ class Replay:
             for index in range(row.routers)
         ]
         outcome = Simulation(load, scale, cluster, policies, random.Random(f"{seed}/loss")).run()
-        return measure(load, row.cost, outcome.ttft_s, outcome.hit_blocks, outcome.busy_s, pooled.work_s)
+        return measure(
+            load, row.cost, outcome.ttft_s, outcome.hit_blocks, outcome.busy_s, pooled.work_s, span_s
+        )

@@ -111,6 +111,8 @@ class Simulation:
         self._wake_s = [float("inf")] * len(policies)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._made = 0
+        self._news = 0
+        """Ends of prompts to come, and news on its way."""
         self._now_s = 0.0
         self.outcome = Outcome([0.0] * count, [0] * count, [-1] * count)
 
@@ -145,7 +147,10 @@ class Simulation:
         self._pump(router)
 
     def _pump(self, router: int) -> None:
-        """Let go who may go, as the router's own pump does."""
+        """Let go who may go, as the router's own pump does.
+
+        While anything is to be heard of, it is heard of soon enough: nobody asks again before.
+        """
         held, now_s = self._held[router], self._now_s
         if not held:
             return
@@ -156,7 +161,8 @@ class Simulation:
         while held:
             again_s, gone = self._pass(router)
             if not gone:
-                self._wake_by(router, max(again_s, now_s + PUMP_PAUSE_S))
+                if not self._news:
+                    self._wake_by(router, max(again_s, now_s + PUMP_PAUSE_S))
                 break
             is_anyone_gone = True
             for index in gone:
@@ -191,8 +197,17 @@ class Simulation:
             return answer.until_s
         assert answer.prefill is not None, "decode's own prefill is not simulated"
         expires_s = now_s + DISPATCH_LIFE_S + 10 * answer.prefill_s
-        name = self._router_of[router]
-        told = Dispatched(name, self._ids[index], answer.prefill, hashes, answer.prefill_s, now_s, expires_s)
+        told = Dispatched(
+            self._router_of[router],
+            self._ids[index],
+            answer.prefill,
+            hashes,
+            answer.prefill_s,
+            now_s,
+            expires_s,
+            request.precedence,
+            request.token_count,
+        )
         self._policies[router].observe(told)
         if len(self._policies) > 1:
             self._at(now_s + self._cluster.delay_s, self._hear_dispatch, router, told)
@@ -212,6 +227,7 @@ class Simulation:
         began: Began | None,
     ) -> None:
         """All routers hear of one moment at a replica; each may miss what it says of the cache."""
+        self._news -= 1
         loss, rng = self._cluster.loss, self._rng
         for router, policy in enumerate(self._policies):
             if finished is not None:
@@ -236,6 +252,7 @@ class Simulation:
         removed: Removed | None,
         began: Began | None,
     ) -> None:
+        self._news += 1
         self._at(self._now_s + self._cluster.delay_s, self._hear, finished, stored, removed, began)
 
     # Replicas
@@ -256,11 +273,13 @@ class Simulation:
         seconds = self._seconds(index, depth) * self._load.noise[index]
         server.running, server.hit_blocks = index, depth
         server.busy_s += seconds
+        self._news += 1
         self._at(now_s + seconds, self._finish, replica, index, seconds)
         return Began(self._router_of[index % len(self._policies)], self._ids[index], now_s, depth)
 
     def _finish(self, replica: int, index: int, seconds: float) -> None:
         server, load, now_s = self._servers[replica], self._load, self._now_s
+        self._news -= 1
         name = self._names[replica]
         depth = server.hit_blocks
         self.outcome.ttft_s[index] = now_s - load.arrivals_s[index] * self._scale

@@ -1,0 +1,229 @@
+"""`kvmesh replay TRACE`: reads the command line, runs, prints.
+
+Exit status: 0 done, 2 an option or the trace cannot be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvmesh.config import MeshConfig
+from services.router.replay import options, plot, tables
+from services.router.replay.catalogue import POLICIES
+from services.router.replay.measures import mean
+from services.router.replay.options import BadOption
+from services.router.replay.plan import Compared, Plan
+from services.router.replay.processes import Runner
+from services.router.replay.runs import BOUND, Row
+from services.router.replay.servers import Order
+from services.router.replay.trace import BLOCK_TOKENS, Trace, TraceError, read
+
+DEFAULT_POLICIES: Final = f"kvmesh,llm-d,preble,dynamo,sglang,least-outstanding,round-robin,{BOUND}"
+DEFAULT_SHARE: Final = ".3"
+DEFAULT_SIZES: Final = "16GiB,64GiB,256GiB"
+DEFAULTS: Final = MeshConfig()
+DEFAULT_ORDER: Final = Order(DEFAULTS.prefill.queue_order)
+PIPE_COLUMNS: Final = 110
+OFF: Final = "off"
+JOBS_MAX: Final = 256
+SEEDS_MAX: Final = 100
+ROUTERS_MAX: Final = 64
+COPIES_MAX: Final = 64
+STALENESS_MAX_MS: Final = 60_000
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="kvmesh replay")
+    except (BadOption, TraceError) as mistake:
+        sys.stderr.write(f"{mistake}\n")
+        sys.exit(2)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="Requests in the Mooncake format: JSON lines, perhaps .gz.")],
+    replicas: Annotated[
+        str, typer.Option(help="Numbers of prefill replicas to compare at.", show_default="8")
+    ] = "",
+    load: Annotated[
+        str, typer.Option(help="Loads: work of one pooled cache over what the replicas can do.")
+    ] = ".5,.7,.85",
+    cache: Annotated[
+        str,
+        typer.Option(
+            help="Cache: a share of the trace's unique blocks in all replicas together, or GiB per replica (80GiB).",
+            show_default=f"{DEFAULT_SHARE}; sizing: {DEFAULT_SIZES}",
+        ),
+    ] = "",
+    policies: Annotated[
+        str, typer.Option(help=f"Policies to compare, or all: {', '.join((*POLICIES, BOUND))}.")
+    ] = DEFAULT_POLICIES,
+    order: Annotated[Order, typer.Option(help="In which a replica serves what waits there.")] = DEFAULT_ORDER,
+    cost: Annotated[
+        str, typer.Option(help="Prefill seconds: 8b, 70b, or c0,a,b of c0 + u (a + b (T - u/2)).")
+    ] = "8b",
+    slo_s: Annotated[
+        float | None,
+        typer.Option(
+            help="A first token within this, or twice its prompt's cold prefill, is in time.",
+            show_default=".5; 70b: 1",
+        ),
+    ] = None,
+    routers: Annotated[int, typer.Option(help="Routers that share the requests.")] = 1,
+    staleness_ms: Annotated[
+        float, typer.Option(help="Until a router hears of what it did not do itself.")
+    ] = 0.0,
+    loss: Annotated[
+        float, typer.Option(help="Share of the news of cached blocks that a router never hears.")
+    ] = 0.0,
+    dispatch_ahead_s: Annotated[
+        str,
+        typer.Option(
+            help="Unstarted seconds that kvmesh sends to a replica before it holds requests back; or off."
+        ),
+    ] = str(DEFAULTS.router.dispatch_ahead_s),
+    size: Annotated[
+        bool | None,
+        typer.Option(
+            "--size/--no-size",
+            help="Find how many replicas are needed at the trace's own rate.",
+            show_default="on unless --replicas is given",
+        ),
+    ] = None,
+    goodput: Annotated[float, typer.Option(help="Share of first tokens in time that is enough.")] = 0.9,
+    speed: Annotated[float, typer.Option(help="Play the trace so many times as fast when sizing.")] = 1.0,
+    requests: Annotated[int, typer.Option(help="Take the first so many; 0: all.")] = 0,
+    copies: Annotated[int, typer.Option(help="Lay so many copies of the trace over each other.")] = 1,
+    block_tokens: Annotated[int, typer.Option(help="Tokens per id of hash_ids.")] = BLOCK_TOKENS,
+    seeds: Annotated[
+        int, typer.Option(help="Runs with other noise; ± is half the distance of the extremes.")
+    ] = 1,
+    jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Write TTFT and goodput over load to this SVG file.")
+    ] = None,
+) -> None:
+    """Replay a trace against simulated prefill replicas: how many are needed, and what placement does."""
+    model = options.cost(
+        cost, None if slo_s is None else options.number("--slo-s", str(slo_s), 0.001, 1000, " s")
+    )
+    for option, value, low, high in (
+        ("--routers", routers, 1, ROUTERS_MAX),
+        ("--staleness-ms", staleness_ms, 0, STALENESS_MAX_MS),
+        ("--loss", loss, 0, 1),
+        ("--goodput", goodput, 0.01, 1),
+        ("--speed", speed, 0.001, 10_000),
+        ("--requests", requests, 0, 1e9),
+        ("--copies", copies, 1, COPIES_MAX),
+        ("--block-tokens", block_tokens, 1, 1 << 20),
+        ("--seeds", seeds, 1, SEEDS_MAX),
+        ("--jobs", jobs, 0, JOBS_MAX),
+    ):
+        options.number(option, str(value), low, high)
+    is_sized = size if size is not None else not replicas
+    ahead_s = (
+        math.inf
+        if dispatch_ahead_s == OFF
+        else options.number("--dispatch-ahead-s", dispatch_ahead_s, 0.01, 60, " s")
+    )
+    plan = Plan(
+        trace=_trace(trace, block_tokens, requests),
+        cost=model,
+        row=Row(
+            order=order,
+            routers=routers,
+            delay_s=staleness_ms / 1e3,
+            loss=loss,
+            dispatch_ahead_s=ahead_s,
+            copies=copies,
+            speed=speed,
+        ),
+        replicas=options.listed("--replicas", replicas or "8", options.replicas),
+        loads=options.listed("--load", load, options.load),
+        caches=options.listed("--cache", cache or DEFAULT_SHARE, options.cache),
+        policies=options.policies(policies),
+        seeds=seeds,
+        sizes=options.listed("--cache", cache or DEFAULT_SIZES, options.cache) if is_sized else (),
+        goodput=goodput,
+    )
+    if plot_file is not None and not plot_file.parent.is_dir():
+        raise BadOption(f'--plot = "{plot_file}": the folder does not exist.')
+    try:
+        raise typer.Exit(_run(plan, jobs or os.cpu_count() or 1, as_json=as_json, plot_file=plot_file))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _trace(path: Path, block_tokens: int, requests: int) -> Trace:
+    trace = read(path, block_tokens)
+    if requests:
+        trace = trace.head(requests)
+    if not trace.span_s:
+        raise TraceError(
+            f"{path.name}: all timestamps are {trace.records[0].timestamp_ms:g}; two different ones are needed"
+        )
+    return trace
+
+
+def _run(plan: Plan, jobs: int, *, as_json: bool, plot_file: Path | None) -> int:
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPE_COLUMNS
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with closing(Runner({plan.trace.name: plan.trace}, jobs)) as runner, bar:
+        sizing = bar.add_task("sizing", total=None, visible=bool(plan.sizes))
+        sized = plan.size(runner, lambda: bar.advance(sizing))
+        bar.update(sizing, visible=False)
+        comparing = bar.add_task("comparing", total=plan.run_count)
+        compared = plan.compare(runner, lambda: bar.advance(comparing))
+    if plot_file is not None:
+        plot_file.write_text(plot.svg(plan.trace.name, _panels(plan, compared)), encoding="utf-8")
+    if as_json:
+        found = {**plan.described(), **tables.as_json(compared, sized, plan.goodput, plan.policies[0])}
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return 0
+    console.print(plan.headline(), highlight=False)
+    if sized:
+        console.print(
+            tables.sizing(sized, plan.goodput, plan.policies[0], plan.cost, plan.trace.block_tokens)
+        )
+    for one in compared:
+        console.print(tables.comparison(one, plan.cost, plan.trace.block_tokens))
+    return 0
+
+
+def _panels(plan: Plan, compared: Sequence[Compared]) -> list[plot.Panel]:
+    panels = []
+    for replicas in plan.replicas:
+        for cache in plan.caches:
+            here = [one for one in compared if one.row.replicas == replicas and one.cache == cache]
+            here.sort(key=lambda one: one.row.load or 0.0)
+            lines = [
+                plot.Line(policy, [(one.row.load or 0.0, mean(one.policies[policy])) for one in here])
+                for policy in plan.policies
+            ]
+            panels.append(plot.Panel(f"{replicas} replicas, cache {cache}", lines))
+    return panels

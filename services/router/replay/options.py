@@ -1,0 +1,111 @@
+"""The options of a replay as text, made into values; mistakes in one sentence. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from services.router.replay.catalogue import POLICIES
+from services.router.replay.cost import COSTS, GIB, Cost
+from services.router.replay.runs import BOUND
+
+REPLICAS_MAX: Final = 1024
+LOAD_MAX: Final = 10.0
+CACHE_MAX: Final = 100.0
+GIB_MAX: Final = 1e6
+SECONDS_MAX: Final = 100.0
+
+Value = TypeVar("Value")
+
+
+class BadOption(ValueError):
+    """An option's value cannot be used; the text is one sentence naming option, value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """How much cache: a share of the trace's unique blocks over all replicas, or GiB per replica."""
+
+    share: float = 0.0
+    gib: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.gib:g}GiB" if self.gib else f"{self.share:g}"
+
+    def blocks(self, cost: Cost, block_tokens: int) -> int:
+        """Return the blocks per replica; 0 if a share is meant."""
+        return int(self.gib * GIB / (cost.kv_bytes * block_tokens))
+
+
+def listed(option: str, text: str, read: Callable[[str, str], Value]) -> list[Value]:
+    """Read values with commas between them; the same one twice counts once."""
+    values = [read(option, part.strip()) for part in text.split(",") if part.strip()]
+    if not values:
+        raise BadOption(f'{option} = "{text}" names nothing: values with commas between them are needed.')
+    return list(dict.fromkeys(values))
+
+
+def number(option: str, text: str, low: float, high: float, unit: str = "") -> float:
+    """Read one number from `low` to `high`."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadOption(f'{option} = "{text}" is no number: allowed are {low:g} to {high:g}{unit}.') from None
+    if not low <= value <= high:  # also refuses NaN
+        raise BadOption(f"{option} = {text} is out of range: allowed are {low:g} to {high:g}{unit}.")
+    return value
+
+
+def replicas(option: str, text: str) -> int:
+    """Read a number of replicas."""
+    value = number(option, text, 1, REPLICAS_MAX)
+    if value != int(value):
+        raise BadOption(f"{option} = {text} is no whole number: allowed are 1 to {REPLICAS_MAX}.")
+    return int(value)
+
+
+def load(option: str, text: str) -> float:
+    """Read a load."""
+    return number(option, text, 0.01, LOAD_MAX)
+
+
+def cache(option: str, text: str) -> Cache:
+    """Read a share, or GiB per replica."""
+    lowered = text.lower()
+    if lowered.endswith("gib"):
+        return Cache(gib=number(option, lowered.removesuffix("gib"), 0.01, GIB_MAX, " GiB"))
+    return Cache(share=number(option, text, 0.0, CACHE_MAX))
+
+
+def policy(option: str, text: str) -> str:
+    """Read the name of a policy."""
+    if text not in POLICIES and text != BOUND:
+        raise BadOption(f'{option} = "{text}" is no policy: there are {", ".join((*POLICIES, BOUND))}.')
+    return text
+
+
+def policies(text: str) -> Sequence[str]:
+    """Read names of policies; all is all of them."""
+    return [*POLICIES, BOUND] if text == "all" else listed("--policies", text, policy)
+
+
+def cost(text: str, slo_s: float | None) -> Cost:
+    """Read the name of a model, or c0,a,b and perhaps the bytes of KV cache per token."""
+    found = COSTS.get(text.lower())
+    if found is None:
+        parts = text.split(",")
+        if len(parts) not in (3, 4):
+            names = ", ".join(COSTS)
+            raise BadOption(
+                f'--cost = "{text}" is neither one of {names} nor c0,a,b in seconds[,KV bytes per token].'
+            )
+        c0_s, a_s, b_s = (number("--cost", part, 0, SECONDS_MAX, " s") for part in parts[:3])
+        if c0_s + a_s + b_s <= 0:
+            raise BadOption(f"--cost = {text} makes prompts free: one of c0, a, b must be above 0.")
+        found = Cost(text, c0_s, a_s, b_s)
+        if len(parts) == 4:
+            kv_bytes = number("--cost", parts[3], 1, 1 << 30, " bytes")
+            found = replace(found, kv_bytes=math.ceil(kv_bytes))
+    return found if slo_s is None else replace(found, slo_floor_s=slo_s)

@@ -1,0 +1,184 @@
+"""What a replay is asked for, and the runs that answer it. Pure but for the runner it is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from services.router.replay.cost import Cost
+from services.router.replay.measures import Measures
+from services.router.replay.options import Cache
+from services.router.replay.processes import OnDone, Task
+from services.router.replay.runs import Replay, Row
+from services.router.replay.sizing import Search
+from services.router.replay.trace import Trace
+
+SEED = 1
+"""The first one."""
+
+
+class Runs(Protocol):
+    """Runs tasks."""
+
+    def run(self, tasks: Sequence[Task], on_done: OnDone) -> None:
+        """Run all of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One row of the comparison."""
+
+    row: Row
+    cache: Cache
+    capacity: int
+    """Blocks per replica."""
+    requests_per_s: float
+    policies: Mapping[str, Sequence[Measures]]
+    """One entry per seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """What one amount of cache needs."""
+
+    cache: Cache
+    capacity: int | None
+    """Blocks per replica; None if the search found nothing."""
+    search: Search
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for."""
+
+    trace: Trace
+    cost: Cost
+    row: Row
+    """What all rows have in common."""
+    replicas: Sequence[int]
+    loads: Sequence[float]
+    caches: Sequence[Cache]
+    policies: Sequence[str]
+    """The first one is sized for."""
+    seeds: int
+    sizes: Sequence[Cache]
+    """Empty: nothing is sized."""
+    goodput: float
+
+    @cached_property
+    def replay(self) -> Replay:
+        """The trace, for what no process needs to be asked."""
+        return Replay(self.trace)
+
+    @property
+    def run_count(self) -> int:
+        """Runs of the comparison."""
+        rows = len(self.replicas) * len(self.caches) * len(self.loads)
+        return rows * len(self.policies) * self.seeds
+
+    def row_of(self, replicas: int, cache: Cache, load: float | None) -> Row:
+        """Return the row of these."""
+        blocks = cache.blocks(self.cost, self.trace.block_tokens)
+        return replace(
+            self.row, replicas=replicas, load=load, cache=cache.share, cache_blocks=blocks, cost=self.cost
+        )
+
+    def compare(self, runner: Runs, on_run: Callable[[], None]) -> list[Compared]:
+        """Run every policy on every row; `on_run` is called after each run."""
+        found: dict[Task, Measures] = {}
+
+        def done(task: Task, measures: Measures) -> None:
+            found[task] = measures
+            on_run()
+
+        rows = [
+            (cache, self.row_of(replicas, cache, load))
+            for replicas in self.replicas
+            for cache in self.caches
+            for load in self.loads
+        ]
+        seeds = range(SEED, SEED + self.seeds)
+        name = self.trace.name
+        runner.run(
+            [Task(name, row, policy, seed) for _, row in rows for policy in self.policies for seed in seeds],
+            done,
+        )
+        return [
+            Compared(
+                row,
+                cache,
+                self._capacity(row),
+                self._requests_per_s(row),
+                {
+                    policy: [found[Task(name, row, policy, seed)] for seed in seeds]
+                    for policy in self.policies
+                },
+            )
+            for cache, row in rows
+        ]
+
+    def size(self, runner: Runs, on_run: Callable[[], None]) -> list[Sized]:
+        """Find the smallest number of replicas for each amount of cache."""
+        load = self.replay.workload(SEED, self.row.copies)
+        searches: list[Search] = []
+        for cache in self.sizes:
+            row = self.row_of(1, cache, None)
+            work_s = self.replay.pooled(row, SEED).work_s
+            searches.append(Search(self.goodput, math.ceil(work_s * self.row.speed / load.span_s)))
+        while True:
+            tasks: dict[Task, Search] = {}
+            for cache, search in zip(self.sizes, searches, strict=True):
+                count = search.next()
+                if count is not None:
+                    row = self.row_of(count, cache, None)
+                    tasks[Task(self.trace.name, row, self.policies[0], SEED)] = search
+            if not tasks:
+                break
+
+            def done(task: Task, measures: Measures, tasks: dict[Task, Search] = tasks) -> None:
+                tasks[task].tried[task.row.replicas] = measures
+                on_run()
+
+            runner.run(list(tasks), done)
+        return [
+            Sized(
+                cache,
+                self._capacity(self.row_of(search.found, cache, None)) if search.found is not None else None,
+                search,
+            )
+            for cache, search in zip(self.sizes, searches, strict=True)
+        ]
+
+    def headline(self) -> str:
+        """Return what the trace is."""
+        load = self.replay.workload(SEED, self.row.copies)
+        tokens = sum(load.tokens) / len(load)
+        return (
+            f"{self.trace.name}: {len(load):,} requests in {load.span_s:,.0f} s ({len(load) / load.span_s:.2f}/s), "
+            f"{tokens:,.0f} prompt tokens each, {load.unique_blocks:,} different blocks "
+            f"({self.cost.gib(load.unique_blocks, load.block_tokens):,.0f} GiB); prefill as {self.cost.name}, "
+            f"{self.row.order.value}"
+        )
+
+    def described(self) -> dict[str, Any]:
+        """Return what the trace is, by name."""
+        load = self.replay.workload(SEED, self.row.copies)
+        return {
+            "trace": self.trace.name,
+            "requests": len(load),
+            "span_s": load.span_s,
+            "prompt_tokens": sum(load.tokens),
+            "unique_blocks": load.unique_blocks,
+            "block_tokens": load.block_tokens,
+        }
+
+    def _capacity(self, row: Row) -> int:
+        return row.capacity(self.replay.workload(SEED, row.copies))
+
+    def _requests_per_s(self, row: Row) -> float:
+        load = self.replay.workload(SEED, row.copies)
+        return len(load) / (load.span_s * self.replay.scale(row, SEED))
