@@ -111,7 +111,8 @@ class IndexReader:
                 self._to_load[name] = float("-inf")
 
     async def _read(self) -> None:
-        timeout_ms = BLOCK_MS if not self._to_load else BLOCK_MS // 10
+        # Replicas may be named at any moment of the wait: a router that starts learns them just after this has begun.
+        timeout_ms = BLOCK_MS if self._wanted and not self._to_load else BLOCK_MS // 10
         waiting = () if self._mirror.needs_upkeep else ("BLOCK", timeout_ms)
         answer = await self._redis.execute(
             *("XREAD", "COUNT", READ_COUNT, *waiting),
