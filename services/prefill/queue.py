@@ -2,8 +2,8 @@
 
 Shadows behind everybody, then band by band. Inside a band resumed attempts first; then tenants take turns: whose prompts
 have had the fewest tokens for their weight goes next, so that one tenant's burst does not stand before another's prompt.
-Inside a tenant, and among the resumed, higher priority first, then the shortest with ageing (kvmesh.queue_order). So turns
-say who goes, the order which of theirs; in a mesh without tenants everything is one tenant's.
+Inside a tenant higher priority first, then the shortest with ageing (kvmesh.queue_order); resumed ones of all tenants by
+length alone. So turns say who goes, length which of theirs; in a mesh without tenants everything is one tenant's.
 
 Each FLOOR_EVERY-th start goes to the band that has had none for longest, shadows aside. So a band where somebody waits
 starts one at least each FLOOR_EVERY times the bands that wait, whatever comes: what a router let go for a lower band is
@@ -71,9 +71,10 @@ class PrefillQueue:
         band = self._bands.get(_key(slot))
         if band is None:
             band = self._bands[_key(slot)] = _Band(self._taken)
-        band.push(
-            _Entry(-slot.priority, self._order_key(slot.expected_s, slot.submitted_s), self._arrivals, slot)
-        )
+        # Resumed ones of all tenants stand together: a client's priority puts its own before nobody else's.
+        priority = 0 if slot.is_resumed else slot.priority
+        order = self._order_key(slot.expected_s, slot.submitted_s)
+        band.push(_Entry(-priority, order, self._arrivals, slot))
 
     def head(self) -> Slot | None:
         """Return the slot to run next, or None. It stays: the same one until the queue changes."""

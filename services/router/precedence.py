@@ -56,7 +56,9 @@ class Ahead:
         if (other.band, other.is_resumed) != (own.band, own.is_resumed):
             if (other.band, other.is_resumed) > (own.band, own.is_resumed):
                 self._seconds += seconds
-        elif own.is_resumed or other.tenant == own.tenant:
+        elif own.is_resumed:  # of all tenants, whatever their priorities
+            self._seconds += seconds if key <= self._key else 0.0
+        elif other.tenant == own.tenant:
             if (-other.priority, key) <= (-own.priority, self._key):
                 self._seconds += seconds
                 self._tokens += tokens

@@ -65,6 +65,7 @@ def test_bands_go_first_then_resumed_then_priority_then_first_come() -> None:
         slot("a"),
         slot("b"),
         slot("resumed", resumed=True, priority=-100),
+        slot("resumed, later", resumed=True, priority=100, at_s=1.0),
         slot("high", priority=5),
         slot("lower band", band=3, priority=100),
         slot("higher band", band=5, priority=-100),
@@ -73,6 +74,7 @@ def test_bands_go_first_then_resumed_then_priority_then_first_come() -> None:
     assert [one.request_id for one in served(queue)] == [
         "higher band",
         "resumed",
+        "resumed, later",
         "high",
         "a",
         "b",
@@ -197,7 +199,7 @@ class Twin:
         arrival, one = entry
         before = (one.is_shadow, -one.band, not one.is_resumed)
         if one.is_resumed:
-            return (*before, -one.priority, self.length(one, now_s), arrival)
+            return (*before, self.length(one, now_s), arrival)
         first = min(
             (-other.priority, self.length(other, now_s), came)
             for came, other in self.waiting

@@ -39,7 +39,7 @@ class Run:
 
     def may_go_before(self, other: Run) -> bool:
         """True if it may start before `other` of the same tenant and band, though both wait."""
-        if self.one.priority != other.one.priority:
+        if self.one.priority != other.one.priority and not self.one.is_resumed:
             return self.one.priority > other.one.priority
         later_s = self.came_s - other.came_s
         return later_s <= overtaken_s(other.one.expected_s, self.one.expected_s) + EPSILON and (
