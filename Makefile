@@ -13,7 +13,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness upgrade bench bench-peers chaos soak proto docs lock images
+.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full chaos soak proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ bench: setup  ## Measure and write docs/measurements (minutes)
 
 bench-peers: setup  ## The same fault under routers from PyPI; writes docs/measurements (minutes)
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
+
+bench-routing: setup  ## Placement against other routers' policies on replayed traces, 15 rows; writes docs/measurements (minutes)
+	$(BIN)/python -m bench.routing --write docs/measurements/routing.md
+
+bench-routing-full: setup  ## All rows; goes on where it was stopped (hours)
+	$(BIN)/python -m bench.routing --full --write docs/measurements/routing.md
 
 chaos: setup  ## Every fault on every part, writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one
 	@$(BIN)/python -m tests.chaos run --check $(CHAOS_ONE)

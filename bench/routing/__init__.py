@@ -1,0 +1,1 @@
+"""Placement by replayed traces: `python -m bench.routing`, which writes docs/measurements/routing.md."""

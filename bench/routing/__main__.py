@@ -1,0 +1,112 @@
+"""The command: `python -m bench.routing [--full] [--only WORDS] [--jobs N] [--results FILE] [--write PAGE]`."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bench import machine
+from bench.report import NOTES
+from bench.routing import page
+from bench.routing.page import Found
+from bench.routing.record import Record
+from bench.routing.rows import LARGE_REQUESTS, NAMES, SEEDS, TRACES, Case, fifteen, full
+from kvmesh.config import ROOT
+from services.router.replay.measures import Measures
+from services.router.replay.processes import Runner, Task
+from services.router.replay.trace import Trace, read
+
+FOLDER: Final = ROOT / "bench" / "traces"
+RESULTS: Final = Path(".kvmesh/routing/runs.jsonl")
+MADE: Final = ("date", "commit", "python")
+
+
+def routing(
+    is_full: Annotated[bool, typer.Option("--full", help="Every row; hours.")] = False,
+    only: Annotated[str, typer.Option(help="Only rows whose names hold all these words, with commas.")] = "",
+    jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.", min=0, max=256)] = 0,
+    results: Annotated[Path, typer.Option(help="Runs made so far; more are appended.")] = RESULTS,
+    write: Annotated[Path | None, typer.Option(help="Page to write; its .json beside it.")] = None,
+) -> None:
+    """Compare placement policies on simulated replicas; goes on where it was stopped."""
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    cases = [
+        case
+        for case in (full() if is_full else fifteen())
+        if all(word in case.name.split(", ") for word in words)
+    ]
+    if not cases:
+        raise typer.BadParameter(
+            f'no row has all of "{only}"; names look like: {fifteen()[0].name}', param_hint="--only"
+        )
+    made = machine.describe()
+    record = Record(results)
+    _run(cases, record, jobs or os.cpu_count() or 1)
+    # All rows that are known, also those of an earlier and larger run.
+    known = dict.fromkeys([*fifteen(), *full()])
+    rows = [found for case in known if (found := _found(case, record)) is not None]
+    console = Console()
+    console.print_json(json.dumps(page.verdict(rows)))
+    if write is not None:
+        about = {name: made[name] for name in MADE}
+        command = "make bench-routing-full" if is_full else "make bench-routing"
+        notes = ""
+        if write.exists():
+            _, mark, notes = write.read_text(encoding="utf-8").partition(NOTES)
+            notes = mark + notes
+        write.write_text(page.page(rows, about, command) + (notes or f"{NOTES}\n"), encoding="utf-8")
+        text = json.dumps(page.as_json(rows, about), indent=1)
+        write.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
+def _traces() -> dict[str, Trace]:
+    traces = {}
+    for name, file in TRACES.items():
+        traces[name] = read(FOLDER / f"{file}.jsonl.gz")
+        traces[f"{name}-head"] = traces[name].head(LARGE_REQUESTS)
+    return traces
+
+
+def _run(cases: list[Case], record: Record, jobs: int) -> None:
+    wanted = dict.fromkeys(task for case in cases for task in case.tasks())
+    missing = [task for task in wanted if record.get(task) is None]
+    if not missing:
+        return
+    bar = Progress(
+        TextColumn("runs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with closing(Runner(_traces(), jobs)) as runner, bar:
+        shown = bar.add_task("runs", total=len(wanted), completed=len(wanted) - len(missing))
+
+        def done(task: Task, measures: Measures) -> None:
+            record.add(task, measures)
+            bar.advance(shown)
+
+        runner.run(missing, done)
+
+
+def _found(case: Case, record: Record) -> Found | None:
+    """Return the row if all its runs are known."""
+    runs: dict[str, list[Measures]] = {policy: [] for policy in NAMES}
+    for task in case.tasks():
+        seen = record.get(task)
+        if seen is None:
+            return None
+        runs[task.policy].append(seen)
+    assert all(len(seen) == len(SEEDS) for seen in runs.values())
+    return Found(case, runs)
+
+
+if __name__ == "__main__":
+    typer.run(routing)

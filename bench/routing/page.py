@@ -1,0 +1,191 @@
+"""The record of placement: one page for people, one file for machines. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.routing.rows import NAMES, OURS, SEEDS, Case
+from services.router.replay.measures import Measures, mean, spread
+from services.router.replay.runs import BOUND
+from services.router.replay.tables import figures, row_dict
+
+DETAILED_MAX = 20
+"""Rows up to which the page shows every policy of every row."""
+
+GAIN_AIM = 0.90
+GAIN_TEXT = "geometric mean over rows of the mean TTFT at least 10 % below the best single other policy"
+ROW_AIM = 1.10
+ROW_TEXT = "no row more than 10 % behind the row's best"
+
+INTRODUCTION = """The whole grid: `make bench-routing-full`. All figures are simulated; what is simulated, and where the
+rivals' rules come from: [replay](../replay.md). The traces: [bench/traces](../../bench/traces/README.md)."""
+
+OVERALL = """TTFT and p99: geometric means over rows, in seconds. one-queue is no policy: one queue and one cache for all
+replicas, first come first served. ttft and ttft-opt are baselines, no published routers."""
+
+WORDS = """exact: the router knows everything at once. stale: 4 routers hear after 100 ms, and miss 5 % of the news of caches.
+hold: kvmesh sends no replica more than 1 s of unstarted work (`router.dispatch_ahead_s`); others send at once, as
+published. 64 replicas: 4 copies of the first 3,000 requests."""
+
+OTHER_COLUMNS = ("best other", "mean s", "p99", "goodput", "kvmesh over it")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One row with all its runs."""
+
+    case: Case
+    runs: Mapping[str, Sequence[Measures]]
+    """By policy; one entry per seed."""
+
+    def mean(self, policy: str) -> Measures:
+        """Return the mean over seeds."""
+        return mean(self.runs[policy])
+
+    def best_other(self) -> str:
+        """Return the policy with the smallest mean time to first token, kvmesh and the bound aside."""
+        return min(others(), key=lambda policy: self.mean(policy).mean_s)
+
+    def ratio(self) -> float:
+        """Return the mean time to first token of kvmesh over that of the best other."""
+        return self.mean(OURS).mean_s / self.mean(self.best_other()).mean_s
+
+
+def others() -> list[str]:
+    """Return the policies that kvmesh is compared with."""
+    return [policy for policy in NAMES if policy not in (OURS, BOUND)]
+
+
+def geometric(rows: Sequence[Found], policy: str) -> float:
+    """Return the geometric mean over rows of the mean time to first token."""
+    return math.exp(statistics.fmean(math.log(row.mean(policy).mean_s) for row in rows))
+
+
+def verdict(rows: Sequence[Found]) -> dict[str, Any]:
+    """Return how kvmesh does against the best single other policy, and in its worst row."""
+    overall = {policy: geometric(rows, policy) for policy in NAMES}
+    best = min(others(), key=lambda policy: overall[policy])
+    worst = max(rows, key=Found.ratio)
+    behind = [row for row in rows if row.ratio() > ROW_AIM]
+    return {
+        "rows": len(rows),
+        "geometric_mean_s": overall,
+        "best_other": best,
+        "ratio": overall[OURS] / overall[best],
+        "ratio_aim": GAIN_AIM,
+        "worst_row": worst.case.name,
+        "worst_row_best_other": worst.best_other(),
+        "worst_row_ratio": worst.ratio(),
+        "worst_row_aim": ROW_AIM,
+        "rows_behind_aim": [row.case.name for row in behind],
+        "rows_best": sum(row.ratio() <= 1 for row in rows),
+    }
+
+
+def as_json(rows: Sequence[Found], made: Mapping[str, str]) -> dict[str, Any]:
+    """Return everything."""
+    return {
+        "made": dict(made),
+        "seeds": list(SEEDS),
+        "verdict": verdict(rows),
+        "rows": [
+            {
+                "name": row.case.name,
+                "trace": row.case.trace,
+                "row": row_dict(row.case.row),
+                "policies": {policy: figures(runs) for policy, runs in row.runs.items()},
+            }
+            for row in rows
+        ],
+    }
+
+
+def page(rows: Sequence[Found], made: Mapping[str, str], command: str) -> str:
+    """Return the page."""
+    told = verdict(rows)
+    gain = f"{_percent(told['ratio'])} against {told['best_other']}"
+    worst = (
+        f"{_percent(told['worst_row_ratio'])} against {told['worst_row_best_other']}: {told['worst_row']}; "
+        f"{len(told['rows_behind_aim'])} rows behind"
+    )
+    by_ttft = sorted(NAMES, key=lambda name: told["geometric_mean_s"][name])
+    parts = [
+        *("# Placement, by replayed traces", "", f"Made by `{command}`. {INTRODUCTION}", ""),
+        *(f"- {name}: {value}" for name, value in made.items()),
+        f"- rows: {len(rows)}; seeds per row: {len(SEEDS)}; figures are means over them, ± half the distance of the extremes",
+        *("", "| aim | measured | |", "|---|---|---|"),
+        f"| {GAIN_TEXT} | {gain} | {_met(told['ratio'] <= GAIN_AIM)} |",
+        f"| {ROW_TEXT} | {worst} | {_met(told['worst_row_ratio'] <= ROW_AIM)} |",
+        *("", f"kvmesh is first in {told['rows_best']} of {len(rows)} rows.", ""),
+        *("## Policies over all rows", "", OVERALL, ""),
+        *_head("policy", "TTFT s", "over kvmesh", "p99 s", "goodput", "hit", "imbalance", "work"),
+        *(_overall(rows, policy) for policy in by_ttft),
+        *("", "## Rows", "", WORDS, ""),
+        *_head("row", "kvmesh: mean s", "p50", "p99", "goodput", "hit", "imbalance", *OTHER_COLUMNS),
+        *(_row(row) for row in rows),
+        "",
+    ]
+    if len(rows) <= DETAILED_MAX:
+        parts += ["## Every policy", ""]
+        for row in rows:
+            parts += _detail(row)
+    return "\n".join(parts)
+
+
+def _head(*titles: str) -> tuple[str, str]:
+    return f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"
+
+
+def _overall(rows: Sequence[Found], policy: str) -> str:
+    seen = [row.mean(policy) for row in rows]
+    ttft = geometric(rows, policy)
+    p99 = math.exp(statistics.fmean(math.log(one.p99_s) for one in seen))
+    return (
+        f"| {policy} | {ttft:.3f} | {ttft / geometric(rows, OURS):.2f} | {p99:.2f} | "
+        f"{statistics.fmean(one.goodput for one in seen):.3f} | {statistics.fmean(one.hit for one in seen):.3f} | "
+        f"{statistics.fmean(one.imbalance for one in seen):.2f} | {statistics.fmean(one.work for one in seen):.2f} |"
+    )
+
+
+def _row(row: Found) -> str:
+    ours, around = row.mean(OURS), spread(row.runs[OURS])
+    name = row.best_other()
+    other = row.mean(name)
+    return (
+        f"| {row.case.name} | {ours.mean_s:.3f} ±{around.mean_s:.3f} | {ours.p50_s:.3f} | {ours.p99_s:.2f} | "
+        f"{ours.goodput:.3f} | {ours.hit:.3f} | {ours.imbalance:.2f} | {name} | {other.mean_s:.3f} | {other.p99_s:.2f} | "
+        f"{other.goodput:.3f} | {_percent(row.ratio())} |"
+    )
+
+
+def _detail(row: Found) -> list[str]:
+    columns = ("mean s", "p50", "p90", "p99", "max", "goodput", "hit", "imbalance", "work")
+    parts = [f"### {row.case.name}", "", *_head("policy", *columns)]
+    for policy in sorted(NAMES, key=lambda name: row.mean(name).mean_s):
+        seen, around = row.mean(policy), spread(row.runs[policy])
+        cells = (
+            policy,
+            f"{seen.mean_s:.3f} ±{around.mean_s:.3f}",
+            f"{seen.p50_s:.3f}",
+            f"{seen.p90_s:.2f}",
+            f"{seen.p99_s:.2f}",
+            f"{seen.max_s:.1f}",
+            f"{seen.goodput:.3f} ±{around.goodput:.3f}",
+            f"{seen.hit:.3f}",
+            f"{seen.imbalance:.2f}",
+            f"{seen.work:.2f}",
+        )
+        parts.append(f"| {' | '.join(cells)} |")
+    return [*parts, ""]
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "**missed**"

@@ -1,0 +1,94 @@
+"""Runs that were made, one JSON line each, so that a bench that was stopped goes on where it was.
+
+A run counts as long as the code it came from is the same: comments and docstrings aside.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from bench.routing.rows import OURS
+from kvmesh.config import ROOT
+from services.router.replay.measures import Measures
+from services.router.replay.processes import Task
+from services.router.replay.tables import row_dict
+
+ROUTER: Final = ROOT / "services" / "router"
+SIMULATOR: Final = (ROUTER / "replay" / "runs.py", ROUTER / "replay")
+"""Where it begins, and the folder whose modules belong to it."""
+
+POLICY: Final = (ROUTER / "placement.py", ROUTER)
+RIVALS: Final = ROUTER / "replay" / "rivals"
+QUEUE_ORDER: Final = ROOT / "kvmesh" / "queue_order.py"
+CATALOGUE: Final = ROUTER / "replay" / "catalogue.py"
+"""It imports every policy: what one of them changes does not concern the others."""
+
+
+class Record:
+    """The file. Owned by one process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._runs: dict[str, Measures] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                row: dict[str, Any] = json.loads(line)
+                self._runs[row["run"]] = Measures(**row["figures"])
+
+    def get(self, task: Task) -> Measures | None:
+        """Return what is known of `task`."""
+        return self._runs.get(_key(task))
+
+    def add(self, task: Task, figures: Measures) -> None:
+        """Keep a run."""
+        self._runs[_key(task)] = figures
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run": _key(task), "figures": figures.as_dict()}) + "\n")
+
+
+def _key(task: Task) -> str:
+    row = json.dumps(row_dict(task.row), sort_keys=True)
+    return f"{task.trace} {task.policy} {task.seed} {row} {_code(is_ours=task.policy == OURS)}"
+
+
+@cache
+def _code(*, is_ours: bool) -> str:
+    """Return a digest of the code that makes a run."""
+    files = {QUEUE_ORDER, *_closure(*SIMULATOR, {CATALOGUE})}
+    files |= set(_closure(*POLICY, set())) if is_ours else set(RIVALS.glob("*.py"))
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(_bare(path).encode())
+    return digest.hexdigest()[:16]
+
+
+def _closure(path: Path, folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """Yield `path` and what it imports of `folder`, but for what was `seen`."""
+    if path in seen:
+        return
+    seen.add(path)
+    yield path
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            other = ROOT / f"{node.module.replace('.', '/')}.py"
+            if other.parent == folder and other.exists():
+                yield from _closure(other, folder, seen)
+
+
+def _bare(path: Path) -> str:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [
+                one
+                for one in node.body
+                if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+            ]
+    return ast.dump(tree)
