@@ -28,11 +28,23 @@ REFUSAL = "CPU of a refusal by a budget"
 PER_REFUSAL = "CPU per refusal"
 OWN_REFUSAL = "CPU per refusal of our own code"
 
+LOAD_BUSY = "most CPU between two turns of the loop, loading"
+BURST_BUSY = "most CPU between two turns of the loop, reading events"
+DECISION = "CPU of a decision, p50"
+STALL_MS = 10.0
+
 FELT = "p95 beside the burst / p95 alone"
 ATTEMPTS = "attempts / requests"
 BURST = "a burst of long prompts"
 SERVEGEN = "ServeGen's clients at 0.01 of their rates"
 HALVED = "1x, half of the prefill replicas killed"
+
+
+def placement_case(replicas: int, blocks: str) -> str:
+    """Return the name of a case of the scenario `placement`."""
+    return f"{replicas:,} replicas, half of them prefill, {blocks} blocks"
+
+SHARING = ("2 routers, 50 dispatches/s each", "4 routers, 50 dispatches/s each")
 
 AIMS: dict[Key, Aim] = {
     Key("router", STREAMS_64, PER_TOKEN): Aim(15.0),
@@ -57,6 +69,24 @@ AIMS: dict[Key, Aim] = {
     Key("admission", "refused", REFUSAL): Aim(20.0),
     Key("index", "lookup of 64 blocks, 1M in the index", "time"): Aim(15.0),
     Key("index", "1M blocks", "memory per block"): Aim(110.0),
-    Key("index", "1M blocks", "longest stall while loading"): Aim(10.0),
+    Key("index", "1M blocks", "longest stall while loading"): Aim(STALL_MS),
+    **{Key("index", f"{size} blocks", LOAD_BUSY): Aim(STALL_MS) for size in ("1M", "10M")},
+    **{
+        Key("index", f"{size} blocks, a burst of 100,000 events", BURST_BUSY): Aim(STALL_MS)
+        for size in ("1M", "10M")
+    },
+    **{
+        Key("index", "16 routers at once, 100k blocks each", metric): Aim(STALL_MS)
+        for metric in (LOAD_BUSY, BURST_BUSY)
+    },
     Key("index", "1M blocks", "cold start"): Aim(1.0),
+    **{Key("sharing", case, "until a neighbour counts it, p99"): Aim(10.0) for case in SHARING},
+    **{
+        Key("placement", placement_case(replicas, size), DECISION): Aim(limit)
+        for size in ("10k", "1M", "10M")
+        for replicas, limit in ((8, 40.0), (1000, 250.0))
+    },
+    **{
+        Key("placement", placement_case(1000, size), "memory per block"): Aim(110.0) for size in ("1M", "10M")
+    },
 }

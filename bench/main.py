@@ -26,8 +26,10 @@ from bench.scenarios import (
     index,
     overload,
     path,
+    placement,
     refusals,
     router,
+    sharing,
     trust,
 )
 from bench.windows import Pace
@@ -44,6 +46,8 @@ SCENARIOS: dict[str, Callable[[Results, Pace], None]] = {
         decode,
         path,
         index,
+        placement,
+        sharing,
         trust,
         admission,
         refusals,

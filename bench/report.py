@@ -22,6 +22,8 @@ TITLES = {
     "decode": "Decode service alone (an engine in Triton on the other core)",
     "path": "Whole path through Triton",
     "index": "Prefix index",
+    "placement": "Placement decisions",
+    "sharing": "Routers that tell each other what they dispatched, over one Redis",
     "admission": "Admission by budgets",
     "trust": "Router alone, plain text and mutual TLS",
     "refusals": "Refusing, on the wire and without it",

@@ -114,6 +114,11 @@ def encode(entry: Entry, now_s: float) -> bytes:
     return b"".join(parts)
 
 
+def is_of(data: bytes, router: str) -> bool:
+    """True if `data` is an entry of `router`, told without reading it."""
+    return data.startswith(_MAGIC + _text(router))
+
+
 def decode(data: bytes, now_s: float, life_s: float) -> Entry:
     """Return the entry in `data`, as seen at `now_s`; dispatches are forgotten `life_s` later. Raises NoteError."""
     try:

@@ -1,0 +1,148 @@
+"""The process that measures how soon a router's dispatch is known to another: one side of it, over a real Redis.
+
+Both sides run on one machine, whose monotonic clock they share: the moment of a dispatch travels in its request id.
+Run as `python -m bench.dispatch_probe`, steered over stdin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import uvloop
+
+from bench import control
+from kvmesh.clock import MonotonicClock
+from kvmesh.redis_link import RedisLink
+from services.router.dispatches import Dispatches
+from services.router.holdings import DISPATCH_LIFE_S
+from services.router.mirror import PrefixMirror
+from services.router.neighbours import counted_in
+from services.router.placement import KappaPolicy
+from services.router.policy import Dispatched, Event, Finished, Started
+
+MESH = "bench"
+REPLICA = "prefill-0"
+BLOCKS = 128
+"""Of a prompt of 4,096 tokens."""
+OPEN_S = 0.2
+"""From a prompt's dispatch to its finish; it starts halfway."""
+SETTLE_S = 0.3
+"""After a run, until everything written has arrived."""
+
+
+class DispatchProbe:
+    """One router's policy, and what it tells and hears."""
+
+    def __init__(self, name: str, redis_url: str) -> None:
+        self.name = name
+        self.delays_s: list[float] = []
+        """From the dispatch by another router until its work was counted here."""
+        self.policy = KappaPolicy(
+            name,
+            PrefixMirror(),
+            random.Random(1),
+            block_tokens=32,
+            dispatch_ahead_s=1.0,
+            local_prefill_tokens_max=0,
+        )
+        self.policy.mirror.add(REPLICA)
+        self.redis = RedisLink(redis_url)
+        self.dispatches = Dispatches(
+            self.redis,
+            MESH,
+            name,
+            f"boot-{name}",
+            self._observe,
+            counted_in(self.policy.backlog),
+            lambda replica: replica == REPLICA,
+        )
+        self._clock = MonotonicClock()
+        self._draw = random.Random(name)
+
+    def _observe(self, event: Event) -> None:
+        self.policy.observe(event)
+        if isinstance(event, Dispatched):
+            self.delays_s.append((time.monotonic_ns() - int(event.request_id[:16], 16)) / 1e9)
+
+    def _tell(self, event: Dispatched | Started | Finished) -> None:
+        self.policy.observe(event)
+        self.dispatches.note(event)
+
+    async def meet(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Name the {routers}, and wait until they have told what they have."""
+        self.dispatches.set_routers((name, f"boot-{name}") for name in command["routers"])
+        async with asyncio.timeout(10):
+            while not self.dispatches.is_caught_up():
+                await asyncio.sleep(0.001)
+        return {}
+
+    async def dispatch(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Dispatch {per_s} prompts a second for {seconds}, at random moments; tell CPU of the process per prompt (us)."""
+        self.delays_s.clear()
+        cpu_s, count = time.process_time(), 0
+        end_s = time.monotonic() + command["seconds"]
+        loop = asyncio.get_running_loop()
+        while time.monotonic() < end_s:
+            await asyncio.sleep(self._draw.expovariate(command["per_s"]))
+            now_s = self._clock.now_s()
+            request_id = f"{time.monotonic_ns():016x}{self._draw.getrandbits(64):016x}"
+            hashes = tuple(self._draw.getrandbits(64) for _ in range(BLOCKS))
+            self._tell(
+                Dispatched(
+                    *(self.name, request_id, REPLICA, hashes, OPEN_S / 2, now_s),
+                    expires_s=now_s + DISPATCH_LIFE_S,
+                )
+            )
+            loop.call_later(OPEN_S / 2, self._start, request_id)
+            loop.call_later(OPEN_S, self._finish, request_id)
+            count += 1
+        return {"count": count, "cpu_us": (time.process_time() - cpu_s) / max(1, count) * 1e6}
+
+    def _start(self, request_id: str) -> None:
+        self._tell(Started(self.name, request_id, self._clock.now_s()))
+
+    def _finish(self, request_id: str) -> None:
+        self._tell(Finished(self.name, request_id, self._clock.now_s()))
+
+    async def tell(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Tell the delays of what was heard (ms), and what is still counted here once everything has ended."""
+        await asyncio.sleep(OPEN_S + SETTLE_S)
+        delays_ms = sorted(1e3 * each for each in self.delays_s)
+        if len(delays_ms) < 100:
+            raise RuntimeError(f"{len(delays_ms)} dispatches were heard")
+        return {
+            "heard": len(delays_ms),
+            "p50_ms": statistics.median(delays_ms),
+            "p99_ms": delays_ms[len(delays_ms) * 99 // 100],
+            "max_ms": delays_ms[-1],
+            "left": len(self.policy.backlog),
+            "healed": self.dispatches.neighbours.healed_total,
+        }
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Serve until stdin ends."""
+    probe = DispatchProbe(arguments.name, arguments.redis)
+    running = asyncio.create_task(probe.dispatches.run(), name="dispatches")
+    await control.serve_commands(
+        {"meet": probe.meet, "dispatch": probe.dispatch, "tell": probe.tell}, {"ready": True}
+    )
+    running.cancel()
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="bench.dispatch_probe", description=__doc__)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--redis", required=True)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
