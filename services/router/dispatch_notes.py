@@ -7,9 +7,11 @@ host's clock means anything to another.
     dispatched  0x01 request:16 age_us:u64 replica:text prefill_us:u64 tokens:u32 blocks:u32 blocks * hash:u64 precedence
     precedence  is_known:u8 band:u8 is_resumed:u8 priority:i32 weight:f64 size:u16 tenant:size (UTF-8)
     started     0x02 request:16 age_us:u64
-    finished    0x03 request:16 has_hit:u8 cached_blocks:u32
-    roll call   0x04 replicas:u16 replicas * (replica:text open:u32 open * (request:16 started_age_us:u64))
+    finished    0x03 request:16 has_hit:u8 hit
+    hit         cached_tokens:u32 computed_tokens:u32 cached_blocks:u32 prefill_us:u64
+    roll call   0x04 is_full:u8 replicas:u16 replicas * (replica:text open:u32 open * (request:16 started_age_us:u64))
     ask         0x05 router:text boot:text requests:u16 requests * request:16
+    measured    0x06 age_us:u64 replica:text hit
     text        length:u8 UTF-8
 
 `started_age_us` is NOT_STARTED for a prompt that waits. An ask without requests asks for all.
@@ -24,7 +26,7 @@ from typing import Final
 
 from kvmesh import blocks
 from services.router.holdings import Note
-from services.router.policy import Dispatched, Finished, Hit, Started
+from services.router.policy import Dispatched, Finished, Hit, Measured, Started
 from services.router.precedence import USUAL, Precedence
 
 FIELD: Final = b"b"
@@ -34,6 +36,7 @@ AGE_MAX_S: Final = 3600.0
 
 NOT_STARTED: Final = (1 << 64) - 1
 _MAGIC: Final = b"KVD2"
+_HIT: Final = "<IIIQ"
 _PRECEDENCE: Final = "<BBBidH"
 _U32_MAX: Final = (1 << 32) - 1
 _I32_MAX: Final = (1 << 31) - 1
@@ -51,6 +54,8 @@ class RollCall:
 
     open: Mapping[str, Mapping[str, float | None]]
     """Replica -> request id -> when its engine had it; None: it waits."""
+    is_full: bool = False
+    """All of it, and what was measured lately, was told right before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,9 @@ class Ask:
     """None named: all."""
 
 
-Told = Note | RollCall | Ask
+NO_HIT: Final = Hit(0, 0, 0, 0.0)
+
+Told = Note | Measured | RollCall | Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +105,12 @@ def encode(entry: Entry, now_s: float) -> bytes:
             case Started():
                 parts += [b"\x02", bytes.fromhex(note.request_id), _age(note.at_s, now_s)]
             case Finished():
-                cached = note.hit.cached_blocks if note.hit else 0
-                parts += [b"\x03", bytes.fromhex(note.request_id)]
-                parts.append(struct.pack("<BI", note.hit is not None, cached))
+                parts += [b"\x03", bytes.fromhex(note.request_id), bytes((note.hit is not None,))]
+                parts.append(_hit(note.hit or NO_HIT))
+            case Measured():
+                parts += [b"\x06", _age(note.at_s, now_s), _text(note.replica), _hit(note.hit)]
             case RollCall():
-                parts += [b"\x04", struct.pack("<H", len(note.open))]
+                parts += [b"\x04", struct.pack("<BH", note.is_full, len(note.open))]
                 for replica, prompts in note.open.items():
                     parts += [_text(replica), struct.pack("<I", len(prompts))]
                     for request_id, started_s in prompts.items():
@@ -154,17 +162,24 @@ class _Reader:
             return Started(router, self._request(), self._moment())
         if kind == b"\x03":
             request_id = self._request()
-            has_hit, cached_blocks = self._numbers("<BI")
+            (has_hit,) = self._numbers("<B")
             if has_hit > 1:
                 raise NoteError(f"has_hit is {has_hit}; 0 or 1 is allowed")
-            hit = Hit(0, 0, cached_blocks, 0.0) if has_hit else None
-            return Finished(router, request_id, self._now_s, hit)
+            hit = self._hit()
+            return Finished(router, request_id, self._now_s, hit if has_hit else None)
         if kind == b"\x04":
             return self._roll_call()
         if kind == b"\x05":
             asked, boot_id = self._text(), self._text()
             return Ask(asked, boot_id, tuple(self._request() for _ in range(self._numbers("<H")[0])))
-        raise NoteError(f"note is of kind {kind!r}; 1 to 5 is allowed")
+        if kind == b"\x06":
+            at_s, replica = self._moment(), self._text()
+            return Measured(replica, self._hit(), at_s)
+        raise NoteError(f"note is of kind {kind!r}; 1 to 6 is allowed")
+
+    def _hit(self) -> Hit:
+        cached_tokens, computed_tokens, cached_blocks, prefill_us = self._numbers(_HIT)
+        return Hit(cached_tokens, computed_tokens, cached_blocks, min(prefill_us / 1e6, AGE_MAX_S))
 
     def _dispatched(self, router: str) -> Dispatched:
         request_id, at_s, replica = self._request(), self._moment(), self._text()
@@ -186,7 +201,8 @@ class _Reader:
 
     def _roll_call(self) -> RollCall:
         open_: dict[str, Mapping[str, float | None]] = {}
-        for _ in range(self._numbers("<H")[0]):
+        is_full, count = self._numbers("<BH")
+        for _ in range(count):
             replica = self._text()
             prompts: dict[str, float | None] = {}
             for _ in range(self._numbers("<I")[0]):
@@ -194,7 +210,7 @@ class _Reader:
                 (age_us,) = self._numbers("<Q")
                 prompts[request_id] = None if age_us == NOT_STARTED else self._ago(age_us)
             open_[replica] = prompts
-        return RollCall(open_)
+        return RollCall(open_, bool(is_full))
 
     def _request(self) -> str:
         return self._take(16).hex()
@@ -220,6 +236,11 @@ class _Reader:
 
     def _numbers(self, form: str) -> tuple[int, ...]:
         return struct.unpack(form, self._take(struct.calcsize(form)))
+
+
+def _hit(hit: Hit) -> bytes:
+    counts = (min(each, _U32_MAX) for each in (hit.cached_tokens, hit.computed_tokens, hit.cached_blocks))
+    return struct.pack(_HIT, *counts, _us(hit.prefill_s))
 
 
 def _precedence(precedence: Precedence | None) -> bytes:

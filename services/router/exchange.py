@@ -36,6 +36,8 @@ class Exchange:
         self._boot_id = boot_id
         self._waiting: deque[Told] = deque()
         self._is_roll_due = False
+        self._is_full = False
+        """The next roll call ends an answer to one who asked for all."""
         self._seq = 0
 
     def set_routers(self, boot_ids: Iterable[tuple[str, str]], now_s: float) -> None:
@@ -64,6 +66,7 @@ class Exchange:
         """What waits cannot be written, nor could the entry `unwritten`: the next roll call tells it."""
         self.dropped_total += len(self._waiting) + (len(unwritten.notes) if unwritten is not None else 0)
         self._waiting.clear()
+        self._is_full = False
         self.call_roll()
 
     def has_more(self, now_s: float) -> bool:
@@ -76,6 +79,9 @@ class Exchange:
         """Return what is to be written now. The roll is called last: everything on it was told before."""
         asked = self.neighbours.asked
         if asked:
+            if ALL in asked:
+                self._is_full = True
+                self._waiting.extend(self.open.measured)
             self._waiting.extend(self.open.told_again(self.open.request_ids() if ALL in asked else asked))
             asked.clear()
             self._is_roll_due = True
@@ -91,8 +97,8 @@ class Exchange:
                     break
             notes.append(self._waiting.popleft())
         if self._is_roll_due and not self._waiting:
-            self._is_roll_due = False
-            notes.append(self.open.roll_call())
+            notes.append(self.open.roll_call(is_full=self._is_full))
+            self._is_roll_due = self._is_full = False
         if not notes:
             return None
         self._seq += 1

@@ -13,7 +13,7 @@ from typing import Final
 
 from services.router.backlog import Backlog
 from services.router.dispatch_notes import Ask, Entry, RollCall
-from services.router.policy import Dispatched, Event, Finished, RouterGone, Started
+from services.router.policy import Dispatched, Event, Finished, Measured, RouterGone, Started
 
 ROLL_S: Final = 0.5
 """Between two roll calls of a router."""
@@ -52,7 +52,7 @@ class _Router:
     seq: int = 0
     is_silent: bool = False
     has_told: bool = False
-    """Its roll was heard, and nothing of it was unknown."""
+    """It told all it has, and nothing of it was left aside."""
     misses_all: bool = True
     missing: set[str] = field(default_factory=set)
     asked_s: float = float("-inf")
@@ -123,10 +123,15 @@ class Neighbours:
                         self._observe(note)
                 case Started() | Finished():
                     self._observe(note)
+                case Measured():
+                    if one.misses_all and self._has_replica(note.replica):
+                        self._observe(note)  # later ones were heard with their finishes
                 case RollCall():
                     self._roll_call(one, note, now_s)
 
     def _roll_call(self, one: _Router, roll: RollCall, now_s: float) -> None:
+        if one.misses_all and not roll.is_full:
+            return  # the answer is on its way, or will be asked for again
         known = self._known(one.name)
         listed: set[str] = set()
         missing: set[str] = set()
@@ -150,7 +155,7 @@ class Neighbours:
         self.healed_total += len(missing - one.missing)
         one.missing = missing
         one.misses_all = False
-        one.has_told = one.has_told or (has_all and not missing)
+        one.has_told = one.has_told or (roll.is_full and has_all and not missing)
 
     def look(self, now_s: float) -> None:
         """Forget what routers had dispatched that are not heard any more."""

@@ -19,7 +19,9 @@ from services.router.policy import (
     Dispatched,
     Event,
     Finished,
+    Hit,
     LoadSeen,
+    Measured,
     Placement,
     PlacementRequest,
     PoolView,
@@ -123,6 +125,8 @@ class KappaPolicy:
                 self.backlog.start((event.router, event.request_id), event.at_s)
             case Finished():
                 self._finished(event)
+            case Measured():
+                self._measured(event.hit, event.at_s)
             case LoadSeen():
                 self.reconciliation.on_load(event)
                 self._expire(event.at_s)
@@ -295,11 +299,15 @@ class KappaPolicy:
             work.replica, work.hashes, min(hit.cached_blocks, len(work.hashes)), len(work.hashes)
         )
         if hit.prefill_s > 0:
-            total = hit.cached_tokens + hit.computed_tokens
-            self.estimate_total_s += work.prefill_s
-            self.measured_total_s += hit.prefill_s
-            self.costs.observe(hit.computed_tokens, total, hit.prefill_s)
-            self._measured_at_s = event.at_s
+            if work.is_own:
+                self.estimate_total_s += work.prefill_s
+                self.measured_total_s += hit.prefill_s
+            self._measured(hit, event.at_s)
+
+    def _measured(self, hit: Hit, at_s: float) -> None:
+        total = hit.cached_tokens + hit.computed_tokens
+        self.costs.observe(hit.computed_tokens, total, hit.prefill_s)
+        self._measured_at_s = at_s
 
     def _remove(self, work: Work) -> None:
         self.backlog.remove(work.key)

@@ -166,6 +166,15 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What a prompt took that another router had dispatched, before this one heard of it."""
+
+    replica: str
+    hit: Hit
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """Blocks came into a cache."""
 
@@ -205,7 +214,7 @@ class RouterGone:
     router: str
 
 
-Event = Dispatched | Started | Finished | Stored | Removed | LoadSeen | ReplicaGone | RouterGone
+Event = Dispatched | Started | Finished | Measured | Stored | Removed | LoadSeen | ReplicaGone | RouterGone
 
 
 class PlacementPolicy(Protocol):

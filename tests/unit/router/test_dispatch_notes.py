@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.dispatch_notes import Ask, Entry, NoteError, RollCall, Told, decode, encode
-from services.router.policy import Dispatched, Finished, Hit, Started
+from services.router.policy import Dispatched, Finished, Hit, Measured, Started
 from services.router.precedence import Precedence
 
 HERE_S, THERE_S = 7.0, 1e6
@@ -15,6 +15,10 @@ HERE_S, THERE_S = 7.0, 1e6
 REQUESTS = st.integers(0, 2**128 - 1).map(lambda value: f"{value:032x}")
 NAMES = st.text(min_size=1, max_size=20)
 HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=10).map(tuple)
+COUNTS = st.integers(0, 2**32 - 1)
+HITS = st.builds(
+    Hit, COUNTS, COUNTS, COUNTS, st.integers(0, 10_000).map(lambda milliseconds: milliseconds / 1000)
+)
 PRECEDENCES = st.one_of(
     st.none(),
     st.builds(
@@ -44,9 +48,9 @@ def at(clock_s: float) -> st.SearchStrategy[list[Told]]:
             st.builds(lambda request, at_s: Started("r", request, at_s), REQUESTS, moments),
             st.builds(
                 lambda request, hit: Finished("r", request, clock_s, hit),
-                REQUESTS,
-                st.one_of(st.none(), st.integers(0, 2**32 - 1).map(lambda blocks: Hit(0, 0, blocks, 0.0))),
+                *(REQUESTS, st.one_of(st.none(), HITS)),
             ),
+            st.builds(Measured, NAMES, HITS, moments),
             st.builds(
                 RollCall,
                 st.dictionaries(
@@ -54,6 +58,7 @@ def at(clock_s: float) -> st.SearchStrategy[list[Told]]:
                     st.dictionaries(REQUESTS, st.one_of(st.none(), moments), max_size=3),
                     max_size=3,
                 ),
+                st.booleans(),
             ),
             st.builds(Ask, NAMES, NAMES, st.lists(REQUESTS, max_size=3).map(tuple)),
         ),

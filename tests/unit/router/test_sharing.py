@@ -310,6 +310,29 @@ def test_a_new_router_knows_what_its_neighbours_have_dispatched() -> None:
     assert world.routers["r1"].believed() == world.truth()
 
 
+def test_a_new_router_knows_what_prompts_take() -> None:
+    """It is told what was measured lately: its estimates are those of its neighbours before it has placed anything."""
+    world = World(5, 0.0, routers=2)
+    old = world.routers["r0"]
+    for index in range(40):
+        world.dispatch()
+        tokens = 100 * (1 + index % 7)
+        world.end(world.prompts[0], Hit(0, tokens, 0, 0.05 + 0.002 * tokens))
+        world.tick()
+    world.rest(0.1)
+    expected_s = old.policy.cold_prefill_s(1000)
+    assert abs(expected_s - 2.05) < 0.2
+    assert abs(world.routers["r1"].policy.cold_prefill_s(1000) - expected_s) < 0.1
+    world.boot("r2")
+    world.rest(0.1)
+    new = world.routers["r2"]
+    assert new.policy.knows_costs()
+    assert abs(new.policy.cold_prefill_s(1000) - expected_s) < 0.1
+    measured = new.policy.costs.observation_total
+    world.rest(1.0)
+    assert new.policy.costs.observation_total == measured
+
+
 def test_a_router_that_falls_silent_is_forgotten_and_comes_back() -> None:
     """Its lease still stands; what it had dispatched counts no more after a moment, and again once it is heard."""
     world = World(4, 0.0, routers=2)
