@@ -27,8 +27,8 @@ rivals' rules come from: [replay](../replay.md). The traces: [bench/traces](../.
 OVERALL = """TTFT and p99: geometric means over rows, in seconds. one-queue is no policy: one queue and one cache for all
 replicas, first come first served. ttft and ttft-opt are baselines, no published routers."""
 
-WORDS = """exact: the router knows everything at once. stale: 4 routers hear after 100 ms, and miss 5 % of the news of caches.
-hold: kvmesh sends no replica more than 1 s of unstarted work (`router.dispatch_ahead_s`); others send at once, as
+WORDS = """exact: the router knows everything at once. stale: 4 routers hear after 100 ms, and miss 5 % of the news of
+caches. hold: kvmesh sends no replica more than 1 s of unstarted work (`router.dispatch_ahead_s`); others send at once, as
 published. 64 replicas: 4 copies of the first 3,000 requests."""
 
 OTHER_COLUMNS = ("best other", "mean s", "p99", "goodput", "kvmesh over it")
@@ -116,7 +116,7 @@ def page(rows: Sequence[Found], made: Mapping[str, str], command: str) -> str:
     parts = [
         *("# Placement, by replayed traces", "", f"Made by `{command}`. {INTRODUCTION}", ""),
         *(f"- {name}: {value}" for name, value in made.items()),
-        f"- rows: {len(rows)}; seeds per row: {len(SEEDS)}; figures are means over them, ± half the distance of the extremes",
+        f"- rows: {len(rows)}; seeds per row: {len(SEEDS)}; means over them, ± half the distance of the extremes",
         *("", "| aim | measured | |", "|---|---|---|"),
         f"| {GAIN_TEXT} | {gain} | {_met(told['ratio'] <= GAIN_AIM)} |",
         f"| {ROW_TEXT} | {worst} | {_met(told['worst_row_ratio'] <= ROW_AIM)} |",

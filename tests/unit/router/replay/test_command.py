@@ -1,0 +1,154 @@
+"""`kvmesh replay` from the command line to what it prints."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from services.router.replay import options
+from services.router.replay.cost import COSTS
+from services.router.replay.main import main
+from services.router.replay.measures import Measures
+from services.router.replay.options import BadOption, Cache
+from services.router.replay.plot import CHARTS, Line, Panel, svg
+from services.router.replay.sizing import REPLICAS_MAX, Search
+from tests.unit.router.replay import small
+
+
+def measures(goodput: float) -> Measures:
+    """Return figures of which only the goodput matters."""
+    return Measures(1, 1, 1, 1, 1, goodput, 0, 1, 1, 0.5)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run the command; return its status, stdout and stderr."""
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--jobs", "1"])
+    seen = capsys.readouterr()
+    return int(ended.value.code or 0), seen.out, seen.err
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """A small trace in a file."""
+    return str(small.write(tmp_path / "small.jsonl", small.trace(1)))
+
+
+def test_a_plain_replay_sizes_and_compares(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both questions are answered without an option."""
+    status, out, _ = run(capsys, trace)
+    assert status == 0
+    assert "150 requests" in out and "Prefill replicas for 90% of first tokens in time" in out
+    assert out.count("load 0.7") == 1 and out.count("round-robin") == 3
+
+
+def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every row, policy and measure by name, with the spread; nothing else on stdout. The plot is a picture."""
+    plot = tmp_path / "plot.svg"
+    status, out, _ = run(
+        capsys,
+        *(trace, "--json", "--replicas", "2,3", "--load", ".5,.9", "--cache", ".3,4GiB", "--seeds", "2"),
+        *("--policies", "kvmesh,random,one-queue", "--size", "--order", "fifo", "--plot", str(plot)),
+    )
+    assert status == 0
+    told = json.loads(out)
+    assert told["requests"] == 150 and len(told["comparison"]) == 8
+    first = told["comparison"][0]
+    assert first["row"]["replicas"] == 2 and first["row"]["order"] == "fifo"
+    assert first["policies"].keys() == {"kvmesh", "random", "one-queue"}
+    assert first["policies"]["random"]["mean"].keys() == Measures.__annotations__.keys()
+    assert first["policies"]["random"]["spread"]["mean_s"] > 0 and first["policies"]["random"]["seeds"] == 2
+    assert [one["cache"] for one in told["sizing"]] == ["0.3", "4GiB"]
+    for one in told["sizing"]:
+        assert one["tried"][str(one["replicas"])] >= 0.9
+        assert one["replicas"] == 1 or one["tried"][str(one["replicas"] - 1)] < 0.9
+    picture = ET.fromstring(plot.read_text(encoding="utf-8"))
+    lines = picture.findall(".//{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 4 * len(CHARTS) * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--replicas", "0"], "--replicas = 0 is out of range: allowed are 1 to 1024."),
+        (["--replicas", "2.5"], "--replicas = 2.5 is no whole number"),
+        (["--load", "high"], '--load = "high" is no number: allowed are 0.01 to 10.'),
+        (["--load", ","], '--load = "," names nothing'),
+        (["--cache", "0GiB"], "--cache = 0 is out of range"),
+        (["--policies", "best"], '--policies = "best" is no policy: there are kvmesh, llm-d,'),
+        (["--loss", "1.5"], "--loss = 1.5 is out of range: allowed are 0 to 1."),
+        (["--seeds", "0"], "--seeds = 0 is out of range"),
+        (["--cost", "9b"], '--cost = "9b" is neither one of 8b, 70b nor c0,a,b'),
+        (["--cost", "0,0,0"], "makes prompts free"),
+        (["--dispatch-ahead-s", "never"], '--dispatch-ahead-s = "never" is no number'),
+        (["--slo-s", "nan"], "--slo-s = nan is out of range"),
+        (["--plot", "/no/such/folder/a.svg"], "the folder does not exist"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_sentence(
+    trace: str, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    """Before anything runs; status 2."""
+    status, out, err = run(capsys, trace, *arguments)
+    assert status == 2 and not out
+    assert words in err and err.count("\n") == 1
+
+
+def test_a_trace_without_time_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rate could not be told."""
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"timestamp": 3, "input_length": 5, "hash_ids": [1]}\n', encoding="utf-8")
+    status, _, err = run(capsys, str(path))
+    assert status == 2 and "all timestamps are 3" in err
+
+
+def test_the_command_line_starts_it_by_name(tmp_path: Path) -> None:
+    """`kvmesh replay` passes options on, its exit status back, and --help through."""
+    start = [sys.executable, "-m", "kvmesh.cli.main", "replay"]
+    missing = str(tmp_path / "none.jsonl")
+    done = subprocess.run([*start, missing], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and done.stderr == f"{missing} cannot be read: No such file or directory\n"
+
+
+def test_costs_are_named_or_given() -> None:
+    """The named ones are those of the reference; others are coefficients."""
+    eight, seventy = COSTS["8b"], COSTS["70b"]
+    assert eight.a_s == pytest.approx(32.4e-6, rel=0.01) and eight.b_s == pytest.approx(1.06e-9, rel=0.01)
+    assert seventy.a_s == pytest.approx(79.3e-6, rel=0.01) and seventy.b_s == pytest.approx(1.47e-9, rel=0.01)
+    assert eight.gib(1, 512) * 1024 == 64 and seventy.gib(1, 512) * 1024 == 160
+    given = options.cost(".02,1e-4,0,65536", 3.0)
+    assert given.seconds(100, 1000) == pytest.approx(0.03) and given.kv_bytes == 65536
+    assert given.slo_s(1000) == 3.0 and given.slo_s(100_000) == pytest.approx(20.04)
+    assert Cache(gib=1).blocks(eight, 512) == 16 and Cache(share=0.3).blocks(eight, 512) == 0
+    with pytest.raises(BadOption):
+        options.cache("--cache", "-1")
+
+
+def test_a_search_finds_the_smallest_that_is_enough() -> None:
+    """Wherever it begins; each number is tried once; the answer is tried, and so is the one below."""
+    rng = random.Random(1)
+    for _ in range(300):
+        enough, first = rng.randint(1, REPLICAS_MAX), rng.randint(1, 200)
+        search = Search(0.9, first)
+        while (count := search.next()) is not None:
+            assert count not in search.tried and 1 <= count <= REPLICAS_MAX
+            search.tried[count] = measures(0.95 if count >= enough else 0.5)
+        assert search.found == enough and search.measures == measures(0.95)
+        assert len(search.tried) <= 30
+    search = Search(0.9, 3)
+    while (count := search.next()) is not None:
+        search.tried[count] = measures(0.1)
+    assert search.found is None and REPLICAS_MAX in search.tried
+
+
+def test_a_plot_of_one_load_is_drawn() -> None:
+    """A single point, and a title that XML must escape."""
+    text = svg("<&>", [Panel("4 replicas", [Line("kvmesh", [(0.7, measures(0.5))])])])
+    assert ET.fromstring(text).tag.endswith("svg") and "kvmesh" in text
+    assert text == svg("<&>", [Panel("4 replicas", [Line("kvmesh", [(0.7, measures(0.5))])])])

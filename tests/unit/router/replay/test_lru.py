@@ -1,0 +1,59 @@
+"""The simulated cache against a dumb twin."""
+
+from __future__ import annotations
+
+import random
+
+from services.router.replay.lru import BlockCache
+
+
+class Twin:
+    """The same by the rule: a list, the least recent first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.blocks: list[int] = []
+
+    def depth(self, hashes: list[int]) -> int:
+        """Return the leading blocks that are there."""
+        depth = 0
+        while depth < len(hashes) and hashes[depth] in self.blocks:
+            depth += 1
+        return depth
+
+    def use(self, hashes: list[int]) -> tuple[set[int], list[int]]:
+        """Touch the leaf first, the root last."""
+        added = set(hashes) - set(self.blocks)
+        self.blocks = [one for one in self.blocks if one not in hashes] + hashes[::-1]
+        gone = self.blocks[: max(0, len(self.blocks) - self.capacity)]
+        self.blocks = self.blocks[len(gone) :]
+        return added, gone
+
+
+def chain(rng: random.Random, known: list[list[int]]) -> list[int]:
+    """Return a prompt that may begin as a known one does."""
+    prefix = rng.choice(known) if known and rng.random() < 0.8 else []
+    prompt = prefix[: rng.randint(0, len(prefix))]
+    prompt = prompt + [rng.getrandbits(64) for _ in range(rng.randint(0 if prompt else 1, 5))]
+    known.append(prompt)
+    return prompt
+
+
+def test_cache_does_what_its_twin_does() -> None:
+    """Whatever is used, in whatever order: hits, additions, evictions and what is left are equal; so is the invariant."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        capacity = rng.randint(3, 40)  # also smaller than the longest prompt
+        cache, twin = BlockCache(capacity), Twin(capacity)
+        known: list[list[int]] = []
+        for _ in range(80):
+            prompt = chain(rng, known)
+            assert cache.depth(prompt) == twin.depth(prompt), f"seed={seed}"
+            added, removed = cache.use(prompt)
+            twin_added, twin_removed = twin.use(prompt)
+            assert set(added) == twin_added and removed == twin_removed, f"seed={seed}"
+            assert added == [one for one in prompt if one in twin_added], "additions come root first"
+            assert len(cache) == len(twin.blocks) <= capacity
+            for other in known:
+                held = [one in cache for one in other]
+                assert held == sorted(held, reverse=True), f"seed={seed}: a block is there without its parent"

@@ -1,0 +1,236 @@
+"""Nothing is lost, nothing is done twice, and the same seed gives the same run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from services.router.policy import (
+    Dispatched,
+    Event,
+    Finished,
+    Placement,
+    PlacementRequest,
+    PoolView,
+    Removed,
+    Started,
+    Stored,
+    Wait,
+)
+from services.router.replay.catalogue import POLICIES
+from services.router.replay.cost import COSTS, Cost
+from services.router.replay.lru import BlockCache
+from services.router.replay.pooled import bound, capacity_of, pool, scale_for
+from services.router.replay.processes import Runner, Task
+from services.router.replay.runs import BOUND, Replay, Row
+from services.router.replay.servers import Order
+from services.router.replay.simulation import Cluster, Outcome, Simulation
+from services.router.replay.workload import Workload, workload
+from tests.unit.router.replay import small
+
+FLAT = Cost("flat", 0.0, 1e-3, 0.0)
+"""A millisecond per token: figures can be computed by hand."""
+
+
+class Watcher:
+    """Places at random, at times only later, and keeps what it is told."""
+
+    def __init__(self, rng: random.Random, wait_share: float) -> None:
+        self.told: list[Event] = []
+        self.asked = 0
+        self._rng = rng
+        self._wait_share = wait_share
+
+    def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
+        """Choose anybody, or nobody."""
+        self.asked += 1
+        if self._rng.random() < self._wait_share:
+            return Wait("not now", now_s + 0.05)
+        return Placement(self._rng.choice(view.prefill).name, view.decode[0].name, 0, 0.1, 0.1)
+
+    def observe(self, event: Event) -> None:
+        """Keep it."""
+        self.told.append(event)
+
+
+def run(
+    load: Workload, cluster: Cluster, policies: Sequence[Watcher], scale: float = 1.0
+) -> tuple[Outcome, Sequence[Watcher]]:
+    """Run once."""
+    return Simulation(load, scale, cluster, policies, random.Random(0)).run(), policies
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_request_starts_and_ends_once(seed: int) -> None:
+    """Under any policy, delay, order and number of routers: no work is lost, none is done twice."""
+    rng = random.Random(seed)
+    load = workload(small.trace(seed, requests=120), seed)
+    cluster = Cluster(
+        rng.randint(1, 5),
+        rng.randint(61, 400),
+        COSTS["8b"],
+        rng.choice(list(Order)),
+        delay_s=rng.choice([0.0, 0.01, 0.5]),
+        loss=rng.choice([0.0, 0.3]),
+    )
+    routers = [Watcher(rng, rng.choice([0.0, 0.5])) for _ in range(rng.randint(1, 4))]
+    outcome, _ = run(load, cluster, routers, scale=rng.choice([0.02, 1.0]))
+    assert all(0 <= one < cluster.replicas for one in outcome.replica)
+    least = [cluster.cost.seconds(1, 1) * noise for noise in load.noise]
+    assert all(seconds >= low * 0.999 for seconds, low in zip(outcome.ttft_s, least, strict=True))
+    work = 0.0
+    for tokens, depth, noise in zip(load.tokens, outcome.hit_blocks, load.noise, strict=True):
+        work += cluster.cost.seconds(tokens - depth * load.block_tokens, tokens) * noise
+    assert sum(outcome.busy_s) == pytest.approx(work)
+    for router in routers:
+        kinds = (Dispatched, Started, Finished)
+        for kind in kinds:
+            heard = [event.request_id for event in router.told if isinstance(event, kind)]
+            assert len(heard) == len(set(heard)) == len(load), kind
+        at: dict[str, list[type]] = {}
+        for event in router.told:
+            if isinstance(event, kinds):
+                at.setdefault(event.request_id, []).append(type(event))
+        assert all([one.__mro__[-2] for one in seen] == [*kinds] for seen in at.values())
+
+
+def test_what_is_told_of_caches_is_what_they_hold() -> None:
+    """Without loss: a set kept from stored and removed blocks predicts every hit at its start."""
+    load = workload(small.trace(3), 3)
+    cluster = Cluster(3, 90, COSTS["8b"])
+    outcome, (router,) = run(load, cluster, [Watcher(random.Random(3), 0.0)])
+    held: dict[str, set[int]] = {name: set() for name in cluster.names()}
+    index = {f"{number:032x}": number for number in range(len(load))}
+    where: dict[str, str] = {}
+    finished = 0
+    for event in router.told:
+        if isinstance(event, Dispatched):
+            where[event.request_id] = event.replica
+        elif isinstance(event, Stored):
+            assert not held[event.replica] & set(event.hashes)
+            held[event.replica] |= set(event.hashes)
+        elif isinstance(event, Removed):
+            assert set(event.hashes) <= held[event.replica]
+            held[event.replica] -= set(event.hashes)
+        elif isinstance(event, Finished):
+            finished += 1
+            assert event.hit is not None
+            number = index[event.request_id]
+            assert event.hit.cached_blocks == outcome.hit_blocks[number]
+            assert event.hit.cached_tokens + event.hit.computed_tokens == load.tokens[number]
+    assert finished == len(load)
+    assert all(len(blocks) <= 90 for blocks in held.values())
+
+
+def by_hand(arrivals_s: list[float], tokens: list[int]) -> Workload:
+    """Return requests that share nothing, without noise."""
+    hashes = [
+        tuple(1000 * index + one for one in range(-(-count // 512))) for index, count in enumerate(tokens)
+    ]
+    return Workload(arrivals_s, tokens, hashes, [1.0] * len(tokens), sum(map(len, hashes)), 8, 512)
+
+
+@pytest.mark.parametrize(
+    ("order", "ttft"), [(Order.FIFO, [4.0, 6.9, 7.3]), (Order.SHORTEST, [4.0, 7.4, 4.3])]
+)
+def test_queues_by_hand(order: Order, ttft: list[float]) -> None:
+    """One replica: 4 s, then 3 s and 0.5 s that wait; the short one goes first, or last."""
+    load = by_hand([0.0, 0.1, 0.2], [4000, 3000, 500])
+    cluster = Cluster(1, 100, FLAT, order)
+    # The watcher expects 0.1 s of everything; a replica that is told nothing looks for itself.
+    policy = Watcher(random.Random(1), 0.0)
+    policy.place = lambda request, view, now_s: Placement("prefill-0", "decode", 0, 0.0, 0.0)  # type: ignore[method-assign]
+    outcome, _ = run(load, cluster, [policy])
+    assert outcome.ttft_s == pytest.approx(ttft)
+
+
+def test_other_routers_hear_late_and_less() -> None:
+    """Whoever decides knows its dispatch at once, others after the delay; measured times are told to their own alone."""
+    load = by_hand([0.0, 10.0], [1000, 1000])
+    routers = [Watcher(random.Random(1), 0.0), Watcher(random.Random(2), 0.0)]
+    run(load, Cluster(2, 100, FLAT, delay_s=0.25), routers)
+    own = [type(event).__mro__[-2] for event in routers[0].told[:3]]
+    assert own == [Dispatched, Started, Finished]
+    assert routers[0].told[0] == routers[1].told[0]
+    hits = [[event.hit for event in router.told if isinstance(event, Finished)] for router in routers]
+    assert [hit is not None and hit.prefill_s for hit in hits[0]] == pytest.approx([1.0, 0.0])
+    assert [hit is not None and hit.prefill_s for hit in hits[1]] == pytest.approx([0.0, 1.0])
+
+
+def test_loss_hides_cache_news_and_nothing_else() -> None:
+    """Starts and finishes are heard even if no news of caches is."""
+    load = workload(small.trace(5), 5)
+    _, (router,) = run(load, Cluster(2, 90, COSTS["8b"], loss=1.0), [Watcher(random.Random(5), 0.0)])
+    assert not [event for event in router.told if isinstance(event, Stored | Removed)]
+    assert sum(isinstance(event, Finished) for event in router.told) == len(load)
+
+
+def test_work_of_the_pool_against_the_rule() -> None:
+    """W: the seconds of one cache that serves in order; the trace then lasts W / (N load)."""
+    load = workload(small.trace(2), 2)
+    cost = COSTS["70b"]
+    cache, work_s = BlockCache(100), 0.0
+    for tokens, hashes in zip(load.tokens, load.hashes, strict=True):
+        depth = next((index for index, one in enumerate(hashes) if one not in cache), len(hashes))
+        uncached = max(1, tokens - 512 * depth)
+        work_s += cost.c0_s + uncached * (cost.a_s + cost.b_s * (tokens - uncached / 2))
+        cache.use(hashes)
+    pooled = pool(load, 100, cost)
+    assert pooled.work_s == pytest.approx(work_s)
+    assert load.span_s * scale_for(load, pooled.work_s, 4, 0.7) == pytest.approx(work_s / (4 * 0.7))
+    assert capacity_of(load, 0.0, 4) == load.longest_blocks + 16
+    assert capacity_of(load, 1.0, 2) == max(load.longest_blocks + 16, load.unique_blocks // 2)
+
+
+def test_one_queue_is_a_bound_by_hand() -> None:
+    """Two servers, one queue: the third waits for the first that is free."""
+    load = by_hand([0.0, 0.0, 1.0], [4000, 2000, 1000])
+    ttft_s, busy_s = bound(load, pool(load, 100, FLAT), 1.0, 2)
+    assert ttft_s == pytest.approx([4.0, 2.0, 2.0])
+    assert sorted(busy_s) == pytest.approx([3.0, 4.0])
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, BOUND])
+def test_a_run_is_the_same_again(policy: str) -> None:
+    """The row, the policy and the seed say everything; another seed is another run."""
+    row = Row(3, 0.8, 0.3, order=Order.SHORTEST, routers=2, delay_s=0.05, loss=0.1, dispatch_ahead_s=1.0)
+    first = Replay(small.trace(4)).run(row, policy, 1)
+    again = Replay(small.trace(4))
+    again.run(replace(row, replicas=2), policy, 2)
+    assert again.run(row, policy, 1) == first
+    assert again.run(row, policy, 2) != first
+    assert 0 < first.goodput <= 1 and 0 <= first.hit < 1 and first.imbalance >= 1
+
+
+def test_processes_change_nothing() -> None:
+    """Figures are equal whatever the number of jobs."""
+    traces = {"a": small.trace(6), "b": small.trace(7, requests=60)}
+    tasks = [
+        Task(trace, Row(2, load), policy, 1)
+        for trace in traces
+        for load in (0.5, 0.9)
+        for policy in ("kvmesh", "random")
+    ]
+    found = []
+    for jobs in (1, 3):
+        seen: dict[Task, object] = {}
+        runner = Runner(traces, jobs)
+        try:
+            runner.run(tasks, seen.__setitem__)
+        finally:
+            runner.close()
+        found.append(seen)
+    assert found[0] == found[1] and found[0].keys() == set(tasks)
+
+
+def test_a_failing_run_says_which() -> None:
+    """An error in a process is raised where the task came from."""
+    runner = Runner({"a": small.trace(6)}, 2)
+    try:
+        with pytest.raises(RuntimeError, match="no-such-policy"):
+            runner.run([Task("a", Row(2), "no-such-policy", 1)], lambda *_: None)
+    finally:
+        runner.close()
