@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from kvmesh.cli.screen import explanation_table
+from kvmesh.cli.screen import candidates_table, explanation_table
 from kvmesh.client import Client, GenerateError, MeshUnavailable, Patience
 from kvmesh.config import ConfigError
 from kvmesh.inference.v1 import inference_pb2 as inference
@@ -108,6 +108,9 @@ async def generate(
             console.print(note, markup=False, highlight=False, soft_wrap=True)
         if request.options.explain:
             console.print(explanation_table([("this request", finished)]))
+            candidates = candidates_table(finished)
+            if candidates is not None:
+                console.print(candidates)
     return 0
 
 

@@ -90,6 +90,26 @@ def explanation_table(answers: Iterable[tuple[str, inference.Finished]]) -> Tabl
     return table
 
 
+def candidates_table(finished: inference.Finished) -> Table | None:
+    """Return what the router compared for the last attempt, the chosen one first; None if it compared nothing."""
+    attempts = finished.explanation.attempts
+    if not attempts or not attempts[-1].candidates:
+        return None
+    last = attempts[-1]
+    table = Table("candidate", caption=last.reason or None, caption_justify="left")
+    for name in ("blocks matched", "queue", "prefill", "score"):
+        table.add_column(name, justify="right")
+    for one in last.candidates:
+        table.add_row(
+            one.replica,
+            f"{one.matched_block_count} of {last.prompt_block_count}",
+            f"{_ms(one.queue)} ms",
+            f"{_ms(one.prefill)} ms",
+            f"{one.score:.4f}",
+        )
+    return table
+
+
 def _explained(finished: inference.Finished) -> dict[str, str]:
     explanation = finished.explanation
     last = explanation.attempts[-1] if explanation.attempts else inference.AttemptExplanation()

@@ -83,6 +83,7 @@ class Attempt:
         row.prompt_block_count = placement.prompt_block_count
         row.router_queue.CopyFrom(of_us(placement.queue_us))
         row.estimate.CopyFrom(of_us(placement.estimate_us))
+        row.reason = placement.reason
         for candidate in placement.candidates:
             row.candidates.add(
                 replica=candidate.replica,

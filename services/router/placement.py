@@ -113,7 +113,7 @@ class KappaPolicy:
             matched_blocks=best.matched_blocks,
             prefill_s=best.prefill_s,
             estimate_s=best.queue_s + best.prefill_s,
-            candidates=self._explained(request, [one for one, _ in candidates]),
+            candidates=self._explained(request, best, [one for one, _ in candidates]),
         )
 
     def observe(self, event: Event) -> None:
@@ -247,17 +247,21 @@ class KappaPolicy:
             matched_blocks=deepest,
             prefill_s=prefill_s,
             estimate_s=prefill_s,
-            candidates=self._explained(request, [own, *candidates]),
+            candidates=self._explained(request, own, candidates),
         )
 
     def _lowest(self, candidates: list[Candidate]) -> Candidate:
         lowest = min(one.score for one in candidates)
         return self._rng.choice([one for one in candidates if one.score <= lowest * (1 + 1e-9)])
 
-    def _explained(self, request: PlacementRequest, candidates: list[Candidate]) -> tuple[Candidate, ...]:
+    @staticmethod
+    def _explained(
+        request: PlacementRequest, chosen: Candidate, candidates: list[Candidate]
+    ) -> tuple[Candidate, ...]:
         if not request.explain:
             return ()
-        return tuple(sorted(candidates, key=lambda one: one.score)[:CANDIDATES_MAX])
+        others = sorted((one for one in candidates if one is not chosen), key=lambda one: one.score)
+        return (chosen, *others[: CANDIDATES_MAX - 1])
 
     def _prefill_s(self, request: PlacementRequest, depth: int) -> float:
         usable = self._usable_tokens(request, depth)

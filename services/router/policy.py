@@ -104,6 +104,7 @@ class Placement:
     estimate_s: float
     """Seconds until the first token, queue included."""
     candidates: tuple[Candidate, ...] = ()
+    """The chosen one first, then the best; only if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class Relayed:
     """Set from the placement on; `prefill_slot` only from the submit on."""
     prefill_slot: int = 0
     placement: Placement | None = None
+    waited_for: str = ""
+    """Why it was not placed when that was last asked."""
     released_s: float = 0.0
     is_dispatched: bool = False
     """The policy counts it as work."""

@@ -138,6 +138,7 @@ class Releases:
         """Let `item` go if it may; True if it did."""
         answer = self._ask(item, now_s)
         if isinstance(answer, Wait):
+            item.waited_for = answer.reason
             self._pump_at_s = min(self._pump_at_s, answer.until_s)
             return False
         if self._is_late(item, answer, now_s):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.explanation import why
 from services.router.policy import Placement
 from services.router.relayed import Relayed
 
@@ -25,6 +26,8 @@ def placement_row(item: Relayed, placement: Placement, now_s: float) -> pb.Place
         queue_us=as_us(now_s - item.arrived_s),
         estimate_us=as_us(placement.estimate_s),
     )
+    if placement.candidates:
+        row.reason = why(placement, waited_s=now_s - item.arrived_s, waited_for=item.waited_for)
     for one in placement.candidates:
         row.candidates.add(
             replica=one.replica,

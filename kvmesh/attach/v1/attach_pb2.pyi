@@ -554,6 +554,7 @@ class Placement(_message.Message):
     QUEUE_US_FIELD_NUMBER: _builtins.int
     ESTIMATE_US_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The slot."""
     prefill_replica: _builtins.str
@@ -568,9 +569,11 @@ class Placement(_message.Message):
     """Microseconds the request waited at the router before it was released."""
     estimate_us: _builtins.int
     """Microseconds from release to the first token that the router expects."""
+    reason: _builtins.str
+    """Why the first of them was chosen, and what the request waited for before, in a sentence or two. Only with candidates."""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
-        """What the router compared; only if the submit asked to explain. At most 16."""
+        """What the router compared, the chosen one first and then the best; only if the submit asked to explain. At most 16."""
 
     def __init__(
         self,
@@ -583,10 +586,11 @@ class Placement(_message.Message):
         queue_us: _builtins.int = ...,
         estimate_us: _builtins.int = ...,
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "decode_replica", b"decode_replica", "estimate_us", b"estimate_us", "matched_block_count", b"matched_block_count", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "queue_us", b"queue_us", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "decode_replica", b"decode_replica", "estimate_us", b"estimate_us", "matched_block_count", b"matched_block_count", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "queue_us", b"queue_us", "reason", b"reason", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -699,6 +699,7 @@ class AttemptExplanation(_message.Message):
     FAULT_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     START_POSITION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Number of the attempt, from 1."""
     cause: Global___AttemptExplanation.Cause.ValueType
@@ -719,6 +720,8 @@ class AttemptExplanation(_message.Message):
     """What broke, if the attempt did not finish. One of the codes of the mesh, for example "REPLICA_LOST"."""
     start_position: _builtins.int
     """Output tokens the attempt started behind."""
+    reason: _builtins.str
+    """Why the router chose as it did, in words for a reader. May change with any release."""
     @_builtins.property
     def router_queue(self) -> _duration_pb2.Duration:
         """Wait at the router."""
@@ -741,7 +744,7 @@ class AttemptExplanation(_message.Message):
 
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CandidateExplanation]:
-        """Replicas the router compared."""
+        """Replicas the router compared, the chosen one first."""
 
     def __init__(
         self,
@@ -762,10 +765,11 @@ class AttemptExplanation(_message.Message):
         fault: _builtins.str = ...,
         candidates: _abc.Iterable[Global___CandidateExplanation] | None = ...,
         start_position: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "prefill", b"prefill", "replica_queue", b"replica_queue", "router_queue", b"router_queue", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "candidates", b"candidates", "cause", b"cause", "decode_replica", b"decode_replica", "estimate", b"estimate", "fault", b"fault", "matched_block_count", b"matched_block_count", "number", b"number", "prefill", b"prefill", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "replica_queue", b"replica_queue", "router", b"router", "router_queue", b"router_queue", "start_position", b"start_position", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "candidates", b"candidates", "cause", b"cause", "decode_replica", b"decode_replica", "estimate", b"estimate", "fault", b"fault", "matched_block_count", b"matched_block_count", "number", b"number", "prefill", b"prefill", "prefill_replica", b"prefill_replica", "prompt_block_count", b"prompt_block_count", "reason", b"reason", "replica_queue", b"replica_queue", "router", b"router", "router_queue", b"router_queue", "start_position", b"start_position", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,6 +77,9 @@ class FakeFrontend(inference_grpc.InferenceServiceServicer):
             )
             attempt.matched_block_count, attempt.prompt_block_count = 7, 9
             attempt.transfer.FromNanoseconds(2_500_000)
+            attempt.candidates.add(replica="prefill-1", matched_block_count=7, score=0.0125)
+            attempt.candidates.add(replica="prefill-4", score=0.5)
+            attempt.reason = "prefill-1 is ready first."
         yield inference.GenerateResponse(finished=finished)
 
 
@@ -143,6 +146,7 @@ async def test_generate_explains(capfd: pytest.CaptureFixture[str]) -> None:
     assert await answer(request) == (0, "It wäs dark\n")
     shown = capfd.readouterr().err
     assert all(part in shown for part in ("prefill-1", "decode-0", "7 of 9", "2.5 ms"))
+    assert all(part in shown for part in ("prefill-4", "0 of 9", "0.0125", "prefill-1 is ready first."))
 
 
 @pytest.mark.parametrize(
