@@ -147,6 +147,19 @@ def test_queues_by_hand(order: Order, ttft: list[float]) -> None:
     assert outcome.ttft_s == pytest.approx(ttft)
 
 
+def test_who_was_told_to_wait_is_asked_for_again() -> None:
+    """When nothing happens that could be heard of: at the time the policy named."""
+    policy = Watcher(random.Random(1), 0.0)
+    place = policy.place
+
+    def patient(request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
+        return Wait("too soon", now_s + 0.05) if now_s < 0.12 else place(request, view, now_s)
+
+    policy.place = patient  # type: ignore[method-assign]
+    outcome, _ = run(by_hand([0.0], [1000]), Cluster(2, 100, FLAT), [policy])
+    assert outcome.ttft_s == pytest.approx([0.15 + 1.0]) and outcome.held == 1
+
+
 def test_other_routers_hear_late_and_less() -> None:
     """Whoever decides knows its dispatch at once, others after the delay; measured times are told to their own alone."""
     load = by_hand([0.0, 10.0], [1000, 1000])
