@@ -1,0 +1,50 @@
+"""The two traces of the record, and a slice of them replayed: what is known of them from elsewhere."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bench.routing.rows import TRACES, fifteen, full
+from kvmesh.config import ROOT
+from services.router.replay.cost import COSTS
+from services.router.replay.pooled import pool
+from services.router.replay.runs import BOUND, Replay, Row
+from services.router.replay.trace import Trace, read
+from services.router.replay.workload import workload
+
+
+def trace(name: str) -> Trace:
+    """Return one of the traces."""
+    return read(ROOT / "bench" / "traces" / f"{TRACES[name]}.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "unique", "longest", "hit"),
+    [("conv", 4812, 83_443, 241, 0.336), ("tool", 5000, 34_567, 231, 0.564)],
+)
+def test_traces_are_as_their_makers_say(
+    name: str, requests: int, unique: int, longest: int, hit: float
+) -> None:
+    """Requests, different blocks, the longest prompt, and the hit ratio of one infinite cache."""
+    load = workload(trace(name), 1)
+    pooled = pool(load, math.inf, COSTS["8b"])
+    assert (len(load), load.unique_blocks, load.longest_blocks) == (requests, unique, longest)
+    assert sum(pooled.hit_blocks) / sum(map(len, load.hashes)) == pytest.approx(hit, abs=0.001)
+
+
+def test_a_slice_orders_policies_as_the_whole_does() -> None:
+    """Heavy reuse at load .7: the bound first, then kvmesh, then who sees caches, and last who sees nothing."""
+    replay = Replay(trace("tool").head(1200))
+    order = [BOUND, "kvmesh", "ttft", "round-robin"]
+    means = [replay.run(Row(8, 0.7), policy, 1).mean_s for policy in order]
+    assert means == sorted(means)
+
+
+def test_rows_of_the_record_are_all_different_and_the_short_ones_are_of_the_grid() -> None:
+    """What the short run made counts for the long one."""
+    assert len(fifteen()) == len(set(fifteen())) == 15
+    assert len(full()) == len(set(full())) == 4 * 2 * 3 * 3 * 2 * 2 * 2
+    assert set(fifteen()) <= set(full())
+    assert len({case.name for case in full()}) == len(full())
