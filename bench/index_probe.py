@@ -15,24 +15,32 @@ import statistics
 import struct
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import uvloop
 import xxhash
 
 from bench import accounting, control
-from kvmesh.prefix_index.events import Snapshot, encode_snapshot
-from kvmesh.redis_link import RedisLink, key
+from kvmesh.prefix_index import events
+from kvmesh.prefix_index.events import Batch, Op, Snapshot
+from kvmesh.redis_link import Command, RedisLink, key
 from services.router.index_reader import IndexReader
 from services.router.mirror import PrefixMirror
 
 REPLICAS = 4
+BLOCKS_MAX = 20_000_000
+"""Bound of the mirror: what is measured is all of it."""
+
 CHAIN_BLOCKS = 256
 LOOKUPS = 500
 ROUNDS = 5
 EPOCH = "bench"
 MESH = "bench"
+BURST_BLOCKS = 4
+"""Blocks of one entry of a burst: a few engine steps."""
+
+BURST_PIPELINE = 500
 WATCH_S = 0.001
 SETTLE_S = 0.2
 """Until the reader waits for news: asyncio.wait_for of Python 3.11 may lose a cancel in the middle of a send."""
@@ -40,7 +48,7 @@ SETTLE_S = 0.2
 
 def block_hash(chain: int, depth: int) -> int:
     """Return the hash of block `depth` of chain `chain`: known without a list of all of them."""
-    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", chain, depth))
+    return xxhash.xxh3_64_intdigest(struct.pack("<qQ", chain, depth))
 
 
 def snapshot(replica: int, block_count: int) -> Snapshot:
@@ -54,6 +62,10 @@ def snapshot(replica: int, block_count: int) -> Snapshot:
 def name_of(replica: int) -> str:
     """Return the name of a replica."""
     return f"prefill-{replica}"
+
+
+def _entry(batch: Batch) -> Command:
+    return ("XADD", key(MESH, "kv"), "*", events.FIELD, events.encode_batch(batch))
 
 
 class LoopWatch:
@@ -77,7 +89,8 @@ class IndexProbe:
     """A mirror and its measurements."""
 
     def __init__(self, seed: int) -> None:
-        self.mirror = PrefixMirror()
+        self.mirror = PrefixMirror(BLOCKS_MAX)
+        self._reader: IndexReader | None = None
         self._draw = random.Random(seed)
 
     async def publish(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -85,8 +98,31 @@ class IndexProbe:
         redis = RedisLink(command["redis"])
         try:
             for replica in range(REPLICAS):
-                data = encode_snapshot(snapshot(replica, command["blocks"]))
-                await redis.execute("SET", key(MESH, "snap", name_of(replica)), data)
+                written = snapshot(replica, command["blocks"])
+                await redis.execute(
+                    "SET", key(MESH, "snap", written.replica), events.encode_snapshot(written)
+                )
+                note = Batch(written.replica, EPOCH, 1, 1, Op.SNAPSHOT, (), written.block_count)
+                await redis.execute(*_entry(note))
+        finally:
+            await redis.close()
+        return {}
+
+    async def publish_burst(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Write {entries} entries to the stream of {redis}, new blocks of the replicas in turn."""
+        redis = RedisLink(command["redis"])
+        waiting: list[Command] = []
+        try:
+            for index in range(command["entries"]):
+                seq = 2 + index // REPLICAS
+                hashes = tuple(block_hash(-1 - index, depth) for depth in range(BURST_BLOCKS))
+                waiting.append(
+                    _entry(Batch(name_of(index % REPLICAS), EPOCH, seq - 1, seq, Op.STORED, hashes))
+                )
+                if len(waiting) == BURST_PIPELINE:
+                    await redis.pipeline(waiting)
+                    waiting = []
+            await redis.pipeline(waiting)
         finally:
             await redis.close()
         return {}
@@ -97,35 +133,50 @@ class IndexProbe:
         Tells seconds, milliseconds of the longest stall of the event loop, and bytes of memory per block.
         """
         redis = RedisLink(command["redis"])
-        reader = IndexReader(redis, MESH, self.mirror)
         await redis.execute("PING")
+        reader = self._reader = IndexReader(redis, MESH, self.mirror)
         gc.collect()
         before = accounting.rss_bytes(os.getpid())
-        async with asyncio.TaskGroup() as tasks:
-            watch = LoopWatch()
-            watching = tasks.create_task(watch.run(), name="loop-watch")
-            await asyncio.sleep(0.05)
-            started_s, cpu_started_s = time.monotonic(), time.process_time()
-            reader.set_replicas(name_of(replica) for replica in range(REPLICAS))
-            reading = tasks.create_task(reader.run(), name="index-reader")
-            while reader.reload_total < REPLICAS:  # counts are all it tells
-                await asyncio.sleep(0.001)
-            seconds, cpu_s = time.monotonic() - started_s, time.process_time() - cpu_started_s
-            watching.cancel()
-            await asyncio.sleep(SETTLE_S)
-            reading.cancel()
-        await redis.close()
+        reader.set_replicas(name_of(replica) for replica in range(REPLICAS))
+        figures = await self._read_until(lambda: reader.reload_total == REPLICAS)  # counts are all it tells
         gc.collect()
         count = self.mirror.block_count
         if count != command["blocks"] // CHAIN_BLOCKS * CHAIN_BLOCKS:
             raise RuntimeError(f"{count} of {command['blocks']} blocks were loaded")
         grown = accounting.rss_bytes(os.getpid()) - before
+        return {**figures, "bytes_per_block": grown / count}
+
+    async def burst(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Read the {entries} that were written to the stream since `load`; tell the same but memory."""
+        last = [1 + len(range(replica, command["entries"], REPLICAS)) for replica in range(REPLICAS)]
+        before = self.mirror.block_count
+        figures = await self._read_until(
+            lambda: [self.mirror.position_of(name_of(replica))[1] for replica in range(REPLICAS)] == last
+        )
+        if self.mirror.block_count != before + command["entries"] * BURST_BLOCKS:
+            raise RuntimeError(f"{self.mirror.block_count - before} blocks were read")
+        return figures
+
+    async def _read_until(self, is_done: Callable[[], bool]) -> dict[str, float]:
+        """Run the reader until `is_done` and tell what it took: seconds, CPU, stalls of the event loop."""
+        assert self._reader is not None
+        async with asyncio.TaskGroup() as tasks:
+            watch = LoopWatch()
+            watching = tasks.create_task(watch.run(), name="loop-watch")
+            await asyncio.sleep(0.05)
+            started_s, cpu_started_s = time.monotonic(), time.process_time()
+            reading = tasks.create_task(self._reader.run(), name="index-reader")
+            while not is_done():
+                await asyncio.sleep(0.001)
+            seconds, cpu_s = time.monotonic() - started_s, time.process_time() - cpu_started_s
+            watching.cancel()
+            await asyncio.sleep(SETTLE_S)
+            reading.cancel()
         return {
             "seconds": seconds,
             "cpu_s": cpu_s,
             "stall_ms": watch.longest_s * 1000,
             "stall_cpu_ms": watch.busiest_s * 1000,
-            "bytes_per_block": grown / count,
         }
 
     async def lookup(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,8 +202,17 @@ class IndexProbe:
 async def serve(arguments: argparse.Namespace) -> None:
     """Serve until stdin ends."""
     probe = IndexProbe(arguments.seed)
+    gc.collect()
+    gc.freeze()  # as a router does before it serves
     await control.serve_commands(
-        {"publish": probe.publish, "load": probe.load, "lookup": probe.lookup}, {"ready": True}
+        {
+            "publish": probe.publish,
+            "publish_burst": probe.publish_burst,
+            "load": probe.load,
+            "burst": probe.burst,
+            "lookup": probe.lookup,
+        },
+        {"ready": True},
     )
 
 

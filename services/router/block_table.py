@@ -48,6 +48,15 @@ class BlockTable:
         """True if eviction cannot wait."""
         return self.block_count > self._blocks_max + self._blocks_max // 16
 
+    @property
+    def is_short(self) -> bool:
+        """True if what blocks are worth is told apart too coarsely: see `grow`."""
+        return self._worth.is_short(self.block_count)
+
+    def grow(self) -> Iterator[None]:
+        """Tell apart what twice as many blocks are worth."""
+        yield from self._worth.grow()
+
     def add_bit(self, number: int) -> None:
         """Count blocks of bit `number`, too."""
         self.counts += [0] * (number + 1 - len(self.counts))
@@ -85,7 +94,6 @@ class BlockTable:
                 slots[slot] = worth
         self.counts[number] += added + fresh
         self.block_count += fresh
-        self._worth.make_room(self.block_count)
         if refused:
             self.evicted_total += refused
             self.partial |= bit

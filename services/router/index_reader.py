@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 READ_COUNT: Final = 256
 BLOCK_MS: Final = 500
-SLICE_S: Final = 0.004
+SLICE_S: Final = 0.002
 """The event loop gets a turn after this much work on events."""
 
 CHUNK_BYTES: Final = 1 << 18
@@ -196,7 +196,7 @@ class IndexReader:
                     if not self._mirror.take(load, blocks.unpack(packed)):
                         return False
                     await turns.breathe()
-                await self._keep_up(0.0)
+                await self._keep_up(UPKEEP_S)
                 if at >= end:
                     break
                 # One byte more than there should be shows that there is none. The head is read after the part: if it is the

@@ -21,8 +21,8 @@ from services.router.prefix_lookup import Group
 BLOCKS_MAX: Final = 10_000_000
 """Default bound: some 100 bytes each."""
 
-SLICE_BLOCKS: Final = 1024
-"""Blocks changed in one slice: about 0.5 ms."""
+SLICE_BLOCKS: Final = 256
+"""Blocks changed in one slice: about 0.2 ms, and a few times that when dicts grow."""
 
 AUDIT_BLOCKS: Final = 16
 AUDIT_SHARE: Final = 0.01
@@ -281,7 +281,8 @@ class PrefixMirror:
     @property
     def needs_upkeep(self) -> bool:
         """True if `upkeep` would find something."""
-        return bool(self._dead) or self._table.is_over or self._table.masks.needs_purge
+        table = self._table
+        return bool(self._dead) or table.is_short or table.is_over or table.masks.needs_purge
 
     @property
     def is_far_over(self) -> bool:
@@ -289,7 +290,7 @@ class PrefixMirror:
         return self._table.is_far_over
 
     def upkeep(self) -> Iterator[None]:
-        """Sweep bits of replicas that are gone, evict what is above the bound, forget masks that nobody uses.
+        """Sweep bits of replicas that are gone, grow, evict what is above the bound, forget masks that nobody uses.
 
         In slices, between which anything else may happen.
         """
@@ -299,6 +300,8 @@ class PrefixMirror:
             self._dead &= ~dead
             self._table.forget(dead)
             self._bits.give_back(dead)
+        while self._table.is_short:
+            yield from self._table.grow()
         if self._table.is_over:
             yield from self._table.evict()
         if self._table.masks.needs_purge:
