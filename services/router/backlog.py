@@ -7,9 +7,10 @@ or replica, by a load report that contradicts it, or when it expires.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.precedence import USUAL, Ahead, Precedence
@@ -42,26 +43,64 @@ class Work:
     """What its replica orders it by among its equals; set by the backlog."""
 
 
+class Line(NamedTuple):
+    """What a new prompt finds at a replica."""
+
+    ahead_s: float
+    """Seconds until its engine would begin with it."""
+    behind: int
+    """Prompts that wait there already and would be served after it."""
+    total_s: float
+    """Seconds of all work there."""
+    waiting: int
+    """Prompts that have not started."""
+    waiting_s: float
+    """Their seconds."""
+
+
+NOTHING: Final = Line(0.0, 0, 0.0, 0, 0.0)
+
+
 class _Replica:
     """The work at one replica."""
 
-    __slots__ = ("running", "waiting", "waiting_s")
+    __slots__ = ("orders", "others", "running", "seconds", "waiting", "waiting_s")
 
     def __init__(self) -> None:
         self.waiting: dict[Key, Work] = {}
         """In the order of their dispatches."""
         self.waiting_s = 0.0
+        self.orders: list[float] = []
+        """Of those that wait, by `Work.order`, ascending."""
+        self.seconds: list[float] = []
+        """Of the same ones: prefill seconds."""
+        self.others = 0
+        """Those that wait and of which more than their order decides."""
         self.running: dict[Key, Work] = {}
         """What its engine has, in the order in which it got it."""
 
     def wait(self, work: Work) -> None:
         self.waiting[work.key] = work
         self.waiting_s += work.prefill_s
+        index = bisect_right(self.orders, work.order)
+        self.orders.insert(index, work.order)
+        self.seconds.insert(index, work.prefill_s)
+        self.others += _is_other(work)
 
     def leave(self, key: Key) -> None:
-        self.waiting_s -= self.waiting.pop(key).prefill_s
+        work = self.waiting.pop(key)
+        self.waiting_s -= work.prefill_s
+        index = bisect_left(self.orders, work.order)
+        while self.seconds[index] != work.prefill_s:  # of equals it does not matter which
+            index += 1
+        del self.orders[index], self.seconds[index]
+        self.others -= _is_other(work)
         if not self.waiting:
             self.waiting_s = 0.0  # what rounding left is gone
+
+    def ends_s(self, now_s: float) -> float:
+        """Return when all its work will be done, as seen at `now_s`."""
+        return now_s + self.running_s(now_s) + self.waiting_s
 
     def running_s(self, now_s: float) -> float:
         """Return what is left of what the engine has."""
@@ -74,8 +113,12 @@ class _Replica:
         return total
 
 
+def _is_other(work: Work) -> bool:
+    return work.precedence is not None and work.precedence is not USUAL
+
+
 class Backlog:
-    """All dispatched work, by replica."""
+    """All dispatched work, by replica. Invariant: `ends_s` has those that have work, and no others."""
 
     def __init__(self, own_router: str, order_key: OrderKey = shortest) -> None:
         """`order_key`: the order in which replicas start what waits."""
@@ -84,6 +127,9 @@ class Backlog:
         self._work: dict[Key, Work] = {}
         self._replicas: dict[str, _Replica] = {}
         self._recent: dict[str, tuple[float, float]] = {}
+        self._waiting_s = 0.0
+        self.ends_s: dict[str, float] = {}
+        """When the work of a replica will be done; not of those that have none. To be read only."""
         self._next_expiry_s = math.inf
 
     def __len__(self) -> int:
@@ -101,6 +147,8 @@ class Backlog:
         if replica is None:
             replica = self._replicas[work.replica] = _Replica()
         replica.wait(work)
+        self._waiting_s += work.prefill_s
+        self.ends_s[work.replica] = replica.ends_s(work.at_s)
         self._next_expiry_s = min(self._next_expiry_s, work.expires_s)
         seconds = self.recent_s(work.replica, work.at_s) + work.prefill_s
         self._recent[work.replica] = (seconds, work.at_s)
@@ -114,9 +162,11 @@ class Backlog:
         work.started_s = at_s
         replica = self._replicas[work.replica]
         replica.leave(key)
+        self._waiting_s -= work.prefill_s
         if not replica.running:
             work.begun_s = at_s
         replica.running[key] = work
+        self.ends_s[work.replica] = replica.ends_s(at_s)
 
     def remove(self, key: Key, at_s: float | None = None) -> Work | None:
         """Forget it; return it if it was known. `at_s`: when its engine was done with it, if it was."""
@@ -126,13 +176,20 @@ class Backlog:
         replica = self._replicas[work.replica]
         if work.started_s is None:
             replica.leave(key)
+            self._waiting_s -= work.prefill_s
         else:
             del replica.running[key]
             heir = next(iter(replica.running.values()), None)
             if heir is not None and heir.begun_s is None:
                 heir.begun_s = at_s
         if not replica.waiting and not replica.running:
-            del self._replicas[work.replica]
+            del self._replicas[work.replica], self.ends_s[work.replica]
+            if not self._work:
+                self._waiting_s = 0.0  # what rounding left is gone
+        elif at_s is not None:
+            self.ends_s[work.replica] = replica.ends_s(at_s)
+        else:
+            self.ends_s[work.replica] -= work.prefill_s
         return work
 
     def expire_by(self, key: Key, at_s: float) -> None:
@@ -160,29 +217,33 @@ class Backlog:
         )
         return [work for work in self._work.values() if work.expires_s <= now_s]
 
-    def queue_s(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> float:
-        """Return the seconds until the engine of `replica` would begin with a prompt of `prefill_s` that arrives now.
+    @property
+    def waiting_s(self) -> float:
+        """Seconds of all work that has not started, wherever it is."""
+        return max(0.0, self._waiting_s)
 
-        Running ones count what is left of them, waiting ones only if they are served before it.
+    def line(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> Line:
+        """Return what a prompt of `prefill_s` that arrives now would find at `replica`.
+
+        Running ones count what is left of them, waiting ones are ahead only if they are served before it.
         """
         found = self._replicas.get(replica)
         if found is None:
-            return 0.0
+            return NOTHING
+        running_s = found.running_s(now_s)
         order = self._order_key(prefill_s, now_s)
-        ahead_s, equals_tokens = 0.0, 0
-        others: list[Work] = []
-        for work in found.waiting.values():
-            if work.precedence is not None and work.precedence is not precedence:
-                others.append(work)
-            elif work.order <= order:
-                ahead_s += work.prefill_s
-                equals_tokens += work.tokens
-        if others:
-            ahead = Ahead(precedence, order, ahead_s, equals_tokens)
-            for work in others:
-                ahead.add(work.precedence or precedence, work.order, work.prefill_s, work.tokens)
-            ahead_s = ahead.seconds()
-        return found.running_s(now_s) + ahead_s
+        if found.others or (precedence is not USUAL and precedence != USUAL):
+            ahead_s, behind = _ahead(found, order, precedence)
+        else:
+            first = bisect_right(found.orders, order)
+            ahead_s, behind = sum(found.seconds[:first]), len(found.orders) - first
+        return Line(
+            running_s + ahead_s, behind, running_s + found.waiting_s, len(found.waiting), found.waiting_s
+        )
+
+    def queue_s(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> float:
+        """Return the seconds until the engine of `replica` would begin with a prompt of `prefill_s` that arrives now."""
+        return self.line(replica, prefill_s, now_s, precedence).ahead_s
 
     def total_s(self, replica: str, now_s: float) -> float:
         """Return the seconds of all work at `replica`, whatever its order."""
@@ -208,11 +269,38 @@ class Backlog:
         listed = {work.key: work for name in self._replicas for work in self.of(name)}
         assert listed == self._work
         assert all(work.key == key for key, work in self._work.items())
+        assert self.ends_s.keys() == self._replicas.keys()
+        waiting_s = sum(replica.waiting_s for replica in self._replicas.values())
+        assert abs(self.waiting_s - waiting_s) < 1e-6 * (1 + waiting_s)
         for name, replica in self._replicas.items():
             assert replica.waiting or replica.running, "an empty replica is kept"
             waiting = [work.prefill_s for work in replica.waiting.values()]
             assert abs(replica.waiting_s - sum(waiting)) < 1e-6 * (1 + sum(waiting)), name
+            assert replica.orders == sorted(work.order for work in replica.waiting.values()), name
+            assert sorted(replica.seconds) == sorted(waiting), name
+            assert replica.others == sum(map(_is_other, replica.waiting.values())), name
             for work in (*replica.waiting.values(), *replica.running.values()):
                 assert work.replica == name and (work.started_s is None) == (work.key in replica.waiting), (
                     work
                 )
+
+
+def _ahead(found: _Replica, order: float, precedence: Precedence) -> tuple[float, int]:
+    """Return the seconds ahead of a prompt, and how many of its equals are behind it, where bands or tenants differ."""
+    ahead_s, equals_tokens, behind = 0.0, 0, 0
+    others: list[Work] = []
+    for work in found.waiting.values():
+        if work.precedence is not None and work.precedence is not precedence:
+            others.append(work)
+        elif work.order <= order:
+            ahead_s += work.prefill_s
+            equals_tokens += work.tokens
+        else:
+            behind += 1
+    if not others:
+        return ahead_s, behind
+    ahead = Ahead(precedence, order, ahead_s, equals_tokens)
+    for work in others:
+        ahead.add(work.precedence or precedence, work.order, work.prefill_s, work.tokens)
+        behind += work.precedence == precedence and work.order > order
+    return ahead.seconds(), behind

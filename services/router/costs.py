@@ -1,13 +1,16 @@
 """What a prefill costs: c0 + u (a + b (T - u / 2)) seconds for u uncached of T tokens, fitted while serving.
 
 Pure. The form is causal attention's (reference: Mooncake, FAST'25). Least squares of relative errors over the last
-prefills; what the engine has not shown yet stays near the prior.
+prefills; what the engine has not shown yet stays near the prior. A pause or a stall makes a prefill look long that was
+not: what is far from those of its size counts as if it were only just that far (Huber's estimate).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from itertools import combinations
+from math import exp, log
+from statistics import median
 from typing import Final
 
 PRIOR: Final = (0.01, 50e-6, 1e-9)
@@ -22,6 +25,18 @@ WINDOW: Final = 128
 FIT_EVERY: Final = 32
 """Observations between two fits, after the first ones. A fit takes some 0.3 ms; errors are relative to the estimates before
 it, so that noise has no bias."""
+
+USUAL_SPREAD: Final = 0.1
+"""Prefills of the same size differ by this share on a healthy engine: less is not taken for the spread."""
+
+FAR: Final = 2.5
+"""Spreads (1.5 median deviations) from those of its size beyond which an observation says no more."""
+
+NEIGHBOURS: Final = 4
+"""On each side, by size, whose middle is taken for usual: a wrong estimate is wrong for all of a size, a stall is not."""
+
+FITS: Final = 3
+"""Fits in a row while little was seen: errors are relative to the estimates before, and those were far off."""
 
 SECONDS_MIN: Final = 1e-4
 """Shorter prefills are taken as this long: clocks and queues blur them."""
@@ -50,12 +65,12 @@ class CostModel:
     def observe(self, uncached: int, total: int, seconds: float) -> None:
         """Learn from a prefill that took `seconds`."""
         uncached = max(1, uncached)
+        total = max(total, uncached)
         self._seen.append((uncached, uncached * (total - uncached / 2), max(SECONDS_MIN, seconds)))
         self.observation_total += 1
         if self.observation_total < FIT_EVERY or not self.observation_total % FIT_EVERY:
-            self._fit()
-            if self.observation_total <= FIT_EVERY:
-                self._fit()  # relative to estimates that were far off until now
+            for _ in range(FITS if self.observation_total <= FIT_EVERY else 1):
+                self._fit()
 
     def forget(self) -> None:
         """Learn anew; until then the estimates stay as they are."""
@@ -68,7 +83,7 @@ class CostModel:
         # Unknowns are in units of the prior: 1 means "as the prior says".
         s0, s1, s2 = PRIOR
         g00 = g01 = g02 = g11 = g12 = g22 = t0 = t1 = t2 = ratio = 0.0
-        for tokens, products, seconds in self._seen:
+        for (tokens, products, _), seconds in zip(self._seen, self._plausible_s(), strict=True):
             weight = 1.0 / (c0 + a * tokens + b * products)
             r0, r1, r2, y = s0 * weight, s1 * tokens * weight, s2 * products * weight, seconds * weight
             g00 += r0 * r0
@@ -87,6 +102,23 @@ class CostModel:
         if best is not None:
             x0, x1, x2 = best
             self._coefficients = (x0 * s0, x1 * s1, x2 * s2)
+
+    def _plausible_s(self) -> list[float]:
+        """Return the seconds of each observation, drawn towards those of its size where they are far from them."""
+        c0, a, b = self._coefficients
+        expected = [c0 + a * tokens + b * products for tokens, products, _ in self._seen]
+        by_size = sorted(range(len(expected)), key=expected.__getitem__)
+        surprises = [log(self._seen[index][2] / expected[index]) for index in by_size]
+        usual = [
+            median(surprises[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1])
+            for place in range(len(surprises))
+        ]
+        spread = 1.5 * median(abs(one - middle) for one, middle in zip(surprises, usual, strict=True))
+        away = FAR * max(USUAL_SPREAD, spread)
+        plausible_s = expected
+        for index, surprise, middle in zip(by_size, surprises, usual, strict=True):
+            plausible_s[index] *= exp(min(middle + away, max(middle - away, surprise)))
+        return plausible_s
 
 
 def _minimum(gram: list[list[float]], target: list[float]) -> list[float] | None:

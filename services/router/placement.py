@@ -1,18 +1,26 @@
-"""Where prompts run: queue seconds plus prefill seconds, the latter counted again for those it will delay.
+"""Where prompts run: where the prompt and all whom it delays lose least.
 
-Pure; randomness is injected. score_w = Q_w(P_w) + P_w (1 + kappa + rho_w), the smallest wins (reference: routing.md,
-sections 6 and 7): on an idle cluster kappa is 0 and the fastest start wins; in a backlog caches are kept to.
+Pure; randomness is injected. For each prefill replica w, in seconds (docs/decisions: "Placement by what it costs all"):
+
+    score_w = Q_w + P_w (1 + behind_w + kappa) + R_w(Q_w, P_w) + risk_w S        the smallest wins
+
+Q: until its engine would begin; P: the prompt there, given what is cached; behind: those that wait there and are served
+after it; kappa: those that wait per replica, in requests; R: what those lose who will come to w because of its cache
+(regulars.py); risk S: the chance that another router was faster (blind_spot.py), times a typical prompt.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.backlog import UTILISATION_S, Backlog, Work
+from services.router.blind_spot import BlindSpot
 from services.router.costs import CostModel
+from services.router.decode_choice import DecodeChoice, Own
 from services.router.mirror import PrefixMirror
 from services.router.policy import (
     Candidate,
@@ -34,6 +42,9 @@ from services.router.policy import (
     Wait,
 )
 from services.router.reconciliation import Reconciliation
+from services.router.regulars import Regulars
+from services.router.shortlist import shortlist, window
+from services.router.speeds import Speeds
 
 KAPPA_MAX: Final = 8.0
 PREFILL_SMOOTHING: Final = 0.01
@@ -42,8 +53,11 @@ PREFILL_FLOOR_S: Final = 0.001
 RECHECK_S: Final = 0.05
 """A request that cannot be placed is looked at again after this, even if nothing was heard."""
 
-HANDOFF_S: Final = 0.01
-"""What a prefill elsewhere costs besides: one more hop and the move of the blocks."""
+PREFILL_START: Final = 8
+"""Prompts for which the start value counts."""
+
+TRANSFER_BLOCK_S: Final = 1e-4
+"""4 MiB (32 tokens of a model of 8 billion weights) at 40 GB/s."""
 
 OBSERVATIONS_MIN: Final = 8
 """Prompts measured before anything is refused because of an estimate."""
@@ -53,12 +67,20 @@ FRESH_S: Final = 10.0
 and then nothing would ever correct them."""
 
 CANDIDATES_MAX: Final = 16
-HEAD_ROOM_BLOCKS: Final = 1
-"""Blocks a request may need beyond prompt and output: the last, partial one."""
+
+
+class _Offer(NamedTuple):
+    """A prefill replica, priced."""
+
+    candidate: Candidate
+    may_go: bool
+    """True if it may be sent more work now."""
+    ends_s: float
+    """Seconds until the prompt were done there behind all that is there: what one who goes there loses."""
 
 
 class KappaPolicy:
-    """The policy of routing.md, section 6, for queues that serve shortest first.
+    """Prices replicas and chooses the cheapest pair.
 
     Owns the backlog and the cost model, and feeds the mirror.
     Invariant: the overlay holds exactly the blocks of the backlog.
@@ -74,12 +96,19 @@ class KappaPolicy:
         dispatch_ahead_s: float,
         local_prefill_tokens_max: int,
         order_key: OrderKey = shortest,
+        transfer_block_s: float = TRANSFER_BLOCK_S,
     ) -> None:
-        """`order_key`: the order in which prefill replicas start what waits there."""
+        """`order_key`: the order in which prefill replicas start what waits there.
+
+        `transfer_block_s`: seconds in which a KV block moves from prefill to decode.
+        """
         self.mirror = mirror
         self.backlog = Backlog(router, order_key)
         self.reconciliation = Reconciliation(self.backlog)
         self.costs = CostModel()
+        self.speeds = Speeds()
+        self.regulars = Regulars()
+        self.blind_spot = BlindSpot(router)
         self._measured_at_s = float("-inf")
         self.estimate_total_s = 0.0
         """Prefill seconds expected, of prompts whose real ones are in `measured_total_s`."""
@@ -88,32 +117,43 @@ class KappaPolicy:
         self._block_tokens = block_tokens
         self._dispatch_ahead_s = dispatch_ahead_s
         self._local_tokens_max = local_prefill_tokens_max
+        self._transfer_block_s = transfer_block_s
         self._typical_prefill_s = PREFILL_START_S
+        self._dispatch_total = 0
+        self._chosen = "", 0.0
+        """Whom the last answer was for, and the seconds it would have lost at the next best replica."""
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
         """Choose for `request`."""
         self._expire(now_s)
         if not view.decode:
             return Wait("no decode replica", now_s + RECHECK_S)
-        depths = self.mirror.matched(request.hashes)
-        decode = self._choose_decode(request, view, depths)
-        if decode is None:
+        choice = DecodeChoice(request, self._block_tokens, self._transfer_block_s, self._rng)
+        if not choice.look(view, self.mirror):
             return Wait("no decode replica has room", now_s + RECHECK_S)
-        candidates = self._candidates(request, view, depths, now_s)
-        local = self._local(request, view, depths, [one for one, _ in candidates])
-        if local is not None:
-            return local
-        best = self._lowest([one for one, _ in candidates])
-        released = [one for one, may_go in candidates if may_go]
-        if best not in released:
-            return Wait(f"{best.replica} has work ahead", now_s + RECHECK_S, best.replica)
+        offers = self._offers(request, view, now_s)
+        best = self._lowest(offers) if offers else None
+        decode, handoff_s = choice.beside_prefill()
+        own = self._alone(request, choice, best.candidate.score + handoff_s if best else math.inf, now_s)
+        prefill: str | None = None
+        if own is not None:
+            chosen = Candidate(own.decode.name, own.matched_blocks, own.queue_s, own.prefill_s, own.cost_s)
+            decode = own.decode
+        else:
+            assert best is not None, "no prefill replica, and decode does not run it"
+            chosen = best.candidate
+            if not best.may_go:
+                return Wait(f"{chosen.replica} has work ahead", now_s + RECHECK_S, chosen.replica)
+            prefill = chosen.replica
+            elsewhere_s = min((one.ends_s for one in offers if one is not best), default=0.0)
+            self._chosen = request.request_id, max(0.0, elsewhere_s - chosen.prefill_s)
         return Placement(
-            prefill=best.replica,
+            prefill=prefill,
             decode=decode.name,
-            matched_blocks=best.matched_blocks,
-            prefill_s=best.prefill_s,
-            estimate_s=best.queue_s + best.prefill_s,
-            candidates=self._explained(request, best, [one for one, _ in candidates]),
+            matched_blocks=chosen.matched_blocks,
+            prefill_s=chosen.prefill_s,
+            estimate_s=chosen.queue_s + chosen.prefill_s,
+            candidates=self._explained(request, chosen, offers),
         )
 
     def observe(self, event: Event) -> None:
@@ -126,7 +166,7 @@ class KappaPolicy:
             case Finished():
                 self._finished(event)
             case Measured():
-                self._measured(event.hit, event.at_s)
+                self._measured(event.replica, event.hit, event.at_s)
             case LoadSeen():
                 self.reconciliation.on_load(event)
                 self._expire(event.at_s)
@@ -137,9 +177,10 @@ class KappaPolicy:
             case ReplicaGone():
                 for work in self.backlog.of(event.replica):
                     self._remove(work)
-                self.backlog.forget(event.replica)
-                self.reconciliation.forget(event.replica)
+                for each in (self.backlog, self.reconciliation, self.speeds, self.regulars, self.blind_spot):
+                    each.forget(event.replica)
             case RouterGone():
+                self.blind_spot.gone(event.router)
                 for work in self.backlog.by(event.router):
                     self._remove(work)
 
@@ -168,104 +209,83 @@ class KappaPolicy:
 
     # Choosing
 
-    def _kappa(self, view: PoolView, now_s: float) -> float:
-        """Backlog per prefill replica, in requests: what the replicas have and what waits for them here."""
-        count = len(view.prefill)
-        backlog_s = sum(self.backlog.total_s(one.name, now_s) for one in view.prefill)
+    def _kappa(self, view: PoolView) -> float:
+        """Requests per prefill replica that wait: each of them, or who comes after it, is delayed by more work."""
         typical_s = max(PREFILL_FLOOR_S, self._typical_prefill_s)
-        return min(KAPPA_MAX, (backlog_s / typical_s + view.waiting_requests) / count)
+        waiting = self.backlog.waiting_s / typical_s + view.waiting_requests
+        return min(KAPPA_MAX, waiting / len(view.prefill))
 
-    def _candidates(
-        self, request: PlacementRequest, view: PoolView, depths: dict[str, int], now_s: float
-    ) -> list[tuple[Candidate, bool]]:
-        """Return every prefill replica with its score, and whether it may be sent more work now."""
+    def _offers(self, request: PlacementRequest, view: PoolView, now_s: float) -> list[_Offer]:
+        """Return the prefill replicas worth comparing, with what each would cost."""
         if not view.prefill:
             return []
-        kappa = self._kappa(view, now_s)
-        candidates = []
-        allowed = [one for one in view.prefill if one.name not in request.excluded] or view.prefill
-        for replica in allowed:
-            depth = depths.get(replica.name, 0)
-            prefill_s = self._prefill_s(request, depth)
-            queue_s = self.backlog.queue_s(replica.name, prefill_s, now_s, request.precedence)
-            unstarted, unstarted_s = self.backlog.unstarted(replica.name)
-            unseen = 0 if replica.is_stale else replica.queued_requests - unstarted
-            if unseen > 0:  # of other routers whose dispatches we do not hear
+        allowed: Sequence[ReplicaState] = view.prefill
+        if request.excluded:
+            allowed = [one for one in allowed if one.name not in request.excluded] or allowed
+        ends_s = self.backlog.ends_s
+        self._look(allowed, now_s)
+        kappa = self._kappa(view)
+        offers = []
+        for replica, depth in shortlist(allowed, self.mirror, request.hashes, ends_s, self._rng):
+            name = replica.name
+            prefill_s = self._prefill_s(request, replica, depth)
+            line = self.backlog.line(name, prefill_s, now_s, request.precedence)
+            queue_s, unseen = line.ahead_s, replica.queued_requests - line.waiting
+            if unseen > 0 and not replica.is_stale:  # of other routers whose dispatches we do not hear
                 queue_s += unseen * self._typical_prefill_s
-            rho = self.backlog.recent_s(replica.name, now_s) / UTILISATION_S
-            score = queue_s + prefill_s * (1 + kappa + rho)
-            may_go = not unstarted or unstarted_s + prefill_s <= self._dispatch_ahead_s
-            candidates.append((Candidate(replica.name, depth, queue_s, prefill_s, score), may_go))
-        return candidates
+            busy = self.backlog.recent_s(name, now_s) / UTILISATION_S
+            score = (
+                queue_s
+                + prefill_s * (1 + line.behind + kappa)
+                + self.regulars.delay_s(name, queue_s, prefill_s, busy, now_s)
+                + self.blind_spot.risk(name) * self._typical_prefill_s
+            )
+            may_go = not line.waiting or line.waiting_s + prefill_s <= self._dispatch_ahead_s
+            candidate = Candidate(name, depth, queue_s, prefill_s, score)
+            offers.append(_Offer(candidate, may_go, queue_s - line.ahead_s + line.total_s + prefill_s))
+        return offers
 
-    def _choose_decode(
-        self, request: PlacementRequest, view: PoolView, depths: dict[str, int]
-    ) -> ReplicaState | None:
-        """Return the decode replica that is least full with the request, the blocks it holds already not counted."""
-        needed = (
-            -(-(request.token_count + request.output_tokens_max) // self._block_tokens) + HEAD_ROOM_BLOCKS
-        )
-        allowed = [one for one in view.decode if one.name not in request.excluded] or list(view.decode)
-        head_room = request.kv_head_room_permille
-        fitting = [one for one in allowed if one.has_room(needed - HEAD_ROOM_BLOCKS, head_room)]
-        if not fitting:
-            return None
+    def _look(self, allowed: Sequence[ReplicaState], now_s: float) -> None:
+        """Let the blind spot know how many have nothing to do."""
+        seen = window(allowed, self._rng)
+        ends_s = self.backlog.ends_s
+        idle = sum(ends_s.get(one.name, now_s) <= now_s for one in seen)
+        self.blind_spot.look((one.name for one in allowed), round(idle * len(allowed) / len(seen)), now_s)
 
-        def fullness(one: ReplicaState) -> float:
-            total = max(1, one.block_total)
-            return (one.reserved() + needed - depths.get(one.name, 0)) / total
+    def _lowest(self, offers: list[_Offer]) -> _Offer:
+        lowest = min(one.candidate.score for one in offers)
+        ties = [one for one in offers if one.candidate.score <= lowest * (1 + 1e-9)]
+        return ties[0] if len(ties) == 1 else self._rng.choice(ties)
 
-        scores = [fullness(one) for one in fitting]
-        lowest = min(scores)
-        return self._rng.choice([one for one, score in zip(fitting, scores, strict=True) if score <= lowest])
+    def _alone(
+        self, request: PlacementRequest, choice: DecodeChoice, paired_s: float, now_s: float
+    ) -> Own | None:
+        """Return decode that runs the prompt itself, if that costs less than `paired_s`."""
 
-    def _local(
-        self,
-        request: PlacementRequest,
-        view: PoolView,
-        depths: dict[str, int],
-        candidates: list[Candidate],
-    ) -> Placement | None:
-        """Return a placement on decode alone, if the uncached part is short and that starts sooner, or must be."""
-        needed = -(-(request.token_count + request.output_tokens_max) // self._block_tokens)
-        allowed = [one for one in view.decode if one.name not in request.excluded] or list(view.decode)
-        fitting = [one for one in allowed if one.has_room(needed, request.kv_head_room_permille)]
-        deepest = max(depths.get(one.name, 0) for one in fitting)
-        best = [one for one in fitting if depths.get(one.name, 0) == deepest]
-        roomiest = max(one.room() for one in best)
-        decode = self._rng.choice([one for one in best if one.room() == roomiest])
-        prefill_s = self._prefill_s(request, deepest)
-        if candidates:
-            uncached = request.token_count - self._usable_tokens(request, deepest)
-            soonest_s = min(one.queue_s + one.prefill_s for one in candidates)
-            if uncached > self._local_tokens_max or prefill_s > soonest_s + HANDOFF_S:
-                return None
-        own = Candidate(decode.name, deepest, 0.0, prefill_s, prefill_s)
-        return Placement(
-            prefill=None,
-            decode=decode.name,
-            matched_blocks=deepest,
-            prefill_s=prefill_s,
-            estimate_s=prefill_s,
-            candidates=self._explained(request, own, candidates),
-        )
+        def prefill_s(one: ReplicaState, depth: int) -> float:
+            return self._prefill_s(request, one, depth)
 
-    def _lowest(self, candidates: list[Candidate]) -> Candidate:
-        lowest = min(one.score for one in candidates)
-        return self._rng.choice([one for one in candidates if one.score <= lowest * (1 + 1e-9)])
+        def queue_s(name: str, seconds: float) -> float:
+            return self.backlog.queue_s(name, seconds, now_s)
+
+        own = choice.alone(prefill_s, queue_s)
+        uncached = request.token_count - self._usable_tokens(request, own.matched_blocks)
+        is_short = uncached <= self._local_tokens_max
+        return own if paired_s == math.inf or (is_short and own.cost_s <= paired_s) else None
 
     @staticmethod
     def _explained(
-        request: PlacementRequest, chosen: Candidate, candidates: list[Candidate]
+        request: PlacementRequest, chosen: Candidate, offers: list[_Offer]
     ) -> tuple[Candidate, ...]:
         if not request.explain:
             return ()
-        others = sorted((one for one in candidates if one is not chosen), key=lambda one: one.score)
-        return (chosen, *others[: CANDIDATES_MAX - 1])
+        others = [one.candidate for one in offers if one.candidate is not chosen]
+        return (chosen, *sorted(others, key=lambda one: one.score)[: CANDIDATES_MAX - 1])
 
-    def _prefill_s(self, request: PlacementRequest, depth: int) -> float:
+    def _prefill_s(self, request: PlacementRequest, replica: ReplicaState, depth: int) -> float:
         usable = self._usable_tokens(request, depth)
-        return self.costs.estimate_s(request.token_count - usable, request.token_count)
+        seconds = self.costs.estimate_s(request.token_count - usable, request.token_count)
+        return seconds * self.speeds.factor(replica.name)
 
     def _usable_tokens(self, request: PlacementRequest, depth: int) -> int:
         """Tokens that need not be computed: the last one always is, to have logits."""
@@ -288,8 +308,16 @@ class KappaPolicy:
         if old is not None:
             self.mirror.unexpect(old.replica, old.hashes)
         self.mirror.expect(work.replica, work.hashes)
-        if work.is_own:
-            self._typical_prefill_s += PREFILL_SMOOTHING * (event.prefill_s - self._typical_prefill_s)
+        if not work.is_own:
+            self.blind_spot.heard(event.router, event.at_s)
+            return
+        self._dispatch_total += 1
+        smoothing = max(PREFILL_SMOOTHING, 1 / (PREFILL_START + self._dispatch_total))
+        self._typical_prefill_s += smoothing * (event.prefill_s - self._typical_prefill_s)
+        chosen, lost_s = self._chosen
+        if chosen == event.request_id:  # what the others chose for is not known: likely much the same
+            self.regulars.came(event.replica, lost_s, event.at_s, self.blind_spot.routers)
+            self._chosen = "", 0.0
 
     def _finished(self, event: Finished) -> None:
         work = self.backlog.remove((event.router, event.request_id), event.at_s)
@@ -306,11 +334,12 @@ class KappaPolicy:
             if work.is_own:
                 self.estimate_total_s += work.prefill_s
                 self.measured_total_s += hit.prefill_s
-            self._measured(hit, event.at_s)
+            self._measured(work.replica, hit, event.at_s)
 
-    def _measured(self, hit: Hit, at_s: float) -> None:
+    def _measured(self, replica: str, hit: Hit, at_s: float) -> None:
         total = hit.cached_tokens + hit.computed_tokens
-        self.costs.observe(hit.computed_tokens, total, hit.prefill_s)
+        self.speeds.observe(replica, self.costs.estimate_s(hit.computed_tokens, total), hit.prefill_s)
+        self.costs.observe(hit.computed_tokens, total, hit.prefill_s / self.speeds.factor(replica))
         self._measured_at_s = at_s
 
     def _remove(self, work: Work) -> None:

@@ -49,6 +49,8 @@ class ReplicaState:
     """The last report is too old to tell how full the replica is now: own counts tell."""
     queued_requests: int = 0
     """Requests that wait at the replica, as last reported."""
+    running_requests: int = 0
+    """Requests its engine has, as last reported."""
     reported_at_s: float = float("-inf")
 
     def reserved(self) -> int:

@@ -280,6 +280,7 @@ class Replica:
         state.block_free = report.block_free_count
         state.block_reserved = report.block_reserved_count + sum(self._unanswered.values())
         state.queued_requests = report.queued_request_count
+        state.running_requests = report.running_request_count
         state.reported_at_s = now_s
         state.is_stale = False
         if report.step_us:

@@ -27,6 +27,51 @@ def test_the_fit_predicts_an_engine_it_has_watched(c0: float, a: float, b: float
             assert model.estimate_s(uncached, total) == pytest.approx(true_s, rel=0.2)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_outliers_do_not_bend_the_fit(seed: int) -> None:
+    """Random coefficients, 10 % noise, and one prefill in twenty that took 3 to 100 times as long: still within 15 %."""
+    rng, model = random.Random(seed), CostModel()
+    c0 = 10 ** rng.uniform(-3, -1)
+    a = 10 ** rng.uniform(-5.5, -3.5)
+    b = rng.choice((0.0, 10 ** rng.uniform(-10, -8.5)))
+    for index in range(600):
+        total = round(10 ** rng.uniform(1.5, 4.5))
+        uncached = rng.randint(1, total)
+        seconds = (c0 + uncached * (a + b * (total - uncached / 2))) * rng.lognormvariate(-0.005, 0.1)
+        if index % 20 == 7:
+            seconds *= rng.uniform(3, 100)
+        model.observe(uncached, total, seconds)
+    errors = []
+    for _ in range(200):
+        total = round(10 ** rng.uniform(1.5, 4.5))
+        uncached = rng.randint(1, total)
+        true_s = c0 + uncached * (a + b * (total - uncached / 2))
+        errors.append(abs(model.estimate_s(uncached, total) / true_s - 1))
+    assert max(errors) < 0.15, (c0, a, b, model.coefficients)
+
+
+def test_one_stall_moves_nothing() -> None:
+    """A single value, 100 times too long, changes no estimate by more than some per cent, whenever the next fit comes."""
+    rng, model = random.Random(3), CostModel()
+    for _ in range(128):
+        uncached = rng.randint(10, 4000)
+        model.observe(uncached, uncached, 0.01 + uncached * 1e-4)
+    before_s = model.estimate_s(1000, 1000)
+    model.observe(1000, 1000, 100 * before_s)
+    for _ in range(31):
+        model.observe(1000, 1000, before_s)
+    assert model.estimate_s(1000, 1000) == pytest.approx(before_s, rel=0.02)
+
+
+def test_rare_long_prompts_are_learnt_although_all_others_are_short() -> None:
+    """What is far from the estimates because these are wrong is no outlier: fit by fit they come to it."""
+    rng, model = random.Random(5), CostModel()
+    for index in range(1500):
+        uncached = 20_000 if index % 50 == 0 else rng.randint(5, 50)
+        model.observe(uncached, uncached, 0.01 + uncached * 5e-4)
+    assert model.estimate_s(20_000, 20_000) == pytest.approx(10.01, rel=0.1)
+
+
 def test_it_follows_an_engine_that_changes() -> None:
     """After an engine became four times slower, some hundred prefills later the estimates are, too."""
     rng, model = random.Random(1), CostModel()
