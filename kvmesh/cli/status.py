@@ -56,9 +56,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         reserved, blocks = self.value("reserved_blocks"), self.value("kv_blocks")
         if reserved is not None and blocks is not None:
             words.append(f"{reserved:.0f} of {blocks:.0f} KV blocks")
+        words += self._placed()
         if self.redis_connected is not None:
             words.append("Redis connected" if self.redis_connected else "Redis away")
         return ", ".join(words)
+
+    def _placed(self) -> list[str]:
+        """Return how a router's placements turned out, in words; empty where none did."""
+        prompt, cached, expected, imbalance = map(
+            self.value,
+            ("prompt_tokens_total", "cached_tokens_total", "expected_cached_tokens_total", "imbalance"),
+        )
+        words = []
+        if prompt and cached is not None and expected is not None:
+            words.append(f"{cached / prompt:.0%} cached ({expected / prompt:.0%} expected)")
+        if imbalance:
+            words.append(f"imbalance {imbalance:.2f}")
+        return words
 
 
 async def status(mesh: MeshFile, console: Console, *, as_json: bool, dial: Dial | None = None) -> int:

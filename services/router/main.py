@@ -182,7 +182,7 @@ class Router:
                 section.queue_delay_max_s,
             ),
             note=self.dispatches.note,
-            record=telemetry.RelayTelemetry(self.metrics, self._tracing),
+            record=telemetry.RelayTelemetry(self.metrics, self._tracing, self._block_tokens),
             forecast=policy,
         )
         self._alarm = Alarm(self.relay, clock, _log_bug)
@@ -201,7 +201,7 @@ class Router:
             self.on_replicas,
             trust.explain,
         )
-        telemetry.export(self.relay, policy, self.index, self.metrics)
+        telemetry.export(self.relay, policy, self.index, self.dispatches, self.metrics, clock)
         self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
         self.server = mesh_server.MeshServer(
             "router",

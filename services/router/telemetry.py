@@ -7,11 +7,13 @@ from typing import Final
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.clock import wall_ns
+from kvmesh.clock import Clock, wall_ns
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
+from services.router.dispatches import Dispatches
 from services.router.index_reader import IndexReader
 from services.router.placement import KappaPolicy
+from services.router.policy import Placement
 from services.router.queue import BAND_MAX
 from services.router.relay import Relay
 from services.router.relayed import Relayed
@@ -25,6 +27,9 @@ DOOR_REASONS: Final = (
     pb.Refusal.REASON_NO_REPLICA,
 )
 
+IDLE_S: Final = 1e-3
+"""Less work than this says nothing of how it is spread."""
+
 GOOD = frozenset(("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON_SUPERSEDED", "cancelled"))
 """Outcomes that are no errors."""
 
@@ -32,9 +37,10 @@ GOOD = frozenset(("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON
 class RelayTelemetry:
     """A Record (see services.router.holdings)."""
 
-    def __init__(self, metrics: Metrics, tracing: Tracing) -> None:
+    def __init__(self, metrics: Metrics, tracing: Tracing, block_tokens: int) -> None:
         self._metrics = metrics
         self._tracing = tracing
+        self._block_tokens = block_tokens
         self._queue = metrics.histogram("queue_seconds", "Wait of attempts until they were released.")
         self._first = metrics.histogram("first_token_seconds", "From release to the first token.")
         self._places = {
@@ -46,7 +52,17 @@ class RelayTelemetry:
             "prompt_tokens", "Prompt tokens of attempts whose prompt was computed."
         )
         self._cached = metrics.counter("cached_tokens", "Those of them that were found in cache.")
+        self._expected = metrics.counter(
+            "expected_cached_tokens", "Prompt tokens of the same attempts that were expected in cache."
+        )
         self._matched = metrics.counter("matched_blocks", "Blocks expected in cache at placements.")
+        self._late = metrics.histogram(
+            "first_token_late_seconds", "By how much first tokens came later than estimated at the release."
+        )
+        self._early = metrics.histogram(
+            "first_token_early_seconds", "By how much first tokens came sooner than estimated."
+        )
+        self._work: dict[str, Counter] = {}
         self._ended: dict[str, Counter] = {}
 
     def __call__(self, item: Relayed, outcome: str, now_s: float) -> None:
@@ -69,8 +85,24 @@ class RelayTelemetry:
                 self._first.observe(item.first_token_s - item.released_s)
                 self._prompt.value += item.token_count
                 self._cached.value += item.cached_tokens
+                matched = placement.matched_blocks * self._block_tokens
+                self._expected.value += min(matched, item.token_count - 1)
+                late_s = item.first_token_s - item.released_s - placement.estimate_s
+                (self._late if late_s >= 0 else self._early).observe(abs(late_s))
+                self._count_work(placement)
         if item.traceparent:
             self._record_span(item, outcome, now_s)
+
+    def _count_work(self, placement: Placement) -> None:
+        replica = placement.prefill or placement.decode
+        work = self._work.get(replica)
+        if work is None:
+            work = self._work[replica] = self._metrics.counter(
+                "placed_seconds",
+                "Expected prefill seconds of prompts computed at a replica.",
+                replica=replica,
+            )
+        work.value += placement.prefill_s
 
     def _record_span(self, item: Relayed, outcome: str, now_s: float) -> None:
         parent = parse_traceparent(item.traceparent)
@@ -100,11 +132,24 @@ class RelayTelemetry:
         )
 
 
-def export(relay: Relay, policy: KappaPolicy, index: IndexReader, metrics: Metrics) -> None:
+def export(
+    relay: Relay,
+    policy: KappaPolicy,
+    index: IndexReader,
+    dispatches: Dispatches,
+    metrics: Metrics,
+    clock: Clock,
+) -> None:
     """Export what the core holds, read at each scrape."""
     holdings, mirror = relay.holdings, policy.mirror
     metrics.gauge("queued_requests", "Attempts that wait to be released.", lambda: len(relay.queue))
     export_queue(relay, metrics)
+    export_sharing(dispatches, policy, metrics)
+    metrics.gauge(
+        "imbalance",
+        "Work dispatched lately to the prefill replica with the most, over the mean of all; 0 while there is none.",
+        lambda: imbalance(relay, policy, clock.now_s()),
+    )
     metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: relay.relayed_count)
     metrics.gauge("orphan_requests", "Attempts whose frontend is lost.", lambda: holdings.orphan_count)
     metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: mirror.block_count)
@@ -126,6 +171,36 @@ def export(relay: Relay, policy: KappaPolicy, index: IndexReader, metrics: Metri
         "placeable_replicas",
         "Replicas that may take new requests.",
         lambda: sum(replica.is_placeable() for replica in relay.replicas.values()),
+    )
+
+
+def imbalance(relay: Relay, policy: KappaPolicy, now_s: float) -> float:
+    """Return the most work that a placeable prefill replica was sent lately by anybody, over the mean; 0 without any."""
+    names = [one.name for one in relay.replicas.values() if one.role == "prefill" and one.is_placeable()]
+    work_s = [policy.backlog.recent_s(name, now_s) for name in names]
+    total_s = sum(work_s)
+    return max(work_s) * len(work_s) / total_s if total_s > IDLE_S else 0.0
+
+
+def export_sharing(dispatches: Dispatches, policy: KappaPolicy, metrics: Metrics) -> None:
+    """Export what routers tell each other, and what of it was lost."""
+    neighbours, exchange = dispatches.neighbours, dispatches.exchange
+    metrics.gauge("other_routers", "Routers that hold a lease beside this one.", lambda: len(neighbours))
+    metrics.gauge("silent_routers", "Those that are not heard.", lambda: neighbours.silent_count)
+    metrics.gauge("open_dispatches", "Own prompts not computed, as others hear.", lambda: len(exchange.open))
+    metrics.total(
+        "dispatch_notes_dropped", "Notes not told, Redis being away.", lambda: exchange.dropped_total
+    )
+    metrics.total("dispatch_entries_missed", "Of other routers.", lambda: neighbours.gap_total)
+    metrics.total(
+        "healed_dispatches",
+        "Dispatches, starts and finishes of other routers found out by roll calls.",
+        lambda: neighbours.healed_total,
+    )
+    metrics.total(
+        "denied_dispatches",
+        "Dispatches of other routers that load reports denied.",
+        lambda: policy.reconciliation.denied_total,
     )
 
 

@@ -357,9 +357,17 @@ async def test_status_asks_every_process(
 
 async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture[str]) -> None:
     """Requests, KV blocks, index blocks and the router's Redis stand in the table and in the JSON."""
-    held_by = {
+    held_by: dict[str, dict[str, float]] = {
         "frontend": {"live_requests": 11},
-        "router": {"live_requests": 12, "queued_requests": 13, "index_blocks": 14},
+        "router": {
+            "live_requests": 12,
+            "queued_requests": 13,
+            "index_blocks": 14,
+            "imbalance": 1.254,
+            "prompt_tokens_total": 200,
+            "cached_tokens_total": 174,
+            "expected_cached_tokens_total": 180,
+        },
         "prefill": {"running_requests": 15, "queued_requests": 16, "reserved_blocks": 17, "kv_blocks": 18},
         "decode": {"running_requests": 19, "pending_slots": 20, "reserved_blocks": 21, "kv_blocks": 22},
     }
@@ -385,7 +393,7 @@ async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture
     rows = {cells[1].strip(): cells[4].strip() for line in shown if len(cells := line.split("│")) > 4}
     assert rows == {
         "frontend": "11 live",
-        "router": "12 live, 13 queued, 14 index blocks, Redis connected",
+        "router": "12 live, 13 queued, 14 index blocks, 87% cached (90% expected), imbalance 1.25, Redis connected",
         "prefill": "15 live, 16 queued, 17 of 18 KV blocks",
         "decode": "19 live, 20 queued, 21 of 22 KV blocks",
     }

@@ -1,0 +1,88 @@
+"""What a router counts of its placements: hits expected and real, times to first token expected and real, the spread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.clock import VirtualClock
+from kvmesh.metrics import Metrics
+from services.router import telemetry
+from services.router.policy import Dispatched, Placement
+from services.router.relayed import Relayed, Stage
+from tests.unit.router.test_relay_flows import Desk
+
+BLOCK = 4
+
+
+def ended(matched: int, cached: int, estimate_s: float, real_s: float, replica: str = "prefill-0") -> Relayed:
+    item = Relayed(
+        request_id="a" * 32,
+        attempt=1,
+        slot=1,
+        session=None,
+        outbox=None,
+        next_position=1,
+        credit=0,
+        stage=Stage.ENDED,
+        arrived_s=9.0,
+    )
+    item.token_count, item.cached_tokens = 100, cached
+    item.placement = Placement(replica, "decode-0", matched, 0.5, estimate_s)
+    item.released_s, item.first_token_s = 10.0, 10.0 + real_s
+    return item
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name.removeprefix("kvmesh_router_"): float(value) for name, _, value in pairs}
+
+
+def test_hits_and_times_are_counted_as_expected_and_as_they_were() -> None:
+    """The last token is never expected in cache; late and early first tokens do not cancel each other out."""
+    metrics = Metrics("router")
+    tracing: Any = None
+    record = telemetry.RelayTelemetry(metrics, tracing, BLOCK)
+    record(ended(10, 36, 0.5, 0.7), "REASON_LENGTH", 20.0)
+    record(ended(25, 0, 0.5, 0.4, "prefill-1"), "REASON_LENGTH", 20.0)
+    unanswered = ended(20, 0, 0.5, 0.0)
+    unanswered.first_token_s = 0.0
+    record(unanswered, "REASON_DEADLINE", 20.0)
+    seen = values(metrics)
+    assert seen["prompt_tokens_total"] == 200
+    assert seen["cached_tokens_total"] == 36
+    assert seen["expected_cached_tokens_total"] == 40 + 99
+    assert seen["first_token_late_seconds_sum"] == pytest.approx(0.2)
+    assert seen["first_token_early_seconds_sum"] == pytest.approx(0.1)
+    assert (seen["first_token_late_seconds_count"], seen["first_token_early_seconds_count"]) == (1, 1)
+    assert seen['placed_seconds_total{replica="prefill-0"}'] == 0.5
+    assert seen['placed_seconds_total{replica="prefill-1"}'] == 0.5
+
+
+def test_the_imbalance_is_the_most_over_the_mean_whoever_dispatched_it() -> None:
+    """1 is even, the number of replicas is all at one; nobody has anything: 0. A replica that drains does not count."""
+    desk = Desk(prefills=3)
+    clock = VirtualClock(desk.now_s)
+
+    def imbalance() -> float:
+        return telemetry.imbalance(desk.relay, desk.policy, clock.now_s())
+
+    assert imbalance() == 0.0
+    for number, (replica, router) in enumerate((("prefill-0", "router-0"), ("prefill-0", "router-1"))):
+        desk.policy.observe(
+            Dispatched(router, f"{number:032x}", replica, (), 1.0, desk.now_s, desk.now_s + 60)
+        )
+    assert imbalance() == pytest.approx(3.0)
+    for number, replica in ((3, "prefill-1"), (4, "prefill-2")):
+        desk.policy.observe(
+            Dispatched("router-1", f"{number:032x}", replica, (), 2.0, desk.now_s, desk.now_s + 60)
+        )
+    assert imbalance() == pytest.approx(1.0)
+    desk.down("prefill-2", load_report=pb.LoadReport(engine_ready=True, draining=True))
+    assert imbalance() == pytest.approx(1.0)
+    clock.advance(1000)
+    assert imbalance() == 0.0
