@@ -31,6 +31,8 @@ class BlockTable:
         self.partial = 0
         """Bits of replicas that hold more than the table says: some of their blocks were evicted."""
         self.block_count = 0
+        self.changes = 0
+        """Counts whatever changes a mask."""
         self.evicted_total = 0
         """Blocks that were given up, or not taken from a snapshot, because of the bound."""
         self._blocks_max = blocks_max
@@ -71,6 +73,7 @@ class BlockTable:
         bit = known.setdefault(bit, bit)
         floor = self._current_floor()
         added = fresh = refused = 0
+        self.changes += 1
         before: int | None = None
         after = 0
         for value in hashes:
@@ -103,6 +106,7 @@ class BlockTable:
         """Clear bit `number` for `hashes` and return for how many it was set."""
         shards, known, bit = self.shards, self.masks.known, 1 << number
         removed = gone = 0
+        self.changes += 1
         before: int | None = None
         after = 0
         for value in hashes:
@@ -136,6 +140,7 @@ class BlockTable:
                     del shard[key]
                     self.block_count -= 1
             self._shrink(index, len(touched))
+            self.changes += 1
             yield
         for number in bits(dead):
             self.counts[number] = 0
@@ -170,6 +175,7 @@ class BlockTable:
                 doomed += [key for key in cheap if slots[key & last] == cut][-take:]
             self._give_up(shard, doomed)
             self._shrink(index, len(doomed))
+            self.changes += 1
             yield
 
     def _sample(self) -> Generator[None, None, list[int]]:

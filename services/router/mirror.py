@@ -67,6 +67,10 @@ class Load:
     """Blocks taken so far."""
 
 
+_Answer = tuple[Sequence[int], int, int, int, list[Group]]
+"""What was asked last, after how many changes, of whom, and the answer."""
+
+
 class PrefixMirror:
     """Answers how many leading blocks of a request each replica holds.
 
@@ -89,6 +93,7 @@ class PrefixMirror:
         self._unclosed = 0
         self._dead = 0
         """Bits that belong to nobody and still stand in some masks."""
+        self._answer: _Answer | None = None
 
     # Who is there
 
@@ -147,12 +152,19 @@ class PrefixMirror:
     def groups(self, hashes: Sequence[int]) -> list[Group]:
         """Return how many leading blocks of `hashes` the live replicas have or will have soon, the deepest first.
 
-        Replicas of equal depth are one mask; those with no block are in none. See `names_of` and `bit_of`.
+        Replicas of equal depth are one mask; those with no block are in none: see `names_of`, `bit_of`. `hashes` must not
+        change afterwards. The answer is the mirror's own: leave it as it is.
         """
-        unclosed = self._live & self._unclosed
-        return prefix_lookup.groups(
-            self._table.shards, self._overlay.masks, hashes, self._live ^ unclosed, unclosed
-        )
+        live, unclosed, changes = self._live, self._unclosed, self._table.changes + self._overlay.changes
+        last = self._answer
+        if last is None or last[0] is not hashes or last[1:4] != (changes, live, unclosed):
+            unclosed &= live
+            found = prefix_lookup.groups(
+                self._table.shards, self._overlay.masks, hashes, live ^ unclosed, unclosed
+            )
+            # A decision asks several times. A caller that changes its list in place would get an old answer.
+            last = self._answer = (hashes, changes, live, self._unclosed, found)
+        return last[4]
 
     def matched(self, hashes: Sequence[int]) -> dict[str, int]:
         """Return how many leading blocks of `hashes` each live replica has or will have soon; only those with 1 or more."""

@@ -13,12 +13,15 @@ class Overlay:
 
     def __init__(self) -> None:
         self.masks: dict[int, int] = {}
+        self.changes = 0
+        """Counts whatever changes a mask."""
         self._counts: dict[str, dict[int, int]] = {}
         """By replica: block -> dispatched and unfinished requests that will leave it there."""
 
     def expect(self, name: str, bit: int, hashes: Sequence[int]) -> None:
         """One more request leaves `hashes` at `name`, whose bit is `bit`."""
         counts, masks = self._counts.setdefault(name, {}), self.masks
+        self.changes += 1
         for value in hashes:
             count = counts.get(value, 0)
             counts[value] = count + 1
@@ -28,6 +31,7 @@ class Overlay:
     def unexpect(self, name: str, bit: int, hashes: Sequence[int]) -> None:
         """Undo one `expect`; what is not expected is passed over."""
         counts = self._counts.get(name, {})
+        self.changes += 1
         for value in hashes:
             count = counts.get(value, 0)
             if count > 1:
@@ -38,11 +42,13 @@ class Overlay:
 
     def move(self, name: str, old: int, new: int) -> None:
         """`name` has another bit."""
+        self.changes += 1
         for value in self._counts.get(name, ()):
             self.masks[value] = self.masks[value] & ~old | new
 
     def drop(self, name: str, bit: int) -> None:
         """Nothing is expected of `name` any more."""
+        self.changes += 1
         for value in self._counts.pop(name, ()):
             self._clear(value, bit)
 

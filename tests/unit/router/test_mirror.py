@@ -198,8 +198,11 @@ def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) 
     mirror = PrefixMirror()
     twin = Twin(seed, mirror)
     upkeep: Iterator[None] = iter(())
+    request = twin.tree.request(twin.rng)
     for index in range(300):
+        mirror.groups(request)
         twin.step()
+        assert mirror.groups(request) == mirror.groups(list(request)), "an old answer is given again"
         if next(upkeep, 0) is not None and mirror.needs_upkeep and twin.rng.random() < 0.3:
             upkeep = mirror.upkeep()
         for _ in range(twin.rng.choice((0, 0, 50))):
