@@ -149,7 +149,7 @@ class Router:
         self.metrics = Metrics("router")
         self._tracing = tracing_of(config.telemetry, "router", place.name)
         self.redis = RedisLink(place.redis_url)
-        mirror = PrefixMirror()
+        mirror = PrefixMirror(section.index_blocks_max)
         policy = KappaPolicy(
             place.name,
             mirror,
