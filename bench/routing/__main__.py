@@ -16,7 +16,7 @@ from bench import machine
 from bench.report import NOTES
 from bench.routing import page
 from bench.routing.page import Found
-from bench.routing.record import Record
+from bench.routing.record import Record, code
 from bench.routing.rows import LARGE_REQUESTS, NAMES, SEEDS, TRACES, Case, fifteen, full
 from kvmesh.config import ROOT
 from services.router.replay.measures import Measures
@@ -55,7 +55,7 @@ def routing(
     console = Console()
     console.print_json(json.dumps(page.verdict(rows)))
     if write is not None:
-        about = {name: made[name] for name in MADE}
+        about = {**{name: made[name] for name in MADE}, "code": code()}
         command = "make bench-routing-full" if is_full else "make bench-routing"
         notes = ""
         if write.exists():

@@ -58,6 +58,11 @@ def _key(task: Task) -> str:
     return f"{task.trace} {task.policy} {task.seed} {row} {_code(is_ours=task.policy == OURS)}"
 
 
+def code() -> str:
+    """Return the digests of what makes the runs of kvmesh, and those of others."""
+    return f"kvmesh {_code(is_ours=True)}, others {_code(is_ours=False)} (digests)"
+
+
 @cache
 def _code(*, is_ours: bool) -> str:
     """Return a digest of the code that makes a run."""
