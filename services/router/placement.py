@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvmesh.queue_order import OrderKey, shortest
-from services.router.backlog import UTILISATION_S, Backlog, Work
+from services.router.backlog import UTILISATION_S, Backlog, Key, Work
 from services.router.blind_spot import BlindSpot
 from services.router.costs import CostModel
 from services.router.decode_choice import DecodeChoice, Own
@@ -41,6 +41,7 @@ from services.router.policy import (
     Stored,
     Wait,
 )
+from services.router.queue import LOOK_AHEAD
 from services.router.reconciliation import Reconciliation
 from services.router.regulars import Regulars
 from services.router.shortlist import shortlist, window
@@ -58,6 +59,9 @@ PREFILL_START: Final = 8
 
 TRANSFER_BLOCK_S: Final = 1e-4
 """4 MiB (32 tokens of a model of 8 billion weights) at 40 GB/s."""
+
+WISH_LIFE_S: Final = 3 * RECHECK_S
+"""A held request that is not looked at for this long has gone, or others are before it."""
 
 OBSERVATIONS_MIN: Final = 8
 """Prompts measured before anything is refused because of an estimate."""
@@ -105,6 +109,8 @@ class KappaPolicy:
         self.mirror = mirror
         self.backlog = Backlog(router, order_key)
         self.reconciliation = Reconciliation(self.backlog)
+        self._wishes = Backlog(router, order_key)
+        """Requests held here, at the replicas they wait for: their next look may show a better one."""
         self.costs = CostModel()
         self.speeds = Speeds()
         self.regulars = Regulars()
@@ -131,7 +137,9 @@ class KappaPolicy:
         choice = DecodeChoice(request, self._block_tokens, self._transfer_block_s, self._rng)
         if not choice.look(view, self.mirror):
             return Wait("no decode replica has room", now_s + RECHECK_S)
-        offers = self._offers(request, view, now_s)
+        wish = self._wishes.remove(_wish_key(request.request_id))
+        since_s = wish.at_s if wish is not None else now_s
+        offers = self._offers(request, view, since_s, now_s)
         best = self._lowest(offers) if offers else None
         decode, handoff_s = choice.beside_prefill()
         own = self._alone(request, choice, best.candidate.score + handoff_s if best else math.inf, now_s)
@@ -143,6 +151,7 @@ class KappaPolicy:
             assert best is not None, "no prefill replica, and decode does not run it"
             chosen = best.candidate
             if not best.may_go:
+                self._wish(request, chosen, since_s, now_s)
                 return Wait(f"{chosen.replica} has work ahead", now_s + RECHECK_S, chosen.replica)
             prefill = chosen.replica
             elsewhere_s = min((one.ends_s for one in offers if one is not best), default=0.0)
@@ -215,8 +224,10 @@ class KappaPolicy:
         waiting = self.backlog.waiting_s / typical_s + view.waiting_requests
         return min(KAPPA_MAX, waiting / len(view.prefill))
 
-    def _offers(self, request: PlacementRequest, view: PoolView, now_s: float) -> list[_Offer]:
-        """Return the prefill replicas worth comparing, with what each would cost."""
+    def _offers(
+        self, request: PlacementRequest, view: PoolView, since_s: float, now_s: float
+    ) -> list[_Offer]:
+        """Return the prefill replicas worth comparing, with what each would cost. `since_s`: when it came here."""
         if not view.prefill:
             return []
         allowed: Sequence[ReplicaState] = view.prefill
@@ -230,20 +241,33 @@ class KappaPolicy:
             name = replica.name
             prefill_s = self._prefill_s(request, replica, depth)
             line = self.backlog.line(name, prefill_s, now_s, request.precedence)
-            queue_s, unseen = line.ahead_s, replica.queued_requests - line.waiting
+            held = self._wishes.line(name, prefill_s, since_s, request.precedence)
+            queue_s, unseen = line.ahead_s + held.ahead_s, replica.queued_requests - line.waiting
             if unseen > 0 and not replica.is_stale:  # of other routers whose dispatches we do not hear
                 queue_s += unseen * self._typical_prefill_s
             busy = self.backlog.recent_s(name, now_s) / UTILISATION_S
             score = (
                 queue_s
-                + prefill_s * (1 + line.behind + kappa)
+                + prefill_s * (1 + line.behind + held.behind + kappa)
                 + self.regulars.delay_s(name, queue_s, prefill_s, busy, now_s)
                 + self.blind_spot.risk(name) * self._typical_prefill_s
             )
             may_go = not line.waiting or line.waiting_s + prefill_s <= self._dispatch_ahead_s
+            if not may_go and view.waiting_requests:
+                held_s = min(line.waiting_s, line.waiting_s + prefill_s - self._dispatch_ahead_s)
+                score += held_s * view.waiting_requests / LOOK_AHEAD
             candidate = Candidate(name, depth, queue_s, prefill_s, score)
-            offers.append(_Offer(candidate, may_go, queue_s - line.ahead_s + line.total_s + prefill_s))
+            later_s = line.total_s - line.ahead_s + held.total_s - held.ahead_s
+            offers.append(_Offer(candidate, may_go, queue_s + later_s + prefill_s))
         return offers
+
+    def _wish(self, request: PlacementRequest, chosen: Candidate, since_s: float, now_s: float) -> None:
+        """It is held here for a replica that has enough to do: others that are held are to count it there."""
+        key, until_s = _wish_key(request.request_id), now_s + WISH_LIFE_S
+        wish = Work(
+            key, chosen.replica, (), chosen.prefill_s, since_s, until_s, precedence=request.precedence
+        )
+        self._wishes.add(wish)
 
     def _look(self, allowed: Sequence[ReplicaState], now_s: float) -> None:
         """Let the blind spot know how many have nothing to do."""
@@ -347,6 +371,8 @@ class KappaPolicy:
         self.mirror.unexpect(work.replica, work.hashes)
 
     def _expire(self, now_s: float) -> None:
+        for wish in self._wishes.expired(now_s):
+            self._wishes.remove(wish.key)
         for work in self.backlog.expired(now_s):
             self._remove(work)
 
@@ -354,3 +380,7 @@ class KappaPolicy:
         """Raise AssertionError if the overlay and the backlog disagree."""
         self.backlog.assert_consistent()
         self.mirror.assert_consistent()
+
+
+def _wish_key(request_id: str) -> Key:
+    return "", request_id
