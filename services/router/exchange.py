@@ -10,7 +10,7 @@ from services.router.dispatch_notes import NOTES_MAX, Entry, Told
 from services.router.holdings import Note
 from services.router.neighbours import ALL, Neighbours
 from services.router.open_dispatches import OpenDispatches
-from services.router.policy import Dispatched
+from services.router.policy import Dispatched, Finished, Started
 
 WAITING_MAX: Final = 8 * NOTES_MAX
 """Notes that wait to be written; the oldest are dropped beyond it."""
@@ -29,7 +29,7 @@ class Exchange:
         self.neighbours = neighbours
         self.open = OpenDispatches()
         self.dropped_total = 0
-        """Notes that were not written."""
+        """Dispatches, starts and finishes that were not written."""
         self.may_ask = False
         """True while answers would be read."""
         self._router = router
@@ -64,7 +64,8 @@ class Exchange:
 
     def drop(self, unwritten: Entry | None) -> None:
         """What waits cannot be written, nor could the entry `unwritten`: the next roll call tells it."""
-        self.dropped_total += len(self._waiting) + (len(unwritten.notes) if unwritten is not None else 0)
+        lost = (*self._waiting, *(unwritten.notes if unwritten is not None else ()))
+        self.dropped_total += sum(isinstance(note, Dispatched | Started | Finished) for note in lost)
         self._waiting.clear()
         self._is_full = False
         self.call_roll()

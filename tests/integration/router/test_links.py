@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -97,7 +98,7 @@ async def test_a_living_process_that_lost_its_name_is_left_when_nothing_runs_the
         links.update([old_member])
         await until(lambda: "decode-0" in relay.replicas and relay.replicas["decode-0"].is_up)
         first = relay.replicas["decode-0"]
-        item: Any = object()
+        item: Any = SimpleNamespace(placement=None)
         first.slots[1] = item
         links.update([new_member])
         await until(lambda: new.stream_count == 1 and relay.replicas["decode-0"].is_up)

@@ -77,7 +77,9 @@ async def test_every_loop_outlives_a_redis_that_refuses(
     publisher = Publisher(link, "m", "a", 4, "m", snapshot_interval_s=0.5)
     publisher.on_engine_message(SNAPSHOT)
     reader = IndexReader(link, "m", PrefixMirror())
-    dispatches = Dispatches(link, "m", "router-0", "boot", lambda event: None)
+    dispatches = Dispatches(
+        link, "m", "router-0", "boot", lambda event: None, lambda router: {}, lambda replica: True
+    )
     dispatches.set_routers([("router-1", "boot-1")])
     reader.set_replicas(["a"])
     parts: Sequence[Any] = (*registrations, membership, publisher, reader, dispatches)
@@ -92,7 +94,7 @@ async def test_every_loop_outlives_a_redis_that_refuses(
             while await read_members(control, "m") and fault is not DEMOTED:
                 await asyncio.sleep(0.05)
         assert not any(task.done() for task in tasks)
-        assert views[-1] == ["a", "b"] and dispatches.dropped_total == 1
+        assert views[-1] == ["a", "b"] and dispatches.exchange.dropped_total == 1
         before = publisher.snapshot_total
         await control.execute(*fault[1])
         await until(lambda: not any(one.is_refused for one in registrations))
