@@ -260,13 +260,13 @@ class DecodeCore:
         held, slots_max = holdings.held_count(), self.limits.slots_max
         if held >= slots_max:
             message = f"slots full: {held}/{slots_max}"
-            retry_ms = holdings.freed_slots.wait_ms(held + 1 - slots_max, now_s)
+            retry_ms = holdings.freed_slots.retry_ms(held + 1 - slots_max, now_s)
             return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
         if not holdings.reservations.can_reserve(needed, head_room):
             free, total = holdings.reservations.free, holdings.reservations.total
             beside = f" beside {head_room} of head room" if head_room else ""
             message = f"KV full: {needed} blocks needed{beside}, {free}/{total} free"
-            retry_ms = holdings.freed_blocks.wait_ms(needed + head_room - free, now_s)
+            retry_ms = holdings.freed_blocks.retry_ms(needed + head_room - free, now_s)
             return Refused(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
         return None
 

@@ -74,7 +74,7 @@ class PrefillCore:
     def submit(self, session: PrefillSession, submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
         estimate_s = self._estimate_s(submit, now_s)
-        refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s)
+        refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s, now_s)
         if refused is not None:
             refused.tell(session.outbox, submit.slot)
             self.prefilling.pump(now_s)  # a lower attempt may have made room before its heir was refused
@@ -177,7 +177,7 @@ class PrefillCore:
             return submit.prefill_estimate_us / 1e6
         return self.prefilling.pace.estimate_s(len(submit.token_ids) // 4, now_s)
 
-    def _refusal(self, submit: pb.Submit, estimate_s: float) -> Refused | None:
+    def _refusal(self, submit: pb.Submit, estimate_s: float, now_s: float) -> Refused | None:
         if self.is_draining:
             return Refused(pb.Refusal.REASON_DRAINING, f"{self.replica} is draining")
         if not self.prefilling.is_ready:
@@ -192,7 +192,7 @@ class PrefillCore:
         if queue.is_full():
             message = f"prefill queue full: {len(queue)}/{queue.requests_max}"
             return Refused(
-                pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self.prefilling.retry_after_ms()
+                pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self.prefilling.retry_after_ms(now_s)
             )
         return None
 

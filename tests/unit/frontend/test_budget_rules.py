@@ -220,7 +220,7 @@ def test_clients_that_are_refused_together_are_told_different_times() -> None:
     now_s = 50.0
     for client in ends:  # ten ends a second
         live.places = 100
-        live.admit(client.request)
+        live.admit(client.request, now_s)
         now_s += 0.1
         live.end(client.request, now_s)
     live.places = 0
