@@ -50,6 +50,7 @@ class Probe:
         self.budgets = Budgets(
             Ledger(self.link, "bench"), f"{os.getpid()}", MonotonicClock(), metrics, answer_s=ANSWER_S
         )
+        self.budgets.on_members(FRONTENDS)
         self.running = asyncio.create_task(self.budgets.run())
         self._numbers = itertools.count(1)
 
@@ -144,8 +145,11 @@ def caller(name: str, limit: Limit) -> Caller:
 
 
 PLENTY = Limit(6e7, 1e7, 6e10, 1e10, 0)
-NO_SLAB = Limit(6e7, 4, 6e10, 1e10, 0)
-"""So small a burst that no slab is kept: every request asks Redis."""
+FRONTENDS = 16
+"""As many share the limits, it is told."""
+
+NO_SLAB = Limit(6e7, 100, 6e10, 1e10, 0)
+"""So small a burst among so many that no slab is kept: every request asks Redis."""
 NOTHING = Limit(60, 1, 60_000, 2_000, 0)
 
 

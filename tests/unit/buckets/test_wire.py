@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from struct import pack
+
 import pytest
 
 from kvmesh.buckets.limits import Account, Limit, Scope
@@ -21,8 +24,15 @@ def test_all_keys_of_an_organisation_are_in_one_slot() -> None:
 
 def test_levels_travel_in_sixty_thousandths() -> None:
     """What a rate of 1 per minute adds in 1 ms."""
-    words = arguments(Show(ACCOUNT), 0)
-    assert words == ["show", 0, 1, "tenant:search", "60.0", 90_000, "0.5", 600_000, 3]
+    name, numbers, limits, *scopes = arguments(Show(ACCOUNT), 0)
+    assert (name, numbers, scopes) == ("show", pack("<d", 0), ["tenant:search"])
+    assert limits == pack("<5d", 60, 90_000, 0.5, 600_000, 3)
+
+
+def test_what_is_not_limited_has_no_end() -> None:
+    """Whatever its burst says."""
+    free = Account("acme", (Scope("tenant:search", Limit(0, 7, 0, 7, 0)),))
+    assert arguments(Show(free), 0)[2] == pack("<5d", 0, inf, 0, inf, inf)
 
 
 @pytest.mark.parametrize(
