@@ -6,10 +6,11 @@ effects leave through the sessions' outboxes and the EnginePort. After every eve
 
 from __future__ import annotations
 
+from kvmesh import deadlines
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import MARGIN_S, Refused, check_submit, too_late
+from kvmesh.replica.admission import Refused, check_submit, too_late
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -229,4 +230,4 @@ def _left_s(submit: pb.Submit) -> float:
     left_ms = budget.remaining_ms
     if budget.HasField("ttft_remaining_ms"):
         left_ms = min(left_ms, budget.ttft_remaining_ms)
-    return left_ms / 1000 - MARGIN_S
+    return deadlines.left_s(left_ms)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.replica.admission import MARGIN_S
+from kvmesh.deadlines import HOP_MARGIN_S
 from kvmesh.replica.engine_view import FRESH_S
 from kvmesh.triton.port import EngineLoad
 from services.decode.gather import STEP_FRESH_S
@@ -183,11 +183,11 @@ def test_no_call_starts_with_less_time_than_a_token_takes(seed: int) -> None:
         remaining_ms, phase = rng.randrange(1, 2000), rng.choice((LOCAL, GENERATION))
         estimate_s = rng.choice((0.0, 0.1, 0.5))
         calls = replica.engine.started_total
-        ends_s[number] = replica.now_s + remaining_ms / 1000 - MARGIN_S
+        ends_s[number] = replica.now_s + remaining_ms / 1000 - HOP_MARGIN_S
         view = replica.submit(number, phase, remaining_ms=remaining_ms, estimate_s=estimate_s, output=4)
         refusals += view.refusal is not None
         if replica.engine.started_total > calls:
-            assert remaining_ms / 1000 - MARGIN_S > max(needs_s, estimate_s)
+            assert remaining_ms / 1000 - HOP_MARGIN_S > max(needs_s, estimate_s)
             started += 1
         elif view.is_accepted:
             waiting[number] = view
