@@ -12,7 +12,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.placement import KappaPolicy
 from services.router.policy import PlacementRequest, ReplicaState
 from services.router.replicas import STEPS_KEPT_S
-from tests.unit.router.test_relay_flows import Desk
+from tests.unit.router.desk import Desk
 
 
 class Told:
