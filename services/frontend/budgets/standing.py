@@ -9,7 +9,7 @@ from typing import Final
 
 from kvmesh.buckets.limits import Account
 from kvmesh.buckets.operations import Denied, Remaining, Spend
-from services.frontend.budgets.reservation import Reservation
+from services.frontend.budgets.reservation import Holder, Reservation
 from services.frontend.budgets.slabs import Slab
 
 MEMO_S: Final = 0.1
@@ -114,6 +114,12 @@ class Standing:
         """Take what Redis says to be left."""
         self._remaining = remaining
         self.remaining_at_s = now_s
+
+    def admit(self, reservation: Reservation, holder: Holder) -> None:
+        """Count a request that runs from now on and that `holder` knows by its own name; see `end`."""
+        reservation.holder = holder
+        self.open[reservation.id] = reservation
+        self.live += 1
 
     def timed(self, denied: Denied, now_s: float, frontends: int) -> Denied:
         """Return `denied` with the time to wait: for a slot, until one of the account's requests ends somewhere."""
