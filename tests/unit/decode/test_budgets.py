@@ -52,7 +52,10 @@ def test_what_could_never_fit_beside_its_head_room_is_invalid() -> None:
 
 
 def test_a_full_replica_says_when_enough_comes_free() -> None:
-    """Nothing is known at first. 8 blocks leave each half second: 16 a second, so 8 missing ones take half a second."""
+    """Nothing is known at first. 8 blocks leave each half second: 16 a second, so 8 missing ones take half a second.
+
+    So they do after an hour in which nothing was held.
+    """
     replica = Replica(MANY, facts(kv_blocks=64))
     for slot in range(1, 9):
         assert replica.submit(slot, GENERATION, output=26).is_accepted
@@ -68,6 +71,13 @@ def test_a_full_replica_says_when_enough_comes_free() -> None:
     assert 400 <= wait_ms <= 650
     twice_ms = refused(replica.submit(101, GENERATION, output=58)).retry_after_ms
     assert abs(twice_ms - 2 * wait_ms) <= 2
+    replica.send(cancels=[pb.Cancel(slot=slot) for slot in range(43, 51)])
+    assert replica.is_empty()
+    replica.pass_time(3600.0)
+    for slot in range(201, 209):
+        assert replica.submit(slot, GENERATION, output=26).is_accepted
+    idle_ms = refused(replica.submit(209, GENERATION, output=26)).retry_after_ms
+    assert 250 <= idle_ms <= wait_ms, "eight were cancelled together; the hour says nothing"
 
 
 @pytest.mark.parametrize("seed", range(30))
