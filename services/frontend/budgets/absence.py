@@ -48,7 +48,7 @@ class Absence:
         error = self._detour.admit(reservation, now_s)
         if error is not None:
             return error
-        standing.admit(reservation, Holder.LOCAL)
+        standing.admit(reservation, Holder.LOCAL, now_s)
         self._metrics.local.value += 1
         self._teller.adopting[reservation.id] = reservation
         return reservation

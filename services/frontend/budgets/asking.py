@@ -100,7 +100,7 @@ class Asking:
                 self._metrics.abandoned.value += 1
                 self._cancel(reservation, standing)
         elif isinstance(answer, Granted):
-            standing.admit(reservation, Holder.REDIS)
+            standing.admit(reservation, Holder.REDIS, now_s)
             self._metrics.redis.value += 1
             self._detour.hold(standing)
             asked.future.set_result(reservation)

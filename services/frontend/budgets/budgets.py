@@ -132,7 +132,7 @@ class Budgets:
         slab.want(prompt + output)
         reservation = Reservation(rid, caller, standing, prompt, output)
         reservation.holder, reservation.slab, reservation.is_forced = Holder.SLAB, slab, is_resumed
-        standing.live += 1
+        standing.begin(self._clock.now_s())
         self.metrics.slab.value += 1
         if slab.is_low:
             self._teller.draw(standing, self._clock.now_s())

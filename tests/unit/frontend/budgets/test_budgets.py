@@ -320,8 +320,8 @@ def test_whoever_is_cancelled_as_the_answer_comes_holds_nothing(
         redis.is_gone = state == "gone"
         decide, admitted_ = Standing.admit, []
 
-        def admit(standing: Standing, reservation: Reservation, holder: Holder) -> None:
-            decide(standing, reservation, holder)
+        def admit(standing: Standing, reservation: Reservation, holder: Holder, now_s: float) -> None:
+            decide(standing, reservation, holder, now_s)
             admitted_.append(reservation)
             asyncio.get_running_loop().call_soon(asking.cancel)
 
