@@ -1,4 +1,4 @@
-"""The budget of one organisation as a script that Redis runs: every operation is one atomic step.
+"""The budget of one organisation as a script that Redis runs: operations of one account, each atomic, one after the other.
 
 Commands of Redis 6.2 alone; on a Cluster too. KEYS, of one hash tag:
 1 levels  hash  scope -> request level, token level, ms: how full the two buckets were at that time; inf: not limited
@@ -9,13 +9,13 @@ A level counts in sixty-thousandths: what a rate of 1 per minute adds in 1 ms. S
 burst; below 0 they are debt. A reservation is a letter, o: open, w: swept; tokens, requests, slots, used tokens, used
 requests, number; then its scopes, one a line. "s" alone: settled.
 
-ARGV: operation; numbers, first of all now in ms (0: the server's own clock; anything else is for tests), then what the
-operation takes (see wire); per scope requests per minute, their burst in sixty-thousandths, tokens per minute, their burst
-likewise, slots, where a burst or a number of slots of inf means not limited; then the names of the scopes, and those of
-reservations. Numbers are doubles, little-endian: to read and write text costs more than all sums.
+ARGV: now in ms (0: the server's own clock; anything else is for tests); per scope requests per minute, their burst in
+sixty-thousandths, tokens per minute, their burst likewise, slots, where a burst or a number of slots of inf means not
+limited; the names of the scopes; then per operation its name, what it takes (see wire), and names of reservations. Numbers
+are doubles, little-endian: to read and write text costs more than all sums. Answers are in the order of the operations.
 
 Slots, reservations and ledger live in one hash so that they are lost together; leases that do not fit it empty it. Reads
-come first and writes last, each of them one command: most of the cost is the number of commands.
+come first and writes last, each of them one command, whatever the number of operations: most of the cost is commands.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ local TOMBSTONES_MAX, SWEEP_MAX, BUNCH_MS = 50000, 100, 256
 local LEVELS, OPEN, LEASES = KEYS[1], KEYS[2], KEYS[3]
 local call, floor, max, min, huge, sub = redis.call, math.floor, math.max, math.min, math.huge, string.sub
 local pack, read = struct.pack, struct.unpack
-local operation, numbers, limits = ARGV[1], ARGV[2], ARGV[3]
-local now, count = read('<d', numbers), #limits / 40
+local limits, now = ARGV[2], read('<d', ARGV[1])
+local count = #limits / 40
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000 + floor(time[2] / 1000)
@@ -40,22 +40,33 @@ end
 local RESERVED, EXTENDED, SETTLED, REFUNDED, SWEPT, OVERRUN, SPENT = 1, 2, 3, 4, 5, 6, 7
 local SWEEPS, REOPENED, RECREATED, LIVE, ROWS, TOUCHED = 8, 9, 10, 11, 12, 13
 local BOOK = '<ddddddddddddd'
-local scopes, elsewhere, rows, ends = {}, nil, {}, {}
-local must_touch, must_book, is_clock_back = false, false, false
+local scopes, elsewhere, rows, ends, texts = {}, nil, {}, {}, {}
+local must_touch, must_book, must_level = false, false, false
 
-local first_rid = ARGV[4 + count] or ''
-local within = table.concat(ARGV, '\\n', 4, 3 + count)
-local asked = {first_rid, '+'}
-for i = 1, count do asked[2 + i] = '#' .. ARGV[3 + i] end
+-- How many reservations an operation names.
+local function named(operation, numbers)
+  if operation == 'renew' then return (#numbers - 8) / 32 end
+  return (operation == 'show' or operation == 'sweep') and 0 or 1
+end
+
+local within = table.concat(ARGV, '\\n', 3, 2 + count)
+local asked, at = {'+'}, 3 + count
+for i = 1, count do asked[1 + i] = '#' .. ARGV[2 + i] end
+while at <= #ARGV do
+  local names = named(ARGV[at], ARGV[at + 1])
+  for i = 1, names do asked[#asked + 1] = ARGV[at + 1 + i] end
+  at = at + 2 + names
+end
 local known = call('HMGET', OPEN, unpack(asked))
-local book = known[2] and {read(BOOK, known[2])} or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+local book = known[1] and {read(BOOK, known[1])} or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 if call('ZCARD', LEASES) ~= book[ROWS] then
   call('UNLINK', OPEN, LEASES)
   known, book = {}, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 end
-local first_text, rows_before = known[1], book[ROWS]
+local rows_before = book[ROWS]
+for i = 2 + count, #asked do texts[asked[i]] = known[i] or false end
 
-local levels = count > 0 and call('HMGET', LEVELS, unpack(ARGV, 4, 3 + count))
+local levels = count > 0 and call('HMGET', LEVELS, unpack(ARGV, 3, 2 + count))
 for i = 1, count do
   local request_rate, request_burst, token_rate, token_burst, slots_max = read('<ddddd', limits, 40 * i - 39)
   local requests, tokens = request_burst, token_burst
@@ -63,7 +74,7 @@ for i = 1, count do
     local requests_then, tokens_then, ms = read('<ddd', levels[i])
     local past = now - ms
     if past < 0 then
-      past, is_clock_back = 0, true
+      past, must_level = 0, true
     end
     if requests < huge then requests = min(requests, requests_then + past * request_rate) end
     if tokens < huge then tokens = min(tokens, tokens_then + past * token_rate) end
@@ -73,7 +84,7 @@ for i = 1, count do
   scopes[i] = {
     request_rate = request_rate, request_burst = request_burst, requests = requests,
     token_rate = token_rate, token_burst = token_burst, tokens = tokens,
-    slots_max = slots_max, slots = tonumber(known[2 + i]) or 0,
+    slots_max = slots_max, slots = tonumber(known[1 + i]) or 0,
   }
 end
 
@@ -97,8 +108,7 @@ end
 
 local function find(rid)
   if rows[rid] ~= nil then return parsed(rows[rid]) end
-  if rid == first_rid then return parsed(first_text) end
-  return parsed(call('HGET', OPEN, rid))
+  return parsed(texts[rid])
 end
 """
 
@@ -116,7 +126,7 @@ local function hold(row, slots)
   else
     for name in string.gmatch(row.within, '[^\\n]+') do
       local place = nil
-      for i = 1, count do place = ARGV[3 + i] == name and i or place end
+      for i = 1, count do place = ARGV[2 + i] == name and i or place end
       if place then
         scopes[place].slots = scopes[place].slots + slots
       else
@@ -155,18 +165,20 @@ local function sweep(most)
   local due = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, most)
   local swept, tokens = 0, 0
   if #due > 0 then
-    local texts = call('HMGET', OPEN, unpack(due))
+    local found = call('HMGET', OPEN, unpack(due))
     for i, rid in ipairs(due) do
-      local row = parsed(texts[i])
-      if row and row.state == 'o' then
-        swept, tokens = swept + 1, tokens + row.tokens
-        add(LIVE, -1)
-        hold(row, -row.slots)
-        row.state = 'w'
-        bury(rid, row)
-      else
-        add(ROWS, -1)
-        rows[rid] = false
+      if rows[rid] == nil then  -- else an operation before this one has dealt with it
+        local row = parsed(found[i])
+        if row and row.state == 'o' then
+          swept, tokens = swept + 1, tokens + row.tokens
+          add(LIVE, -1)
+          hold(row, -row.slots)
+          row.state = 'w'
+          bury(rid, row)
+        else
+          add(ROWS, -1)
+          rows[rid] = false
+        end
       end
     end
     add(SWEPT, tokens)
@@ -188,7 +200,7 @@ local function take(row, tokens, requests, is_floored)
   tokens, requests = tokens * UNIT, requests * UNIT
   for i = 1, count do
     local scope = scopes[i]
-    if row.within == within or string.find('\\n' .. row.within .. '\\n', '\\n' .. ARGV[3 + i] .. '\\n', 1, true) then
+    if row.within == within or string.find('\\n' .. row.within .. '\\n', '\\n' .. ARGV[2 + i] .. '\\n', 1, true) then
       local level = min(scope.token_burst, scope.tokens - tokens)
       scope.tokens = is_floored and max(level, min(scope.tokens, 0)) or level
       level = min(scope.request_burst, scope.requests - requests)
@@ -216,14 +228,14 @@ local function remaining()
   return shown(requests), shown(tokens), shown(slots)
 end
 
--- Writes what has changed. `is_refused`: levels have not.
-local function keep(is_refused)
+-- Writes what has changed.
+local function keep()
   if rows_before == 0 or math.abs(now - book[TOUCHED]) > TOUCH_MS then must_touch = true end
   if must_touch then add(TOUCHED, now - book[TOUCHED]) end
-  if count > 0 and (not is_refused or is_clock_back) then
+  if count > 0 and must_level then
     local fields = {}
     for i = 1, count do
-      fields[2 * i - 1] = ARGV[3 + i]
+      fields[2 * i - 1] = ARGV[2 + i]
       fields[2 * i] = pack('<ddd', scopes[i].requests, scopes[i].tokens, now)
     end
     call('HSET', LEVELS, unpack(fields))
@@ -245,8 +257,8 @@ local function keep(is_refused)
     n = n + 2
   end
   for i = 1, count do
-    if scopes[i].slots ~= (tonumber(known[2 + i]) or 0) then
-      fields[n + 1], fields[n + 2] = asked[2 + i], scopes[i].slots
+    if scopes[i].slots ~= (tonumber(known[1 + i]) or 0) then
+      fields[n + 1], fields[n + 2] = asked[1 + i], scopes[i].slots
       n = n + 2
     end
   end
@@ -265,64 +277,71 @@ end
 """
 
 _RESERVE: Final = """
-if operation == 'reserve' then
-  local function judge(tokens, requests, slots)
-    local reason, name, wait = nil, nil, 0
-    tokens, requests = tokens * UNIT, requests * UNIT
-    for i = 1, count do
-      local scope = scopes[i]
-      if tokens > scope.token_burst or requests > scope.request_burst then
-        reason, name = 'burst', ARGV[3 + i]
-      end
+local function judge(tokens, requests, slots)
+  local reason, name, wait = nil, nil, 0
+  tokens, requests = tokens * UNIT, requests * UNIT
+  for i = 1, count do
+    local scope = scopes[i]
+    if tokens > scope.token_burst or requests > scope.request_burst then
+      reason, name = 'burst', ARGV[2 + i]
     end
-    if reason then return reason, name, '' end
-    for i = 1, count do
-      local scope = scopes[i]
-      if scope.requests < requests then
-        local ms = math.ceil((requests - scope.requests) / scope.request_rate)
-        if ms >= wait then reason, name, wait = 'requests', ARGV[3 + i], ms end
-      end
-      if scope.tokens < tokens then
-        local ms = math.ceil((tokens - scope.tokens) / scope.token_rate)
-        if ms >= wait then reason, name, wait = 'tokens', ARGV[3 + i], ms end
-      end
-    end
-    if reason then return reason, name, string.format('%d', wait) end
-    for i = 1, count do
-      local scope = scopes[i]
-      if scope.slots + slots > scope.slots_max then reason, name = 'concurrency', ARGV[3 + i] end
-    end
-    return reason, name, ''
   end
-
-  local _, tokens, requests, slots, lease, force = read('<dddddd', numbers)
-  sweep(SWEEP_MAX)
-  local is_repeated = find(first_rid) ~= nil
-  if not is_repeated then
-    local reason, name, wait = nil, nil, nil
-    if force == 0 then reason, name, wait = judge(tokens, requests, slots) end
-    if reason then
-      keep(true)
-      return {'denied', reason, name, wait, remaining()}
+  if reason then return reason, name, '' end
+  for i = 1, count do
+    local scope = scopes[i]
+    if scope.requests < requests then
+      local ms = math.ceil((requests - scope.requests) / scope.request_rate)
+      if ms >= wait then reason, name, wait = 'requests', ARGV[2 + i], ms end
     end
-    local row = new_row(tokens, requests, slots)
-    take(row, tokens, requests)
-    add(RESERVED, tokens)
-    put(first_rid, row, now + lease)
+    if scope.tokens < tokens then
+      local ms = math.ceil((tokens - scope.tokens) / scope.token_rate)
+      if ms >= wait then reason, name, wait = 'tokens', ARGV[2 + i], ms end
+    end
   end
-  keep(is_repeated)
-  return {'granted', is_repeated and 1 or 0, remaining()}
+  if reason then return reason, name, string.format('%d', wait) end
+  for i = 1, count do
+    local scope = scopes[i]
+    if scope.slots + slots > scope.slots_max then reason, name = 'concurrency', ARGV[2 + i] end
+  end
+  return reason, name, ''
 end
+
+-- One operation after the other; all that they change is written at the end.
+local answers, must_keep = {}, false
+at = 3 + count
+while at <= #ARGV do
+local operation, numbers, rid, answer = ARGV[at], ARGV[at + 1], ARGV[at + 2], nil
+local names = named(operation, numbers)
+
+if operation == 'reserve' then
+  local tokens, requests, slots, lease, force = read('<ddddd', numbers)
+  sweep(SWEEP_MAX)
+  local is_repeated, reason, name, wait = find(rid) ~= nil, nil, nil, nil
+  if not is_repeated then
+    if force == 0 then reason, name, wait = judge(tokens, requests, slots) end
+    if not reason then
+      local row = new_row(tokens, requests, slots)
+      take(row, tokens, requests)
+      add(RESERVED, tokens)
+      put(rid, row, now + lease)
+      must_level = true
+    end
+  end
+  if reason then
+    answer = {'denied', reason, name, wait, remaining()}
+  else
+    answer = {'granted', is_repeated and 1 or 0, remaining()}
+  end
 """
 
 _SETTLE: Final = """
-if operation == 'settle' then
-  local _, actual, used_requests = read('<ddd', numbers)
-  local row = find(first_rid)
+elseif operation == 'settle' then
+  local actual, used_requests = read('<dd', numbers)
+  local row = find(rid)
   local state, refunded, overrun = 'settled', 0, 0
   if not row then
     state = 'unknown'
-    bury(first_rid, {state = 's'}, true)
+    bury(rid, {state = 's'}, true)
   elseif row.state == 's' then
     state = 'repeated'
   else
@@ -342,20 +361,18 @@ if operation == 'settle' then
       take(row, overrun, 0)
     end
     add(OVERRUN, overrun)
-    bury(first_rid, {state = 's'})
+    bury(rid, {state = 's'})
   end
-  keep(state == 'repeated')
-  return {state, refunded, overrun, remaining()}
-end
+  must_level = must_level or state ~= 'repeated'
+  answer = {state, refunded, overrun, remaining()}
 """
 
 _RENEW: Final = """
-if operation == 'renew' then
-  local _, lease = read('<dd', numbers)
-  local states = {}
-  for item = 1, #ARGV - 3 - count do
-    local rid = ARGV[3 + count + item]
-    local tokens, requests, slots, extra = read('<dddd', numbers, 32 * item - 15)
+elseif operation == 'renew' then
+  local lease, states = read('<d', numbers), {}
+  for item = 1, names do
+    rid = ARGV[at + 1 + item]
+    local tokens, requests, slots, extra = read('<dddd', numbers, 32 * item - 23)
     local row, state = find(rid), 'renewed'
     if not row then
       state, row = 'recreated', new_row(tokens + extra, requests, slots)
@@ -378,91 +395,93 @@ if operation == 'renew' then
     if state ~= 'settled' then put(rid, row, now + lease) end
     states[item] = state
   end
-  keep(false)
-  return {states, remaining()}
-end
+  must_level = true
+  answer = {states, remaining()}
 """
 
 _DRAW: Final = """
-if operation == 'draw' then
-  local _, draw, lease, used, used_requests, tokens, requests, slots, least_tokens, least_slots =
-    read('<dddddddddd', numbers)
+elseif operation == 'draw' then
+  local draw, lease, used, used_requests, tokens, requests, slots, least_tokens, least_slots =
+    read('<ddddddddd', numbers)
   sweep(SWEEP_MAX)
-  local row = find(first_rid)
+  local row = find(rid)
   if row and row.state == 's' then
-    keep(true)
-    return {0, 0, 0, 0, remaining()}
-  end
-  if not row then
-    row = new_row(0, 0, 0)
-    if draw > 1 then
-      row.used, row.used_requests = used, used_requests
-      add(RECREATED, 1)
+    answer = {0, 0, 0, 0, remaining()}
+  else
+    if not row then
+      row = new_row(0, 0, 0)
+      if draw > 1 then
+        row.used, row.used_requests = used, used_requests
+        add(RECREATED, 1)
+      end
     end
-  end
-  if row.state == 'w' then reopen(row) end
-  if draw > row.drawn then
-    row.drawn = draw
-    local spent = max(0, used - row.used)
-    local overrun = max(0, spent - row.tokens)
-    add(SETTLED, spent - overrun)
-    add(OVERRUN, overrun)
-    take(row, overrun, 0)
-    row.tokens, row.used = row.tokens - spent + overrun, row.used + spent
-    local admitted = max(0, used_requests - row.used_requests)
-    row.requests, row.used_requests = max(0, row.requests - admitted), row.used_requests + admitted
+    if row.state == 'w' then reopen(row) end
+    if draw > row.drawn then
+      row.drawn = draw
+      local spent = max(0, used - row.used)
+      local overrun = max(0, spent - row.tokens)
+      add(SETTLED, spent - overrun)
+      add(OVERRUN, overrun)
+      take(row, overrun, 0)
+      row.tokens, row.used = row.tokens - spent + overrun, row.used + spent
+      local admitted = max(0, used_requests - row.used_requests)
+      row.requests, row.used_requests = max(0, row.requests - admitted), row.used_requests + admitted
 
-    local free_requests, free_tokens, free_slots = least()
-    local t = max(tokens, least_tokens) - row.tokens
-    if t > 0 then
-      t = max(min(t, max(0, floor(free_tokens / UNIT))), least_tokens - row.tokens)
-      add(RESERVED, t)
-    else
-      add(REFUNDED, -t)
+      local free_requests, free_tokens, free_slots = least()
+      local t = max(tokens, least_tokens) - row.tokens
+      if t > 0 then
+        t = max(min(t, max(0, floor(free_tokens / UNIT))), least_tokens - row.tokens)
+        add(RESERVED, t)
+      else
+        add(REFUNDED, -t)
+      end
+      local r = min(requests - row.requests, max(0, floor(free_requests / UNIT)))
+      local s = max(slots, least_slots) - row.slots
+      if s > 0 then s = max(min(s, max(0, free_slots)), least_slots - row.slots) end
+      take(row, t, r)
+      hold(row, s)
+      row.tokens, row.requests, row.slots = row.tokens + t, row.requests + r, row.slots + s
     end
-    local r = min(requests - row.requests, max(0, floor(free_requests / UNIT)))
-    local s = max(slots, least_slots) - row.slots
-    if s > 0 then s = max(min(s, max(0, free_slots)), least_slots - row.slots) end
-    take(row, t, r)
-    hold(row, s)
-    row.tokens, row.requests, row.slots = row.tokens + t, row.requests + r, row.slots + s
+    put(rid, row, now + lease)
+    must_level = true
+    answer = {1, row.tokens, row.requests, row.slots, remaining()}
   end
-  put(first_rid, row, now + lease)
-  keep(false)
-  return {1, row.tokens, row.requests, row.slots, remaining()}
-end
 """
 
 _REST: Final = """
-if operation == 'spend' then
-  local _, tokens, requests = read('<ddd', numbers)
-  local is_repeated = first_rid ~= '' and find(first_rid) ~= nil
+elseif operation == 'spend' then
+  local tokens, requests = read('<dd', numbers)
+  local is_repeated = rid ~= '' and find(rid) ~= nil
   if not is_repeated then
     take({within = within}, tokens, requests, true)
     add(SPENT, tokens)
-    if first_rid ~= '' then bury(first_rid, {state = 's'}, true) end
+    if rid ~= '' then bury(rid, {state = 's'}, true) end
+    must_level = true
   end
-  keep(is_repeated)
-  return {is_repeated and 1 or 0, remaining()}
-end
+  answer = {is_repeated and 1 or 0, remaining()}
 
-if operation == 'sweep' then
-  local _, most = read('<dd', numbers)
+elseif operation == 'sweep' then
+  local most = read('<d', numbers)
   local swept, tokens, seen = sweep(most)
-  keep(true)
-  return {swept, tokens, seen < most and 1 or 0}
-end
+  answer = {swept, tokens, seen < most and 1 or 0}
 
-if operation == 'show' then
+elseif operation == 'show' then
   local uses = {}
   for i = 1, count do
     local scope = scopes[i]
     uses[i] = {shown(scope.requests), shown(scope.tokens), scope.slots}
   end
-  return {uses, {unpack(book, 1, ROWS)}}
-end
+  answer = {uses, {unpack(book, 1, ROWS)}}
 
-return redis.error_reply('ERR unknown operation ' .. operation)
+else
+  return redis.error_reply('ERR unknown operation ' .. operation)
+end
+answers[#answers + 1] = answer
+at = at + 2 + names
+must_keep = must_keep or operation ~= 'show'
+end
+if must_keep then keep() end
+return answers
 """
 
 TEXT: Final = _READ + _WRITE + _RESERVE + _SETTLE + _RENEW + _DRAW + _REST

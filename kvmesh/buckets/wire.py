@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct, pack
 from typing import Any, Final, TypeAlias, cast
@@ -39,6 +39,7 @@ from kvmesh.buckets.operations import (
     Swept,
     Use,
 )
+from kvmesh.redis_script import Call
 
 UNIT: Final = 60_000
 """A level counts in sixty-thousandths: what a rate of 1 per minute adds in 1 ms."""
@@ -61,23 +62,44 @@ def organisation(operation: Operation) -> str:
     return operation.organisation if isinstance(operation, Sweep) else operation.account.organisation
 
 
-def arguments(operation: Operation, now_ms: int) -> tuple[str | bytes, ...]:
-    """Return ARGV of the script. `now_ms` 0: Redis's own clock. Raises ValueError for what no operation may say."""
+def calls(mesh: str, operations: Sequence[Operation], now_ms: int) -> list[Call]:
+    """Return the calls of the script that do `operations`: those of one account that follow each other in one call.
+
+    `now_ms` 0: Redis's own clock. Raises ValueError for what no operation may say.
+    """
+    made: list[Call] = []
+    words: list[str | bytes] = []
+    count, last = 0, None
+    for operation in operations:
+        account = None if isinstance(operation, Sweep) else operation.account
+        if account is None or account is not last or count >= _TOGETHER_MAX:
+            limits, scopes = _NO_SCOPES if account is None else _scopes(account)
+            words, count = [_NUMBERS[1].pack(now_ms), limits, *scopes], 0
+            made.append((keys(mesh, organisation(operation)), words))
+        words += _words(operation)
+        count += 1
+        last = None if isinstance(operation, Renew) else account  # a renewal is many operations already
+    return made
+
+
+def answers(operations: Sequence[Operation], replies: Iterable[Sequence[Any]]) -> list[Answer]:
+    """Return what the script's `replies` to the calls for `operations` say."""
+    said = [each for reply in replies for each in reply]
+    return [_DECODERS[type(each)](each, reply) for each, reply in zip(operations, said, strict=True)]
+
+
+def _words(operation: Operation) -> tuple[str | bytes, ...]:
     name, encode = _ENCODERS[type(operation)]
-    limits, scopes = _NO_SCOPES if isinstance(operation, Sweep) else _scopes(operation.account)
     numbers, names = encode(operation)
-    count = len(numbers) + 1
-    packer = _PACKERS[count] if count < len(_PACKERS) else Struct(f"<{count}d")
-    return name, packer.pack(now_ms, *numbers), limits, *scopes, *names
+    count = len(numbers)
+    packer = _NUMBERS[count] if count < len(_NUMBERS) else Struct(f"<{count}d")
+    return name, packer.pack(*numbers), *names
 
 
-_PACKERS: Final = [Struct(f"<{count}d") for count in range(16)]
+_NUMBERS: Final = [Struct(f"<{count}d") for count in range(16)]
 
-
-def answer(operation: Operation, reply: Any) -> Answer:
-    """Return what the script's `reply` to `operation` says."""
-    return _DECODERS[type(operation)](operation, reply)
-
+_TOGETHER_MAX: Final = 16
+"""Operations in one call: a script blocks everybody."""
 
 _NO_SCOPES: Final[tuple[bytes, tuple[str, ...]]] = b"", ()
 
@@ -159,8 +181,8 @@ def _draw(each: Draw) -> Words:
 
 
 def _spend(each: Spend) -> Words:
-    names = (_rid(each.rid),) if each.rid else ()
-    return _whole("an amount of a Spend", each.tokens, each.requests), names
+    name = _rid(each.rid) if each.rid else ""
+    return _whole("an amount of a Spend", each.tokens, each.requests), (name,)
 
 
 def _show(_: Show) -> Words:
