@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from bench import control
+from bench import control, redis_trips
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.clock import MonotonicClock
@@ -171,7 +171,8 @@ async def serve() -> None:
             refused = await probe.refuse(caller("nothing", NOTHING), requests)
             if probe.budgets.outage.total:
                 raise RuntimeError("Redis did not answer in time")
-            return {**one, "many": many, "refused": refused}
+            trips = await redis_trips.measure(command["redis"], requests // 5)
+            return {**one, "many": many, "refused": refused, "trips": trips}
         finally:
             await probe.close()
 
