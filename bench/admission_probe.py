@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from bench import control
+from bench import control, redis_trips
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.clock import MonotonicClock
@@ -50,6 +50,7 @@ class Probe:
         self.budgets = Budgets(
             Ledger(self.link, "bench"), f"{os.getpid()}", MonotonicClock(), metrics, answer_s=ANSWER_S
         )
+        self.budgets.on_members(FRONTENDS)
         self.running = asyncio.create_task(self.budgets.run())
         self._numbers = itertools.count(1)
 
@@ -144,8 +145,11 @@ def caller(name: str, limit: Limit) -> Caller:
 
 
 PLENTY = Limit(6e7, 1e7, 6e10, 1e10, 0)
-NO_SLAB = Limit(6e7, 4, 6e10, 1e10, 0)
-"""So small a burst that no slab is kept: every request asks Redis."""
+FRONTENDS = 16
+"""As many share the limits, it is told."""
+
+NO_SLAB = Limit(6e7, 100, 6e10, 1e10, 0)
+"""So small a burst among so many that no slab is kept: every request asks Redis."""
 NOTHING = Limit(60, 1, 60_000, 2_000, 0)
 
 
@@ -167,7 +171,8 @@ async def serve() -> None:
             refused = await probe.refuse(caller("nothing", NOTHING), requests)
             if probe.budgets.outage.total:
                 raise RuntimeError("Redis did not answer in time")
-            return {**one, "many": many, "refused": refused}
+            trips = await redis_trips.measure(command["redis"], requests // 5)
+            return {**one, "many": many, "refused": refused, "trips": trips}
         finally:
             await probe.close()
 

@@ -33,10 +33,10 @@ from kvmesh.config_keys import (
     refuse_unknown,
     shown_key,
 )
+from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.queue_order import ORDERS
 from kvmesh.redis_url import without_password
 from kvmesh.tenants.sections import (
-    RUNTIME_MAX_S,
     TABLES,
     ClassTable,
     KeyTable,

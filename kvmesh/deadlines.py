@@ -11,13 +11,21 @@ import math
 HOP_MARGIN_S = 0.005
 """What each hop keeps for its own answer: a local round trip with room (measured: 0.7 ms)."""
 
-REMAINING_MS_MAX = 3_600_000
-"""Longest time a budget can carry: one hour."""
+RUNTIME_MAX_S = 3600.0
+"""Longest a request may run: one hour."""
+
+REMAINING_MS_MAX = 3_601_000
+"""Longest time a budget can carry: the hour, and what hops get beyond it lest their margins cut the hour."""
 
 
 def from_remaining_ms(remaining_ms: int, now_s: float) -> float:
     """Return the moment a receiver must be done by: in the past if `remaining_ms` does not cover the margin."""
-    return now_s + remaining_ms / 1000 - HOP_MARGIN_S
+    return now_s + left_s(remaining_ms)
+
+
+def left_s(remaining_ms: int) -> float:
+    """Return the seconds that a receiver has: negative if `remaining_ms` does not cover the margin."""
+    return remaining_ms / 1000 - HOP_MARGIN_S
 
 
 def from_remaining_s(remaining_s: float, now_s: float) -> float:
@@ -26,7 +34,7 @@ def from_remaining_s(remaining_s: float, now_s: float) -> float:
 
 
 def remaining_ms(deadline_s: float, now_s: float) -> int:
-    """Return the whole milliseconds until `deadline_s`: 0 if it passed, at most an hour."""
+    """Return the whole milliseconds until `deadline_s`: 0 if it passed, at most REMAINING_MS_MAX."""
     return min(REMAINING_MS_MAX, max(0, math.floor((deadline_s - now_s) * 1000)))
 
 

@@ -22,7 +22,7 @@ VIOLATIONS_MAX: Final = 16
 """Entries told at once, as far as there is room for them."""
 
 _KEPT: Final = 256
-"""Details that are kept: a crowd is refused for the same few reasons, and only the time to wait differs."""
+"""Statuses that are kept: a crowd is refused for the same few reasons, and only the time to wait differs."""
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 """Field or subject, and a sentence about it."""
@@ -39,17 +39,24 @@ def status(
     quota: Pairs = (),
 ) -> bytes:
     """Return the encoded status, at most STATUS_BYTES_MAX long: texts are shortened, violations left out at the end."""
-    made = b"\x08" + _varint(code) + _text(b"\x12", message, MESSAGE_BYTES_MAX)
-    made += _error_info(reason, domain, tuple(metadata.items()))
-    if retry_after_s is not None:
-        made += _any(_RETRY_INFO, _field(b"\x0a", _duration(retry_after_s)))
-    for kind, pairs in ((_BAD_REQUEST, bad_request), (_QUOTA_FAILURE, quota)):
-        if pairs:
-            made += _failure(kind, pairs, STATUS_BYTES_MAX - len(made))
-    return made
+    before, after = _frame(code, message, reason, domain, tuple(metadata.items()), bad_request, quota)
+    return before + after if retry_after_s is None else before + _retry_info(retry_after_s) + after
 
 
 @lru_cache(maxsize=_KEPT)
+def _frame(
+    code: int, message: str, reason: str, domain: str, metadata: Pairs, bad_request: Pairs, quota: Pairs
+) -> tuple[bytes, bytes]:
+    """Return what stands before RetryInfo, and what behind."""
+    before = b"\x08" + _varint(code) + _text(b"\x12", message, MESSAGE_BYTES_MAX)
+    before += _error_info(reason, domain, metadata)
+    after = b""
+    for kind, pairs in ((_BAD_REQUEST, bad_request), (_QUOTA_FAILURE, quota)):
+        if pairs:
+            after += _failure(kind, pairs, STATUS_BYTES_MAX - len(before) - _RETRY_BYTES_MAX - len(after))
+    return before, after
+
+
 def _error_info(reason: str, domain: str, metadata: Pairs) -> bytes:
     info = _text(b"\x0a", reason, VALUE_BYTES_MAX) + _text(b"\x12", domain, VALUE_BYTES_MAX)
     for key, value in metadata[:METADATA_MAX]:
@@ -57,7 +64,6 @@ def _error_info(reason: str, domain: str, metadata: Pairs) -> bytes:
     return _any(_kind("ErrorInfo"), info)
 
 
-@lru_cache(maxsize=_KEPT)
 def _failure(kind: bytes, pairs: Pairs, room: int) -> bytes:
     made = b""
     for name, description in pairs[:VIOLATIONS_MAX]:
@@ -78,9 +84,18 @@ def _pair(name: str, text: str, bytes_max: int) -> bytes:
     return _text(b"\x0a", name, VALUE_BYTES_MAX) + _text(b"\x12", text, bytes_max)
 
 
-def _duration(seconds: float) -> bytes:
+def _retry_info(seconds: float) -> bytes:
     whole, nanos = divmod(int(seconds * 1e9), 1_000_000_000)
-    return b"\x08" + _varint(whole) + b"\x10" + _varint(nanos)
+    if whole > 0x7F:
+        duration = b"\x08" + _varint(whole) + b"\x10" + _varint(nanos)
+        return _any(_RETRY_INFO, _field(b"\x0a", duration))
+    # The same with a varint of five bytes, the longest that nanos need: then all lengths are known.
+    return _RETRY_INFO_SHORT + bytes(
+        (
+            *(whole, 0x10, nanos & 0x7F | 0x80, nanos >> 7 & 0x7F | 0x80, nanos >> 14 & 0x7F | 0x80),
+            *(nanos >> 21 & 0x7F | 0x80, nanos >> 28),
+        )
+    )
 
 
 def shortened(text: str, bytes_max: int) -> str:
@@ -122,3 +137,7 @@ def _kind(name: str) -> bytes:
 _RETRY_INFO: Final = _kind("RetryInfo")
 _BAD_REQUEST: Final = _kind("BadRequest")
 _QUOTA_FAILURE: Final = _kind("QuotaFailure")
+_RETRY_INFO_SHORT: Final = _any(_RETRY_INFO, _field(b"\x0a", b"\x08" + bytes(7)))[:-7]
+"""All but what varies."""
+
+_RETRY_BYTES_MAX: Final = len(_RETRY_INFO_SHORT) + 16

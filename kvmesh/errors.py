@@ -95,8 +95,7 @@ class Violation:
         return f"is {self.value}; {self.allowed} is allowed"
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaViolation:
+class QuotaViolation(NamedTuple):
     """One limit that a request met: whose, and which."""
 
     subject: str
@@ -157,8 +156,8 @@ def to_bytes(error: MeshError) -> bytes:
         DOMAIN,
         error.metadata,
         error.retry_after_s,
-        tuple([(each.field, each.description) for each in error.violations]),
-        tuple([(each.subject, each.description) for each in error.quota]),
+        tuple([(each.field, each.description) for each in error.violations]) if error.violations else (),
+        tuple(error.quota),
     )
 
 

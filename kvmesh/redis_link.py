@@ -32,6 +32,7 @@ from redis.exceptions import (
 
 from kvmesh.config import ConfigError
 from kvmesh.redis_cluster import cluster_client, is_cluster
+from kvmesh.redis_line import RedisLine
 from kvmesh.redis_script import Call, Script
 from kvmesh.redis_url import without_password
 
@@ -100,6 +101,8 @@ class RedisLink:
                 "or rediss:// for TLS, with special characters of the password as %XX; redis+cluster:// and "
                 "rediss+cluster:// without /db, with one or more host:port between commas."
             ) from None
+        self._line = None if self._is_cluster else RedisLine(self._client)
+        """For scripts. A Cluster has many nodes, and the library knows which has which keys."""
 
     async def execute(self, *command: str | bytes | int | float) -> Any:
         """Run one command and return its answer."""
@@ -139,6 +142,10 @@ class RedisLink:
         return answers
 
     async def _scripts(self, command: str, name: str, calls: Sequence[Call]) -> list[Any]:
+        line = self._line
+        if line is not None and not line.is_busy:
+            words = [(command, name, len(keys), *keys, *arguments) for keys, arguments in calls]
+            return await self._watch(line.exchange(words), "EVALSHA")
         pipe = self._client.pipeline(transaction=False)
         for keys, arguments in calls:
             pipe.execute_command(command, name, len(keys), *keys, *arguments)
@@ -154,6 +161,8 @@ class RedisLink:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._line is not None:
+            self._line.close()
         await self._client.aclose()
 
     async def _watch(self, awaitable: Awaitable[Answer], command: str) -> Answer:

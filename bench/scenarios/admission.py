@@ -28,3 +28,7 @@ def run(results: Results, pace: Pace) -> None:
     results.add(NAME, aims.UNLEASED, aims.ADMISSION_LATENCY, "us", unleased["latency_us"])
     results.add(NAME, aims.UNLEASED, "CPU of both, round trips and timers included", "us", unleased["cpu_us"])
     results.add(NAME, "refused", aims.REFUSAL, "us", refused["cpu_us"])
+    for way, trip in told["trips"].items():
+        case = f"a script that does nothing, by {way}"
+        results.add(NAME, case, "round trip, p50", "us", trip["latency_us"])
+        results.add(NAME, case, "CPU of a round trip", "us", trip["cpu_us"])

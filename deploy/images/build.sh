@@ -5,11 +5,13 @@
 #   TAG=dev          of the images: kvmesh:TAG, kvmesh-engine:TAG, kvmesh-redis:TAG, kvmesh-faults:TAG
 #   SOURCES=         folder whose kvmesh/, services/ and engines/ are built; empty: this repository. For another revision:
 #                      git archive REVISION kvmesh services engines LICENSE | tar -x -C FOLDER
+#   LOCKS=           folder with the *.lock that pin their packages; empty: this one
 #   BASE=            an image with Python 3.11 of Debian; empty: kvmesh-base:bookworm, which base.sh makes where it is
 #                    missing, or python:3.11-slim-bookworm where it cannot
 set -euo pipefail
 cd "$(dirname "$0")"
 root=$(cd "${SOURCES:-../..}" && pwd)
+locks=$(cd "${LOCKS:-.}" && pwd)
 tag=${TAG:-dev}
 base=${BASE:-}
 missing=1
@@ -72,7 +74,8 @@ digest_of() {  # of the image $1: its files, by name and content, and its base
     case "$1" in
       redis | faults) sha256sum install.sh "$1.packages" ;;
       *)
-        sha256sum service.lock engine.lock installer.lock build.packages install.sh strip.sh entrypoint kvmesh
+        (cd "$locks" && sha256sum service.lock engine.lock installer.lock)
+        sha256sum build.packages install.sh strip.sh entrypoint kvmesh
         (cd "$root" && sources | xargs -d '\n' sha256sum)
         ;;
     esac
@@ -91,12 +94,12 @@ if [ ${#stale[@]} -gt 0 ]; then
   context=$(mktemp -d)
   trap 'rm -rf "$context" "$context.log"' EXIT
   mkdir -p "$context"/{wheelhouse,debs/{build,redis,faults},src}
-  cp Dockerfile ./*.lock ./*.packages strip.sh install.sh entrypoint kvmesh "$context"
+  cp Dockerfile "$locks"/*.lock ./*.packages strip.sh install.sh entrypoint kvmesh "$context"
   [ ! -d debs ] || cp -R debs/. "$context/debs"
   case " ${stale[*]} " in
     *" service "* | *" engine "*)
-      ./wheelhouse.sh
-      cp wheelhouse/*.whl "$context/wheelhouse"
+      house=$(LOCKS=$locks ./wheelhouse.sh)
+      cp "$house"/*.whl "$context/wheelhouse"
       (cd "$root" && sources | tar --create --files-from=- --mode=u=rwX,go=rX) | tar --extract -C "$context/src"
       cp "$root/LICENSE" "$context/src"
       ;;

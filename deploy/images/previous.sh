@@ -11,4 +11,20 @@ fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 git -C ../.. archive "$commit" kvmesh services engines LICENSE | tar --extract -C "$folder"
-SOURCES="$folder" TAG=previous ./build.sh service engine
+
+# With the packages it was released with: what it imports may be what this release needs no more.
+mkdir "$folder/locks"
+cp ./*.lock "$folder/locks"
+if git cat-file -e "$commit:./service.lock" 2>/dev/null; then
+  for lock in ./*.lock; do git show "$commit:$lock" > "$folder/locks/$lock"; done
+else  # it had no images yet: its pins, of what a service needs now or needed then, but for what `kvmesh up` starts
+  {
+    git show "$commit:../../pyproject.toml" | sed -n '/^dependencies = \[/,/^\]/s/^ *"\([A-Za-z0-9_-]*\).*/needed \1/p'
+    git show "$commit:../../requirements.lock" | sed -n 's/^\([^#=]*\)==\(.*\)/pinned \1 \2/p'
+    sed -n 's/^\([^#=]*\)==\(.*\)/now \1 \2/p' service.lock
+    sed -n '/^local = /s/"\([A-Za-z0-9_-]*\)==[^"]*"/\nlocal \1\n/gp' ../../pyproject.toml
+  } | awk '$1 == "needed" { needed[$2] = 1 } $1 == "pinned" { pinned[$2] = $3 } $1 == "now" { needed[$2] = 1; now[$2] = $3 } $1 == "local" { local[$2] = 1 }
+      END { for (name in needed) if (!(name in local)) print name "==" (name in pinned ? pinned[name] : now[name]) }' | LC_ALL=C sort \
+    > "$folder/locks/service.lock"
+fi
+SOURCES="$folder" LOCKS="$folder/locks" TAG=previous ./build.sh service engine

@@ -7,10 +7,10 @@ once, is `stuck`, and the stream must be dropped.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.deadlines import remaining_ms
 
 STUCK_S = 2.0
 """An outbox that stays full this long belongs to a peer that reads no more (architecture, section 2)."""
@@ -151,9 +151,9 @@ class UpwardOutbox(Outbox):
             message.cancels.add(slot=slot, reason=reason)
         message.adopts.extend(self._adopts.values())
         for submit, deadline_s, ttft_deadline_s in self._submits.values():
-            submit.budget.remaining_ms = _remaining_ms(deadline_s, now_s)
+            submit.budget.remaining_ms = remaining_ms(deadline_s, now_s)
             if ttft_deadline_s is not None:
-                submit.budget.ttft_remaining_ms = _remaining_ms(ttft_deadline_s, now_s)
+                submit.budget.ttft_remaining_ms = remaining_ms(ttft_deadline_s, now_s)
             message.submits.append(submit)
         message.handoffs.extend(self._handoffs.values())
         message.credit_slots.extend(self._credits.keys())
@@ -298,10 +298,6 @@ class DownwardOutbox(Outbox):
                 frame.logprobs = b"".join(self._logprobs)
                 self._logprobs = None
         return message
-
-
-def _remaining_ms(deadline_s: float, now_s: float) -> int:
-    return min(3_600_000, max(0, math.floor((deadline_s - now_s) * 1000)))
 
 
 _NAN = b"\x00\x00\xc0\x7f"

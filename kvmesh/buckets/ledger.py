@@ -10,7 +10,7 @@ from typing import Final
 
 from kvmesh.buckets.operations import Answer, Operation
 from kvmesh.buckets.script import TEXT
-from kvmesh.buckets.wire import answer, arguments, keys, organisation
+from kvmesh.buckets.wire import answers, calls
 from kvmesh.redis_link import RedisLink
 from kvmesh.redis_script import Script
 
@@ -35,6 +35,5 @@ class Ledger:
         Raises ValueError for an operation that says what none may say; then nothing was sent.
         """
         now_ms = self._test_clock_ms() if self._test_clock_ms else 0
-        calls = [(keys(self._mesh, organisation(each)), arguments(each, now_ms)) for each in operations]
-        replies = await self._redis.scripts(SCRIPT, calls)
-        return [answer(each, reply) for each, reply in zip(operations, replies, strict=True)]
+        replies = await self._redis.scripts(SCRIPT, calls(self._mesh, operations, now_ms))
+        return answers(operations, replies)

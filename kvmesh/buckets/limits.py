@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +42,11 @@ class Account:
     organisation: str
     """Hash tag of all keys in Redis."""
     scopes: tuple[Scope, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Reckoned once: it is asked for with every request."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.organisation, self.scopes)))
+
+    def __hash__(self) -> int:
+        return self._hash

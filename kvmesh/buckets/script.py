@@ -1,20 +1,21 @@
-"""The budget of one organisation as a script that Redis runs: every operation is one atomic step.
+"""The budget of one organisation as a script that Redis runs: operations of one account, each atomic, one after the other.
 
 Commands of Redis 6.2 alone; on a Cluster too. KEYS, of one hash tag:
-1 levels  hash  scope -> "<request level> <token level> <ms>": how full the two buckets were at that time; "-": not limited
-2 open    hash  rid -> a reservation, or what is remembered of it; "#<scope>" -> slots held; "+<name>" -> the ledger
+1 levels  hash  scope -> request level, token level, ms: how full the two buckets were at that time; inf: not limited
+2 open    hash  rid -> a reservation, or what is remembered of it; "#<scope>" -> slots held; "+" -> the ledger
 3 leases  sorted set  rid -> when its lease ends, or when it may be forgotten, in ms
 
 A level counts in sixty-thousandths: what a rate of 1 per minute adds in 1 ms. So all sums are exact. Levels are at most the
-burst; below 0 they are debt. A reservation is "<state> <tokens> <requests> <slots> <used tokens> <used requests> <number>
-<scopes, one a line>", state o: open, w: swept. "s" alone: settled.
+burst; below 0 they are debt. A reservation is a letter, o: open, w: swept; tokens, requests, slots, used tokens, used
+requests, number; then its scopes, one a line. "s" alone: settled.
 
-ARGV: operation, now in ms (0: the server's own clock; anything else is for tests), number of scopes, then per scope
-name, requests per minute, their burst in sixty-thousandths, tokens per minute, their burst likewise, slots; then what the
-operation takes (see wire). A rate or a number of slots of 0: not limited.
+ARGV: now in ms (0: the server's own clock; anything else is for tests); per scope requests per minute, their burst in
+sixty-thousandths, tokens per minute, their burst likewise, slots, where a burst or a number of slots of inf means not
+limited; the names of the scopes; then per operation its name, what it takes (see wire), and names of reservations. Numbers
+are doubles, little-endian: to read and write text costs more than all sums. Answers are in the order of the operations.
 
 Slots, reservations and ledger live in one hash so that they are lost together; leases that do not fit it empty it. Reads
-come first and writes last, each of them one command: most of the cost is the number of commands.
+come first and writes last, each of them one command, whatever the number of operations: most of the cost is commands.
 """
 
 from __future__ import annotations
@@ -26,117 +27,119 @@ redis.replicate_commands()
 local UNIT, LIFE_MS, TOUCH_MS, SETTLED_MS, SWEPT_MS = 60000, 90000000, 3600000, 300000, 3600000
 local TOMBSTONES_MAX, SWEEP_MAX, BUNCH_MS = 50000, 100, 256
 local LEVELS, OPEN, LEASES = KEYS[1], KEYS[2], KEYS[3]
-local call, floor, max, min, format, match = redis.call, math.floor, math.max, math.min, string.format, string.match
-local operation, now, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local at = 4 + 6 * count
+local call, floor, max, min, huge, sub = redis.call, math.floor, math.max, math.min, math.huge, string.sub
+local pack, read = struct.pack, struct.unpack
+local limits, now = ARGV[2], read('<d', ARGV[1])
+local count = #limits / 40
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 
--- What is known: names and levels of the scopes, and by their place in `asked` the numbers that most operations need.
--- What becomes of it: `more` by place, `others` by name, `rows` and `ends` by rid (false: gone).
-local ROWS, LIVE, TOUCHED, RESERVED, SETTLED, REFUNDED, SLOTS = 1, 2, 3, 4, 5, 6, 6
-local asked = {'+rows', '+live', '+touched', '+reserved', '+settled', '+refunded'}
-local names, scopes, number, more, others, rows, ends = {}, {}, {}, {0, 0, 0, 0, 0, 0}, {}, {}, {}
-local must_touch, is_clock_back = false, false
+-- What is known, and becomes of it: the ledger by these places, the scopes, and by rid `rows` and `ends` (false: gone).
+local RESERVED, EXTENDED, SETTLED, REFUNDED, SWEPT, OVERRUN, SPENT = 1, 2, 3, 4, 5, 6, 7
+local SWEEPS, REOPENED, RECREATED, LIVE, ROWS, TOUCHED = 8, 9, 10, 11, 12, 13
+local BOOK = '<ddddddddddddd'
+local scopes, elsewhere, rows, ends, texts = {}, nil, {}, {}, {}
+local must_touch, must_book, must_level = false, false, false
 
-for i = 1, count do
-  names[i] = ARGV[6 * i - 2]
-  asked[SLOTS + i] = '#' .. names[i]
-  more[SLOTS + i] = 0
+-- How many reservations an operation names.
+local function named(operation, numbers)
+  if operation == 'renew' then return (#numbers - 8) / 32 end
+  return (operation == 'show' or operation == 'sweep') and 0 or 1
 end
-local within = table.concat(names, '\\n')
-local first_rid = ARGV[at] or ''
-local known = call('HMGET', OPEN, first_rid, unpack(asked))
-if call('ZCARD', LEASES) ~= (tonumber(known[2]) or 0) then
+
+local within = table.concat(ARGV, '\\n', 3, 2 + count)
+local asked, at = {'+'}, 3 + count
+for i = 1, count do asked[1 + i] = '#' .. ARGV[2 + i] end
+while at <= #ARGV do
+  local names = named(ARGV[at], ARGV[at + 1])
+  for i = 1, names do asked[#asked + 1] = ARGV[at + 1 + i] end
+  at = at + 2 + names
+end
+local known = call('HMGET', OPEN, unpack(asked))
+local book = known[1] and {read(BOOK, known[1])} or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+if call('ZCARD', LEASES) ~= book[ROWS] then
   call('UNLINK', OPEN, LEASES)
-  known = {}
+  known, book = {}, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 end
-local first_text = known[1]
-for i = 1, SLOTS + count do
-  number[i] = tonumber(known[i + 1]) or 0
-end
+local rows_before = book[ROWS]
+for i = 2 + count, #asked do texts[asked[i]] = known[i] or false end
 
-known = count > 0 and call('HMGET', LEVELS, unpack(names)) or {}
+local levels = count > 0 and call('HMGET', LEVELS, unpack(ARGV, 3, 2 + count))
 for i = 1, count do
-  local a = 6 * i - 2
-  local scope = {
-    request_rate = tonumber(ARGV[a + 1]), request_burst = tonumber(ARGV[a + 2]),
-    token_rate = tonumber(ARGV[a + 3]), token_burst = tonumber(ARGV[a + 4]), slots_max = tonumber(ARGV[a + 5]),
-  }
-  local requests, tokens, ms = nil, nil, nil
-  if known[i] then
-    requests, tokens, ms = match(known[i], '^(%S+) (%S+) (%S+)$')
+  local request_rate, request_burst, token_rate, token_burst, slots_max = read('<ddddd', limits, 40 * i - 39)
+  local requests, tokens = request_burst, token_burst
+  if levels[i] then
+    local requests_then, tokens_then, ms = read('<ddd', levels[i])
+    local past = now - ms
+    if past < 0 then
+      past, must_level = 0, true
+    end
+    if requests < huge then requests = min(requests, requests_then + past * request_rate) end
+    if tokens < huge then tokens = min(tokens, tokens_then + past * token_rate) end
   else
     must_touch = true
   end
-  local past = now - (tonumber(ms) or now)
-  if past < 0 then
-    past, is_clock_back = 0, true
-  end
-  if scope.request_rate > 0 then
-    scope.requests = min(scope.request_burst, (tonumber(requests) or scope.request_burst) + past * scope.request_rate)
-  end
-  if scope.token_rate > 0 then
-    scope.tokens = min(scope.token_burst, (tonumber(tokens) or scope.token_burst) + past * scope.token_rate)
-  end
-  scopes[i] = scope
+  scopes[i] = {
+    request_rate = request_rate, request_burst = request_burst, requests = requests,
+    token_rate = token_rate, token_burst = token_burst, tokens = tokens,
+    slots_max = slots_max, slots = tonumber(known[1 + i]) or 0,
+  }
 end
 
-local function value(place)
-  return number[place] + more[place]
-end
-
-local function add(name, by)
-  others[name] = (others[name] or 0) + by
+local function add(place, by)
+  if by ~= 0 then
+    book[place] = book[place] + by
+    must_book = true
+  end
 end
 
 local function parsed(text)
   if not text then return nil end
-  if text == 's' then return {state = 's'} end
-  local state, tokens, requests, slots, used, used_requests, drawn, scoped =
-    match(text, '^(%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (.*)$')
+  local state = sub(text, 1, 1)
+  if state == 's' then return {state = 's'} end
+  local tokens, requests, slots, used, used_requests, drawn = read('<dddddd', text, 2)
   return {
-    state = state, tokens = tonumber(tokens), requests = tonumber(requests), slots = tonumber(slots),
-    used = tonumber(used), used_requests = tonumber(used_requests), drawn = tonumber(drawn), within = scoped,
+    state = state, tokens = tokens, requests = requests, slots = slots, used = used, used_requests = used_requests,
+    drawn = drawn, within = sub(text, 50),
   }
 end
 
 local function find(rid)
   if rows[rid] ~= nil then return parsed(rows[rid]) end
-  if rid == first_rid then return parsed(first_text) end
-  return parsed(call('HGET', OPEN, rid))
+  return parsed(texts[rid])
 end
 """
 
 _WRITE: Final = """
 local function put(rid, row, ms)
-  rows[rid] = row.state == 's' and 's' or format('%s %d %d %d %d %d %d %s',
-    row.state, row.tokens, row.requests, row.slots, row.used, row.used_requests, row.drawn, row.within)
+  rows[rid] = row.state == 's' and 's' or row.state
+    .. pack('<dddddd', row.tokens, row.requests, row.slots, row.used, row.used_requests, row.drawn) .. row.within
   ends[rid] = ms
 end
 
 local function hold(row, slots)
   if slots == 0 then return end
   if row.within == within then
-    for i = SLOTS + 1, SLOTS + count do more[i] = more[i] + slots end
+    for i = 1, count do scopes[i].slots = scopes[i].slots + slots end
   else
     for name in string.gmatch(row.within, '[^\\n]+') do
       local place = nil
-      for i = 1, count do place = names[i] == name and SLOTS + i or place end
+      for i = 1, count do place = ARGV[2 + i] == name and i or place end
       if place then
-        more[place] = more[place] + slots
+        scopes[place].slots = scopes[place].slots + slots
       else
-        add('#' .. name, slots)
+        elsewhere = elsewhere or {}
+        elsewhere[name] = (elsewhere[name] or 0) + slots
       end
     end
   end
 end
 
 local function new_row(tokens, requests, slots)
-  more[ROWS] = more[ROWS] + 1
-  more[LIVE] = more[LIVE] + 1
+  add(ROWS, 1)
+  add(LIVE, 1)
   local row = {
     state = 'o', tokens = tokens, requests = requests, slots = slots, used = 0, used_requests = 0, drawn = 0,
     within = within,
@@ -148,12 +151,12 @@ end
 -- Remembers a reservation that is over; one more than TOMBSTONES_MAX are forgotten at once. What may be forgotten is due in
 -- bunches, so that few sweeps find something.
 local function bury(rid, row, is_new)
-  if value(ROWS) - value(LIVE) - (is_new and 0 or 1) < TOMBSTONES_MAX then
-    if is_new then more[ROWS] = more[ROWS] + 1 end
+  if book[ROWS] - book[LIVE] - (is_new and 0 or 1) < TOMBSTONES_MAX then
+    if is_new then add(ROWS, 1) end
     local ms = now + (row.state == 's' and SETTLED_MS or SWEPT_MS)
     put(rid, row, ms + BUNCH_MS - ms % BUNCH_MS)
   elseif not is_new then
-    more[ROWS] = more[ROWS] - 1
+    add(ROWS, -1)
     rows[rid] = false
   end
 end
@@ -162,66 +165,62 @@ local function sweep(most)
   local due = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, most)
   local swept, tokens = 0, 0
   if #due > 0 then
-    local texts = call('HMGET', OPEN, unpack(due))
+    local found = call('HMGET', OPEN, unpack(due))
     for i, rid in ipairs(due) do
-      local row = parsed(texts[i])
-      if row and row.state == 'o' then
-        swept, tokens = swept + 1, tokens + row.tokens
-        more[LIVE] = more[LIVE] - 1
-        hold(row, -row.slots)
-        row.state = 'w'
-        bury(rid, row)
-      else
-        more[ROWS] = more[ROWS] - 1
-        rows[rid] = false
+      if rows[rid] == nil then  -- else an operation before this one has dealt with it
+        local row = parsed(found[i])
+        if row and row.state == 'o' then
+          swept, tokens = swept + 1, tokens + row.tokens
+          add(LIVE, -1)
+          hold(row, -row.slots)
+          row.state = 'w'
+          bury(rid, row)
+        else
+          add(ROWS, -1)
+          rows[rid] = false
+        end
       end
     end
-    if swept > 0 then
-      add('+swept', tokens)
-      add('+sweeps', swept)
-    end
+    add(SWEPT, tokens)
+    add(SWEEPS, swept)
   end
   return swept, tokens, #due
 end
 
 local function reopen(row)
   row.state = 'o'
-  more[LIVE] = more[LIVE] + 1
+  add(LIVE, 1)
   hold(row, row.slots)
-  add('+swept', -row.tokens)
-  add('+reopened', 1)
+  add(SWEPT, -row.tokens)
+  add(REOPENED, 1)
 end
 
 -- Takes from the levels of the scopes that `row` counts in, or gives back what is below 0. `is_floored`: not below 0.
 local function take(row, tokens, requests, is_floored)
+  tokens, requests = tokens * UNIT, requests * UNIT
   for i = 1, count do
     local scope = scopes[i]
-    if row.within == within or string.find('\\n' .. row.within .. '\\n', '\\n' .. names[i] .. '\\n', 1, true) then
-      if scope.tokens then
-        local level = min(scope.token_burst, scope.tokens - tokens * UNIT)
-        scope.tokens = is_floored and max(level, min(scope.tokens, 0)) or level
-      end
-      if scope.requests then
-        local level = min(scope.request_burst, scope.requests - requests * UNIT)
-        scope.requests = is_floored and max(level, min(scope.requests, 0)) or level
-      end
+    if row.within == within or string.find('\\n' .. row.within .. '\\n', '\\n' .. ARGV[2 + i] .. '\\n', 1, true) then
+      local level = min(scope.token_burst, scope.tokens - tokens)
+      scope.tokens = is_floored and max(level, min(scope.tokens, 0)) or level
+      level = min(scope.request_burst, scope.requests - requests)
+      scope.requests = is_floored and max(level, min(scope.requests, 0)) or level
     end
   end
 end
 
 local function least()
-  local requests, tokens, slots = math.huge, math.huge, math.huge
+  local requests, tokens, slots = huge, huge, huge
   for i = 1, count do
     local scope = scopes[i]
-    if scope.requests then requests = min(requests, scope.requests) end
-    if scope.tokens then tokens = min(tokens, scope.tokens) end
-    if scope.slots_max > 0 then slots = min(slots, scope.slots_max - value(SLOTS + i)) end
+    requests, tokens = min(requests, scope.requests), min(tokens, scope.tokens)
+    slots = min(slots, scope.slots_max - scope.slots)
   end
   return requests, tokens, slots
 end
 
 local function shown(level)
-  return level and level < math.huge and floor(level) or ''
+  return level < huge and floor(level) or ''
 end
 
 local function remaining()
@@ -229,49 +228,45 @@ local function remaining()
   return shown(requests), shown(tokens), shown(slots)
 end
 
-local function exact(level)
-  return level and format(level % 1 == 0 and '%d' or '%.17g', level) or '-'
-end
-
--- Writes what has changed. `is_refused`: levels have not.
-local function keep(is_refused)
-  if number[ROWS] == 0 or math.abs(now - number[TOUCHED]) > TOUCH_MS then must_touch = true end
-  if must_touch then more[TOUCHED] = now - number[TOUCHED] end
-  if count > 0 and (not is_refused or is_clock_back) then
+-- Writes what has changed.
+local function keep()
+  if rows_before == 0 or math.abs(now - book[TOUCHED]) > TOUCH_MS then must_touch = true end
+  if must_touch then add(TOUCHED, now - book[TOUCHED]) end
+  if count > 0 and must_level then
     local fields = {}
     for i = 1, count do
-      local requests, tokens = scopes[i].requests, scopes[i].tokens
-      fields[2 * i - 1] = names[i]
-      if requests and tokens and requests % 1 == 0 and tokens % 1 == 0 then
-        fields[2 * i] = format('%d %d %d', requests, tokens, now)
-      else
-        fields[2 * i] = exact(requests) .. ' ' .. exact(tokens) .. format(' %d', now)
-      end
+      fields[2 * i - 1] = ARGV[2 + i]
+      fields[2 * i] = pack('<ddd', scopes[i].requests, scopes[i].tokens, now)
     end
     call('HSET', LEVELS, unpack(fields))
   end
-  local fields, gone, leases, n = {}, {}, {}, 0
+  local fields, gone, leases, n = {}, nil, {}, 0
   for rid, text in pairs(rows) do
     if text then
       fields[n + 1], fields[n + 2] = rid, text
       leases[n + 1], leases[n + 2] = ends[rid], rid
       n = n + 2
     else
+      gone = gone or {}
       gone[#gone + 1] = rid
     end
   end
   if n > 0 then call('ZADD', LEASES, unpack(leases)) end
-  for i = 1, SLOTS + count do
-    if more[i] ~= 0 then
-      fields[n + 1], fields[n + 2] = asked[i], number[i] + more[i]
+  if must_book then
+    fields[n + 1], fields[n + 2] = '+', pack(BOOK, unpack(book, 1, 13))
+    n = n + 2
+  end
+  for i = 1, count do
+    if scopes[i].slots ~= (tonumber(known[1 + i]) or 0) then
+      fields[n + 1], fields[n + 2] = asked[1 + i], scopes[i].slots
       n = n + 2
     end
   end
-  for name, by in pairs(others) do
-    if by ~= 0 then call('HINCRBY', OPEN, name, by) end
+  for name, by in pairs(elsewhere or {}) do
+    if by ~= 0 then call('HINCRBY', OPEN, '#' .. name, by) end
   end
   if n > 0 then call('HSET', OPEN, unpack(fields)) end
-  if #gone > 0 then
+  if gone then
     call('HDEL', OPEN, unpack(gone))
     call('ZREM', LEASES, unpack(gone))
   end
@@ -284,60 +279,64 @@ end
 _RESERVE: Final = """
 local function judge(tokens, requests, slots)
   local reason, name, wait = nil, nil, 0
+  tokens, requests = tokens * UNIT, requests * UNIT
   for i = 1, count do
     local scope = scopes[i]
-    if (scope.tokens and tokens * UNIT > scope.token_burst)
-      or (scope.requests and requests * UNIT > scope.request_burst) then
-      reason, name = 'burst', names[i]
+    if tokens > scope.token_burst or requests > scope.request_burst then
+      reason, name = 'burst', ARGV[2 + i]
     end
   end
   if reason then return reason, name, '' end
   for i = 1, count do
     local scope = scopes[i]
-    if scope.requests and scope.requests < requests * UNIT then
-      local ms = math.ceil((requests * UNIT - scope.requests) / scope.request_rate)
-      if ms >= wait then reason, name, wait = 'requests', names[i], ms end
+    if scope.requests < requests then
+      local ms = math.ceil((requests - scope.requests) / scope.request_rate)
+      if ms >= wait then reason, name, wait = 'requests', ARGV[2 + i], ms end
     end
-    if scope.tokens and scope.tokens < tokens * UNIT then
-      local ms = math.ceil((tokens * UNIT - scope.tokens) / scope.token_rate)
-      if ms >= wait then reason, name, wait = 'tokens', names[i], ms end
+    if scope.tokens < tokens then
+      local ms = math.ceil((tokens - scope.tokens) / scope.token_rate)
+      if ms >= wait then reason, name, wait = 'tokens', ARGV[2 + i], ms end
     end
   end
-  if reason then return reason, name, format('%d', wait) end
+  if reason then return reason, name, string.format('%d', wait) end
   for i = 1, count do
     local scope = scopes[i]
-    if scope.slots_max > 0 and value(SLOTS + i) + slots > scope.slots_max then
-      reason, name = 'concurrency', names[i]
-    end
+    if scope.slots + slots > scope.slots_max then reason, name = 'concurrency', ARGV[2 + i] end
   end
   return reason, name, ''
 end
 
+-- One operation after the other; all that they change is written at the end.
+local answers, must_keep = {}, false
+at = 3 + count
+while at <= #ARGV do
+local operation, numbers, rid, answer = ARGV[at], ARGV[at + 1], ARGV[at + 2], nil
+local names = named(operation, numbers)
+
 if operation == 'reserve' then
-  local rid, tokens, requests = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  local slots, lease, force = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), ARGV[at + 5] == '1'
+  local tokens, requests, slots, lease, force = read('<ddddd', numbers)
   sweep(SWEEP_MAX)
-  local is_repeated = find(rid) ~= nil
+  local is_repeated, reason, name, wait = find(rid) ~= nil, nil, nil, nil
   if not is_repeated then
-    local reason, name, wait = nil, nil, nil
-    if not force then reason, name, wait = judge(tokens, requests, slots) end
-    if reason then
-      keep(true)
-      return {'denied', reason, name, wait, remaining()}
+    if force == 0 then reason, name, wait = judge(tokens, requests, slots) end
+    if not reason then
+      local row = new_row(tokens, requests, slots)
+      take(row, tokens, requests)
+      add(RESERVED, tokens)
+      put(rid, row, now + lease)
+      must_level = true
     end
-    local row = new_row(tokens, requests, slots)
-    take(row, tokens, requests)
-    more[RESERVED] = more[RESERVED] + tokens
-    put(rid, row, now + lease)
   end
-  keep(is_repeated)
-  return {'granted', is_repeated and 1 or 0, remaining()}
-end
+  if reason then
+    answer = {'denied', reason, name, wait, remaining()}
+  else
+    answer = {'granted', is_repeated and 1 or 0, remaining()}
+  end
 """
 
 _SETTLE: Final = """
-if operation == 'settle' then
-  local rid, actual, used_requests = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+elseif operation == 'settle' then
+  local actual, used_requests = read('<dd', numbers)
   local row = find(rid)
   local state, refunded, overrun = 'settled', 0, 0
   if not row then
@@ -352,37 +351,35 @@ if operation == 'settle' then
       refunded = max(0, row.tokens - tokens)
       local unused = used_requests < 0 and 0
         or min(row.requests, max(0, row.requests - max(0, used_requests - row.used_requests)))
-      more[SETTLED] = more[SETTLED] + row.tokens - refunded
-      more[REFUNDED] = more[REFUNDED] + refunded
+      add(SETTLED, row.tokens - refunded)
+      add(REFUNDED, refunded)
       take(row, overrun - refunded, -unused)
-      more[LIVE] = more[LIVE] - 1
+      add(LIVE, -1)
       hold(row, -row.slots)
     else
       state = 'late'
       take(row, overrun, 0)
     end
-    add('+overrun', overrun)
+    add(OVERRUN, overrun)
     bury(rid, {state = 's'})
   end
-  keep(state == 'repeated')
-  return {state, refunded, overrun, remaining()}
-end
+  must_level = must_level or state ~= 'repeated'
+  answer = {state, refunded, overrun, remaining()}
 """
 
 _RENEW: Final = """
-if operation == 'renew' then
-  local lease, items, states = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), {}
-  for item = 1, items do
-    local a = at + 5 * item - 3
-    local rid, tokens, requests = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
-    local slots, extra = tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
+elseif operation == 'renew' then
+  local lease, states = read('<d', numbers), {}
+  for item = 1, names do
+    rid = ARGV[at + 1 + item]
+    local tokens, requests, slots, extra = read('<dddd', numbers, 32 * item - 23)
     local row, state = find(rid), 'renewed'
     if not row then
       state, row = 'recreated', new_row(tokens + extra, requests, slots)
       take(row, tokens + extra, requests, true)
-      more[RESERVED] = more[RESERVED] + tokens
-      add('+extended', extra)
-      add('+recreated', 1)
+      add(RESERVED, tokens)
+      add(EXTENDED, extra)
+      add(RECREATED, 1)
     elseif row.state == 's' then
       state = 'settled'
     else
@@ -393,99 +390,98 @@ if operation == 'renew' then
       local longer = max(0, tokens + extra - row.tokens)
       row.tokens = row.tokens + longer
       take(row, longer, 0)
-      add('+extended', longer)
+      add(EXTENDED, longer)
     end
     if state ~= 'settled' then put(rid, row, now + lease) end
     states[item] = state
   end
-  keep(false)
-  return {states, remaining()}
-end
+  must_level = true
+  answer = {states, remaining()}
 """
 
 _DRAW: Final = """
-if operation == 'draw' then
-  local rid, draw, lease = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  local used, used_requests = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
-  local tokens, requests, slots = tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]), tonumber(ARGV[at + 7])
-  local least_tokens, least_slots = tonumber(ARGV[at + 8]), tonumber(ARGV[at + 9])
+elseif operation == 'draw' then
+  local draw, lease, used, used_requests, tokens, requests, slots, least_tokens, least_slots =
+    read('<ddddddddd', numbers)
   sweep(SWEEP_MAX)
   local row = find(rid)
   if row and row.state == 's' then
-    keep(true)
-    return {0, 0, 0, 0, remaining()}
-  end
-  if not row then
-    row = new_row(0, 0, 0)
-    if draw > 1 then
-      row.used, row.used_requests = used, used_requests
-      add('+recreated', 1)
+    answer = {0, 0, 0, 0, remaining()}
+  else
+    if not row then
+      row = new_row(0, 0, 0)
+      if draw > 1 then
+        row.used, row.used_requests = used, used_requests
+        add(RECREATED, 1)
+      end
     end
-  end
-  if row.state == 'w' then reopen(row) end
-  if draw > row.drawn then
-    row.drawn = draw
-    local spent = max(0, used - row.used)
-    local overrun = max(0, spent - row.tokens)
-    more[SETTLED] = more[SETTLED] + spent - overrun
-    add('+overrun', overrun)
-    take(row, overrun, 0)
-    row.tokens, row.used = row.tokens - spent + overrun, row.used + spent
-    local admitted = max(0, used_requests - row.used_requests)
-    row.requests, row.used_requests = max(0, row.requests - admitted), row.used_requests + admitted
+    if row.state == 'w' then reopen(row) end
+    if draw > row.drawn then
+      row.drawn = draw
+      local spent = max(0, used - row.used)
+      local overrun = max(0, spent - row.tokens)
+      add(SETTLED, spent - overrun)
+      add(OVERRUN, overrun)
+      take(row, overrun, 0)
+      row.tokens, row.used = row.tokens - spent + overrun, row.used + spent
+      local admitted = max(0, used_requests - row.used_requests)
+      row.requests, row.used_requests = max(0, row.requests - admitted), row.used_requests + admitted
 
-    local free_requests, free_tokens, free_slots = least()
-    local t = max(tokens, least_tokens) - row.tokens
-    if t > 0 then
-      t = max(min(t, max(0, floor(free_tokens / UNIT))), least_tokens - row.tokens)
-      more[RESERVED] = more[RESERVED] + t
-    else
-      more[REFUNDED] = more[REFUNDED] - t
+      local free_requests, free_tokens, free_slots = least()
+      local t = max(tokens, least_tokens) - row.tokens
+      if t > 0 then
+        t = max(min(t, max(0, floor(free_tokens / UNIT))), least_tokens - row.tokens)
+        add(RESERVED, t)
+      else
+        add(REFUNDED, -t)
+      end
+      local r = min(requests - row.requests, max(0, floor(free_requests / UNIT)))
+      local s = max(slots, least_slots) - row.slots
+      if s > 0 then s = max(min(s, max(0, free_slots)), least_slots - row.slots) end
+      take(row, t, r)
+      hold(row, s)
+      row.tokens, row.requests, row.slots = row.tokens + t, row.requests + r, row.slots + s
     end
-    local r = min(requests - row.requests, max(0, floor(free_requests / UNIT)))
-    local s = max(slots, least_slots) - row.slots
-    if s > 0 then s = max(min(s, max(0, free_slots)), least_slots - row.slots) end
-    take(row, t, r)
-    hold(row, s)
-    row.tokens, row.requests, row.slots = row.tokens + t, row.requests + r, row.slots + s
+    put(rid, row, now + lease)
+    must_level = true
+    answer = {1, row.tokens, row.requests, row.slots, remaining()}
   end
-  put(rid, row, now + lease)
-  keep(false)
-  return {1, row.tokens, row.requests, row.slots, remaining()}
-end
 """
 
 _REST: Final = """
-if operation == 'spend' then
-  local rid, tokens, requests = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+elseif operation == 'spend' then
+  local tokens, requests = read('<dd', numbers)
   local is_repeated = rid ~= '' and find(rid) ~= nil
   if not is_repeated then
     take({within = within}, tokens, requests, true)
-    add('+spent', tokens)
+    add(SPENT, tokens)
     if rid ~= '' then bury(rid, {state = 's'}, true) end
+    must_level = true
   end
-  keep(is_repeated)
-  return {is_repeated and 1 or 0, remaining()}
-end
+  answer = {is_repeated and 1 or 0, remaining()}
 
-if operation == 'sweep' then
-  local most = tonumber(ARGV[at])
+elseif operation == 'sweep' then
+  local most = read('<d', numbers)
   local swept, tokens, seen = sweep(most)
-  keep(true)
-  return {swept, tokens, seen < most and 1 or 0}
-end
+  answer = {swept, tokens, seen < most and 1 or 0}
 
-if operation == 'show' then
+elseif operation == 'show' then
   local uses = {}
   for i = 1, count do
     local scope = scopes[i]
-    uses[i] = {shown(scope.requests), shown(scope.tokens), number[SLOTS + i]}
+    uses[i] = {shown(scope.requests), shown(scope.tokens), scope.slots}
   end
-  return {uses, call('HMGET', OPEN, '+reserved', '+extended', '+settled', '+refunded', '+swept', '+overrun',
-    '+spent', '+sweeps', '+reopened', '+recreated', '+live', '+rows')}
-end
+  answer = {uses, {unpack(book, 1, ROWS)}}
 
-return redis.error_reply('ERR unknown operation ' .. operation)
+else
+  return redis.error_reply('ERR unknown operation ' .. operation)
+end
+answers[#answers + 1] = answer
+at = at + 2 + names
+must_keep = must_keep or operation ~= 'show'
+end
+if must_keep then keep() end
+return answers
 """
 
 TEXT: Final = _READ + _WRITE + _RESERVE + _SETTLE + _RENEW + _DRAW + _REST

@@ -5,8 +5,9 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from struct import Struct, pack
 from typing import Any, Final, TypeAlias, cast
 
 from kvmesh.buckets.limits import Account
@@ -38,16 +39,18 @@ from kvmesh.buckets.operations import (
     Swept,
     Use,
 )
+from kvmesh.redis_script import Call
 
 UNIT: Final = 60_000
 """A level counts in sixty-thousandths: what a rate of 1 per minute adds in 1 ms."""
 
 SWEEP_MAX: Final = 1000
 
-Argument: TypeAlias = str | int | float
-Words: TypeAlias = tuple[Argument, ...]
+Words: TypeAlias = tuple[tuple[float, ...], tuple[str, ...]]
+"""Numbers and names that an operation brings."""
 
 
+@lru_cache(maxsize=4096)
 def keys(mesh: str, organisation: str) -> tuple[str, str, str]:
     """Return the keys of an organisation's budget: levels, reservations, leases. One hash tag, so one node of a Cluster."""
     tag = f"{{{mesh}:{organisation}}}:budget"
@@ -59,23 +62,54 @@ def organisation(operation: Operation) -> str:
     return operation.organisation if isinstance(operation, Sweep) else operation.account.organisation
 
 
-def arguments(operation: Operation, now_ms: int) -> list[Argument]:
-    """Return ARGV of the script. `now_ms` 0: Redis's own clock. Raises ValueError for what no operation may say."""
+def calls(mesh: str, operations: Sequence[Operation], now_ms: int) -> list[Call]:
+    """Return the calls of the script that do `operations`: those of one account that follow each other in one call.
+
+    `now_ms` 0: Redis's own clock. Raises ValueError for what no operation may say.
+    """
+    made: list[Call] = []
+    words: list[str | bytes] = []
+    count, last = 0, None
+    for operation in operations:
+        account = None if isinstance(operation, Sweep) else operation.account
+        if account is None or account is not last or count >= _TOGETHER_MAX:
+            limits, scopes = _NO_SCOPES if account is None else _scopes(account)
+            words, count = [_NUMBERS[1].pack(now_ms), limits, *scopes], 0
+            made.append((keys(mesh, organisation(operation)), words))
+        words += _words(operation)
+        count += 1
+        last = None if isinstance(operation, Renew) else account  # a renewal is many operations already
+    return made
+
+
+def answers(operations: Sequence[Operation], replies: Iterable[Sequence[Any]]) -> list[Answer]:
+    """Return what the script's `replies` to the calls for `operations` say."""
+    said = [each for reply in replies for each in reply]
+    return [_DECODERS[type(each)](each, reply) for each, reply in zip(operations, said, strict=True)]
+
+
+def _words(operation: Operation) -> tuple[str | bytes, ...]:
     name, encode = _ENCODERS[type(operation)]
-    scopes = ("0",) if isinstance(operation, Sweep) else _scopes(operation.account)
-    return [name, now_ms, *scopes, *encode(operation)]
+    numbers, names = encode(operation)
+    count = len(numbers)
+    packer = _NUMBERS[count] if count < len(_NUMBERS) else Struct(f"<{count}d")
+    return name, packer.pack(*numbers), *names
 
 
-def answer(operation: Operation, reply: Any) -> Answer:
-    """Return what the script's `reply` to `operation` says."""
-    return _DECODERS[type(operation)](operation, reply)
+_NUMBERS: Final = [Struct(f"<{count}d") for count in range(16)]
+
+_TOGETHER_MAX: Final = 16
+"""Operations in one call: a script blocks everybody."""
+
+_NO_SCOPES: Final[tuple[bytes, tuple[str, ...]]] = b"", ()
 
 
 @lru_cache(maxsize=4096)
-def _scopes(account: Account) -> Words:
+def _scopes(account: Account) -> tuple[bytes, tuple[str, ...]]:
+    """Return the limits of all scopes as the script reads them, and their names."""
     if len(account.scopes) > SCOPES_MAX:
         raise ValueError(f"an account has {len(account.scopes)} scopes; at most {SCOPES_MAX} are allowed")
-    words: list[Argument] = [len(account.scopes)]
+    limits = b""
     for scope in account.scopes:
         if not scope.name or "\n" in scope.name:
             raise ValueError(f"a scope is called {scope.name!r}; one line that is not empty is allowed")
@@ -83,13 +117,17 @@ def _scopes(account: Account) -> Words:
         for rate in (limit.requests_per_min, limit.tokens_per_min, limit.concurrency):
             if not 0 <= rate < float("inf"):
                 raise ValueError(f"a limit of {scope.name} is {rate}; 0 or more is allowed")
-        words += (
-            scope.name,
-            *(repr(float(limit.requests_per_min)), round(limit.requests_burst * UNIT)),
-            *(repr(float(limit.tokens_per_min)), round(limit.tokens_burst * UNIT)),
-            limit.concurrency,
+        limits += pack(
+            "<5d",
+            *(limit.requests_per_min, _burst(limit.requests_per_min, limit.requests_burst)),
+            *(limit.tokens_per_min, _burst(limit.tokens_per_min, limit.tokens_burst)),
+            limit.concurrency or float("inf"),
         )
-    return tuple(words)
+    return limits, tuple(scope.name for scope in account.scopes)
+
+
+def _burst(rate: float, burst: float) -> float:
+    return round(burst * UNIT) if rate else float("inf")
 
 
 def _rid(rid: str) -> str:
@@ -100,11 +138,11 @@ def _rid(rid: str) -> str:
     return rid
 
 
-def _whole(what: str, *numbers: int) -> Words:
+def _whole(what: str, *numbers: int) -> tuple[int, ...]:
     for number in numbers:
         if not 0 <= number <= TOKENS_MAX:
             raise ValueError(f"{what} is {number}; 0 to {TOKENS_MAX} is allowed")
-    return tuple(int(number) for number in numbers)
+    return numbers
 
 
 def _ms(lease_s: float) -> int:
@@ -115,20 +153,19 @@ def _ms(lease_s: float) -> int:
 
 def _reserve(each: Reserve) -> Words:
     amounts = _whole("an amount of a Reserve", each.tokens, each.requests, each.slots)
-    return _rid(each.rid), *amounts, _ms(each.lease_s), int(each.force)
+    return (*amounts, _ms(each.lease_s), each.force), (_rid(each.rid),)
 
 
 def _settle(each: Settle) -> Words:
     requests = 0 if each.refund_request else -1 if each.used_requests is None else each.used_requests
-    return _rid(each.rid), *_whole("actual_tokens", each.actual_tokens), requests
+    return (*_whole("actual_tokens", each.actual_tokens), requests), (_rid(each.rid),)
 
 
 def _renew(each: Renew) -> Words:
-    words: list[Argument] = [_ms(each.lease_s), len(each.items)]
+    numbers = [_ms(each.lease_s)]
     for item in each.items:
-        words.append(_rid(item.rid))
-        words += _whole("an amount of a Renewal", item.tokens, item.requests, item.slots, item.extra_tokens)
-    return tuple(words)
+        numbers += _whole("an amount of a Renewal", item.tokens, item.requests, item.slots, item.extra_tokens)
+    return tuple(numbers), tuple(_rid(item.rid) for item in each.items)
 
 
 def _draw(each: Draw) -> Words:
@@ -140,21 +177,22 @@ def _draw(each: Draw) -> Words:
         each.used_tokens,
         each.used_requests,
     )  # of the slab's whole life, so not bounded as an operation is
-    return _rid(each.rid), each.number, _ms(each.lease_s), *used, *amounts
+    return (each.number, _ms(each.lease_s), *used, *amounts), (_rid(each.rid),)
 
 
 def _spend(each: Spend) -> Words:
-    return _rid(each.rid) if each.rid else "", *_whole("an amount of a Spend", each.tokens, each.requests)
+    name = _rid(each.rid) if each.rid else ""
+    return _whole("an amount of a Spend", each.tokens, each.requests), (name,)
 
 
 def _show(_: Show) -> Words:
-    return ()
+    return (), ()
 
 
 def _sweep(each: Sweep) -> Words:
     if not 1 <= each.count <= SWEEP_MAX:
         raise ValueError(f"count of a Sweep is {each.count}; 1 to {SWEEP_MAX} is allowed")
-    return (each.count,)
+    return (each.count,), ()
 
 
 _ENCODERS: Final[Mapping[type, tuple[str, Callable[[Any], Words]]]] = {

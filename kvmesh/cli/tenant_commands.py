@@ -29,6 +29,7 @@ tenants = typer.Typer(help="See who may use the mesh, and change it while it run
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Named = Annotated[str, typer.Argument(help="A tenant, or organisation:NAME, or key:NAME.", metavar="NAME")]
 Tenant = Annotated[str, typer.Argument(help="A tenant.", metavar="NAME")]
+Shown = Annotated[str, typer.Argument(help="A tenant, or organisation:NAME.", metavar="NAME")]
 Changes = Annotated[list[str], typer.Argument(help="key=value; key= goes back to what the file says.")]
 
 
@@ -44,9 +45,9 @@ def list_tenants(
 
 @tenants.command()
 def show(
-    name: Tenant, as_json: JsonOption = False, config: ConfigOption = None, data_dir: DataDirOption = None
+    name: Shown, as_json: JsonOption = False, config: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
-    """Show one tenant, its keys, and what it uses now."""
+    """Show one tenant with its keys, or one organisation with its tenants, and what is used now."""
     from kvmesh.cli import tenants as command
 
     budgets_url = os.environ.get(BUDGETS_VARIABLE, "")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from kvmesh.buckets.ledger import Ledger
-from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.buckets.limits import Account, Scope
 from kvmesh.buckets.operations import Show, Shown
+from kvmesh.cli import tenant_tables
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.tenants import minting, store
@@ -21,8 +22,6 @@ from kvmesh.tenants.caller import Caller
 from kvmesh.tenants.catalogue import Catalogue, digest, tables_of
 from kvmesh.tenants.overrides import CHANGEABLE, Override, changed, parse_changes
 from kvmesh.tenants.sections import KeyTable, refuse_unknown_name
-
-NONE: Final = "-"
 
 
 class Desk:
@@ -77,30 +76,40 @@ async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
     elif not rows:
         _say("There are no tenants: the configuration has no [tenants.NAME], and everybody may use the mesh.")
     else:
-        _print(_list_table(rows))
+        _print(tenant_tables.of_all(rows))
     return 0 if is_there else 1
 
 
 async def show(config: MeshConfig, url: str, name: str, *, as_json: bool, budgets_url: str = "") -> int:
-    """Print one tenant, its keys, and what is left of every limit; 1 if Redis was away. Raises ConfigError."""
+    """Print one tenant with its keys, or one organisation with its tenants, and what is left of every limit.
+
+    1 if Redis was away. Raises ConfigError.
+    """
+    kind, name = _scope(name)
+    if kind == "key":
+        raise ConfigError(
+            f'NAME = "key:{name}" is not shown by itself: allowed are a tenant, which shows its keys, or organisation:NAME.'
+        )
     async with Desk(config, url, budgets_url) as desk:
         is_there = await desk.read_if_possible()
-        found = _tenant(desk, desk.caller(name))
-        tenant = desk.catalogue.tables.tenants[name]
-        found["identities"] = list(tenant.identities)
-        found["gateway_identities"] = list(tenant.gateway_identities)
-        found["keys"] = _keys(desk, name)
+        if kind == "tenant":
+            found, account = _tenant_in_full(desk, name), desk.caller(name).account
+            organisation, scopes = account.organisation, [*account.scopes, *_key_scopes(desk, name)]
+        else:
+            found, organisation = _organisation(desk, name), name
+            scopes = _organisation_scopes(desk, name)
         found["use"], found["book"] = None, None
         if is_there:
             try:
-                found["use"], found["book"] = await _use(desk, name)
+                found["use"], found["book"] = await _use(desk, organisation, scopes)
             except RedisAway as away:
                 _say(f"Shown is no live use: {away}")
                 is_there = False
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        _print(_show_table(found), *([_use_table(found["use"])] if found["use"] else []))
+        table = tenant_tables.of_tenant if kind == "tenant" else tenant_tables.of_organisation
+        _print(table(found), *([tenant_tables.of_use(found["use"])] if found["use"] else []))
     return 0 if is_there else 1
 
 
@@ -127,7 +136,7 @@ async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], 
         print(json.dumps(written, indent=2))
     else:
         said = ", ".join(
-            f"{key} as in the file" if value is None else f"{key} = {_shown(value)}"
+            f"{key} as in the file" if value is None else f"{key} = {tenant_tables.shown(value)}"
             for key, value in changes.items()
         )
         print(f"{kind} {name}: {said}. Running frontends follow within two seconds.")
@@ -199,6 +208,27 @@ def _tenant(desk: Desk, caller: Caller) -> dict[str, Any]:
     }
 
 
+def _tenant_in_full(desk: Desk, name: str) -> dict[str, Any]:
+    found = _tenant(desk, desk.caller(name))
+    tenant = desk.catalogue.tables.tenants[name]
+    found["identities"] = list(tenant.identities)
+    found["gateway_identities"] = list(tenant.gateway_identities)
+    found["keys"] = _keys(desk, name)
+    return found
+
+
+def _organisation(desk: Desk, name: str) -> dict[str, Any]:
+    organisations = desk.catalogue.tables.organisations
+    refuse_unknown_name("NAME", name, organisations)
+    override = desk.overrides.get(f"organisation:{name}")
+    return {
+        "name": name,
+        "limits": asdict(organisations[name].limit()),
+        "tenants": [tenant.name for tenant in desk.catalogue.tenants if tenant.organisation == name],
+        "changed": dict(override.changes) if override else {},
+    }
+
+
 def _keys(desk: Desk, tenant: str) -> list[dict[str, Any]]:
     return [
         {
@@ -213,18 +243,30 @@ def _keys(desk: Desk, tenant: str) -> list[dict[str, Any]]:
     ]
 
 
-async def _use(desk: Desk, tenant: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return what is left in each scope of the tenant, its keys' included, and its organisation's ledger."""
-    account = desk.caller(tenant).account
-    scopes = [*account.scopes]
-    scopes += [
+def _key_scopes(desk: Desk, tenant: str) -> list[Scope]:
+    """Return the limits of the tenant's keys that have some."""
+    return [
         Scope(f"key:{name}", key.limit())
         for name, key in desk.catalogue.tables.keys.items()
         if key.tenant == tenant and not key.limit().is_none
     ]
+
+
+def _organisation_scopes(desk: Desk, name: str) -> list[Scope]:
+    """Return the limits of the organisation and of its tenants, each once."""
+    callers = [desk.caller(tenant.name) for tenant in desk.catalogue.tenants if tenant.organisation == name]
+    above = Scope(f"organisation:{name}", desk.catalogue.tables.organisations[name].limit())
+    scopes = [] if above.limit.is_none else [above]
+    return scopes + [scope for caller in callers for scope in caller.account.scopes if scope != above]
+
+
+async def _use(
+    desk: Desk, organisation: str, scopes: Sequence[Scope]
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return what is left in each of the scopes, and the ledger of their organisation."""
     if not scopes:
         return [], None
-    shows = [Show(Account(account.organisation, (scope,))) for scope in scopes]
+    shows = [Show(Account(organisation, (scope,))) for scope in scopes]
     answers = await Ledger(desk.budgets_redis, desk.mesh).run(shows)
     shown = [answer for answer in answers if isinstance(answer, Shown)]
     uses = [
@@ -232,74 +274,8 @@ async def _use(desk: Desk, tenant: str) -> tuple[list[dict[str, Any]], dict[str,
         for scope, answer in zip(scopes, shown, strict=True)
         for use in answer.uses
     ]
-    return uses, asdict(shown[0].book)
-
-
-def _list_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table()
-    for name in ("tenant", "of", "class"):
-        table.add_column(name, overflow="fold")
-    for name in ("weight", "requests\na minute", "tokens\na minute", "at a\ntime", "state"):
-        table.add_column(name, no_wrap=True)
-    for row in rows:
-        limits = row["limits"]
-        table.add_row(
-            *(row["name"], row["organisation"], row["class"], f"{row['weight']:g}"),
-            *(_limit(limits[kind]) for kind in ("requests_per_min", "tokens_per_min", "concurrency")),
-            "[red]disabled[/]" if row["disabled"] else "changed" if row["changed"] else NONE,
-        )
-    return table
-
-
-def _show_table(found: Mapping[str, Any]) -> Table:
-    table = Table(show_header=False)
-    for name in ("organisation", "class", "weight", "strict", "clamp", "cached_discount", "disabled"):
-        table.add_row(name, _shown(found[name]))
-    for name, value in found["limits"].items():
-        table.add_row(name, _limit(value))
-    for name in ("identities", "gateway_identities"):
-        if found[name]:
-            table.add_row(name, ", ".join(found[name]))
-    for key in found["keys"]:
-        words = [key["name"]]
-        words += ["gateway"] if key["gateway"] else []
-        words += ["disabled"] if key["disabled"] else []
-        words += [] if key["configured"] else ["in Redis only"]
-        table.add_row("key", ", ".join(words))
-    if found["changed"]:
-        table.add_row(
-            "changed", ", ".join(f"{key} = {_shown(value)}" for key, value in found["changed"].items())
-        )
-    return table
-
-
-def _use_table(uses: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table()
-    for name in ("limit of", "requests left", "tokens left", "running"):
-        table.add_column(name, no_wrap=True)
-    for use in uses:
-        limits = Limit(**use["limits"])
-        table.add_row(
-            use["scope"],
-            _left(use["requests"], limits.requests_burst),
-            _left(use["tokens"], limits.tokens_burst),
-            f"{use['slots']} of {limits.concurrency}" if limits.concurrency else str(use["slots"]),
-        )
-    return table
-
-
-def _left(level: float | None, burst: float) -> str:
-    return NONE if level is None else f"{level:,.0f} of {burst:,.0f}"
-
-
-def _limit(value: float) -> str:
-    return f"{value:,.10g}" if value else NONE
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.10g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    book = shown[0].book
+    return uses, {**asdict(book), "held": book.held}
 
 
 def _print(*tables: Table) -> None:

@@ -21,9 +21,6 @@ from kvmesh.triton.errors import (
     InvalidRequest,
 )
 
-MARGIN_S: Final = 0.005
-"""What a hop takes off a deadline, so that its answer is back in time."""
-
 TRANSPORT_GRACE_S: Final = 5.0
 """An engine call's own timeout lies this far behind its deadline: it only catches what the core missed."""
 

@@ -10,11 +10,8 @@ from typing import Annotated, Any, ClassVar, Final
 
 from kvmesh.buckets.limits import Limit
 from kvmesh.config_keys import NAME, NAME_WORDS, Allowed, ConfigError, Table, shown_number
-from kvmesh.deadlines import REMAINING_MS_MAX
+from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.tenants.labels import ANONYMOUS, OTHER
-
-RUNTIME_MAX_S: Final = REMAINING_MS_MAX / 1000
-"""Longest a request may run: what the budget of a hop can carry."""
 
 STANDARD: Final = "standard"
 """The class of who names none."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvmesh import deadlines
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import MARGIN_S, Refused, too_late
+from kvmesh.replica.admission import Refused, too_late
 
 HEAD_ROOM_PERMILLE_MAX: Final = 900
 _FIELD: Final = "budget.kv_head_room_permille"
@@ -43,10 +44,10 @@ def check_time(submit: pb.Submit, step_s: float) -> Refused | None:
     `step_s`: seconds of a step of this engine, 0: unknown. The prefill takes what the router expects, here or elsewhere.
     """
     budget = submit.budget
-    left_s = budget.remaining_ms / 1000 - MARGIN_S
+    left_s = deadlines.left_s(budget.remaining_ms)
     prefill_s = submit.prefill_estimate_us / 1e6
     if budget.HasField("ttft_remaining_ms"):
-        ttft_left_s = budget.ttft_remaining_ms / 1000 - MARGIN_S
+        ttft_left_s = deadlines.left_s(budget.ttft_remaining_ms)
         if ttft_left_s <= prefill_s:
             return too_late("the first token", prefill_s, ttft_left_s)
     if submit.phase == pb.PHASE_CONTEXT_AND_GENERATION:

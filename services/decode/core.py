@@ -12,7 +12,8 @@ from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.replica.admission import MARGIN_S, Refused, check_submit
+from kvmesh.deadlines import from_remaining_ms
+from kvmesh.replica.admission import Refused, check_submit
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -101,8 +102,8 @@ class DecodeCore:
             max_output_tokens=budget.max_output_tokens,
             end_token_id=submit.end_token_id,
             log=TokenLog(submit.start_position, submit.credit_position, with_logprobs=submit.logprobs),
-            deadline_s=now_s + budget.remaining_ms / 1000 - MARGIN_S,
-            ttft_deadline_s=now_s + budget.ttft_remaining_ms / 1000 - MARGIN_S if has_ttft else float("inf"),
+            deadline_s=from_remaining_ms(budget.remaining_ms, now_s),
+            ttft_deadline_s=from_remaining_ms(budget.ttft_remaining_ms, now_s) if has_ttft else float("inf"),
             submitted_s=now_s,
             traceparent=submit.traceparent,
             blocks=blocks_needed(submit),
@@ -260,13 +261,13 @@ class DecodeCore:
         held, slots_max = holdings.held_count(), self.limits.slots_max
         if held >= slots_max:
             message = f"slots full: {held}/{slots_max}"
-            retry_ms = holdings.freed_slots.wait_ms(held + 1 - slots_max, now_s)
+            retry_ms = holdings.freed_slots.retry_ms(held + 1 - slots_max, now_s)
             return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
         if not holdings.reservations.can_reserve(needed, head_room):
             free, total = holdings.reservations.free, holdings.reservations.total
             beside = f" beside {head_room} of head room" if head_room else ""
             message = f"KV full: {needed} blocks needed{beside}, {free}/{total} free"
-            retry_ms = holdings.freed_blocks.wait_ms(needed + head_room - free, now_s)
+            retry_ms = holdings.freed_blocks.retry_ms(needed + head_room - free, now_s)
             return Refused(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
         return None
 

@@ -5,7 +5,7 @@ The one place where these change together, so that their counts cannot part.
 
 from __future__ import annotations
 
-from kvmesh.replica.drain_rate import DrainRate
+from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.replica.pulse import Pulse
 from kvmesh.replica.timetable import Timetable
 from services.decode.finished import FinishedLogs
@@ -24,15 +24,17 @@ class Holdings:
         self.finished = FinishedLogs()
         self.reservations = Reservations(kv_blocks)
         self.timetable: Timetable[Slot] = Timetable()
-        self.freed_blocks = DrainRate()
-        self.freed_slots = DrainRate()
+        self.freed_blocks = DrainRate(Stock.HELD)
+        self.freed_slots = DrainRate(Stock.HELD)
         self._pulse = pulse
+        self._reserving = 0
+        """Slots with a reservation."""
 
     def add(self, slot: Slot, session: DecodeSession, number: int) -> None:
         """Hold a new slot and its reservation."""
         self.reservations.reserve(slot.blocks)
-        self.freed_blocks.begin(slot.submitted_s)
-        self.freed_slots.begin(slot.submitted_s)
+        self._reserving += 1
+        self._stock(slot.submitted_s)
         self.slots[slot.request_id] = slot
         self.attach(slot, session, number)
         self.look_by(slot, slot.deadline_now_s())
@@ -68,6 +70,8 @@ class Holdings:
             self.freed_blocks.freed(slot.blocks, now_s)
             self.freed_slots.freed(1, now_s)  # as soon as its reader has the rest
             slot.blocks = 0
+            self._reserving -= 1
+            self._stock(now_s)
             self._pulse.touch()
 
     def finish(self, slot: Slot, at_s: float) -> None:
@@ -111,10 +115,15 @@ class Holdings:
         """Return the bytes of output ids that are kept."""
         return sum(slot.log.size_bytes for slot in self.slots.values())
 
+    def _stock(self, now_s: float) -> None:
+        self.freed_blocks.stock(self.reservations.reserved, now_s)
+        self.freed_slots.stock(self._reserving, now_s)
+
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count disagrees with what it counts."""
         slots = list(self.slots.values())
         assert self.reservations.reserved == sum(slot.blocks for slot in slots), slots
+        assert self._reserving == sum(slot.blocks > 0 for slot in slots), slots
         read = [slot for session in self.sessions for slot in session.slots.values()]
         assert {id(slot) for slot in read} == {id(slot) for slot in slots if slot.session}, slots
         for slot in slots:

@@ -12,39 +12,59 @@ from services.frontend import faults
 from services.frontend.adoption import ADOPT_AGAIN_S
 from services.frontend.end import End
 from services.frontend.progress import TokenError
-from services.frontend.request import LiveRequest, State
+from services.frontend.request import LiveRequest
+from services.frontend.state import State
 
 
 def on_acceptance(request: LiveRequest, _: attach.Acceptance, now_s: float) -> None:
     """The submit or the adopt was taken."""
-    request.accepted(now_s)
+    _accepted(request, now_s)
+
+
+def _accepted(request: LiveRequest, now_s: float) -> None:
+    attempt = request.upstream.current
+    attempt.heard_s = now_s
+    if request.state is State.LEAVING:
+        request.abandon()
+    elif request.state is State.ADOPTING:
+        request.adoptions += 1
+        request.found()
+    else:
+        attempt.is_accepted = True
+        _unplaced(request)
+
+
+def _unplaced(request: LiveRequest) -> None:
+    """The router keeps the request in its queue, at first or again."""
+    if not request.upstream.current.has_tokens:
+        request.upstream.current.placement = None
 
 
 def on_placement(request: LiveRequest, row: attach.Placement, now_s: float) -> None:
     """The router chose replicas; the last choice counts. Without a replica: it took the last choice back."""
-    request.attempts[-1].heard_s = now_s
+    request.upstream.current.heard_s = now_s
     if not (row.prefill_replica or row.decode_replica):
-        request.unplaced()
+        _unplaced(request)
         return
-    request.attempts[-1].placement = row
+    request.upstream.current.placement = row
     request.hub.schedule(request)  # it may be silent for less time than in the queue
 
 
 def on_start(request: LiveRequest, row: attach.Start, now_s: float) -> None:
     """An engine has the attempt."""
-    attempt = request.attempts[-1]
+    attempt = request.upstream.current
     attempt.is_started, attempt.replica_queue_us, attempt.heard_s = True, row.queue_us, now_s
 
 
 def on_transfer(request: LiveRequest, row: attach.Transfer, now_s: float) -> None:
     """The KV blocks moved."""
-    request.attempts[-1].transfer_us = row.transfer_us
-    request.attempts[-1].heard_s = now_s
+    request.upstream.current.transfer_us = row.transfer_us
+    request.upstream.current.heard_s = now_s
 
 
 def on_first_token(request: LiveRequest, row: attach.FirstToken, now_s: float) -> None:
     """The attempt's first token, with what its prompt cost."""
-    attempt = request.attempts[-1]
+    attempt = request.upstream.current
     if attempt.first_token is None:
         attempt.first_token = row
         request.progress.count_prompt(attempt, row)
@@ -58,8 +78,8 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
     if request.end is not None:
         return
     if request.state is State.ADOPTING:
-        request.accepted(now_s)
-    progress, attempt = request.progress, request.attempts[-1]
+        _accepted(request, now_s)
+    progress, attempt = request.progress, request.upstream.current
     is_first = not attempt.has_tokens
     attempt.is_started = attempt.has_tokens = True
     attempt.heard_s = now_s
@@ -67,26 +87,35 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
         if not progress.add(row, now_s):
             return
     except token_log.Gap:
-        request.attached.cancel(attach.Cancel.REASON_SUPERSEDED)
+        request.upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
         request.again(faults.GAP, now_s, untouched=False)
         return
     except TokenError:
-        error = faults.given_up("ENGINE_ERROR", len(request.attempts), len(progress.ids))
-        request.end_with(End(error=error), now_s, attach.Cancel.REASON_ABANDONED)
+        request.give_up("ENGINE_ERROR", now_s, attach.Cancel.REASON_ABANDONED)
         return
     request.tries.on_progress()
     if is_first:
         request.hub.schedule(request)
     if progress.output.stop_string is not None:
-        request.finish(pb.FINISH_REASON_STOP_STRING, now_s, attach.Cancel.REASON_COMPLETE)
+        request.finish(pb.FINISH_REASON_STOP_STRING, now_s)
     else:
         request.on_ready()
 
 
+def _has_left(request: LiveRequest) -> bool:
+    """The slot just ended by the server's word: nothing is left of a request whose client is gone."""
+    if request.end is not None:
+        request.gone()
+        return True
+    if request.state is State.ADOPTING:
+        request.found()
+    return False
+
+
 def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
     """The slot ended well; nothing behind holds anything for it any more."""
-    request.attached.detach()
-    if request.has_left():
+    request.upstream.detach()
+    if _has_left(request):
         return
     match row.reason:
         case attach.Finish.REASON_END_TOKEN | attach.Finish.REASON_LENGTH:
@@ -102,8 +131,8 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
             request.end_with(End(error=faults.slow_reader(len(request.progress.ids))), now_s)
         case attach.Finish.REASON_ADOPTED:
             # Only this request adopts its attempts: an adopt through a stream that is gone came late.
-            request.was_stolen(now_s)
-        case attach.Finish.REASON_SUPERSEDED if request.is_below():
+            _was_stolen(request, now_s)
+        case attach.Finish.REASON_SUPERSEDED if request.upstream.is_below():
             # A late attempt of the frontend that the client left, or a later execution: one more try tells.
             request.again(faults.SUPERSEDED, now_s, untouched=False)
         case attach.Finish.REASON_SUPERSEDED:
@@ -112,12 +141,22 @@ def on_finish(request: LiveRequest, row: attach.Finish, now_s: float) -> None:
             request.again("INTERNAL", now_s, untouched=False)
 
 
+def _was_stolen(request: LiveRequest, now_s: float) -> None:
+    """Seek the attempt as if its stream had been lost, so often and no more."""
+    adoption = request.upstream.adoption
+    adoption.steals += 1
+    if request.place is not None and adoption.steals <= request.limits.attempts_max:
+        request.seek(faults.ADOPTED, now_s)
+    else:
+        request.again(faults.ADOPTED, now_s, untouched=False)
+
+
 def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
     """Something behind the router broke; the slot ended."""
-    router = request.attached.detach()
-    attempt = request.attempts[-1]
+    router = request.upstream.detach()
+    attempt = request.upstream.current
     fault = faults.of_failure(row.code)
-    if request.has_left() or request.end_if_complete(now_s):
+    if _has_left(request) or request.end_if_complete(now_s):
         return
     if row.code == attach.Failure.CODE_INVALID:
         request.end_with(End(error=faults.engine_refused("")), now_s)
@@ -127,7 +166,7 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
         and row.replica == attempt.decode_replica != ""
         and request.hub.has_other(router)
     ):
-        request.avoid = router  # perhaps only this router lost the replica
+        request.upstream.avoid = router  # perhaps only this router lost the replica
         request.seek(fault, now_s)
     else:
         request.again(fault, now_s, untouched=row.untouched and attempt.is_untouched)
@@ -142,25 +181,44 @@ def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) ->
         return
     left_s, estimate_s = order.left_s(now_s, is_waiting=not progress.ids), row.estimate_ms / 1000
     if estimate_s and left_s > 0:
-        request.attempts[-1].fault = faults.INFEASIBLE
+        request.upstream.current.fault = faults.INFEASIBLE
         error = faults.infeasible(left_s, estimate_s, len(progress.ids), row.retry_after_ms / 1000 or None)
         request.end_with(End(error=error), now_s)
     else:
         request.end_by_deadline(now_s)
 
 
+def _may_ask_again(request: LiveRequest, row: attach.Refusal) -> bool:
+    """True if an adopt was refused by a router that does not know the replica: it may have just been restarted."""
+    return (
+        request.state in (State.ADOPTING, State.LEAVING)
+        and row.reason == attach.Refusal.REASON_NO_REPLICA
+        and request.upstream.adoption.fault in (faults.ROUTER_LOST, faults.FRONTEND_LOST)
+    )
+
+
+def _may_outbid(request: LiveRequest) -> bool:
+    """True if a higher attempt may be another frontend's that came from the same token or key and died.
+
+    Where executions are numbered apart, a higher attempt is a later execution's.
+    """
+    order = request.order
+    is_shared = (order.is_resumed or order.is_keyed) and not order.is_fenced
+    return is_shared and len(request.attempts) < request.limits.attempts_max
+
+
 def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     """The submit or the adopt was not taken; nothing is held for it."""
     was_adopting = request.state is State.ADOPTING
-    router = request.attached.detach()
-    if request.may_ask_again(row):
-        request.avoid, request.retry_at_s = router, now_s + ADOPT_AGAIN_S
+    router = request.upstream.detach()
+    if _may_ask_again(request, row):
+        request.upstream.avoid, request.retry_at_s = router, now_s + ADOPT_AGAIN_S
         request.hub.schedule(request)
         return
-    if request.has_left():
+    if _has_left(request):
         return
     if was_adopting:
-        if row.reason == attach.Refusal.REASON_SUPERSEDED and not request.is_below():
+        if row.reason == attach.Refusal.REASON_SUPERSEDED and not request.upstream.is_below():
             request.end_with(End(error=faults.superseded()), now_s)
         else:
             request.give_up_adopting(now_s)
@@ -170,12 +228,11 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
         _refused_in_time(request, row, now_s)
     elif row.reason == attach.Refusal.REASON_INVALID:
         request.end_with(End(error=faults.engine_refused(row.field)), now_s)
-    elif row.reason == attach.Refusal.REASON_SUPERSEDED and not request.may_outbid():
+    elif row.reason == attach.Refusal.REASON_SUPERSEDED and not _may_outbid(request):
         request.end_with(End(error=faults.superseded()), now_s)
     elif row.reason in faults.FULL and not request.tries.was_taken:
-        request.attempts[-1].fault = fault
-        error = faults.given_up(fault, len(request.attempts), len(request.progress.ids), after_s)
-        request.end_with(End(error=error), now_s)
+        request.upstream.current.fault = fault
+        request.give_up(fault, now_s, after_s=after_s)
     else:
-        request.avoid = router
+        request.upstream.avoid = router
         request.again(fault, now_s, untouched=True, after_s=after_s)

@@ -88,7 +88,7 @@ class FrontendCore:
         request = LiveRequest(order, output, self, self._limits)
         request.on_ready = on_ready
         self.supersede(order.request_id, order.epoch, now_s)
-        self.live.admit(request)
+        self.live.admit(request, now_s)
         self.retries.on_request(now_s)
         self._guard(request, lambda each: each.start(now_s), now_s)
         self.on_event()

@@ -1,4 +1,4 @@
-"""How a request ended for its client.
+"""How a request ends for its client.
 
 Pure.
 """
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import faults
+from services.frontend.order import Order
+from services.frontend.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +27,26 @@ class End:
         if self.error is not None:
             return self.error.reason
         return pb.FinishReason.Name(self.finish_reason).removeprefix("FINISH_REASON_")
+
+
+def finished(progress: Progress, reason: pb.FinishReason.ValueType) -> End:
+    """Return a good end; text that was undecided becomes certain, and may turn out to be a stop string."""
+    output = progress.output
+    if output.stop_string is None:
+        output.flush()
+    if output.stop_string is not None:
+        reason = pb.FINISH_REASON_STOP_STRING
+    return End(finish_reason=reason)
+
+
+def completed(progress: Progress) -> End | None:
+    """Return the end of a request of which every token that it can have is here, and only the finish was lost."""
+    reason = progress.completion()
+    return finished(progress, reason) if reason != pb.FINISH_REASON_UNSPECIFIED else None
+
+
+def by_deadline(order: Order, progress: Progress) -> End:
+    """Return the end of a request whose time is over, here or at a hop behind, whose margin makes it a little earlier."""
+    if progress.ids and not order.is_clients_deadline:
+        return finished(progress, pb.FINISH_REASON_DEADLINE)
+    return End(error=faults.time_over(order, progress))

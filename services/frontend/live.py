@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.errors import MeshError
 from services.frontend.request import LiveRequest
 
@@ -19,8 +20,6 @@ RETRY_AFTER_MIN_S: Final = 0.05
 
 RETRY_AFTER_S: Final = 1.0
 """What it is told before any request has ended."""
-
-_SMOOTHING: Final = 0.1
 
 
 class Live:
@@ -41,8 +40,7 @@ class Live:
         """Serving requests by their id; more than one where a client sent one again."""
         self._heap: list[tuple[float, int, LiveRequest]] = []
         self._entries = 0
-        self._ended_at_s: float | None = None
-        self._between_ends_s = 0.0
+        self._ends = DrainRate(Stock.HELD)
         self._promised_s = float("-inf")
         """When the last client that was refused was told to come back."""
 
@@ -68,9 +66,9 @@ class Live:
 
         So clients that are refused together do not come back together.
         """
-        between_s = self._between_ends_s or RETRY_AFTER_S
-        if self._ended_at_s is not None:
-            between_s = max(between_s, _SMOOTHING * (now_s - self._ended_at_s))  # nothing ended for long
+        between_s = self._ends.wait_s(1, now_s)
+        if between_s is None:
+            between_s = RETRY_AFTER_S
         self._promised_s = min(max(self._promised_s, now_s) + between_s, now_s + RETRY_AFTER_MAX_S)
         return max(RETRY_AFTER_MIN_S, self._promised_s - now_s)
 
@@ -87,10 +85,11 @@ class Live:
         finally:
             self.reading -= 1
 
-    def admit(self, request: LiveRequest) -> None:
+    def admit(self, request: LiveRequest, now_s: float) -> None:
         """Take a place. Ask `check_room` first."""
         assert len(self.serving) < self.places
         self.serving.add(request)
+        self._ends.stock(len(self.serving), now_s)
         self._by_id.setdefault(request.order.request_id, []).append(request)
 
     def executions(self, request_id: str) -> tuple[LiveRequest, ...]:
@@ -105,10 +104,8 @@ class Live:
         executions.remove(request)
         if not executions:
             del self._by_id[request.order.request_id]
-        if self._ended_at_s is not None:
-            gap_s = min(now_s - self._ended_at_s, RETRY_AFTER_MAX_S)
-            self._between_ends_s += _SMOOTHING * (gap_s - self._between_ends_s)
-        self._ended_at_s = now_s
+        self._ends.freed(1, now_s)
+        self._ends.stock(len(self.serving), now_s)
 
     def forget(self, request: LiveRequest) -> None:
         """Drop a request that ended everywhere."""

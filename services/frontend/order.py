@@ -13,7 +13,7 @@ from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.buckets.limits import Account
-from kvmesh.deadlines import REMAINING_MS_MAX
+from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.adoption import Place
 from services.frontend.resume_token import ATTEMPT_STRIDE, ResumeToken
@@ -29,8 +29,8 @@ NOBODY: Final = Caller(
     tenant=Tenant(name=""),
     service_class=ServiceClass(
         name="",
-        runtime_max_s=REMAINING_MS_MAX / 1000,
-        default_deadline_s=REMAINING_MS_MAX / 1000,
+        runtime_max_s=RUNTIME_MAX_S,
+        default_deadline_s=RUNTIME_MAX_S,
         max_output_tokens=1 << 20,
     ),
     account=Account("", ()),

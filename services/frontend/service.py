@@ -119,8 +119,8 @@ class InferenceService:
         owner, hold = "", Hold()
         try:
             caller = self._identify(call)
+            self._accounting.check(caller, data)
             with self._core.place_to_read(arrived_s):
-                self._accounting.check(caller, data)
                 client = self._tracing.begin(call.metadata.get("traceparent"))
                 context, owner = self._tracing.child(client), self._executions.new_owner()
                 arrival = Arrival.of(call, caller, arrived_s, owner, format_traceparent(context))

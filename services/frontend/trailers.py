@@ -36,5 +36,11 @@ def of_remaining(left: Left | None) -> Mapping[str, str]:
     """Return the trailers for `left`: whole numbers, rounded down."""
     if left is None:
         return {}
-    pairs = ((REQUESTS, left.requests), (TOKENS, left.tokens), (CONCURRENCY, left.concurrency))
-    return {name: str(max(0, math.floor(value))) for name, value in pairs if value is not None}
+    told = {}
+    if left.requests is not None:
+        told[REQUESTS] = str(max(0, math.floor(left.requests)))
+    if left.tokens is not None:
+        told[TOKENS] = str(max(0, math.floor(left.tokens)))
+    if left.concurrency is not None:
+        told[CONCURRENCY] = str(max(0, left.concurrency))
+    return told

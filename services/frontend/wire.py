@@ -51,11 +51,17 @@ def parse(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
 
 def may_resume(data: bytes) -> bool:
     """Return whether the request in `data` may bring a resume token, without parsing it: True where that takes long."""
-    at = 0
+    at, end = 0, len(data)
     try:
         for _ in range(_GLANCE_FIELDS):
-            if at >= len(data):
+            if at >= end:
                 return False
+            key = data[at]
+            if key & 0x87 == 2 and at + 1 < end and data[at + 1] < 0x80:  # most: a short text or message
+                if key == _OPTIONS_KEY:
+                    return True
+                at += 2 + data[at + 1]
+                continue
             key, at = _varint(data, at, MESSAGE)
             if key >> 3 == pb.GenerateRequest.OPTIONS_FIELD_NUMBER:
                 return True
@@ -68,6 +74,9 @@ def may_resume(data: bytes) -> bool:
         return True  # who parses it says why
     return True
 
+
+_OPTIONS_KEY: Final = pb.GenerateRequest.OPTIONS_FIELD_NUMBER << 3 | 2
+assert _OPTIONS_KEY < 0x80
 
 _GLANCE_FIELDS: Final = 16
 """A message has nine fields; one that repeats them is worth a closer look."""

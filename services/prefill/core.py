@@ -6,10 +6,11 @@ effects leave through the sessions' outboxes and the EnginePort. After every eve
 
 from __future__ import annotations
 
+from kvmesh import deadlines
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import MARGIN_S, Refused, check_submit, too_late
+from kvmesh.replica.admission import Refused, check_submit, too_late
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -74,7 +75,7 @@ class PrefillCore:
     def submit(self, session: PrefillSession, submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
         estimate_s = self._estimate_s(submit, now_s)
-        refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s)
+        refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s, now_s)
         if refused is not None:
             refused.tell(session.outbox, submit.slot)
             self.prefilling.pump(now_s)  # a lower attempt may have made room before its heir was refused
@@ -178,7 +179,7 @@ class PrefillCore:
             return submit.prefill_estimate_us / 1e6
         return self.prefilling.pace.estimate_s(len(submit.token_ids) // 4, now_s)
 
-    def _refusal(self, submit: pb.Submit, estimate_s: float) -> Refused | None:
+    def _refusal(self, submit: pb.Submit, estimate_s: float, now_s: float) -> Refused | None:
         if self.is_draining:
             return Refused(pb.Refusal.REASON_DRAINING, f"{self.replica} is draining")
         if not self.prefilling.is_ready:
@@ -193,7 +194,7 @@ class PrefillCore:
         if queue.is_full():
             message = f"prefill queue full: {len(queue)}/{queue.requests_max}"
             return Refused(
-                pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self.prefilling.retry_after_ms()
+                pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=self.prefilling.retry_after_ms(now_s)
             )
         return None
 
@@ -230,4 +231,4 @@ def _left_s(submit: pb.Submit) -> float:
     left_ms = budget.remaining_ms
     if budget.HasField("ttft_remaining_ms"):
         left_ms = min(left_ms, budget.ttft_remaining_ms)
-    return left_ms / 1000 - MARGIN_S
+    return deadlines.left_s(left_ms)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.drain_rate import RETRY_MS_MAX, DrainRate, Stock
 from kvmesh.replica.admission import FAILURE_CODES, TRANSPORT_GRACE_S, too_late
 from kvmesh.replica.engine_view import EngineView
 from kvmesh.replica.pulse import Pulse
@@ -23,7 +24,8 @@ from services.prefill.pace import Pace
 from services.prefill.records import CallRecord, Recorder
 from services.prefill.slot import Slot, State
 
-RETRY_AFTER_MS_MAX: Final = 5000
+RUN_S: Final = 0.1
+"""Guess of what a prompt takes, until one was through."""
 
 
 class Prefilling:
@@ -53,6 +55,7 @@ class Prefilling:
         self._pulse = pulse
         self._record = record
         self._last_call_id = 0
+        self._starts = DrainRate(Stock.QUEUE)
 
     @property
     def load(self) -> EngineLoad | None:
@@ -64,6 +67,10 @@ class Prefilling:
 
         What could not be done in time any more does not begin.
         """
+        self._pump(now_s)
+        self._starts.stock(len(self._holdings.queue), now_s)
+
+    def _pump(self, now_s: float) -> None:
         queue = self._holdings.queue
         while len(self.calls) < self._limits.engine_concurrency:
             slot = queue.head()
@@ -116,10 +123,14 @@ class Prefilling:
             too_late("the prefill", slot.estimate_s, left_s, waited_s).tell(slot.session.outbox, slot.number)
         self.forget(slot, now_s)
 
-    def retry_after_ms(self) -> int:
-        """Return after how long the queue is likely to have drained, within 1 ms and 5 s."""
-        waiting = len(self._holdings.queue) / self._limits.engine_concurrency
-        return min(RETRY_AFTER_MS_MAX, max(1, round((self.pace.run_s or 0.1) * waiting * 1000)))
+    def retry_after_ms(self, now_s: float) -> int:
+        """Return after how long the queue is likely to have drained, within the bounds of DrainRate.
+
+        Before it was seen to drain, by what a prompt takes.
+        """
+        waiting = len(self._holdings.queue)
+        guess_ms = 1000 * waiting * (self.pace.run_s or RUN_S) / self._limits.engine_concurrency
+        return self._starts.retry_ms(waiting, now_s) or min(RETRY_MS_MAX, max(1, round(guess_ms)))
 
     # EngineSink.
 
@@ -188,6 +199,7 @@ class Prefilling:
             assert not self._holdings.can_run(head), f"{head} waits for nothing"
 
     def _start(self, slot: Slot, now_s: float) -> None:
+        self._starts.freed(1, now_s)
         submit, session = slot.submit, slot.session
         assert submit is not None and session is not None, slot
         slot.submit = None  # the engine has the prompt now

@@ -11,6 +11,7 @@ from kvmesh import blocks
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
+from kvmesh.deadlines import from_remaining_ms
 from services.router.frontends import FrontendSession
 from services.router.holdings import Holdings
 from services.router.queue import BAND_DEFAULT, BAND_MAX
@@ -18,9 +19,6 @@ from services.router.relayed import Relayed, Stage
 from services.router.releases import Releases
 from services.router.replicas import Replica
 from services.router.rows import MS_MAX
-
-MARGIN_S: Final = 0.005
-"""Taken off each deadline by this hop."""
 
 MISSED_S: Final = 2.0
 """A replica reports each second: one that missed this much is not asked for a running attempt."""
@@ -200,10 +198,10 @@ class Admission:
     def _take(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> Relayed:
         budget = submit.budget
         tokens = len(submit.token_ids) // 4
-        deadline_s = now_s + budget.remaining_ms / 1000 - MARGIN_S
+        deadline_s = from_remaining_ms(budget.remaining_ms, now_s)
         ttft_deadline_s = None
         if budget.HasField("ttft_remaining_ms"):
-            ttft_deadline_s = now_s + budget.ttft_remaining_ms / 1000 - MARGIN_S
+            ttft_deadline_s = from_remaining_ms(budget.ttft_remaining_ms, now_s)
         return Relayed(
             request_id=submit.request_id,
             attempt=submit.attempt,

@@ -185,7 +185,7 @@ class Band(Generic[Item]):
     def __init__(self, band: int) -> None:
         self.band = band
         self.fairness = Fairness()
-        self.resumed: Shelf[Item] = Shelf()
+        self.resumed: Shelf[Item] = Shelf(by_priority=False)
         self.lines: dict[bool, Line[Item]] = {False: Line(), True: Line()}
         """By whether they may be shed."""
         self.count = 0

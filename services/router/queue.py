@@ -1,9 +1,10 @@
 """Requests that wait at the router until they may be released: strict bands, tenants served fairly inside.
 
-Pure. Order: the higher band; in it resumed requests; then the least served tenant (services.router.fairness); of a tenant
-the higher priority; then first come, first served. A lower band that waits gets one release of FLOOR_EVERY, unless
-everything in it is sheddable. Bounded in number and tokens here, in time by each item's `queue_until_s`; `victims` tells
-who must go when it is full. An operation costs O(log n) of the tenants and O(1) of the requests; `victims` so per victim.
+Pure. Order: the higher band; in it resumed requests, as they came; then the least served tenant
+(services.router.fairness); of a tenant the higher priority; then first come, first served. A lower band that waits gets
+one release of FLOOR_EVERY, unless everything in it is sheddable. Bounded in number and tokens here, in time by each item's
+`queue_until_s`; `victims` tells who must go when it is full. An operation costs O(log n) of the tenants and O(1) of the
+requests; `victims` so per victim.
 """
 
 from __future__ import annotations

@@ -152,7 +152,8 @@ class Relay:
             engine_ready=True,
             queue_delay_us=self.queue_delay_us(),
             step_p95_us=max(
-                (one.step_p95_us() for one in self.replicas.values() if one.role == "decode"), default=0
+                (one.step_p95_us(self._now_s) for one in self.replicas.values() if one.role == "decode"),
+                default=0,
             ),
         )
 

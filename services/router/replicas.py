@@ -26,6 +26,9 @@ STALE_S: Final = 1.25
 STEPS_KEPT: Final = 64
 """Reports of the engine's step that the slow ones are looked for in."""
 
+STEPS_KEPT_S: Final = 60.0
+"""How long they are: an older one tells of a load that is gone."""
+
 REPORT_FRESH_S: Final = 3.0
 """A load report comes each second; after this silence the replica is lost."""
 
@@ -81,7 +84,8 @@ class Replica:
         self._unanswered: dict[int, int] = {}
         """KV blocks of submits that decode has not answered, by slot: no report counts them yet."""
         self.row_total = 0
-        self._steps_us: deque[int] = deque(maxlen=STEPS_KEPT)
+        self._steps_us: deque[tuple[float, int]] = deque(maxlen=STEPS_KEPT)
+        """When each was told, and what it was."""
         self._relay = relay
         self._link: Link | None = None
 
@@ -113,9 +117,12 @@ class Replica:
         self.state.is_stale = now_s - self.state.reported_at_s > STALE_S
         return self.state
 
-    def step_p95_us(self) -> int:
-        """Return the engine's step that 95 of 100 reports keep; 0 if none told."""
-        steps = sorted(self._steps_us)
+    def step_p95_us(self, now_s: float) -> int:
+        """Return the engine's step that 95 of 100 reports of the last minute keep; 0 if none told."""
+        told = self._steps_us
+        while told and now_s - told[0][0] > STEPS_KEPT_S:
+            told.popleft()
+        steps = sorted(step_us for _, step_us in told)
         return steps[(95 * len(steps) - 1) // 100] if steps else 0
 
     def is_at_work(self, now_s: float) -> bool:
@@ -284,7 +291,7 @@ class Replica:
         state.reported_at_s = now_s
         state.is_stale = False
         if report.step_us:
-            self._steps_us.append(report.step_us)
+            self._steps_us.append((now_s, report.step_us))
         if not self.is_retired:
             self._relay.answers.on_load(
                 LoadSeen(self.name, report.queued_request_count, report.running_request_count, now_s)

@@ -1,16 +1,18 @@
 """How many prefill replicas a tenant may hold with its prompts while others are about.
 
 Pure. The order of release decides who is next, but a prompt that runs is not interrupted: with every replica in one
-tenant's long prompts, whoever comes next waits for the rest of one of them, however short its own. So a tenant
-who wants more than there is for it leaves as many replicas alone as the others need, within its own share:
+tenant's long prompts, whoever comes next waits for the rest of one of them, however short its own. So a tenant with
+much work at once leaves as many replicas alone as the others need, within its own share:
 
+    much:      B / R > PATIENCE * p
     reserved = min(k, R - ceil(R * w / W))     k: the smallest with E(k, d) <= BUSY_MAX
 
-R replicas; w the tenant's weight of the sum W of those who were active lately in its band or above; d the others' use in
-replicas (their prefill seconds per second, over RECENT_S). E is Erlang's loss formula: so many of the others' prompts would
-find all of k replicas busy. A tenant wants too much when what it used and what waits of it, over RECENT_S, is more than
-USABLE of R leaves beside d, and more than its share of that; it is held for GREEDY_S from then. Ordinary traffic, and a
-tenant alone, are held by nothing.
+R replicas. B the tenant's backlog: the prefill seconds of what waits of it, and what is left of what runs. With all R
+replicas in it, others would find none at leisure for B / R; p is what the others' own prompts take on average. w is the
+tenant's weight of the sum W of those who were about lately in its band or above; d the others' use in replicas (their
+prefill seconds per second, over RECENT_S). E is Erlang's loss formula: so many of the others' prompts would find all of k
+replicas busy. Nothing has to be known of the tenant before: a burst is held at the prompt that makes it one. Prompts that
+come one by one, bursts that others hardly feel, and a tenant alone are held by nothing.
 
 Only own dispatches are known by tenant: with several routers each reserves by what it sees.
 """
@@ -24,16 +26,20 @@ from dataclasses import dataclass, field
 from typing import Final
 
 RECENT_S: Final = 10.0
-"""Time in which the memory of work fades to 1/e; a tenant that did nothing for so long is not about any more."""
+"""Time in which the memory of work fades to 1/e."""
+
+ABOUT_S: Final = 60.0
+"""A tenant that did nothing for so long is not about any more: nothing is kept free for it."""
 
 BUSY_MAX: Final = 0.05
 """Of the others' prompts at most this part shall find no replica at leisure: their 95th percentile is as if alone."""
 
-USABLE: Final = 0.6
-"""Of the replicas: with more of them in use, prompts begin to wait for each other."""
+PATIENCE: Final = 3.0
+"""Prompts of their own that others would wait for a tenant's work before something is kept free for them. Less, and short
+bursts wait beside idle replicas; more, and the first prompts of a burst of long ones are felt."""
 
-GREEDY_S: Final = 60.0
-"""A tenant that wanted too much is held for so long: its next burst shall find it held already."""
+SEEN_MIN: Final = 1e-4
+"""Prompts of others, faded, that tell what theirs take: fewer may be what rounding left."""
 
 AHEAD_S: Final = 0.05
 """In a mesh with tenants a replica gets its next prompt when what it has takes no longer than this: so late is decided
@@ -60,21 +66,30 @@ class Prompt:
         return self.seconds if self.first_s is None else max(0.0, self.first_s + self.seconds - now_s)
 
 
-class _Fading:
-    """A sum that fades over RECENT_S."""
+class _Use:
+    """Prompts, their prefill seconds and their tokens, fading over RECENT_S."""
 
-    __slots__ = ("_at_s", "_value")
+    __slots__ = ("_at_s", "prompts", "seconds", "tokens")
 
     def __init__(self) -> None:
-        self._value = 0.0
+        self.prompts = self.seconds = self.tokens = 0.0
         self._at_s = 0.0
 
-    def add(self, amount: float, now_s: float) -> None:
-        self._value = self.at(now_s) + amount
-        self._at_s = now_s
+    def add(self, seconds: float, tokens: int, now_s: float) -> None:
+        """A prompt was dispatched."""
+        self.fade(now_s)
+        self.prompts += 1.0
+        self.seconds += seconds
+        self.tokens += tokens
 
-    def at(self, now_s: float) -> float:
-        return self._value * math.exp(-max(0.0, now_s - self._at_s) / RECENT_S)
+    def fade(self, now_s: float) -> None:
+        """Bring the sums to `now_s`."""
+        if now_s > self._at_s:
+            left = math.exp((self._at_s - now_s) / RECENT_S)
+            self.prompts *= left
+            self.seconds *= left
+            self.tokens *= left
+            self._at_s = now_s
 
 
 @dataclass(slots=True, eq=False)
@@ -83,11 +98,13 @@ class _Active:
 
     weight: float
     active_s: float
-    used: _Fading = field(default_factory=_Fading)
+    used: _Use = field(default_factory=_Use)
     held: dict[str, list[Prompt]] = field(default_factory=dict)
     """Its prompts by replica."""
-    greedy_until_s: float = float("-inf")
-    """It wanted more than there was for it, and is held until then."""
+
+    def left_s(self, now_s: float) -> float:
+        """Return the seconds of its prompts that are left, as expected."""
+        return sum(prompt.remaining_s(now_s) for prompts in self.held.values() for prompt in prompts)
 
 
 class Shares:
@@ -100,10 +117,8 @@ class Shares:
         """By band: the sum of the weights of the active."""
         self._counts: dict[int, int] = {}
         """By band: the number of the active."""
-        self._used: dict[int, _Fading] = {}
-        """By band: prefill seconds."""
-        self._seconds, self._tokens = _Fading(), _Fading()
-        """Of all prompts: what a token costs."""
+        self._used: dict[int, _Use] = {}
+        """By band."""
         self._prompts: dict[str, dict[Prompt, None]] = {}
         """By replica: those that are not computed."""
 
@@ -129,14 +144,12 @@ class Shares:
         self, tenant: Tenant, weight: float, replica: str, seconds: float, tokens: int, now_s: float
     ) -> Prompt:
         """A prompt of `tenant` goes to `replica`, where it will take `seconds`. Tell of the result's start and end."""
-        self._seconds.add(seconds, now_s)
-        self._tokens.add(tokens, now_s)
         self.touch(tenant, weight, now_s)
         prompt = Prompt(tenant, replica, seconds)
         active = self._active[tenant]
         active.held.setdefault(replica, []).append(prompt)
-        active.used.add(seconds, now_s)
-        self._used.setdefault(tenant[1], _Fading()).add(seconds, now_s)
+        active.used.add(seconds, tokens, now_s)
+        self._used.setdefault(tenant[1], _Use()).add(seconds, tokens, now_s)
         self._prompts.setdefault(replica, {})[prompt] = None
         return prompt
 
@@ -180,19 +193,24 @@ class Shares:
         own = self._active.get(tenant)
         if replicas <= 1 or own is None or not self.is_shared(tenant):
             return max(1, replicas)
-        band, weight = tenant[1], own.weight
-        weights = sum(one for number, one in self._weights.items() if number >= band)
-        used = sum(one.at(now_s) for number, one in self._used.items() if number >= band)
-        own_used = own.used.at(now_s)
-        others = max(0.0, used - own_used) / RECENT_S
-        wanted = (own_used + self._waiting_s(waiting_tokens, now_s)) / RECENT_S
-        usable = USABLE * replicas
-        if wanted > max(usable - others, usable * weight / max(weight, weights)):
-            own.greedy_until_s = now_s + GREEDY_S
-        if now_s >= own.greedy_until_s:
+        backlog_s = own.left_s(now_s) + self._waiting_s(waiting_tokens, now_s)
+        own.used.fade(now_s)
+        others_s, others_prompts = -own.used.seconds, -own.used.prompts
+        band, weights = tenant[1], 0.0
+        for number, count in self._counts.items():
+            if number >= band and count:
+                weights += self._weights[number]
+        for number, used in self._used.items():
+            if number >= band:
+                used.fade(now_s)
+                others_s += used.seconds
+                others_prompts += used.prompts
+        if others_s <= 0.0 or others_prompts < SEEN_MIN:
+            return replicas  # what they use is not known
+        if backlog_s / replicas <= PATIENCE * others_s / others_prompts:
             return replicas
-        share = math.ceil(replicas * weight / max(weight, weights) - 1e-9)
-        return replicas - replicas_for(others, replicas - share)
+        share = math.ceil(replicas * own.weight / max(own.weight, weights) - 1e-9)
+        return replicas - replicas_for(others_s / RECENT_S, replicas - share)
 
     def held(self, tenant: Tenant) -> Collection[str]:
         """Return the replicas that have prompts of the tenant."""
@@ -221,13 +239,20 @@ class Shares:
         )
 
     def _waiting_s(self, tokens: int, now_s: float) -> float:
-        seen = self._tokens.at(now_s)
-        return tokens * self._seconds.at(now_s) / seen if seen > 0 else 0.0
+        """Return what `tokens` of prompts take, by what all prompts took lately."""
+        if not tokens:
+            return 0.0
+        seen_s = seen = 0.0
+        for used in self._used.values():
+            used.fade(now_s)
+            seen_s += used.seconds
+            seen += used.tokens
+        return tokens * seen_s / seen if seen > 0 else 0.0
 
     def _expire(self, now_s: float) -> None:
         while self._active:
             tenant, active = next(iter(self._active.items()))
-            if now_s - active.active_s < RECENT_S:
+            if now_s - active.active_s < ABOUT_S:
                 return
             if active.held:
                 active.active_s = now_s

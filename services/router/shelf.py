@@ -1,4 +1,4 @@
-"""Requests of one kind by priority, then first come, first served. Pure."""
+"""Requests of one kind by priority or not, then first come, first served. Pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ PRIORITY_MAX: Final = 100
 
 
 class Shelf(Generic[Item]):
-    """Items by priority, then first come, first served. Removed ones are skipped, and dropped from the ends."""
+    """Items by priority, then first come, first served. Removed ones are skipped, and dropped from the ends.
 
-    __slots__ = ("_lanes", "count", "tokens")
+    Not `by_priority`: first come, first served alone, where items of several tenants stand together and none shall go
+    first because its client says so.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_by_priority", "_lanes", "count", "tokens")
+
+    def __init__(self, *, by_priority: bool = True) -> None:
+        self._by_priority = by_priority
         self.count = 0
         self.tokens = 0
         self._lanes: dict[int, deque[Ticketed[Item]]] = {}
 
     def add(self, item: Item, *, at_head: bool) -> None:
         """Put `item`, which has its ticket, behind or before its equals."""
-        priority = max(-PRIORITY_MAX, min(PRIORITY_MAX, item.priority))
+        priority = self._priority(item)
         lane = self._lanes.get(priority)
         if lane is None:
             lane = self._lanes[priority] = deque()
@@ -43,7 +48,7 @@ class Shelf(Generic[Item]):
         """The ticket of `item` was taken from it: forget it."""
         self.count -= 1
         self.tokens -= item.token_count
-        priority = max(-PRIORITY_MAX, min(PRIORITY_MAX, item.priority))
+        priority = self._priority(item)
         lane = self._lanes[priority]
         while lane and lane[0][1].ticket != lane[0][0]:
             lane.popleft()
@@ -51,6 +56,9 @@ class Shelf(Generic[Item]):
             lane.pop()
         if not lane:
             del self._lanes[priority]
+
+    def _priority(self, item: Item) -> int:
+        return max(-PRIORITY_MAX, min(PRIORITY_MAX, item.priority)) if self._by_priority else 0
 
     def __iter__(self) -> Iterator[Ticketed[Item]]:
         lanes = self._lanes

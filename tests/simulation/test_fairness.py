@@ -15,13 +15,13 @@ SHORT, LONG = 200, 2000
 """Prompt tokens: about 0.1 s and 1 s of prefill."""
 
 
-def burst(pool: Pool, every_s: float, times: int) -> list[Arrival]:
-    """Return bursts of 40 long prompts of tenant a."""
+def burst(pool: Pool, every_s: float, times: int, count: int = 40, gap_s: float = 0.001) -> list[Arrival]:
+    """Return bursts of `count` long prompts of tenant a."""
     begin_s = pool.now_s + 5.0
     return [
-        Arrival(begin_s + number * every_s + 0.001 * index, "a", LONG)
+        Arrival(begin_s + number * every_s + gap_s * index, "a", LONG)
         for number in range(times)
-        for index in range(40)
+        for index in range(count)
     ]
 
 
@@ -32,14 +32,17 @@ def p95_of(asked: list[Asked], tenant: str) -> float:
     )
 
 
-def both(seed: int, prefills: int) -> tuple[float, float, list[Asked]]:
+def both(
+    seed: int, prefills: int, every_s: float = 15.0, count: int = 40, gap_s: float = 0.001
+) -> tuple[float, float, list[Asked]]:
     """Return b's 95th percentile alone and beside a's bursts, and what was asked then."""
     p95, asked = [], []
     for is_alone in (True, False):
         pool = Pool(seed, prefills=prefills)
         start_s = pool.now_s
         quiet = poisson(random.Random(seed), "b", 2.0, SHORT, start_s, start_s + 75.0)
-        asked = pool.run(merged(quiet, () if is_alone else burst(pool, 15.0, 5)))
+        bursts = burst(pool, every_s, int(75.0 / every_s), count, gap_s)
+        asked = pool.run(merged(quiet, () if is_alone else bursts))
         p95.append(p95_of(asked, "b"))
         pool.relay.assert_consistent()
     return p95[0], p95[1], asked
@@ -53,6 +56,28 @@ def test_a_burst_of_long_prompts_leaves_others_their_first_tokens() -> None:
     last_s = max(one.first_s for one in asked if one.arrival.tenant == "a" and one.first_s is not None)
     begin_s = min(one.arrival.at_s for one in asked if one.arrival.tenant == "a")
     assert tokens / (last_s - begin_s) >= 2 * 0.95 / 0.0005, "a has its half of the replicas all the time"
+
+
+@pytest.mark.parametrize(
+    ("every_s", "count", "gap_s"), [(3.0, 4, 0.001), (5.0, 8, 0.001), (15.0, 20, 0.1)], ids=str
+)
+def test_small_and_slow_bursts_are_not_felt_either(every_s: float, count: int, gap_s: float) -> None:
+    """As many long prompts as replicas, twice as many, and ten a second: none takes the last replica from others."""
+    alone_s, beside_s, _ = both(1, 4, every_s, count, gap_s)
+    assert beside_s <= 1.1 * alone_s, (alone_s, beside_s)
+
+
+def test_the_first_burst_after_others_were_silent_leaves_room_for_them() -> None:
+    """b comes back after half a minute, in the middle of a's first burst: it finds a replica at leisure."""
+    pool = Pool(4)
+    known_s = pool.now_s
+    first = [Arrival(known_s + 0.5 * number, "b", SHORT) for number in range(4)]
+    long = [Arrival(known_s + 30.0 + 0.001 * number, "a", LONG) for number in range(40)]
+    again = [Arrival(known_s + 30.5, "b", SHORT)]
+    asked = pool.run(merged(first, long, again))
+    own = [one.ttft_s for one in asked if one.arrival.tenant == "b"]
+    assert own[-1] is not None and own[0] is not None
+    assert own[-1] <= 1.1 * own[0], own
 
 
 def test_ordinary_traffic_is_held_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,6 @@ def go(mesh: Mesh) -> None:
 
 def stream_to(mesh: Mesh, caller: str, request: LiveRequest) -> Stream:
     """Return the stream through which `request` is served, or asks to be."""
-    peer = request.attached.peer
+    peer = request.upstream.peer
     assert peer is not None, request
     return next(one for one in mesh.streams if (one.caller, one.name) == (caller, peer.name))

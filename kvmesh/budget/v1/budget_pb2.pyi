@@ -43,7 +43,8 @@ class Budget(_message.Message):
     KV_HEAD_ROOM_PERMILLE_FIELD_NUMBER: _builtins.int
     remaining_ms: _builtins.int
     """Milliseconds until the request's deadline, counted from the moment this message was written.
-    Range: 1 to 3,600,000. Always present; 0 means expired and is refused with DEADLINE.
+    Range: 1 to 3,601,000: an hour, the longest runtime, and a second lest the hops' margins cut it. Always present; 0
+    means expired and is refused with DEADLINE.
     """
     ttft_remaining_ms: _builtins.int
     """Milliseconds until the first token must have left the engine, counted like `remaining_ms`.

@@ -7,52 +7,30 @@ request holds is one synchronous step, so that whoever is cancelled leaves nothi
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
 from typing import Final
 
-from kvmesh.buckets.limits import Account
-from kvmesh.buckets.operations import Answer, Denied, Granted, Reserve, Settle, Sweep
+from kvmesh.buckets.operations import Denied
 from kvmesh.clock import Clock
-from kvmesh.errors import MeshError, internal
-from kvmesh.tasks import persist
+from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
+from services.frontend.budgets.absence import Absence
+from services.frontend.budgets.asking import Asking
 from services.frontend.budgets.detour import Detour
 from services.frontend.budgets.estimates import Estimates, charge, estimate
 from services.frontend.budgets.fallback import Outage
 from services.frontend.budgets.metrics import BudgetMetrics
-from services.frontend.budgets.pump import ANSWER_S, Ledger, Pump, Question
+from services.frontend.budgets.pump import ANSWER_S, Ledger, Pump
 from services.frontend.budgets.refusals import denied_error
 from services.frontend.budgets.reservation import Holder, Reservation
-from services.frontend.budgets.slabs import Slab
 from services.frontend.budgets.standing import Standing
-from services.frontend.budgets.teller import LEASE_S, Teller
-
-RENEW_S: Final = 5.0
-TICK_S: Final = 0.25
-"""Between two looks at the slabs, and between two attempts at a Redis that is away."""
-
-IDLE_S: Final = 60.0
-"""An account that nobody used for so long is forgotten."""
+from services.frontend.budgets.standings import Standings
+from services.frontend.budgets.teller import Teller
+from services.frontend.budgets.upkeep import Upkeep
 
 EXTEND_TOKENS: Final = 256
 """A stream that goes on behind its estimate reserves more each time it is so far ahead, and with each renewal."""
 
 PROGRESS_TOKENS: Final = 64
-
-
-class _Asked:
-    """A request that waits for Redis."""
-
-    __slots__ = ("future", "is_decided", "question", "reservation", "standing")
-
-    def __init__(self, reservation: Reservation, standing: Standing) -> None:
-        self.reservation = reservation
-        self.standing = standing
-        self.future: asyncio.Future[Reservation | MeshError] = asyncio.get_running_loop().create_future()
-        self.question: Question | None = None
-        self.is_decided = False
-        """True if it was admitted or refused without Redis."""
 
 
 class Budgets:
@@ -69,16 +47,16 @@ class Budgets:
     ) -> None:
         self.metrics = metrics
         self._clock = clock
-        self._frontends = 1
         self._detour = Detour()
-        self._pump = Pump(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
-        self._teller = Teller(self._pump, self._detour, boot_id, clock, metrics)
         self._estimates = Estimates()
-        self._standings: dict[Account, Standing] = {}
-        self._by_id: dict[int, tuple[Account, Standing]] = {}
-        """The same by identity: hashing an account costs more than admitting a request."""
-        self._asking: dict[str, _Asked] = {}
-        self._renewed_at_s = clock.now_s()
+        pump = self._pump = Pump(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
+        teller = self._teller = Teller(pump, self._detour, boot_id, clock, metrics)
+        self._standings = Standings(teller.newest, teller.name)
+        self._absence = Absence(self._detour, pump, teller, self._standings, clock, metrics)
+        self._asking = Asking(
+            pump, teller, self._detour, self._absence, clock, metrics, give_back=self._give_back
+        )
+        self._upkeep = Upkeep(pump, teller, self._detour, self._absence, self._asking, self._standings, clock)
 
     def __repr__(self) -> str:
         return (
@@ -89,7 +67,7 @@ class Budgets:
     @property
     def open_count(self) -> int:
         """Reservations that are not settled."""
-        return sum(len(each.open) + each.slab.open_requests for each in self._standings.values())
+        return sum(len(each.open) + each.slab.open_requests for each in self._standings)
 
     @property
     def owed_count(self) -> int:
@@ -113,20 +91,19 @@ class Budgets:
 
     def on_members(self, frontends: int) -> None:
         """Take how many frontends share the limits, this one included."""
-        self._frontends = self._teller.frontends = max(1, frontends)
-        self._detour.resize(self._frontends)
-        for standing in self._standings.values():
-            standing.slab.resize(standing.account, self._frontends)
+        frontends = self._teller.frontends = max(1, frontends)
+        self._detour.resize(frontends)
+        self._standings.resize(frontends)
 
     def check(self, caller: Caller) -> None:
         """Raise MeshError if any new request of `caller` would be refused now, however small: before it is even read.
 
         Only what a denial just before has told; a resumed request is never refused and need not be checked.
         """
-        known = self._by_id.get(id(caller.account))
-        if known is None:
+        standing = self._standings.known(caller.account)
+        if standing is None:
             return
-        standing, now_s = known[1], self._clock.now_s()
+        now_s = self._clock.now_s()
         if self._detour.is_on:
             error = self._detour.shed(Reservation("", caller, standing, 0, 0), now_s)
             if error is not None:
@@ -144,8 +121,7 @@ class Budgets:
         account = caller.account
         if not account.scopes:
             return Reservation("", caller, None, 0, max_output_tokens)
-        known = self._by_id.get(id(account))
-        standing = known[1] if known is not None else self._standing(account)
+        standing = self._standings.known(account) or self._standings.of(account, self._clock.now_s())
         slab = standing.slab
         if not slab.free_requests:
             return None
@@ -156,7 +132,7 @@ class Budgets:
         slab.want(prompt + output)
         reservation = Reservation(rid, caller, standing, prompt, output)
         reservation.holder, reservation.slab, reservation.is_forced = Holder.SLAB, slab, is_resumed
-        standing.live += 1
+        standing.begin(self._clock.now_s())
         self.metrics.slab.value += 1
         if slab.is_low:
             self._teller.draw(standing, self._clock.now_s())
@@ -175,7 +151,7 @@ class Budgets:
         if not caller.account.scopes:
             return Reservation("", caller, None, 0, max_output_tokens)
         now_s = self._clock.now_s()
-        standing = self._standing(caller.account)
+        standing = self._standings.of(caller.account, now_s)
         standing.seen_at_s = now_s
         reservation = self._estimated(standing, caller, rid, prompt_tokens, max_output_tokens)
         reservation.is_forced = is_resumed
@@ -184,9 +160,9 @@ class Budgets:
         if denied is not None:
             raise self._refused(denied_error(standing.account, denied, reservation.tokens))
         if self._detour.is_on:
-            decision = self._decide_locally(reservation, standing, now_s)
+            decision = self._absence.decide(reservation, standing, now_s)
         else:
-            decision = await self._ask(_Asked(reservation, standing))
+            decision = await self._asking.ask(reservation, standing)
         if isinstance(decision, MeshError):
             raise self._refused(decision)
         return decision
@@ -270,7 +246,7 @@ class Budgets:
     async def run(self) -> None:
         """Draw slabs, renew leases and tell Redis what it missed, until cancelled. No answer of Redis ends it."""
         try:
-            await persist(self._run, "budgets", pause_s=TICK_S)
+            await self._upkeep.run()
         finally:
             await self._pump.close()
 
@@ -279,67 +255,7 @@ class Budgets:
 
         Returns whether that is so.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    for standing in self._standings.values():
-                        standing.slab.cool()
-                    self.tick(self._clock.now_s())
-                    await self._pump.drained()
-                    if not self._is_telling:
-                        return True
-                    await asyncio.sleep(TICK_S / 10)
-        except TimeoutError:
-            return False
-
-    def tick(self, now_s: float) -> None:
-        """Do what is due. Called by `run` every TICK_S."""
-        if self._detour.is_on:
-            if not self._pump.is_busy:
-                self._seek(now_s)
-            return
-        self._teller.tell(self._standings.values())
-        is_due = now_s - self._renewed_at_s >= RENEW_S
-        for standing in list(self._standings.values()):
-            self._teller.draw(standing, now_s)
-            if is_due:
-                self._teller.renew(standing, standing.open.values())
-                if standing.is_idle and now_s - standing.seen_at_s > IDLE_S:
-                    del self._standings[standing.account]
-        if is_due:
-            self._renewed_at_s = now_s
-            self._by_id.clear()
-            for organisation in {account.organisation for account in self._standings}:
-                self._pump.put(Question(Sweep(organisation), _ignore))
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self.tick(self._clock.now_s())
-
-    @property
-    def _is_telling(self) -> bool:
-        """True if Redis does not know everything yet."""
-        return bool(
-            self._detour.is_on
-            or self._teller.owed_count
-            or self._teller.adopting
-            or self._asking
-            or any(each.owes or each.slab.is_holding for each in self._standings.values())
-        )
-
-    def _standing(self, account: Account) -> Standing:
-        known = self._by_id.get(id(account))
-        if known is not None:
-            return known[1]
-        now_s = self._clock.now_s()
-        self._teller.newest.see(account)
-        standing = self._standings.get(account)
-        if standing is None:
-            slab = Slab(self._teller.name("slab"), account, self._frontends, now_s)
-            standing = self._standings[account] = Standing(account, slab, now_s)
-        self._by_id[id(account)] = account, standing
-        return standing
+        return await self._upkeep.flush(timeout_s)
 
     def _estimated(
         self, standing: Standing, caller: Caller, rid: str, prompt_tokens: int, max_output_tokens: int
@@ -363,128 +279,19 @@ class Budgets:
             self.metrics.known_refusals.value += 1
         return denied
 
-    async def _ask(self, asked: _Asked) -> Reservation | MeshError:
-        reservation, account = asked.reservation, asked.standing.account
-        operation = Reserve(account, reservation.id, reservation.tokens, LEASE_S, force=reservation.is_forced)
-        asked.question = Question(operation, partial(self._reserved, asked), asked.future)
-        self._asking[reservation.id] = asked
-        self._pump.put(asked.question)
-        try:
-            return await asked.future
-        except asyncio.CancelledError:
-            self._asking.pop(reservation.id, None)
-            if asked.standing.open.get(reservation.id) is reservation:
-                self.metrics.abandoned.value += 1  # it came in the same moment
-                self.settle(reservation, 0, 0, 0, refund_request=True)
-            raise
-
-    def _reserved(self, asked: _Asked, answer: Answer | None) -> None:
-        """Take Redis's answer to a reserve."""
-        reservation, standing = asked.reservation, asked.standing
-        assert asked.question is not None
-        self._asking.pop(reservation.id, None)
-        now_s = self._clock.now_s()
-        if isinstance(answer, Granted | Denied):
-            standing.tell(answer.remaining, now_s)
-        if asked.is_decided:
-            self._reserved_late(reservation, standing, answer)
-        elif asked.future.done():
-            if not isinstance(answer, Denied):  # its caller left
-                self.metrics.abandoned.value += 1
-                self._teller.owe(
-                    standing, Settle(self._teller.account(standing), reservation.id, 0, refund_request=True)
-                )
-        elif isinstance(answer, Granted):
-            self._admit(reservation, standing, Holder.REDIS)
-            asked.future.set_result(reservation)
-        elif isinstance(answer, Denied):
-            denied = standing.deny(answer, reservation.tokens, now_s, self._frontends)
-            asked.future.set_result(denied_error(standing.account, denied, reservation.tokens))
-        elif asked.question.is_wrong:
-            asked.future.set_result(internal())
-        else:
-            self._decide(asked)
-
-    def _reserved_late(self, reservation: Reservation, standing: Standing, answer: Answer | None) -> None:
-        """Redis speaks of a request that was decided on without it."""
-        if reservation.holder is not Holder.LOCAL:
-            if not isinstance(answer, Denied):  # it was refused
-                self._teller.owe(
-                    standing, Settle(self._teller.account(standing), reservation.id, 0, refund_request=True)
-                )
-        elif isinstance(answer, Denied):
-            reservation.is_doubtful = False
-        elif isinstance(answer, Granted) and not reservation.is_settled:
-            self._teller.adopted(reservation)
-            self._detour.give_back(standing, reservation.tokens, 1, self._clock.now_s())
-
-    def _admit(self, reservation: Reservation, standing: Standing, holder: Holder) -> None:
-        reservation.holder = holder
-        standing.open[reservation.id] = reservation
-        standing.live += 1
-        if holder is Holder.LOCAL:
-            self.metrics.local.value += 1
-            self._teller.adopting[reservation.id] = reservation
-        else:
-            self.metrics.redis.value += 1
-            self._detour.hold(standing)
-
     def _refused(self, error: MeshError) -> MeshError:
         counter = self.metrics.refusals.get(error.reason)
         if counter is not None:
             counter.value += 1
         return error
 
+    def _give_back(self, reservation: Reservation) -> None:
+        self.settle(reservation, 0, 0, 0, refund_request=True)
+
     def _on_silence(self) -> None:
         """Redis answers nobody: decide on all that wait, and on all that come."""
-        self._detour.begin(self._standings.values(), self._clock.now_s())
-        for asked in list(self._asking.values()):
-            self._decide(asked)
+        self._absence.begin(self._clock.now_s())
+        self._asking.decide_all()
 
     def _on_answer(self) -> None:
-        self._detour.outage.answer(self._clock.now_s())
-
-    def _decide(self, asked: _Asked) -> None:
-        self._asking.pop(asked.reservation.id, None)
-        if asked.future.done():
-            return
-        assert asked.question is not None
-        asked.is_decided = True
-        asked.reservation.is_doubtful = asked.question.is_sent
-        now_s = self._clock.now_s()
-        self._detour.begin(self._standings.values(), now_s)
-        asked.future.set_result(self._decide_locally(asked.reservation, asked.standing, now_s))
-
-    def _decide_locally(
-        self, reservation: Reservation, standing: Standing, now_s: float
-    ) -> Reservation | MeshError:
-        error = self._detour.admit(reservation, now_s)
-        if error is not None:
-            return error
-        self._admit(reservation, standing, Holder.LOCAL)
-        return reservation
-
-    def _seek(self, now_s: float) -> None:
-        """Ask Redis whether it is back; once it is, tell it everything, and after a while ask it for reservations again."""
-        if self._detour.outage.back_at_s is not None:
-            if now_s - self._renewed_at_s >= RENEW_S:  # leases ran meanwhile
-                self._renewed_at_s = now_s
-                for standing in self._standings.values():
-                    self._teller.renew(standing, standing.open.values())
-                    self._teller.draw(standing, now_s)
-            self._teller.tell(self._standings.values())
-        organisation = next(iter(self._standings)).organisation if self._standings else "-"
-        self._pump.put(Question(Sweep(organisation, 1), self._sought))
-
-    def _sought(self, answer: Answer | None) -> None:
-        now_s = self._clock.now_s()
-        if answer is None or not self._detour.outage.may_end(now_s):
-            return
-        self._detour.end()
-        for standing in self._standings.values():
-            standing.forget_denial()
-        self.tick(now_s)  # what was admitted since is told before anybody asks
-
-
-def _ignore(_: Answer | None) -> None:
-    """Take an answer that tells nothing."""
+        self._absence.answered()

@@ -5,7 +5,10 @@ Pure.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from kvmesh.buckets.limits import Account, Limit
 from kvmesh.buckets.operations import Denied, Reason, Remaining
@@ -21,25 +24,39 @@ REASONS: Final[dict[Reason, str]] = {
 
 UNAVAILABLE_RETRY_S: Final = 5.0
 
+_KEPT: Final = 256
+"""Phrases that are kept: a crowd is refused for the same few."""
+
+_Phrase: TypeAlias = tuple[str, str, Mapping[str, str], tuple[QuotaViolation, ...]]
+"""Reason, message, metadata, quota."""
+
 
 def denied_error(account: Account, denied: Denied, tokens: int) -> MeshError:
     """Return the error for a request that wanted to reserve `tokens`, with the exact wait: no jitter.
 
     `tokens`: 0 if nobody looked how many it needs.
     """
-    limit = next((scope.limit for scope in account.scopes if scope.name == denied.scope), Limit())
-    allowed, description = _described(denied.reason, limit, tokens)
-    metadata = {"scope": denied.scope, "limit": allowed}
-    if tokens:
-        metadata["needed_tokens"] = str(tokens)
+    reason, message, metadata, quota = _phrase(account, denied.reason, denied.scope, tokens)
     return MeshError(
-        REASONS[denied.reason],
-        f"{denied.scope}: {description}",
+        reason,
+        message,
         metadata=metadata,
         retry_after_s=None if denied.reason == "burst" else denied.wait_s,
-        quota=(QuotaViolation(denied.scope, description),),
+        quota=quota,
         trailers=trailers.of_remaining(denied.remaining),
     )
+
+
+@lru_cache(maxsize=_KEPT)
+def _phrase(account: Account, reason: Reason, scope: str, tokens: int) -> _Phrase:
+    """Return what all refusals of the account for one reason have in common."""
+    limit = next((each.limit for each in account.scopes if each.name == scope), Limit())
+    allowed, description = _described(reason, limit, tokens)
+    metadata = {"scope": scope, "limit": allowed}
+    if tokens:
+        metadata["needed_tokens"] = str(tokens)
+    quota = (QuotaViolation(scope, description),)
+    return REASONS[reason], f"{scope}: {description}", MappingProxyType(metadata), quota
 
 
 def shed_error(account: Account, remaining: Remaining) -> MeshError:

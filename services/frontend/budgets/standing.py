@@ -9,7 +9,8 @@ from typing import Final
 
 from kvmesh.buckets.limits import Account
 from kvmesh.buckets.operations import Denied, Remaining, Spend
-from services.frontend.budgets.reservation import Reservation
+from kvmesh.drain_rate import DrainRate, Stock
+from services.frontend.budgets.reservation import Holder, Reservation
 from services.frontend.budgets.slabs import Slab
 
 MEMO_S: Final = 0.1
@@ -17,12 +18,11 @@ MEMO_S: Final = 0.1
 
 CONCURRENCY_MEMO_S: Final = 0.02
 
-END_INTERVAL_S: Final = 1.0
+END_WAIT_S: Final = 1.0
 """Guess of the time until a request of the account ends, until some have."""
 
-END_INTERVAL_MIN_S: Final = 0.02
-END_INTERVAL_MAX_S: Final = 60.0
-_END_WEIGHT: Final = 0.2
+END_WAIT_MIN_S: Final = 0.02
+END_WAIT_MAX_S: Final = 60.0
 
 
 class Standing:
@@ -30,7 +30,7 @@ class Standing:
 
     __slots__ = (
         *("_denied", "_denied_at_s", "_denied_s_per_token", "_denied_tokens", "_denied_until_s"),
-        *("_end_interval_s", "_ended_at_s", "_remaining", "account", "burst", "has_slots", "is_spending"),
+        *("_ends", "_remaining", "account", "burst", "has_slots", "is_spending"),
         *("told_account", "told_version"),
         *(
             "live",
@@ -75,8 +75,8 @@ class Standing:
         self._denied_at_s = self._denied_until_s = 0.0
         self._denied_tokens = 0
         self._denied_s_per_token = 0.0
-        self._ended_at_s: float | None = None
-        self._end_interval_s = END_INTERVAL_S
+        self._ends = DrainRate(Stock.HELD)
+        """How fast requests end here; known where requests at a time are limited."""
 
     def __repr__(self) -> str:
         return (
@@ -115,11 +115,23 @@ class Standing:
         self._remaining = remaining
         self.remaining_at_s = now_s
 
+    def admit(self, reservation: Reservation, holder: Holder, now_s: float) -> None:
+        """Take a request that runs from now on and that `holder` knows by its own name."""
+        reservation.holder = holder
+        self.open[reservation.id] = reservation
+        self.begin(now_s)
+
+    def begin(self, now_s: float) -> None:
+        """Count a request that runs from now on, until `end`."""
+        self.live += 1
+        if self.has_slots:
+            self._ends.stock(self.live, now_s)
+
     def timed(self, denied: Denied, now_s: float, frontends: int) -> Denied:
         """Return `denied` with the time to wait: for a slot, until one of the account's requests ends somewhere."""
         if denied.reason != "concurrency":
             return denied
-        wait_s = max(END_INTERVAL_MIN_S, self.end_wait_s(now_s) / frontends)
+        wait_s = max(END_WAIT_MIN_S, self._end_wait_s(now_s) / frontends)
         return Denied("concurrency", denied.scope, wait_s, denied.remaining)
 
     def deny(self, denied: Denied, tokens: int, now_s: float, frontends: int) -> Denied:
@@ -152,13 +164,11 @@ class Standing:
     def end(self, now_s: float) -> None:
         """Count a request that ended."""
         self.live -= 1
-        if self._ended_at_s is not None:
-            passed_s = min(END_INTERVAL_MAX_S, now_s - self._ended_at_s)
-            self._end_interval_s += _END_WEIGHT * (passed_s - self._end_interval_s)
-        self._ended_at_s = now_s
+        if self.has_slots:
+            self._ends.freed(1, now_s)
+            self._ends.stock(self.live, now_s)
 
-    def end_wait_s(self, now_s: float) -> float:
+    def _end_wait_s(self, now_s: float) -> float:
         """Return in how many seconds a request of the account may be expected to end here."""
-        since_s = now_s - self._ended_at_s if self._ended_at_s is not None else 0.0
-        # Where none has ended for longer than usual, they have become longer.
-        return min(END_INTERVAL_MAX_S, max(END_INTERVAL_MIN_S, self._end_interval_s, since_s))
+        wait_s = self._ends.wait_s(1, now_s)
+        return END_WAIT_S if wait_s is None else min(END_WAIT_MAX_S, max(END_WAIT_MIN_S, wait_s))

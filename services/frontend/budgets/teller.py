@@ -37,6 +37,7 @@ from services.frontend.budgets.slabs import Ask, Slab
 from services.frontend.budgets.standing import Standing
 
 LEASE_S: Final = 15.0
+RENEW_S: Final = 5.0
 OWED_MAX: Final = 65_536
 RENEWALS_MAX: Final = 256
 """Renewals in one operation: a script blocks everybody."""
@@ -58,6 +59,7 @@ class Teller:
         self._clock = clock
         self._metrics = metrics
         self._names = itertools.count(1)
+        self._renewed_at_s = clock.now_s()
         self._owed: deque[tuple[Standing, Operation]] = deque()
 
     @property
@@ -124,6 +126,13 @@ class Teller:
         """Redis holds what was admitted locally."""
         reservation.holder, reservation.is_doubtful = Holder.REDIS, False
         self.adopting.pop(reservation.id, None)
+
+    def is_renewal_due(self, now_s: float) -> bool:
+        """Return whether all leases should be renewed now, once each RENEW_S."""
+        if now_s - self._renewed_at_s < RENEW_S:
+            return False
+        self._renewed_at_s = now_s
+        return True
 
     def renew(self, standing: Standing, reservations: Iterable[Reservation]) -> None:
         """Renew leases; reserve what running streams are behind their estimates; let Redis know what it does not."""

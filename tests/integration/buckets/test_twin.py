@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kvmesh.buckets.ledger import SCRIPT
 from kvmesh.buckets.operations import Operation, Show, Shown
-from kvmesh.buckets.wire import answer, arguments, keys
+from kvmesh.buckets.wire import answers, calls, keys
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_link import RedisLink
+from kvmesh.redis_script import Call
 from tests.integration.buckets.schedules import ACCOUNTS, ORGANISATION, Loss, Step, schedules
 from tests.integration.buckets.twin import Twin
 
@@ -57,11 +59,13 @@ class Bench:
 
     async def _send(self, mesh: str, twin: Twin, sent: list[tuple[Operation, int]]) -> None:
         """Run all of `sent` in one round trip, each at its own time, and compare answer by answer."""
-        calls = [(keys(mesh, ORGANISATION), arguments(each, now_ms)) for each, now_ms in sent]
-        replies = await self.link.scripts(SCRIPT, calls)
-        for (operation, now_ms), reply in zip(sent, replies, strict=True):
+        made: list[Call] = []
+        for now_ms, group in itertools.groupby(sent, key=itemgetter(1)):
+            made += calls(mesh, [operation for operation, _ in group], now_ms)
+        said = answers([each for each, _ in sent], await self.link.scripts(SCRIPT, made))
+        for (operation, now_ms), told in zip(sent, said, strict=True):
             right = twin.run(operation, now_ms)
-            assert answer(operation, reply) == right, f"at {now_ms - BEGIN_MS} ms: {operation}"
+            assert told == right, f"at {now_ms - BEGIN_MS} ms: {operation}"
             assert not isinstance(right, Shown) or right.book.held == twin.held()
 
     async def _lose(self, mesh: str, twin: Twin, what: Loss) -> None:

@@ -158,9 +158,52 @@ def test_live_use_is_that_of_the_ledger(kvmesh: Run, config: Path, redis_url: st
     assert json.loads(kvmesh("show", "mail", "--json")[1])["use"] == []
 
 
+def test_an_organisation_is_shown_with_its_tenants_and_their_use(
+    kvmesh: Run, config: Path, redis_url: str
+) -> None:
+    """Its limits as they are now, and what each of its tenants has left; of others nothing."""
+    config.write_text(config.read_text() + '[tenants.reports]\norganisation = "acme"\n')
+    caller = Catalogue(load(config)).caller("search")
+    assert caller is not None
+
+    async def reserve() -> None:
+        link = RedisLink(redis_url)
+        await Ledger(link, "kvmesh").run([Reserve(caller.account, name, 2000, 60.0) for name in ("a", "b")])
+        await link.close()
+
+    asyncio.run(reserve())
+    assert kvmesh("set", "organisation:acme", "concurrency=7")[0] == 0
+    status, out, _ = kvmesh("show", "organisation:acme", "--json")
+    found = json.loads(out)
+    assert (status, found["name"], found["tenants"]) == (0, "acme", ["search", "reports"])
+    assert (found["limits"]["tokens_per_min"], found["limits"]["concurrency"]) == (60_000, 7)
+    assert found["changed"] == {"concurrency": 7}
+    use = {each["scope"]: each for each in found["use"]}
+    assert list(use) == ["organisation:acme", "tenant:search"], "reports has no limits of its own"
+    assert use["tenant:search"]["slots"] == 2
+    assert 6000 <= use["organisation:acme"]["tokens"] < 10_000
+    assert (found["book"]["open_count"], found["book"]["held"]) == (2, 4000)
+    out = kvmesh("show", "organisation:acme")[1]
+    for shown in ("search, reports", "2 of 4", "4,000 tokens in 2 reservations", "concurrency = 7"):
+        assert shown in out, shown
+
+
+def test_an_organisation_without_limits_has_no_use(kvmesh: Run, config: Path) -> None:
+    """Nothing is counted for it."""
+    config.write_text('[organisations.free]\n[tenants.lab]\norganisation = "free"\n')
+    found = json.loads(kvmesh("show", "organisation:free", "--json")[1])
+    assert (found["tenants"], found["use"], found["book"]) == (["lab"], [], None)
+    assert "lab" in kvmesh("show", "organisation:free")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["show", "organisation:mail"], 'NAME = "mail" is unknown: allowed are acme.'),
+        (
+            ["show", "key:search-prod"],
+            'NAME = "key:search-prod" is not shown by itself: allowed are a tenant',
+        ),
         (["show", "serch"], 'NAME = "serch" is unknown: allowed are mail, search.'),
         (["set", "serch", "weight=1"], 'NAME = "serch" is unknown'),
         (
@@ -210,6 +253,7 @@ def test_redis_away(kvmesh: Run, monkeypatch: pytest.MonkeyPatch, free_port: int
     for arguments in (
         ["list", "--json"],
         ["show", "search", "--json"],
+        ["show", "organisation:acme", "--json"],
         ["disable", "search"],
         ["key", "search"],
     ):

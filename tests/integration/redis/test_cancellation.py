@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kvmesh.redis_link import RedisLink
+from kvmesh.redis_script import Script
 
 
 async def test_no_cancel_is_lost(redis_url: str) -> None:
@@ -12,12 +13,14 @@ async def test_no_cancel_is_lost(redis_url: str) -> None:
     link = RedisLink(redis_url)
     try:
         await link.execute("PING")
-        for commands in ("execute", "pipeline"):
+        for commands in ("execute", "pipeline", "scripts"):
             for turns in range(60):
 
                 async def talk(commands: str = commands) -> None:
                     if commands == "execute":
                         await link.execute("PING")
+                    elif commands == "scripts":
+                        await link.scripts(Script("return 1"), [((), ())])
                     else:
                         await link.pipeline([("PING",), ("PING",)])
 

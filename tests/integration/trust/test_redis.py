@@ -12,6 +12,7 @@ import pytest
 from kvmesh.child import bound_command
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_script import Script
 from kvmesh.redis_url import VARIABLE
 from tests.certificates import Folder
 from tests.conftest import unused_port
@@ -108,6 +109,19 @@ async def test_a_mesh_serves_on_a_redis_with_tls_and_a_user(
         assert b"refuses" not in text, f"{file.name}: {text.decode(errors='replace')}"
 
 
+async def test_scripts_go_over_tls_as_the_same_user(redis_url: str) -> None:
+    """The connection that is held for them reads the same of the URL."""
+    link = RedisLink(redis_url)
+    try:
+        async with asyncio.timeout(10):
+            await link.execute("SET", "kvmesh:x", "here")
+            assert await link.scripts(Script("return redis.call('GET', KEYS[1])"), [(("kvmesh:x",), ())]) == [
+                b"here"
+            ]
+    finally:
+        await link.close()
+
+
 async def _indexed(mesh: Mesh) -> bool:
     return bool((await mesh.status("router-0")).index_block_count)
 
@@ -131,6 +145,8 @@ async def test_a_redis_that_refuses_is_away_and_the_reason_has_no_password(
         async with asyncio.timeout(10):
             with pytest.raises(RedisAway) as away:
                 await link.execute("GET", "kvmesh:x")
+            with pytest.raises(RedisAway) as script:
+                await link.scripts(Script("return 1"), [((), ())])
     finally:
         await link.close()
-    assert "horse" not in str(away.value)
+    assert "horse" not in f"{away.value} {script.value}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
+from struct import pack
+
 import pytest
 
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import Draw, Operation, Renew, Renewal, Reserve, Settle, Show, Spend, Sweep
 from kvmesh.buckets.script import TEXT
-from kvmesh.buckets.wire import arguments, keys
+from kvmesh.buckets.wire import calls, keys
 
 ACCOUNT = Account("acme", (Scope("tenant:search", Limit(60, 1.5, 0.5, 10, 3)),))
 
@@ -21,8 +24,16 @@ def test_all_keys_of_an_organisation_are_in_one_slot() -> None:
 
 def test_levels_travel_in_sixty_thousandths() -> None:
     """What a rate of 1 per minute adds in 1 ms."""
-    words = arguments(Show(ACCOUNT), 0)
-    assert words == ["show", 0, 1, "tenant:search", "60.0", 90_000, "0.5", 600_000, 3]
+    ((_, (now, limits, *rest)),) = calls("kvmesh", [Show(ACCOUNT)], 7)
+    assert (now, rest) == (pack("<d", 7), ["tenant:search", "show", b""])
+    assert limits == pack("<5d", 60, 90_000, 0.5, 600_000, 3)
+
+
+def test_what_is_not_limited_has_no_end() -> None:
+    """Whatever its burst says."""
+    free = Account("acme", (Scope("tenant:search", Limit(0, 7, 0, 7, 0)),))
+    ((_, words),) = calls("kvmesh", [Show(free)], 0)
+    assert words[1] == pack("<5d", 0, inf, 0, inf, inf)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +59,38 @@ def test_levels_travel_in_sixty_thousandths() -> None:
 def test_what_no_operation_may_say_is_refused_before_it_is_sent(operation: Operation, sentence: str) -> None:
     """With what is wrong, its value, and what is allowed."""
     with pytest.raises(ValueError) as caught:  # the text is compared below
-        arguments(operation, 0)
+        calls("kvmesh", [operation], 0)
     assert sentence in str(caught.value)
+
+
+def test_what_follows_each_other_of_one_account_is_one_call() -> None:
+    """In order, some at most; a sweep, a renewal and another account end it."""
+    other = Account("other", ACCOUNT.scopes)
+    settles = [Settle(ACCOUNT, f"r{at}", 1) for at in range(20)]
+    renew = Renew(ACCOUNT, (Renewal("a", 1), Renewal("b", 1)), 15)
+    operations: list[Operation] = [
+        Reserve(ACCOUNT, "r", 1, 15),
+        *settles,
+        Sweep("acme"),
+        settles[0],
+        renew,
+        settles[1],
+    ]
+    made = calls("kvmesh", [*operations, Show(other)], 0)
+    names = [[word for word in words[3:] if word in NAMES] for _, words in made]
+    assert names == [
+        ["reserve", *["settle"] * 15],
+        ["settle"] * 5,
+        [],  # of no scopes: its name stands where theirs do
+        ["settle", "renew"],
+        ["settle"],
+        ["show"],
+    ]
+    assert [keys_[0] for keys_, _ in made] == [*[keys("kvmesh", "acme")[0]] * 5, keys("kvmesh", "other")[0]]
+    assert made[2][1][2] == "sweep"
+
+
+NAMES = ("reserve", "settle", "renew", "show")
 
 
 def test_the_script_keeps_to_its_keys_and_to_redis_6_2() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.replica.admission import MARGIN_S
+from kvmesh.deadlines import HOP_MARGIN_S
 from kvmesh.replica.engine_view import FRESH_S
 from kvmesh.triton.port import EngineLoad
 from services.decode.gather import STEP_FRESH_S
@@ -52,7 +52,10 @@ def test_what_could_never_fit_beside_its_head_room_is_invalid() -> None:
 
 
 def test_a_full_replica_says_when_enough_comes_free() -> None:
-    """Nothing is known at first. 8 blocks leave each half second: 16 a second, so 8 missing ones take half a second."""
+    """Nothing is known at first. 8 blocks leave each half second: 16 a second, so 8 missing ones take half a second.
+
+    So they do after an hour in which nothing was held.
+    """
     replica = Replica(MANY, facts(kv_blocks=64))
     for slot in range(1, 9):
         assert replica.submit(slot, GENERATION, output=26).is_accepted
@@ -68,6 +71,13 @@ def test_a_full_replica_says_when_enough_comes_free() -> None:
     assert 400 <= wait_ms <= 650
     twice_ms = refused(replica.submit(101, GENERATION, output=58)).retry_after_ms
     assert abs(twice_ms - 2 * wait_ms) <= 2
+    replica.send(cancels=[pb.Cancel(slot=slot) for slot in range(43, 51)])
+    assert replica.is_empty()
+    replica.pass_time(3600.0)
+    for slot in range(201, 209):
+        assert replica.submit(slot, GENERATION, output=26).is_accepted
+    idle_ms = refused(replica.submit(209, GENERATION, output=26)).retry_after_ms
+    assert 250 <= idle_ms <= wait_ms, "eight were cancelled together; the hour says nothing"
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -183,11 +193,11 @@ def test_no_call_starts_with_less_time_than_a_token_takes(seed: int) -> None:
         remaining_ms, phase = rng.randrange(1, 2000), rng.choice((LOCAL, GENERATION))
         estimate_s = rng.choice((0.0, 0.1, 0.5))
         calls = replica.engine.started_total
-        ends_s[number] = replica.now_s + remaining_ms / 1000 - MARGIN_S
+        ends_s[number] = replica.now_s + remaining_ms / 1000 - HOP_MARGIN_S
         view = replica.submit(number, phase, remaining_ms=remaining_ms, estimate_s=estimate_s, output=4)
         refusals += view.refusal is not None
         if replica.engine.started_total > calls:
-            assert remaining_ms / 1000 - MARGIN_S > max(needs_s, estimate_s)
+            assert remaining_ms / 1000 - HOP_MARGIN_S > max(needs_s, estimate_s)
             started += 1
         elif view.is_accepted:
             waiting[number] = view

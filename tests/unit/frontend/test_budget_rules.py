@@ -220,7 +220,7 @@ def test_clients_that_are_refused_together_are_told_different_times() -> None:
     now_s = 50.0
     for client in ends:  # ten ends a second
         live.places = 100
-        live.admit(client.request)
+        live.admit(client.request, now_s)
         now_s += 0.1
         live.end(client.request, now_s)
     live.places = 0
@@ -236,6 +236,29 @@ def test_clients_that_are_refused_together_are_told_different_times() -> None:
         with pytest.raises(MeshError) as caught:
             live.check_room(now_s)
     assert caught.value.retry_after_s == 10.0
+
+
+def test_a_crowd_after_an_idle_hour_is_told_what_it_takes() -> None:
+    """The hour in which nobody could end says nothing of how fast a full frontend empties."""
+    live, now_s = Live(4), 50.0
+    requests = [begin(mesh_of(), at).request for at in range(1, 5)]
+    for idle_s in (0.0, 3600.0):
+        for request in requests:
+            live.admit(request, now_s)
+        for number in range(40):  # each stays for 0.4 s: ten ends a second
+            now_s += 0.1
+            live.end(requests[number % 4], now_s)
+            live.forget(requests[number % 4])
+            live.admit(requests[number % 4], now_s)
+        for request in requests:
+            live.end(request, now_s)
+            live.forget(request)
+        now_s += idle_s
+    for request in requests:
+        live.admit(request, now_s)
+    with pytest.raises(MeshError) as caught:
+        live.check_room(now_s)
+    assert caught.value.retry_after_s == pytest.approx(0.1, rel=0.2)
 
 
 @given(

@@ -233,9 +233,9 @@ def test_a_number_that_comes_late_makes_no_attempt_anothers() -> None:
     run(mesh, client, 10)
     mesh.core.supersede(client.request.order.request_id, 3, mesh.now_s, "me")
     assert client.request.order.attempt_base == 3 * ATTEMPT_STRIDE
-    assert not client.request.is_anothers()
+    assert not client.request.upstream.is_anothers()
     for _ in range(2):
-        client.request.attached.detach()
+        client.request.upstream.detach()
         client.request.give_up_adopting(mesh.now_s)
     assert client.request.end is not None and client.request.end.outcome == "ATTEMPTS_EXHAUSTED"
 

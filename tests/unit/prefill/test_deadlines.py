@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.replica.admission import MARGIN_S
+from kvmesh.deadlines import HOP_MARGIN_S
 from services.prefill.limits import PrefillLimits
 from services.prefill.pace import FRESH_S
 from tests.unit.prefill.test_core import PROMPT, Replica
@@ -94,7 +94,7 @@ def test_no_prompt_starts_with_less_time_than_its_prefill_takes(seed: int) -> No
         estimate_s = rng.choice((0.0, 0.05, 0.3, 1.0))
         remaining_ms, ttft_ms = rng.randrange(1, 3000), rng.choice((None, rng.randrange(1, 2000)))
         first_ms = min(remaining_ms, ttft_ms or remaining_ms)
-        ends_s[number] = replica.now_s + first_ms / 1000 - MARGIN_S
+        ends_s[number] = replica.now_s + first_ms / 1000 - HOP_MARGIN_S
         # The replica measures too, for those without an estimate: what it found is in the slot.
         ids[number] = f"{number:032x}"
         views[number] = replica.submit(

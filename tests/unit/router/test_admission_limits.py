@@ -11,7 +11,8 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.placement import KappaPolicy
 from services.router.policy import PlacementRequest, ReplicaState
-from tests.unit.router.test_relay_flows import Desk
+from services.router.replicas import STEPS_KEPT_S
+from tests.unit.router.desk import Desk
 
 
 class Told:
@@ -245,7 +246,7 @@ def test_random_bands_weights_and_tenants_leave_nothing_behind() -> None:
 
 
 def test_frontends_hear_how_long_a_step_takes_on_the_slowest_decode() -> None:
-    """95 of 100 of its last reports; 0 as long as nobody told."""
+    """95 of 100 of its last reports; 0 as long as nobody told, and when they are older than a minute."""
     desk = Desk()
     assert desk.relay.load_report().step_p95_us == 0
     for step_us in range(1000, 1020):
@@ -253,3 +254,10 @@ def test_frontends_hear_how_long_a_step_takes_on_the_slowest_decode() -> None:
     desk.down("decode-1", load_report=pb.LoadReport(step_us=500, engine_ready=True))
     desk.down("prefill-0", load_report=pb.LoadReport(step_us=90_000, engine_ready=True))
     assert desk.relay.load_report().step_p95_us == 1018
+    desk.wait(STEPS_KEPT_S - 1)
+    desk.down("decode-0", load_report=pb.LoadReport(step_us=700, engine_ready=True))
+    assert desk.relay.load_report().step_p95_us == 1018
+    desk.wait(2)
+    assert desk.relay.load_report().step_p95_us == 700
+    desk.wait(STEPS_KEPT_S)
+    assert desk.relay.load_report().step_p95_us == 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.router.peers import ORPHAN_S, World
+from tests.unit.router.peers import ORPHAN_S
+from tests.unit.router.world import World
 
 
 def assert_nothing_left(world: World) -> None:

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from services.router.shares import AHEAD_S, RECENT_S, Prompt, Shares, replicas_for
+from services.router.shares import ABOUT_S, AHEAD_S, PATIENCE, Prompt, Shares, replicas_for
 
 A, B, LOW, HIGH = ("a", 4), ("b", 4), ("low", 2), ("high", 6)
 GREED = 1_000_000
-"""Prompt tokens that wait: more than there is for anybody."""
+"""Prompt tokens that wait: more than others have the patience for."""
 
 POOL = ["p0", "p1", "p2", "p3"]
 
@@ -53,15 +53,34 @@ def test_it_keeps_to_what_it_holds_once_it_holds_its_part() -> None:
     shares = Shares()
     use(shares, B, 5.0, 0.0)
     held = [shares.dispatch(A, 1.0, name, 1.0, 1000, 0.0) for name in POOL[:2]]
-    assert list(shares.may_hold(A, POOL, 0.0)) == POOL, "it wants no more than there is"
+    assert list(shares.may_hold(A, POOL, 0.0)) == POOL, "others take longer themselves"
     assert list(shares.may_hold(A, POOL, 0.0, GREED)) == POOL[:2]
-    assert list(shares.may_hold(A, POOL, 1.0)) == POOL[:2], "and is held for a while"
     assert list(shares.may_hold(B, POOL, 0.0, GREED)) == POOL
     shares.end(held[0], 1.5)
     assert list(shares.may_hold(A, POOL, 1.5)) == POOL
     shares.dispatch(A, 1.0, "p3", 1.0, 1000, 1.5)
-    assert list(shares.may_hold(A, POOL, RECENT_S + 2.0, GREED)) == POOL, "b is not about any more"
+    shares.dispatch(A, 1.0, "p0", 1.0, 1000, ABOUT_S - 2.0)
+    assert list(shares.may_hold(A, POOL, ABOUT_S - 1.0, GREED)) == ["p0", "p1", "p3"], "b may come again"
+    assert list(shares.may_hold(A, POOL, ABOUT_S + 2.0, GREED)) == POOL, "b is not about any more"
     shares.assert_consistent()
+
+
+def test_a_burst_is_held_at_the_prompt_that_makes_it_one() -> None:
+    """What runs and what waits of a tenant, over all replicas, against the patience of others: no past is needed."""
+    shares = Shares()
+    for number in range(10):
+        use(shares, B, 0.1, 0.1 * number)
+    patience = PATIENCE * 0.1 * len(POOL)
+    running = shares.dispatch(A, 1.0, "p0", 0.5 * patience, 1000, 1.0)
+    shares.start(running, 1.0)
+    shares.dispatch(A, 1.0, "p1", 0.45 * patience, 1000, 1.0)
+    assert shares.allowance(A, 4, 1.0) == 4
+    third = shares.dispatch(A, 1.0, "p2", 0.1 * patience, 1000, 1.0)
+    assert shares.allowance(A, 4, 1.0) < 4
+    assert shares.allowance(A, 4, 1.0 + 0.1 * patience) == 4, "some of it is done"
+    shares.end(third, 1.0)
+    assert shares.allowance(A, 4, 1.0) == 4
+    assert shares.allowance(A, 4, 1.0, waiting_tokens=1000) < 4, "what waits counts as what runs does"
 
 
 def test_lower_bands_leave_room_for_higher_ones_and_not_the_other_way_round() -> None:

@@ -9,9 +9,9 @@ as not yet sent, and TCP keeps only a few of those (TCP small queues), which wou
 packets per delay: 4 MB took 75 s. So it is taken out at once and sent again later, marked, so that no rule queues
 it again. A packet costs some 12 us either way.
 
-The first SIGTERM makes the delay 0, so that packets stay in order while the rules are taken away; the second ends it
-when it holds none. When it dies otherwise what it holds is lost; `--queue-bypass` of the iptables rule lets
-later packets through undelayed.
+SIGUSR1 makes the delay 0, so that packets stay in order while the rules are taken away; SIGTERM ends it when it holds
+none. Two signals, because two of a kind are one where they come together. When it dies otherwise what it holds is
+lost; `--queue-bypass` of the iptables rule lets later packets through undelayed.
 """
 
 from __future__ import annotations
@@ -185,14 +185,14 @@ class Outgoing:
         return self._held[0][0] if self._held else None
 
 
-def run(directions: tuple[Direction, ...], delay_s: float, signals: list[int]) -> None:
-    """Hold each packet for `delay_s`, or not at all from the first of `signals`; return behind the second."""
+def run(directions: tuple[Direction, ...], delay_s: float, signals: set[int]) -> None:
+    """Hold each packet for `delay_s`, or not at all from the first of `signals`; return behind SIGTERM."""
     poll = select.poll()
     by_file = {direction.queue.fileno(): direction for direction in directions}
     for file in by_file:
         poll.register(file, select.POLLIN)
     next_s: float | None = None
-    while next_s is not None or len(signals) < 2:
+    while next_s is not None or signal.SIGTERM not in signals:
         # A signal between two looks may wait for this long: it only ends a test's fault.
         wait_ms = 50.0 if next_s is None else max(0.0, (next_s - time.monotonic()) * 1000)
         for file, _ in poll.poll(wait_ms):
@@ -204,8 +204,9 @@ def run(directions: tuple[Direction, ...], delay_s: float, signals: list[int]) -
 
 def main(delay_s: float) -> int:
     directions = (Incoming(), Outgoing())
-    signals: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    signals: set[int] = set()
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, lambda number, _: signals.add(number))
     print("ready", flush=True)
     run(directions, delay_s, signals)
     return 0

@@ -80,7 +80,8 @@ def main(delay_s: float, loss: float, cuts: Sequence[str]) -> int:
         _NETEM.unlink()
     delayer = int(_DELAYER.read_text()) if _DELAYER.exists() else 0
     if delayer:
-        _signal(delayer)  # from now on it delays by nothing, so no packet overtakes another
+        # From now on it delays by nothing, so no packet overtakes another.
+        _signal(delayer, signal.SIGUSR1)
     how, queue_loss = "not", None
     if delay_s or loss:
         if all(_try([command]) for command in netem(delay_s, loss)):
@@ -91,7 +92,7 @@ def main(delay_s: float, loss: float, cuts: Sequence[str]) -> int:
             how, queue_loss = "queue", loss
     if delayer:
         _restore(rules(cuts, None))
-        _signal(delayer)
+        _signal(delayer, signal.SIGTERM)
         _await_end(delayer)
         _DELAYER.unlink()
     if how == "queue":
@@ -117,9 +118,9 @@ def _start_delayer(delay_s: float) -> int:
     return process.pid
 
 
-def _signal(pid: int) -> None:
+def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
 
 
 def _await_end(pid: int) -> None:

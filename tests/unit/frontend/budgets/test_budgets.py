@@ -13,6 +13,7 @@ from kvmesh.buckets.operations import Answer, Operation, Sweep
 from kvmesh.errors import MeshError
 from services.frontend.budgets import fallback
 from services.frontend.budgets.reservation import Holder, Reservation
+from services.frontend.budgets.standing import Standing
 from services.frontend.budgets.teller import LEASE_S
 from tests.unit.frontend.budgets.twin import TwinLedger, TwinRedis, account
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
@@ -38,7 +39,7 @@ async def close(redis: TwinRedis, frontends: list[Frontend]) -> None:
     for frontend in frontends:
         budgets = frontend.budgets
         assert (budgets.open_count, budgets.owed_count) == (0, 0), budgets
-        assert all(each.live == 0 for each in budgets._standings.values())
+        assert all(each.live == 0 for each in budgets._standings)
     assert redis.open_rows == {}
     assert all(level.slots == 0 for level in redis.levels.values())
     book = redis.book
@@ -262,12 +263,12 @@ def test_redis_without_its_memory_learns_who_runs(seed: int) -> None:
         await asyncio.sleep(5)
         redis.empty()
         await asyncio.sleep(7)
-        running = sum(len(each.open) for f in frontends for each in f.budgets._standings.values())
+        running = sum(len(each.open) for f in frontends for each in f.budgets._standings)
         assert running and redis.book["recreate_count"]
         assert all(
             rid in redis.open_rows
             for f in frontends
-            for each in f.budgets._standings.values()
+            for each in f.budgets._standings
             for rid, reservation in each.open.items()
             if reservation.is_live
         )
@@ -317,14 +318,14 @@ def test_whoever_is_cancelled_as_the_answer_comes_holds_nothing(
         redis, (frontend,) = world(random.Random(1), 1)
         budgets = frontend.budgets
         redis.is_gone = state == "gone"
-        decide, admitted_ = budgets._admit, []
+        decide, admitted_ = Standing.admit, []
 
-        def admit(*arguments: object) -> None:
-            decide(*arguments)  # type: ignore[arg-type]
-            admitted_.append(arguments[0])
+        def admit(standing: Standing, reservation: Reservation, holder: Holder, now_s: float) -> None:
+            decide(standing, reservation, holder, now_s)
+            admitted_.append(reservation)
             asyncio.get_running_loop().call_soon(asking.cancel)
 
-        monkeypatch.setattr(budgets, "_admit", admit)
+        monkeypatch.setattr(Standing, "admit", admit)
         asking = asyncio.create_task(budgets.reserve(caller(account()), "r", 50, 50))
         await asyncio.wait([asking])
         assert asking.cancelled() and len(admitted_) == 1 and budgets.open_count == 0

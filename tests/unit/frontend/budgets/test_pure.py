@@ -7,9 +7,9 @@ import random
 import pytest
 
 from kvmesh.buckets.limits import Account, Limit, Scope
-from kvmesh.buckets.operations import Remaining
+from kvmesh.buckets.operations import Denied, Reason, Remaining
 from kvmesh.tenants.caller import Tenant
-from services.frontend.budgets import estimates, fallback, slabs
+from services.frontend.budgets import estimates, fallback, refusals, slabs
 from services.frontend.budgets.estimates import COLD_OUTPUT, LEARNERS_MAX, Estimates, Learner
 from services.frontend.budgets.fallback import LocalBuckets, Outage
 from services.frontend.budgets.slabs import Slab
@@ -238,3 +238,32 @@ def test_an_outage_ends_when_all_had_time_to_notice() -> None:
     outage.lose(200.0)
     outage.answer(200.1)
     assert outage.may_end(200.21)
+
+
+@pytest.mark.parametrize("reason", list(refusals.REASONS))
+def test_a_refusal_tells_of_the_limit_that_refused(reason: Reason) -> None:
+    """Also after the limit has changed, and of each scope its own; only the wait is told anew each time."""
+    told = set()
+    for per_min in (600.0, 1200.0, 600.0):
+        mine = account(tokens_per_min=per_min, requests_per_min=per_min, concurrency=int(per_min), burst_s=60)
+        for scope in mine.scopes:
+            for wait_s in (0.5, 0.25):
+                denied = Denied(reason, scope.name, wait_s, Remaining(0, -5, 1))
+                error = refusals.denied_error(mine, denied, 0)
+                limit = {
+                    "requests": scope.limit.requests_per_min,
+                    "tokens": scope.limit.tokens_per_min,
+                    "concurrency": scope.limit.concurrency,
+                    "burst": scope.limit.tokens_burst,
+                }[reason]
+                assert error.reason == refusals.REASONS[reason]
+                assert error.metadata == {"scope": scope.name, "limit": f"{limit:.0f}"}
+                assert error.retry_after_s == (None if reason == "burst" else wait_s)
+                assert error.trailers == {
+                    "kvmesh-remaining-requests": "0",
+                    "kvmesh-remaining-tokens": "0",
+                    "kvmesh-remaining-concurrency": "1",
+                }
+                told.add((error.message, error.quota))
+        assert refusals.denied_error(mine, denied, 77).metadata["needed_tokens"] == "77"
+    assert len(told) == 4

@@ -1,0 +1,102 @@
+"""What `kvmesh tenants` found, as tables for a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.table import Table
+
+from kvmesh.buckets.limits import Limit
+
+NONE: Final = "-"
+
+
+def of_all(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return one row a tenant."""
+    table = Table()
+    for name in ("tenant", "of", "class"):
+        table.add_column(name, overflow="fold")
+    for name in ("weight", "requests\na minute", "tokens\na minute", "at a\ntime", "state"):
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        limits = row["limits"]
+        table.add_row(
+            *(row["name"], row["organisation"], row["class"], f"{row['weight']:g}"),
+            *(_limit(limits[kind]) for kind in ("requests_per_min", "tokens_per_min", "concurrency")),
+            "[red]disabled[/]" if row["disabled"] else "changed" if row["changed"] else NONE,
+        )
+    return table
+
+
+def of_tenant(found: Mapping[str, Any]) -> Table:
+    """Return what is known of one tenant."""
+    table = Table(show_header=False)
+    for name in ("organisation", "class", "weight", "strict", "clamp", "cached_discount", "disabled"):
+        table.add_row(name, shown(found[name]))
+    _add_limits(table, found["limits"])
+    for name in ("identities", "gateway_identities"):
+        if found[name]:
+            table.add_row(name, ", ".join(found[name]))
+    for key in found["keys"]:
+        words = [key["name"]]
+        words += ["gateway"] if key["gateway"] else []
+        words += ["disabled"] if key["disabled"] else []
+        words += [] if key["configured"] else ["in Redis only"]
+        table.add_row("key", ", ".join(words))
+    _add_changes(table, found["changed"])
+    return table
+
+
+def of_organisation(found: Mapping[str, Any]) -> Table:
+    """Return what is known of one organisation."""
+    table = Table(show_header=False)
+    _add_limits(table, found["limits"])
+    table.add_row("tenants", ", ".join(found["tenants"]) or NONE)
+    _add_changes(table, found["changed"])
+    if found["book"] is not None:
+        book = found["book"]
+        table.add_row("reserved now", f"{book['held']:,} tokens in {book['open_count']:,} reservations")
+    return table
+
+
+def of_use(uses: Sequence[Mapping[str, Any]]) -> Table:
+    """Return what is left of each limit."""
+    table = Table()
+    for name in ("limit of", "requests left", "tokens left", "running"):
+        table.add_column(name, no_wrap=True)
+    for use in uses:
+        limits = Limit(**use["limits"])
+        table.add_row(
+            use["scope"],
+            _left(use["requests"], limits.requests_burst),
+            _left(use["tokens"], limits.tokens_burst),
+            f"{use['slots']} of {limits.concurrency}" if limits.concurrency else str(use["slots"]),
+        )
+    return table
+
+
+def _add_limits(table: Table, limits: Mapping[str, float]) -> None:
+    for name, value in limits.items():
+        table.add_row(name, _limit(value))
+
+
+def _add_changes(table: Table, changes: Mapping[str, Any]) -> None:
+    if changes:
+        table.add_row("changed", ", ".join(f"{key} = {shown(value)}" for key, value in changes.items()))
+
+
+def _left(level: float | None, burst: float) -> str:
+    return NONE if level is None else f"{level:,.0f} of {burst:,.0f}"
+
+
+def _limit(value: float) -> str:
+    return f"{value:,.10g}" if value else NONE
+
+
+def shown(value: Any) -> str:
+    """Return a value as the configuration would have it."""
+    if isinstance(value, float):
+        return f"{value:,.10g}"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,160 @@
+"""One connection to Redis that is held: for what is asked all the time and waited for.
+
+A shell. To borrow a connection of the client library costs more than a round trip takes, and its own awaits cost as much
+again: here commands are packed at once, and one future waits for all answers. What a URL says of user, password, database
+and TLS is the library's to read. Opened on first use, and again after it broke; never retried behind the back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+import hiredis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+Words: TypeAlias = Sequence[str | bytes | int | float]
+
+
+class RedisLine:
+    """A connection as those of `client`, a redis.asyncio.Redis: each exchange is answered within its `socket_timeout`.
+
+    It carries one exchange at a time: ask `is_busy` first.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.is_busy = False
+        self._like = client.connection_pool.make_connection()
+        self._replies: _Replies | None = None
+
+    async def exchange(self, commands: Iterable[Words]) -> list[Any]:
+        """Send `commands` in one piece and return their answers in order; a refusal is a ResponseError among them.
+
+        Raises redis.RedisError or OSError if not all of them were answered; then, and if the caller is cancelled, the
+        connection is closed: an answer that comes late must be nobody else's.
+        """
+        assert not self.is_busy
+        packed = [_packed(*command) for command in commands]
+        if not packed:
+            return []
+        self.is_busy = True
+        try:
+            replies = self._replies
+            if replies is None or not replies.is_open:
+                replies = await self._open()
+            return await replies.ask(packed, self._like.socket_timeout)
+        finally:
+            self.is_busy = False
+
+    def close(self) -> None:
+        """Close the connection; who waits for answers gets none."""
+        if self._replies is not None:
+            self._replies.close("closed")
+
+    async def _open(self) -> _Replies:
+        loop, like = asyncio.get_running_loop(), self._like
+        limit_s = like.socket_connect_timeout
+        try:
+            async with asyncio.timeout(limit_s):
+                tls = like.ssl_context.get() if hasattr(like, "ssl_context") else None
+                if hasattr(like, "path"):
+                    _, replies = await loop.create_unix_connection(_Replies, like.path)
+                else:
+                    _, replies = await loop.create_connection(_Replies, like.host, like.port, ssl=tls)
+                hello = _hello(like.username, like.password, like.db)
+                if hello:
+                    for answer in await replies.ask(hello, limit_s):
+                        if isinstance(answer, ResponseError):
+                            replies.close("refused")
+                            raise RedisConnectionError(str(answer))
+        except TimeoutError:
+            raise RedisTimeoutError(f"no connection within {limit_s:g} s") from None
+        self._replies = replies
+        return replies
+
+
+def _hello(user: str | None, password: str | None, database: int | str | None) -> list[bytes]:
+    """Return what a connection begins with."""
+    commands: list[tuple[str, ...]] = []
+    if user or password:
+        commands.append(("AUTH", *([user] if user else []), password or ""))
+    if database and int(database):
+        commands.append(("SELECT", str(database)))
+    return [_packed(*command) for command in commands]
+
+
+def _packed(*words: str | bytes | int | float) -> bytes:
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stubs know no tuples of any length
+    return packed
+
+
+_NOT_YET: Final = object()
+
+
+class _Replies(asyncio.Protocol):
+    """What comes over one connection."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._reader = hiredis.Reader(replyError=_refusal, notEnoughData=_NOT_YET)
+        self._transport: Any = None
+        self._awaited: asyncio.Future[list[Any]] | None = None
+        self._count = 0
+        self._answers: list[Any] = []
+
+    async def ask(self, packed: list[bytes], limit_s: float | None) -> list[Any]:
+        """Send commands and return as many answers."""
+        loop = asyncio.get_running_loop()
+        self._answers, self._count = [], len(packed)
+        awaited = self._awaited = loop.create_future()
+        timer = loop.call_later(limit_s, self.close, f"no answer within {limit_s:g} s") if limit_s else None
+        try:
+            self._transport.write(b"".join(packed))
+            answers: list[Any] = await awaited
+            return answers
+        except BaseException:
+            self.close("given up")
+            raise
+        finally:
+            self._awaited = None
+            if timer is not None:
+                timer.cancel()
+
+    def close(self, why: str) -> None:
+        """Drop the connection, and whatever comes over it."""
+        self.is_open = False
+        self._transport.abort()
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_exception(RedisConnectionError(why))
+
+    def connection_made(self, transport: Any) -> None:
+        """See asyncio.Protocol."""
+        self._transport, self.is_open = transport, True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self.close(str(exc or "Redis closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if not self.is_open:
+            return
+        answers, reader = self._answers, self._reader
+        try:
+            reader.feed(data)
+            while (answer := reader.gets()) is not _NOT_YET:
+                answers.append(answer)
+        except hiredis.ProtocolError as error:
+            self.close(str(error))
+            return
+        if self._awaited is None or len(answers) > self._count:
+            self.close("Redis says what nobody asked")
+        elif len(answers) == self._count and not self._awaited.done():
+            self._awaited.set_result(answers)
+
+
+def _refusal(text: str) -> ResponseError:
+    return (NoScriptError if text.startswith("NOSCRIPT") else ResponseError)(text)

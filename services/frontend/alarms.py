@@ -1,0 +1,77 @@
+"""What a live request waits for, and what it does when nothing came until then.
+
+Pure. One table says both, so that a request is never woken for what it does not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvmesh.attach.v1 import attach_pb2 as attach
+from services.frontend import faults
+from services.frontend.state import State
+
+if TYPE_CHECKING:
+    from services.frontend.request import LiveRequest
+
+Action: TypeAlias = "Callable[[LiveRequest, float], None]"
+Alarm: TypeAlias = tuple[float | None, Action]
+"""When something is due, None while it is not waited for, and what is done then."""
+
+
+def of(request: LiveRequest) -> tuple[Alarm, ...]:
+    """Return what `request` waits for, the most important first."""
+    if request.state is State.ENDED:
+        return ()
+    sought_until_s = request.upstream.adoption.until_s
+    if request.end is not None:
+        return (sought_until_s, _stop_seeking), (request.retry_at_s, _ask)
+    order, is_waiting = request.order, request.progress.first_token_s is None
+    return (
+        (order.deadline_s, _time_over),
+        (order.ttft_deadline_s if is_waiting else None, _time_over),
+        (sought_until_s, _sought_in_vain),
+        (_silent_s(request), _too_silent),
+        (request.retry_at_s, _ask),
+        (request.router_until_s, _no_router),
+    )
+
+
+def _silent_s(request: LiveRequest) -> float | None:
+    """Return when the silence of the current attempt is too long."""
+    if request.state is not State.ATTACHED:
+        return None
+    is_full = len(request.progress.ids) >= request.progress.credit
+    return request.limits.watchdog.due_s(request.upstream.current, is_full=is_full)
+
+
+def _stop_seeking(request: LiveRequest, _: float) -> None:
+    request.abandon()
+
+
+def _time_over(request: LiveRequest, now_s: float) -> None:
+    request.end_by_deadline(now_s)
+
+
+def _sought_in_vain(request: LiveRequest, now_s: float) -> None:
+    request.upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
+    request.give_up_adopting(now_s)
+
+
+def _too_silent(request: LiveRequest, now_s: float) -> None:
+    upstream = request.upstream
+    upstream.avoid = upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
+    request.again(faults.SILENT, now_s, untouched=upstream.current.is_untouched)
+
+
+def _ask(request: LiveRequest, now_s: float) -> None:
+    request.retry_at_s = None
+    if request.state is State.WAITING:
+        request.submit(now_s)
+    else:
+        request.adopt()
+
+
+def _no_router(request: LiveRequest, now_s: float) -> None:
+    request.give_up(faults.NO_ROUTER, now_s)

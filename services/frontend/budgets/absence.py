@@ -1,0 +1,81 @@
+"""Redis answers nobody: until it is asked again local buckets decide, and once it is back it is told everything.
+
+A shell around the detour. It is looked for with each tick, not besieged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from kvmesh.buckets.operations import Answer, Sweep
+from kvmesh.clock import Clock
+from kvmesh.errors import MeshError
+from services.frontend.budgets.detour import Detour
+from services.frontend.budgets.metrics import BudgetMetrics
+from services.frontend.budgets.pump import Pump, Question
+from services.frontend.budgets.reservation import Holder, Reservation
+from services.frontend.budgets.standing import Standing
+from services.frontend.budgets.standings import Standings
+from services.frontend.budgets.teller import Teller
+
+
+class Absence:
+    """From `begin` until Redis was back for long enough."""
+
+    def __init__(
+        self,
+        detour: Detour,
+        pump: Pump,
+        teller: Teller,
+        standings: Standings,
+        clock: Clock,
+        metrics: BudgetMetrics,
+    ) -> None:
+        self._detour = detour
+        self._pump = pump
+        self._teller = teller
+        self._standings = standings
+        self._clock = clock
+        self._metrics = metrics
+
+    def begin(self, now_s: float) -> None:
+        """Redis answers nobody. May be called again while it lasts."""
+        self._detour.begin(self._standings, now_s)
+
+    def decide(self, reservation: Reservation, standing: Standing, now_s: float) -> Reservation | MeshError:
+        """Admit or refuse a request; Redis hears of it when it is back."""
+        error = self._detour.admit(reservation, now_s)
+        if error is not None:
+            return error
+        standing.admit(reservation, Holder.LOCAL, now_s)
+        self._metrics.local.value += 1
+        self._teller.adopting[reservation.id] = reservation
+        return reservation
+
+    def answered(self) -> None:
+        """Redis has answered something."""
+        self._detour.outage.answer(self._clock.now_s())
+
+    def seek(self, now_s: float, on_end: Callable[[float], None]) -> None:
+        """Ask Redis whether it is back; once it is, tell it everything, and after a while ask it for reservations again.
+
+        Then `on_end(now_s)` is called: what was admitted since is to be told before anybody asks.
+        """
+        if self._detour.outage.back_at_s is not None:
+            if self._teller.is_renewal_due(now_s):  # leases ran meanwhile
+                for standing in self._standings:
+                    self._teller.renew(standing, standing.open.values())
+                    self._teller.draw(standing, now_s)
+            self._teller.tell(self._standings)
+        organisation = next(iter(self._standings.organisations()), "-")
+        self._pump.put(Question(Sweep(organisation, 1), partial(self._sought, on_end)))
+
+    def _sought(self, on_end: Callable[[float], None], answer: Answer | None) -> None:
+        now_s = self._clock.now_s()
+        if answer is None or not self._detour.outage.may_end(now_s):
+            return
+        self._detour.end()
+        for standing in self._standings:
+            standing.forget_denial()
+        on_end(now_s)

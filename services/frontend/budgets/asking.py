@@ -1,0 +1,140 @@
+"""Requests that ask Redis for their reservation, and what its answers make of them.
+
+A shell. Whoever is cancelled while it waits holds nothing, whatever Redis says then; who waits when Redis answers nobody is
+decided on without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from kvmesh.buckets.operations import Answer, Denied, Granted, Reserve, Settle
+from kvmesh.clock import Clock
+from kvmesh.errors import MeshError, internal
+from services.frontend.budgets.absence import Absence
+from services.frontend.budgets.detour import Detour
+from services.frontend.budgets.metrics import BudgetMetrics
+from services.frontend.budgets.pump import Pump, Question
+from services.frontend.budgets.refusals import denied_error
+from services.frontend.budgets.reservation import Holder, Reservation
+from services.frontend.budgets.standing import Standing
+from services.frontend.budgets.teller import LEASE_S, Teller
+
+
+class _Asked:
+    """A request that waits for Redis."""
+
+    __slots__ = ("future", "is_decided", "question", "reservation", "standing")
+
+    def __init__(self, reservation: Reservation, standing: Standing) -> None:
+        self.reservation = reservation
+        self.standing = standing
+        self.future: asyncio.Future[Reservation | MeshError] = asyncio.get_running_loop().create_future()
+        self.question: Question | None = None
+        self.is_decided = False
+        """True if it was admitted or refused without Redis."""
+
+
+class Asking:
+    """Those that wait. `give_back(reservation)` settles one that was admitted as its caller left."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        teller: Teller,
+        detour: Detour,
+        absence: Absence,
+        clock: Clock,
+        metrics: BudgetMetrics,
+        give_back: Callable[[Reservation], None],
+    ) -> None:
+        self._pump = pump
+        self._teller = teller
+        self._detour = detour
+        self._absence = absence
+        self._clock = clock
+        self._metrics = metrics
+        self._give_back = give_back
+        self._asked: dict[str, _Asked] = {}
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    async def ask(self, reservation: Reservation, standing: Standing) -> Reservation | MeshError:
+        """Return the reservation, now held by somebody, or why it is refused."""
+        asked = _Asked(reservation, standing)
+        operation = Reserve(
+            standing.account, reservation.id, reservation.tokens, LEASE_S, force=reservation.is_forced
+        )
+        asked.question = Question(operation, partial(self._reserved, asked), asked.future)
+        self._asked[reservation.id] = asked
+        self._pump.put(asked.question)
+        try:
+            return await asked.future
+        except asyncio.CancelledError:
+            self._asked.pop(reservation.id, None)
+            if standing.open.get(reservation.id) is reservation:
+                self._metrics.abandoned.value += 1  # it came in the same moment
+                self._give_back(reservation)
+            raise
+
+    def decide_all(self) -> None:
+        """Redis answers nobody: decide on all that wait."""
+        for asked in list(self._asked.values()):
+            self._decide(asked)
+
+    def _reserved(self, asked: _Asked, answer: Answer | None) -> None:
+        """Take Redis's answer to a reserve."""
+        reservation, standing = asked.reservation, asked.standing
+        assert asked.question is not None
+        self._asked.pop(reservation.id, None)
+        now_s = self._clock.now_s()
+        if isinstance(answer, Granted | Denied):
+            standing.tell(answer.remaining, now_s)
+        if asked.is_decided:
+            self._reserved_late(reservation, standing, answer)
+        elif asked.future.done():
+            if not isinstance(answer, Denied):  # its caller left
+                self._metrics.abandoned.value += 1
+                self._cancel(reservation, standing)
+        elif isinstance(answer, Granted):
+            standing.admit(reservation, Holder.REDIS, now_s)
+            self._metrics.redis.value += 1
+            self._detour.hold(standing)
+            asked.future.set_result(reservation)
+        elif isinstance(answer, Denied):
+            denied = standing.deny(answer, reservation.tokens, now_s, self._teller.frontends)
+            asked.future.set_result(denied_error(standing.account, denied, reservation.tokens))
+        elif asked.question.is_wrong:
+            asked.future.set_result(internal())
+        else:
+            self._decide(asked)
+
+    def _reserved_late(self, reservation: Reservation, standing: Standing, answer: Answer | None) -> None:
+        """Redis speaks of a request that was decided on without it."""
+        if reservation.holder is not Holder.LOCAL:
+            if not isinstance(answer, Denied):  # it was refused
+                self._cancel(reservation, standing)
+        elif isinstance(answer, Denied):
+            reservation.is_doubtful = False
+        elif isinstance(answer, Granted) and not reservation.is_settled:
+            self._teller.adopted(reservation)
+            self._detour.give_back(standing, reservation.tokens, 1, self._clock.now_s())
+
+    def _cancel(self, reservation: Reservation, standing: Standing) -> None:
+        """Have Redis take back what it holds, or may hold, for nobody."""
+        account = self._teller.account(standing)
+        self._teller.owe(standing, Settle(account, reservation.id, 0, refund_request=True))
+
+    def _decide(self, asked: _Asked) -> None:
+        self._asked.pop(asked.reservation.id, None)
+        if asked.future.done():
+            return
+        assert asked.question is not None
+        asked.is_decided = True
+        asked.reservation.is_doubtful = asked.question.is_sent
+        now_s = self._clock.now_s()
+        self._absence.begin(now_s)
+        asked.future.set_result(self._absence.decide(asked.reservation, asked.standing, now_s))

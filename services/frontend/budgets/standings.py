@@ -1,0 +1,70 @@
+"""The accounts that this frontend knows: those whose requests came of late, or hold something still.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from kvmesh.buckets.limits import Account
+from services.frontend.budgets.newest import Newest
+from services.frontend.budgets.slabs import Slab
+from services.frontend.budgets.standing import Standing
+
+IDLE_S: Final = 60.0
+"""An account that nobody used for so long is forgotten."""
+
+
+class Standings:
+    """What is known of each. `newest` learns the limits that hold; `name(what)` returns a name that nothing else has."""
+
+    def __init__(self, newest: Newest, name: Callable[[str], str]) -> None:
+        self._newest = newest
+        self._name = name
+        self._frontends = 1
+        self._by_account: dict[Account, Standing] = {}
+        self._by_id: dict[int, tuple[Account, Standing]] = {}
+        """The same by identity: comparing accounts costs more than admitting a request."""
+
+    def __len__(self) -> int:
+        return len(self._by_account)
+
+    def __iter__(self) -> Iterator[Standing]:
+        return iter(self._by_account.values())
+
+    def known(self, account: Account) -> Standing | None:
+        """Return what is known of `account`, if a request brought this very object before."""
+        known = self._by_id.get(id(account))
+        return None if known is None else known[1]
+
+    def of(self, account: Account, now_s: float) -> Standing:
+        """Return what is known of `account`; from now on it is known."""
+        known = self._by_id.get(id(account))
+        if known is not None:
+            return known[1]
+        self._newest.see(account)
+        standing = self._by_account.get(account)
+        if standing is None:
+            slab = Slab(self._name("slab"), account, self._frontends, now_s)
+            standing = self._by_account[account] = Standing(account, slab, now_s)
+        self._by_id[id(account)] = account, standing
+        return standing
+
+    def organisations(self) -> set[str]:
+        """Return whose accounts they are."""
+        return {account.organisation for account in self._by_account}
+
+    def resize(self, frontends: int) -> None:
+        """Take the number of frontends that share the limits."""
+        self._frontends = frontends
+        for standing in self:
+            standing.slab.resize(standing.account, frontends)
+
+    def forget_idle(self, now_s: float) -> None:
+        """Drop those that hold nothing and were not used for IDLE_S."""
+        self._by_id.clear()
+        for standing in list(self):
+            if standing.is_idle and now_s - standing.seen_at_s > IDLE_S:
+                del self._by_account[standing.account]

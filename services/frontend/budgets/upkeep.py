@@ -1,0 +1,99 @@
+"""What is due from time to time: slabs are drawn, leases renewed, Redis told what it missed, idle accounts forgotten.
+
+A shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from kvmesh.buckets.operations import Answer, Sweep
+from kvmesh.clock import Clock
+from kvmesh.tasks import persist
+from services.frontend.budgets.absence import Absence
+from services.frontend.budgets.asking import Asking
+from services.frontend.budgets.detour import Detour
+from services.frontend.budgets.pump import Pump, Question
+from services.frontend.budgets.standings import Standings
+from services.frontend.budgets.teller import Teller
+
+TICK_S: Final = 0.25
+"""Between two looks at the slabs, and between two attempts at a Redis that is away."""
+
+
+class Upkeep:
+    """See the module."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        teller: Teller,
+        detour: Detour,
+        absence: Absence,
+        asking: Asking,
+        standings: Standings,
+        clock: Clock,
+    ) -> None:
+        self._pump = pump
+        self._teller = teller
+        self._detour = detour
+        self._absence = absence
+        self._asking = asking
+        self._standings = standings
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled. No answer of Redis ends it."""
+        await persist(self._run, "budgets", pause_s=TICK_S)
+
+    async def flush(self, timeout_s: float) -> bool:
+        """See Budgets."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    for standing in self._standings:
+                        standing.slab.cool()
+                    self._tick(self._clock.now_s())
+                    await self._pump.drained()
+                    if not self._is_telling:
+                        return True
+                    await asyncio.sleep(TICK_S / 10)
+        except TimeoutError:
+            return False
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._tick(self._clock.now_s())
+
+    def _tick(self, now_s: float) -> None:
+        if self._detour.is_on:
+            if not self._pump.is_busy:
+                self._absence.seek(now_s, self._tick)
+            return
+        self._teller.tell(self._standings)
+        is_due = self._teller.is_renewal_due(now_s)
+        for standing in self._standings:
+            self._teller.draw(standing, now_s)
+            if is_due:
+                self._teller.renew(standing, standing.open.values())
+        if is_due:
+            self._standings.forget_idle(now_s)
+            for organisation in self._standings.organisations():
+                self._pump.put(Question(Sweep(organisation), _ignore))
+
+    @property
+    def _is_telling(self) -> bool:
+        """True if Redis does not know everything yet."""
+        return bool(
+            self._detour.is_on
+            or self._teller.owed_count
+            or self._teller.adopting
+            or len(self._asking)
+            or any(each.owes or each.slab.is_holding for each in self._standings)
+        )
+
+
+def _ignore(_: Answer | None) -> None:
+    """Take an answer that tells nothing."""

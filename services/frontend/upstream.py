@@ -1,0 +1,157 @@
+"""What a request has at routers: its attempts, the slot of the current one, and the rows that ask for them.
+
+Pure: rows go to the outbox of the router's link. When to ask, and what follows from an answer, is the request's to say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvmesh.attach.v1 import attach_pb2 as attach
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.adoption import Adoption, Place
+from services.frontend.attempts import Attempt, Cause
+from services.frontend.peers import Peer
+from services.frontend.resume_token import ATTEMPT_STRIDE
+
+if TYPE_CHECKING:
+    from services.frontend.request import LiveRequest
+
+CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
+
+
+class Upstream:
+    """At most one slot of one router is open, and it is the last attempt's.
+
+    Invariants: a slot that is open is in its peer's table; attempt numbers ascend.
+    """
+
+    __slots__ = ("_base", "_number", "adoption", "attempts", "avoid", "cause", "peer", "slot")
+
+    def __init__(self, attempt_base: int) -> None:
+        self._base = self._number = attempt_base
+        self.peer: Peer | None = None
+        self.slot = 0
+        self.attempts: list[Attempt] = []
+        self.adoption = Adoption(attempt_base)
+        self.cause: Cause = pb.AttemptExplanation.CAUSE_FIRST
+        """Of the next attempt."""
+        self.avoid = ""
+        """A router that just failed the request; another one is preferred."""
+
+    def __repr__(self) -> str:
+        where = f"{self.peer.name}/{self.slot}" if self.peer is not None else "nowhere"
+        return f"attempt {self._number}, {where}"
+
+    # The attempt that runs, or ran last.
+
+    @property
+    def current(self) -> Attempt:
+        """The last attempt. There must have been one."""
+        return self.attempts[-1]
+
+    @property
+    def place(self) -> Place | None:
+        """Where the last attempt generates, if that is known."""
+        attempt = self.attempts[-1] if self.attempts else None
+        if attempt is None or not (attempt.has_tokens and attempt.decode_replica):
+            return None
+        return Place(attempt.number, attempt.decode_replica)
+
+    @property
+    def is_running(self) -> bool:
+        """True while tokens come of the last attempt, as far as is known here."""
+        return self.peer is not None and self.current.has_tokens
+
+    def is_anothers(self) -> bool:
+        """True if the last attempt is one of another frontend's, taken over."""
+        return self.current.is_anothers
+
+    def is_below(self) -> bool:
+        """True if the last attempt has a number of an earlier execution's: another's, or given before Redis's came."""
+        return self.current.number <= self._base
+
+    def take_over(self, place: Place, request: LiveRequest, now_s: float) -> None:
+        """Take another frontend's attempt, which runs at `place`, for the current one."""
+        received = len(request.progress.ids)
+        context_tokens = request.order.prompt_tokens + received
+        attempt = Attempt(place.attempt, self.cause, received, context_tokens, "", now_s, is_anothers=True)
+        attempt.placement = attach.Placement(decode_replica=place.decode_replica)
+        attempt.is_started = attempt.has_tokens = True
+        self.attempts.append(attempt)
+
+    # Numbers.
+
+    def renumber(self, base: int) -> None:
+        """Number what comes now from `base` + 1 on."""
+        self._base = self.adoption.base = base
+        self._number = max(self._number, base)
+
+    def has_number(self) -> bool:
+        """True if one more attempt can be numbered as this execution's."""
+        return self._number + 1 < self._base + ATTEMPT_STRIDE
+
+    # Rows.
+
+    def submit(self, peer: Peer, request: LiveRequest, now_s: float) -> None:
+        """Send the next attempt, behind the tokens that are here. Ask `has_number` first."""
+        order, progress, tries = request.order, request.progress, request.tries
+        received = progress.ids
+        slot = self._open(peer, request)
+        self._number += 1
+        self.adoption.steals = 0
+        context_tokens = order.prompt_tokens + len(received)
+        self.attempts.append(
+            Attempt(self._number, self.cause, len(received), context_tokens, peer.name, now_s)
+        )
+        row = order.submission(
+            slot,
+            self._number,
+            self._number + tries.executions_left,
+            received,
+            block_tokens=request.limits.block_tokens,
+            credit_position=progress.open_credit(),
+            resumed=tries.was_taken or order.goes_ahead,
+        )
+        ttft_s = order.ttft_deadline_s if progress.first_token_s is None else None
+        peer.link.outbox.submit(row, order.hops_deadline_s, ttft_s)
+
+    def adopt(self, peer: Peer, request: LiveRequest) -> None:
+        """Ask for the last attempt, which runs somewhere."""
+        slot, attempt = self._open(peer, request), self.current
+        attempt.router = attempt.router or peer.name
+        place = Place(attempt.number, attempt.decode_replica)
+        position, credit = len(request.progress.ids), request.progress.open_credit()
+        peer.link.outbox.adopt(
+            self.adoption.next_row(slot, request.order.request_id, place, position, credit)
+        )
+
+    def credit(self, position: int) -> None:
+        """Let tokens below `position` come. A slot must be open."""
+        assert self.peer is not None
+        self.peer.link.outbox.credit(self.slot, position)
+
+    def cancel(self, reason: CancelReason) -> str:
+        """Cancel the slot, if one is open, and stop listening to it; return its router's name, empty without one."""
+        if self.peer is not None:
+            self.peer.link.outbox.cancel(self.slot, reason)
+        return self.detach()
+
+    # The slot.
+
+    def _open(self, peer: Peer, request: LiveRequest) -> int:
+        assert self.peer is None, f"{request} has a slot already"
+        self.peer, self.slot, self.avoid = peer, peer.open(request), ""
+        return self.slot
+
+    def detach(self) -> str:
+        """Stop listening to the slot; return its router's name, empty without one."""
+        peer, self.peer = self.peer, None
+        if peer is None:
+            return ""
+        peer.close(self.slot)
+        return peer.name
+
+    def void(self) -> None:
+        """The stream of the slot broke: nothing of it is there any more."""
+        self.peer = None

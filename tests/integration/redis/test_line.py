@@ -1,0 +1,149 @@
+"""The connection for scripts: held, opened again after it broke, and never one answer off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_script import Script
+
+ECHO = Script("return ARGV[1]")
+READ = Script("return redis.call('GET', KEYS[1])")
+
+
+@pytest_asyncio.fixture
+async def link(redis_url: str) -> AsyncIterator[RedisLink]:
+    """A link whose Redis must answer within 0.5 s."""
+    link = RedisLink(f"{redis_url}?socket_timeout=0.5")
+    yield link
+    await link.close()
+
+
+@pytest_asyncio.fixture
+async def other(redis_url: str) -> AsyncIterator[RedisLink]:
+    """A link beside it."""
+    link = RedisLink(redis_url)
+    yield link
+    await link.close()
+
+
+async def echo(link: RedisLink, *words: str) -> list[bytes]:
+    """Return `words` as Redis says them."""
+    return await link.scripts(ECHO, [((), (word,)) for word in words])
+
+
+async def others(link: RedisLink) -> list[int]:
+    """Return the ids of all connections that Redis has, that of `link` apart."""
+    mine = await link.execute("CLIENT", "ID")
+    lines = bytes(await link.execute("CLIENT", "LIST")).decode().splitlines()
+    ids = (int(line.split()[0].partition("=")[2]) for line in lines)
+    return [each for each in ids if each != mine]
+
+
+async def test_scripts_share_one_connection_and_those_at_once_find_another(
+    link: RedisLink, other: RedisLink
+) -> None:
+    """One after the other over the same; at the same time each has its own answers."""
+    await echo(link, "first")
+    held = await others(other)
+    assert len(held) == 1
+    for at in range(20):
+        assert await echo(link, f"{at}", "x") == [b"%d" % at, b"x"]
+    assert await others(other) == held
+    answers = await asyncio.gather(*(echo(link, f"{at}a", f"{at}b") for at in range(20)))
+    assert answers == [[b"%da" % at, b"%db" % at] for at in range(20)]
+    assert await link.scripts(ECHO, []) == []
+
+
+async def test_what_redis_closed_is_opened_again(link: RedisLink, other: RedisLink) -> None:
+    """Whoever asks next does not notice."""
+    for word in ("a", "b", "c"):
+        assert await echo(link, word) == [word.encode()]
+        for each in await others(other):
+            await other.execute("CLIENT", "KILL", "ID", each)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            while await others(other):
+                await asyncio.sleep(0.001)
+    assert link.break_total == 1 or link.is_connected
+
+
+@pytest.mark.parametrize("ends", ["silence", "closed", "cancelled"])
+async def test_an_answer_that_comes_late_is_nobody_elses(
+    link: RedisLink, other: RedisLink, ends: str
+) -> None:
+    """Asked, and not answered: the next that asks is told what it asked for."""
+    await echo(link, "before")
+    (held,) = await others(other)
+    await other.execute("CLIENT", "PAUSE", 1000, "WRITE" if ends == "closed" else "ALL")
+    writing = Script("return {redis.call('SET', 'x', ARGV[1]), ARGV[1]}")
+    asking = asyncio.create_task(link.scripts(writing, [((), ("late",))]))
+    if ends == "cancelled":
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    elif ends == "closed":
+        await asyncio.sleep(0.01)
+        await other.execute("CLIENT", "KILL", "ID", held)
+        with pytest.raises(RedisAway, match="closed the connection"):
+            await asking
+    else:
+        with pytest.raises(RedisAway, match=r"no answer within 0\.5 s"):
+            await asking
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                assert await echo(link, "next") == [b"next"]
+                break
+            except RedisAway:
+                await asyncio.sleep(0.05)
+    assert held not in await others(other)
+
+
+async def test_a_cancel_at_any_turn_leaves_it_in_order(link: RedisLink) -> None:
+    """Before it is open, while it writes, while it waits, as the answer comes."""
+    for turns in range(60):
+        if turns % 7 == 0:
+            await link.close()
+        asking = asyncio.create_task(echo(link, "dropped", "dropped too"))
+        for _ in range(turns % 12):
+            await asyncio.sleep(0)
+        if not asking.done():
+            asking.cancel()
+            await asyncio.wait([asking], timeout=5)
+            assert asking.cancelled(), f"after {turns % 12} turns"
+        assert await echo(link, f"{turns}") == [b"%d" % turns]
+
+
+async def test_user_password_and_database_are_those_of_the_url(redis_url: str, other: RedisLink) -> None:
+    """As for all other commands; a password that is wrong is RedisAway, and not quoted."""
+    place = urlsplit(redis_url).netloc
+    await other.execute("ACL", "SETUSER", "liner", "on", ">secret-horse", "~*", "+@all")
+    try:
+        for login in ("liner:secret-horse@", ""):
+            mine = RedisLink(f"redis://{login}{place}/3")
+            await mine.execute("SET", "here", login)
+            assert await mine.scripts(READ, [(("here",), ())]) == [login.encode()]
+            await mine.close()
+        wrong = RedisLink(f"redis://liner:wrong-horse@{place}/3")
+        with pytest.raises(RedisAway) as away:
+            await wrong.scripts(READ, [(("here",), ())])
+        assert "horse" not in str(away.value) and "WRONGPASS" in str(away.value)
+        await wrong.close()
+    finally:
+        await other.execute("ACL", "DELUSER", "liner")
+
+
+async def test_a_script_that_fails_is_told_from_a_redis_that_is_away(link: RedisLink) -> None:
+    """The connection stays, and the others of the batch were run."""
+    await echo(link, "x")
+    with pytest.raises(RedisAway) as away:
+        await link.scripts(Script("return redis.call(ARGV[1])"), [((), ("PING",)), ((), ("NONSENSE",))])
+    assert not away.value.may_pass and link.is_connected
+    assert await echo(link, "y") == [b"y"]

@@ -1,0 +1,195 @@
+"""Replicas that fail are left alone, tried and readmitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvmesh import blocks
+from kvmesh.attach.frames import pack_ids
+from kvmesh.attach.v1 import attach_pb2 as pb
+from tests.unit.router.desk import Desk, asked_prefill, first
+
+
+def fail_on(desk: Desk, name: str) -> None:
+    """Let one request fail at decode replica `name`, by its own doing; wherever else it is placed it is taken back."""
+    for _ in range(40):
+        desk.submit(request_id=f"{desk.slot + 1:032x}")
+        decode, submit = desk.placed()
+        if decode == name:
+            failure = pb.Failure(slot=submit.slot, code=pb.Failure.CODE_ENGINE_ERROR)
+            desk.down(decode, failures=[failure])
+            return
+        desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
+        desk.up(decode)
+    raise AssertionError(f"{name} is never chosen")
+
+
+def places(desk: Desk, count: int = 30) -> set[str]:
+    """Return where requests go now."""
+    chosen = set()
+    for _ in range(count):
+        desk.submit(request_id=f"{desk.slot + 1:032x}")
+        decode, _ = desk.placed()
+        chosen.add(decode)
+        desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
+        desk.up(decode)
+    return chosen
+
+
+def test_a_replica_that_fails_in_a_row_is_left_alone_tried_and_readmitted() -> None:
+    """One of two is ejected for a second; then one request tries it, and its good end readmits it."""
+    desk = Desk(prefills=0)
+    for _ in range(3):
+        fail_on(desk, "decode-0")
+    assert desk.links["decode-0"][0].ejection.is_ejected and desk.relay.ejection_total == 1
+    assert places(desk) == {"decode-1"}
+    desk.wait(1.05)
+    for _ in range(40):
+        desk.submit(request_id=f"{desk.slot + 1:032x}")
+        decode, submit = desk.placed()
+        if decode == "decode-0":
+            break
+    else:
+        raise AssertionError("no trial")
+    assert places(desk) == {"decode-1"}, "one trial at a time"
+    finish = pb.Finish(slot=submit.slot, end_position=0, reason=pb.Finish.REASON_LENGTH)
+    desk.down("decode-0", finishes=[finish])
+    assert places(desk) == {"decode-0", "decode-1"}
+
+
+def test_the_last_replica_of_a_role_is_not_ejected() -> None:
+    """Both fail: both are chosen all the same; so is one whose only peer is gone."""
+    desk = Desk(prefills=0)
+    for _ in range(3):
+        fail_on(desk, "decode-0")
+    desk.links["decode-1"][0].is_listed = False
+    assert places(desk) == {"decode-0"}
+    desk.links["decode-1"][0].is_listed = True
+    for _ in range(3):
+        fail_on(desk, "decode-1")
+    assert places(desk) == {"decode-0", "decode-1"}
+
+
+def test_another_boot_of_the_engine_starts_clean() -> None:
+    """What the old one failed says nothing of the new one."""
+    desk = Desk()
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="a"))
+    for _ in range(3):
+        fail_on(desk, "decode-0")
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="a"))
+    assert places(desk) == {"decode-1"}
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="b"))
+    assert "decode-0" in places(desk)
+
+
+def test_refusals_and_faults_of_clients_eject_nobody() -> None:
+    """No room, another's mistake, a drain: the replica is as good as before."""
+    desk = Desk()
+    for number in range(12):
+        desk.submit(request_id=f"{number + 1:032x}")
+        decode, submit = desk.placed()
+        if number % 2:
+            desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_INVALID)])
+        else:
+            desk.down(decode, failures=[pb.Failure(slot=submit.slot, code=pb.Failure.CODE_INVALID)])
+    assert not any(replica.ejection.failures for replica, _ in desk.links.values())
+
+
+def submit_another(desk: Desk, **changes: Any) -> None:
+    """Submit a request with a prompt that was never seen."""
+    ids = pack_ids(range(1000 * desk.slot, 1000 * desk.slot + 20))
+    hashes = blocks.pack(blocks.chain(ids, 4, "m"))
+    desk.submit(request_id=f"{desk.slot + 1:032x}", token_ids=ids, block_hashes=hashes, **changes)
+
+
+def pull(desk: Desk, broken: str) -> set[str]:
+    """Run one request; its handoff is lost if one of its replicas is `broken`. Return its replicas."""
+    decode, submit = desk.placed()
+    desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
+    prefill, slot = asked_prefill(desk)
+    desk.down(prefill, starts=[pb.Start(slot=slot)], first_tokens=[first(slot)])
+    if broken in (prefill, decode):
+        failure = pb.Failure(slot=submit.slot, code=pb.Failure.CODE_HANDOFF_LOST)
+        desk.down(decode, failures=[failure])
+    else:
+        finish = pb.Finish(slot=submit.slot, end_position=1, reason=pb.Finish.REASON_LENGTH)
+        desk.down(decode, transfers=[pb.Transfer(slot=submit.slot)], finishes=[finish])
+    for name in desk.links:
+        desk.up(name)
+    desk.told()
+    desk.wait(0.01)
+    return {prefill, decode}
+
+
+@pytest.mark.parametrize("broken", ["prefill-0", "prefill-1", "decode-0", "decode-1"])
+def test_who_cannot_hand_over_is_ejected_and_nobody_else(broken: str) -> None:
+    """A first token is no good end of a prefill; of the two sides of a lost handoff the others tell which it was."""
+    desk, asked = Desk(prefills=2, queue=64), 0
+    for _ in range(90):
+        submit_another(desk)
+        asked += broken in pull(desk, broken)
+        if broken.startswith("prefill"):
+            decodes = [desk.links[name][0] for name in ("decode-0", "decode-1")]
+            assert not any(replica.ejection.failures for replica in decodes)
+        trusted = {name: not replica.ejection.is_ejected for name, (replica, _) in desk.links.items()}
+        if not trusted.pop(broken):
+            break
+    assert desk.links[broken][0].ejection.is_ejected and asked <= 12
+    if broken.startswith("prefill"):
+        assert all(trusted.values())
+
+
+def test_a_decode_that_fails_prompts_of_its_own_before_their_first_token_is_ejected() -> None:
+    """Nothing was streamed, so the failure is untouched; the engine had it all the same."""
+    desk = Desk(queue=64, local=1000)
+    for _ in range(40):
+        submit_another(desk)
+        decode, submit = desk.placed()
+        assert submit.phase == pb.PHASE_CONTEXT_AND_GENERATION
+        desk.down(decode, starts=[pb.Start(slot=submit.slot)])
+        if decode == "decode-0":
+            failure = pb.Failure(slot=submit.slot, code=pb.Failure.CODE_ENGINE_ERROR, untouched=True)
+            desk.down(decode, failures=[failure])
+        else:
+            finish = pb.Finish(slot=submit.slot, end_position=0, reason=pb.Finish.REASON_LENGTH)
+            desk.down(decode, finishes=[finish])
+        desk.wait(0.01)
+    assert desk.links["decode-0"][0].ejection.is_ejected and desk.relay.ejection_total == 1
+
+
+@pytest.mark.parametrize("prefills", [1, 2, 4])
+def test_prefills_that_are_busy_and_say_so_are_trusted(prefills: int) -> None:
+    """Prompts wait longer than was thought, everywhere alike: nobody is ejected and no prompt is handed round."""
+    desk, submits = Desk(prefills=prefills, queue=256), 0
+    desk.policy._dispatch_ahead_s = 100.0
+    busy = pb.LoadReport(engine_ready=True, queued_request_count=50, running_request_count=1)
+    for tick in range(40):
+        if tick < 5 * prefills:
+            submit_another(desk)
+        for name in list(desk.links):
+            asked = desk.up(name).submits
+            desk.down(name, acceptances=[pb.Acceptance(slot=one.slot) for one in asked])
+            if name.startswith("prefill"):
+                submits += len(asked)
+                desk.down(name, load_report=busy)
+        desk.wait(0.5)
+    assert submits == 5 * prefills and desk.relay.ejection_total == 0
+    assert not desk.told().failures
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_half_of_a_role_is_ejected_at_most(count: int) -> None:
+    """Of two, one may be; where most fail, the ones whose time is over first are asked beside the trusted ones."""
+    desk = Desk(prefills=0)
+    names = [f"decode-{index}" for index in range(count)]
+    for name in names[2:]:
+        desk.add(name, "decode")
+    for ejected, name in enumerate(names[:-1], start=1):
+        for _ in range(3):
+            desk.links[name][0].failed(desk.now_s, desk.now_s, "x")
+        offered = [one.name for one in desk.relay.releases.view(desk.now_s).decode]
+        assert len(offered) == max(count - ejected, count - count // 2)
+        assert set(names[ejected:]) <= set(offered)
+        desk.wait(0.01)

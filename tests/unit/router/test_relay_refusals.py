@@ -1,0 +1,74 @@
+"""What replicas refuse: who is asked instead, and what becomes of the other side."""
+
+from __future__ import annotations
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from tests.unit.router.desk import B, Desk, first, with_room
+
+
+def test_a_refused_reservation_is_tried_once_elsewhere_and_then_waits() -> None:
+    """The other decode replica is asked at once; when it refuses, too, the request waits a little at its band's head."""
+    desk = Desk()
+    desk.submit()
+    asked = []
+    for _ in range(2):
+        decode, submit = desk.placed()
+        asked.append(decode)
+        desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
+    assert sorted(asked) == ["decode-0", "decode-1"]
+    assert len(desk.relay.queue) == 1
+    desk.wait(0.04)
+    assert not desk.up("decode-0").submits and not desk.up("decode-1").submits
+    desk.wait(0.02)
+    desk.placed()
+    told = desk.told()
+    assert [bool(row.decode_replica) for row in told.placements] == [True, False, True, False, True]
+    assert not told.refusals and len(told.acceptances) == 1
+
+
+def test_a_decode_that_refuses_beside_a_running_prefill_costs_the_prefill() -> None:
+    """The prefill is cancelled, and the attempt is placed on the other decode replica."""
+    desk = Desk()
+    with_room(desk)
+    desk.submit()
+    decode, submit = desk.placed()
+    (prefill,) = desk.up("prefill-0").submits
+    desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
+    again, _ = desk.placed()
+    assert again != decode
+    told = desk.up("prefill-0")
+    assert [row.slot for row in told.cancels] == [prefill.slot] and len(told.submits) == 1
+    assert not desk.told().refusals
+
+
+def test_a_decode_that_refuses_behind_the_first_token_fails_the_attempt() -> None:
+    """A token is out: the frontend resumes behind it, and the handoff is released."""
+    desk = Desk()
+    with_room(desk)
+    desk.submit()
+    decode, submit = desk.placed()
+    (prefill,) = desk.up("prefill-0").submits
+    desk.down("prefill-0", first_tokens=[first(prefill.slot)])
+    desk.down(decode, refusals=[pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_KV_FULL)])
+    (failure,) = desk.told().failures
+    assert failure.code == pb.Failure.CODE_HANDOFF_LOST and not failure.untouched
+    assert [row.slot for row in desk.up("prefill-0").cancels] == [prefill.slot]
+
+
+def test_other_refusals_go_up_and_free_the_other_side() -> None:
+    """Decode's INVALID and prefill's QUEUE_FULL end the attempt with their numbers."""
+    desk = Desk()
+    slot = desk.submit()
+    decode, submit = desk.placed()
+    refusal = pb.Refusal(
+        slot=submit.slot, reason=pb.Refusal.REASON_INVALID, message="too long", field="token_ids"
+    )
+    desk.down(decode, refusals=[refusal])
+    (told,) = desk.told().refusals
+    assert (told.slot, told.reason, told.field) == (slot, pb.Refusal.REASON_INVALID, "token_ids")
+    decode, decode_slot, prefill_slot = desk.reserved(request_id=B)
+    refusal = pb.Refusal(slot=prefill_slot, reason=pb.Refusal.REASON_QUEUE_FULL, retry_after_ms=70)
+    desk.down("prefill-0", refusals=[refusal])
+    assert desk.cancels(decode) == [(decode_slot, pb.Cancel.REASON_SUPERSEDED)]
+    assert [row.retry_after_ms for row in desk.told().refusals] == [70]
+    desk.assert_empty()
