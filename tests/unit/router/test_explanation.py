@@ -7,7 +7,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.explanation import why
 from services.router.policy import Candidate, Placement
-from tests.unit.router.test_relay_flows import B, Desk, first
+from tests.unit.router.desk import B, Desk, first
 
 
 def candidate(name: str, queue_s: float, prefill_s: float, score: float, matched: int = 0) -> Candidate:

@@ -13,7 +13,7 @@ from kvmesh.metrics import Metrics
 from services.router import telemetry
 from services.router.policy import Dispatched, Placement
 from services.router.relayed import Relayed, Stage
-from tests.unit.router.test_relay_flows import Desk
+from tests.unit.router.desk import Desk
 
 BLOCK = 4
 
