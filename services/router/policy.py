@@ -224,7 +224,7 @@ class PlacementPolicy(Protocol):
     """Chooses replicas."""
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
-        """Choose for `request`. Changes nothing: what really happens is told by `observe`."""
+        """Choose for `request`. Nobody counts on the answer: what really happens is told by `observe`."""
         ...
 
     def observe(self, event: Event) -> None:

@@ -102,7 +102,7 @@ def test_a_short_queue_is_left_and_a_backlog_is_kept_to() -> None:
     assert placed(policy.place(request(), view_of(), 0.0)).prefill in ("p1", "p2")
     for name in range(2, 8):
         policy.observe(dispatched(name, f"p{name % 3}", 12 * cold_s))
-    policy._typical_prefill_s = cold_s
+    policy.prefills.typical_s = cold_s
     assert placed(policy.place(request(), view_of(), 0.0)).prefill == "p0"
 
 

@@ -1,0 +1,192 @@
+"""Which prefill replica runs a prompt: the one where it and all whom it delays lose least. Pure; randomness is injected.
+
+For each replica w, in seconds (docs/decisions/0021-placement-by-what-it-costs-all.md):
+
+    score_w = Q_w + P_w (1 + behind_w + kappa) + R_w(Q_w, P_w) + risk_w S        the smallest wins
+
+Q: until its engine would begin; P: the prompt there, given what is cached; behind: those that wait there and are served
+after it; kappa: those that wait per replica, in requests; R: what those lose who will come to w because of its cache
+(regulars.py); risk S: the chance that another router was faster (blind_spot.py), times a typical prompt.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from kvmesh.queue_order import OrderKey
+from services.router.backlog import UTILISATION_S, Backlog, Key, Work
+from services.router.blind_spot import BlindSpot
+from services.router.mirror import PrefixMirror
+from services.router.policy import Candidate, Dispatched, PlacementRequest, PoolView, ReplicaState
+from services.router.queue import LOOK_AHEAD
+from services.router.regulars import Regulars
+from services.router.shortlist import shortlist, window
+
+KAPPA_MAX: Final = 8.0
+"""More waiting requests than this per replica make recomputing no dearer: nobody places well in such a queue."""
+
+TYPICAL_START_S: Final = 0.3
+TYPICAL_START: Final = 8
+"""Prompts for which the start value counts."""
+
+TYPICAL_SMOOTHING: Final = 0.01
+TYPICAL_FLOOR_S: Final = 0.001
+
+WISH_LIFE_S: Final = 0.15
+"""A held request that is not looked at for this long has gone, or others are before it."""
+
+PrefillSeconds = Callable[[ReplicaState, int], float]
+"""From a replica and its matched blocks to the prompt's seconds there."""
+
+
+class Offer(NamedTuple):
+    """A prefill replica, priced."""
+
+    candidate: Candidate
+    may_go: bool
+    """True if it may be sent more work now."""
+    ends_s: float
+    """Seconds until the prompt were done there behind all that is there: what one who goes there loses."""
+
+
+class PrefillChoice:
+    """Prices prefill replicas. Knows what is held back for them, who comes to them, and what other routers do."""
+
+    def __init__(
+        self,
+        router: str,
+        mirror: PrefixMirror,
+        backlog: Backlog,
+        rng: random.Random,
+        dispatch_ahead_s: float,
+        order_key: OrderKey,
+    ) -> None:
+        self.typical_s = TYPICAL_START_S
+        """Prefill seconds of a prompt, as of late."""
+        self._mirror = mirror
+        self._backlog = backlog
+        self._rng = rng
+        self._dispatch_ahead_s = dispatch_ahead_s
+        self._regulars = Regulars()
+        self._blind_spot = BlindSpot(router)
+        self._wishes = Backlog(router, order_key)
+        """Requests held here, at the replicas they wait for: their next look may show a better one."""
+        self._dispatch_total = 0
+        self._held_since = "", 0.0
+        """Whom the last question was for, and since when it is held."""
+        self._chosen = "", 0.0
+        """Whom the last answer was for, and the seconds it would have lost at the next best replica."""
+
+    # Choosing
+
+    def offers(
+        self, request: PlacementRequest, view: PoolView, prefill_s: PrefillSeconds, now_s: float
+    ) -> list[Offer]:
+        """Return the replicas worth comparing, priced; none if there is none."""
+        if not view.prefill:
+            return []
+        allowed: Sequence[ReplicaState] = view.prefill
+        if request.excluded:
+            allowed = [one for one in allowed if one.name not in request.excluded] or allowed
+        backlog, wishes, typical_s = self._backlog, self._wishes, max(TYPICAL_FLOOR_S, self.typical_s)
+        for wish in wishes.expired(now_s):
+            wishes.remove(wish.key)
+        since_s = self._since_s(request, now_s)
+        self._look(allowed, now_s)
+        kappa = min(
+            KAPPA_MAX, (backlog.waiting_s / typical_s + view.waiting_requests) / max(1, len(view.prefill))
+        )
+        found = []
+        for replica, depth in shortlist(allowed, self._mirror, request.hashes, backlog.ends_s, self._rng):
+            name, seconds = replica.name, prefill_s(replica, depth)
+            line = backlog.line(name, seconds, now_s, request.precedence)
+            held = wishes.line(name, seconds, since_s, request.precedence)
+            queue_s, unseen = line.ahead_s + held.ahead_s, replica.queued_requests - line.waiting
+            if unseen > 0 and not replica.is_stale:  # of other routers whose dispatches we do not hear
+                queue_s += unseen * typical_s
+            busy = backlog.recent_s(name, now_s) / UTILISATION_S
+            score = (
+                queue_s
+                + seconds * (1 + line.behind + held.behind + kappa)
+                + self._regulars.delay_s(name, queue_s, seconds, busy, now_s)
+                + self._blind_spot.risk(name) * typical_s
+            )
+            may_go = not line.waiting or line.waiting_s + seconds <= self._dispatch_ahead_s
+            if not may_go and view.waiting_requests:  # it would hold up those behind it at this router
+                held_s = min(line.waiting_s, line.waiting_s + seconds - self._dispatch_ahead_s)
+                score += held_s * view.waiting_requests / LOOK_AHEAD
+            later_s = line.total_s - line.ahead_s + held.total_s - held.ahead_s
+            candidate = Candidate(name, depth, queue_s, seconds, score)
+            found.append(Offer(candidate, may_go, queue_s + later_s + seconds))
+        return found
+
+    def lowest(self, offers: Sequence[Offer]) -> Offer:
+        """Return the best of `offers`, of equals a random one."""
+        lowest = min(one.candidate.score for one in offers)
+        ties = [one for one in offers if one.candidate.score <= lowest * (1 + 1e-9)]
+        return ties[0] if len(ties) == 1 else self._rng.choice(ties)
+
+    def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
+        """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
+        elsewhere_s = min((one.ends_s for one in offers if one is not best), default=0.0)
+        self._chosen = request.request_id, max(0.0, elsewhere_s - best.candidate.prefill_s)
+
+    def hold(self, request: PlacementRequest, best: Offer, now_s: float) -> None:
+        """It is held here for `best`, which has enough to do: others that are held are to count it there."""
+        chosen, until_s = best.candidate, now_s + WISH_LIFE_S
+        known, since_s = self._held_since
+        assert known == request.request_id, "held without being asked for"
+        self._wishes.add(
+            Work(
+                _key(request),
+                chosen.replica,
+                (),
+                chosen.prefill_s,
+                since_s,
+                until_s,
+                precedence=request.precedence,
+            )
+        )
+
+    def _since_s(self, request: PlacementRequest, now_s: float) -> float:
+        """Return since when the request is held, and count it nowhere any more."""
+        wish = self._wishes.remove(_key(request))
+        since_s = wish.at_s if wish is not None else now_s
+        self._held_since = request.request_id, since_s
+        return since_s
+
+    def _look(self, allowed: Sequence[ReplicaState], now_s: float) -> None:
+        """Let the blind spot know how many have nothing to do."""
+        seen, ends_s = window(allowed, self._rng), self._backlog.ends_s
+        idle = sum(ends_s.get(one.name, now_s) <= now_s for one in seen)
+        self._blind_spot.look((one.name for one in allowed), round(idle * len(allowed) / len(seen)), now_s)
+
+    # Learning
+
+    def dispatched(self, event: Dispatched, *, is_own: bool) -> None:
+        """A router sent something somewhere."""
+        if not is_own:
+            self._blind_spot.heard(event.router, event.at_s)
+            return
+        self._dispatch_total += 1
+        smoothing = max(TYPICAL_SMOOTHING, 1 / (TYPICAL_START + self._dispatch_total))
+        self.typical_s += smoothing * (event.prefill_s - self.typical_s)
+        request_id, lost_s = self._chosen
+        if request_id == event.request_id:  # what the others chose for is not known: likely much the same
+            self._regulars.came(event.replica, lost_s, event.at_s, self._blind_spot.routers)
+            self._chosen = "", 0.0
+
+    def forget(self, replica: str) -> None:
+        """The replica is gone."""
+        self._regulars.forget(replica)
+        self._blind_spot.forget(replica)
+
+    def gone(self, router: str) -> None:
+        """Another router is gone."""
+        self._blind_spot.gone(router)
+
+
+def _key(request: PlacementRequest) -> Key:
+    return "", request.request_id
