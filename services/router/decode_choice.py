@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.router.mirror import PrefixMirror
 from services.router.policy import PlacementRequest, PoolView, ReplicaState
-from services.router.shortlist import Entry, shortlist
+from services.router.shortlist import Entry, Match, shortlist
 
 HANDOFF_S: Final = 0.01
 """What a prefill elsewhere costs besides: one more hop."""
@@ -55,19 +54,19 @@ class DecodeChoice:
         self._rng = rng
         self._entries: list[Entry] = []
 
-    def look(self, view: PoolView, mirror: PrefixMirror) -> bool:
+    def look(self, view: PoolView, match: Match) -> bool:
         """Find those with room; False if there is none."""
         request = self._request
         allowed: Sequence[ReplicaState] = view.decode
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
         head_room = request.kv_head_room_permille
-        entries = shortlist(allowed, mirror, request.hashes, {}, self._rng)
+        entries = shortlist(allowed, match, {}, self._rng)
         self._entries = [entry for entry in entries if entry[0].has_room(self._needed, head_room)]
         if not self._entries and len(entries) < len(
             allowed
         ):  # of many some were looked at, and those are full
-            depths = mirror.matched(request.hashes)
+            depths = match.depths()
             self._entries = [
                 (one, depths.get(one.name, 0)) for one in allowed if one.has_room(self._needed, head_room)
             ]
@@ -81,6 +80,10 @@ class DecodeChoice:
         ]
         best = self._lowest(prices)
         return self._entries[best][0], HANDOFF_S + prices[best]
+
+    def deepest(self) -> int:
+        """Return the blocks of the prompt that those with room hold at most."""
+        return max(depth for _, depth in self._entries)
 
     def alone(
         self, prefill_s: Callable[[ReplicaState, int], float], queue_s: Callable[[str, float], float]

@@ -37,6 +37,7 @@ from services.router.policy import (
 )
 from services.router.prefill_choice import Offer, PrefillChoice, PrefillSeconds
 from services.router.reconciliation import Reconciliation
+from services.router.shortlist import Match
 from services.router.speeds import Speeds
 
 RECHECK_S: Final = 0.05
@@ -83,7 +84,7 @@ class KappaPolicy:
         self.reconciliation = Reconciliation(self.backlog)
         self.costs = CostModel()
         self.speeds = Speeds()
-        self.prefills = PrefillChoice(router, mirror, self.backlog, rng, dispatch_ahead_s, order_key)
+        self.prefills = PrefillChoice(router, self.backlog, rng, dispatch_ahead_s, order_key)
         self._measured_at_s = float("-inf")
         self.estimate_total_s = 0.0
         """Prefill seconds expected, of prompts whose real ones are in `measured_total_s`."""
@@ -99,14 +100,19 @@ class KappaPolicy:
         if not view.decode:
             return Wait("no decode replica", now_s + RECHECK_S)
         choice = DecodeChoice(request, self._block_tokens, self._transfer_block_s, self._rng)
-        if not choice.look(view, self.mirror):
+        match = Match(self.mirror, request.hashes)
+        if not choice.look(view, match):
             return Wait("no decode replica has room", now_s + RECHECK_S)
         prefills = self.prefills
 
-        def prefill_s(replica: ReplicaState, depth: int) -> float:
-            return self._prefill_s(request, replica, depth)
+        tokens, block_tokens = request.token_count, self._block_tokens
+        estimate_s, factor = self.costs.estimate_s, self.speeds.factor
 
-        offers = prefills.offers(request, view, prefill_s, now_s)
+        def prefill_s(replica: ReplicaState, depth: int) -> float:
+            # The last token is always computed, to have logits.
+            return estimate_s(max(1, tokens - depth * block_tokens), tokens) * factor(replica.name)
+
+        offers = prefills.offers(request, view, match, prefill_s, now_s)
         best = prefills.lowest(offers) if offers else None
         decode, handoff_s = choice.beside_prefill()
         paired_s = best.candidate.score + handoff_s if best is not None else math.inf
@@ -195,6 +201,11 @@ class KappaPolicy:
     ) -> Own | None:
         """Return decode that runs the prompt itself, if that costs less than `paired_s`, or must be."""
 
+        if paired_s < math.inf:
+            uncached = request.token_count - self._usable_tokens(request, choice.deepest())
+            if uncached > self._local_tokens_max:
+                return None
+
         def queue_s(name: str, seconds: float) -> float:
             return self.backlog.queue_s(name, seconds, now_s)
 
@@ -202,11 +213,6 @@ class KappaPolicy:
         uncached = request.token_count - self._usable_tokens(request, own.matched_blocks)
         is_short = uncached <= self._local_tokens_max
         return own if paired_s == math.inf or (is_short and own.cost_s <= paired_s) else None
-
-    def _prefill_s(self, request: PlacementRequest, replica: ReplicaState, depth: int) -> float:
-        usable = self._usable_tokens(request, depth)
-        seconds = self.costs.estimate_s(request.token_count - usable, request.token_count)
-        return seconds * self.speeds.factor(replica.name)
 
     def _usable_tokens(self, request: PlacementRequest, depth: int) -> int:
         """Tokens that need not be computed: the last one always is, to have logits."""

@@ -16,13 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from kvmesh.queue_order import OrderKey
-from services.router.backlog import UTILISATION_S, Backlog, Key, Work
+from services.router.backlog import NOTHING, UTILISATION_S, Backlog, Key, Work
 from services.router.blind_spot import BlindSpot
-from services.router.mirror import PrefixMirror
 from services.router.policy import Candidate, Dispatched, PlacementRequest, PoolView, ReplicaState
 from services.router.queue import LOOK_AHEAD
 from services.router.regulars import Regulars
-from services.router.shortlist import shortlist, window
+from services.router.shortlist import Match, shortlist, window
 
 KAPPA_MAX: Final = 8.0
 """More waiting requests than this per replica make recomputing no dearer: nobody places well in such a queue."""
@@ -57,7 +56,6 @@ class PrefillChoice:
     def __init__(
         self,
         router: str,
-        mirror: PrefixMirror,
         backlog: Backlog,
         rng: random.Random,
         dispatch_ahead_s: float,
@@ -65,7 +63,6 @@ class PrefillChoice:
     ) -> None:
         self.typical_s = TYPICAL_START_S
         """Prefill seconds of a prompt, as of late."""
-        self._mirror = mirror
         self._backlog = backlog
         self._rng = rng
         self._dispatch_ahead_s = dispatch_ahead_s
@@ -82,7 +79,7 @@ class PrefillChoice:
     # Choosing
 
     def offers(
-        self, request: PlacementRequest, view: PoolView, prefill_s: PrefillSeconds, now_s: float
+        self, request: PlacementRequest, view: PoolView, match: Match, prefill_s: PrefillSeconds, now_s: float
     ) -> list[Offer]:
         """Return the replicas worth comparing, priced; none if there is none."""
         if not view.prefill:
@@ -94,15 +91,18 @@ class PrefillChoice:
         for wish in wishes.expired(now_s):
             wishes.remove(wish.key)
         since_s = self._since_s(request, now_s)
-        self._look(allowed, now_s)
+        is_alone = self._blind_spot.routers == 1
+        if not is_alone:
+            self._look(allowed, now_s)
+        has_wishes = len(wishes) > 0
         kappa = min(
             KAPPA_MAX, (backlog.waiting_s / typical_s + view.waiting_requests) / max(1, len(view.prefill))
         )
         found = []
-        for replica, depth in shortlist(allowed, self._mirror, request.hashes, backlog.ends_s, self._rng):
+        for replica, depth in shortlist(allowed, match, backlog.ends_s, self._rng):
             name, seconds = replica.name, prefill_s(replica, depth)
             line = backlog.line(name, seconds, now_s, request.precedence)
-            held = wishes.line(name, seconds, since_s, request.precedence)
+            held = wishes.line(name, seconds, since_s, request.precedence) if has_wishes else NOTHING
             queue_s, unseen = line.ahead_s + held.ahead_s, replica.queued_requests - line.waiting
             if unseen > 0 and not replica.is_stale:  # of other routers whose dispatches we do not hear
                 queue_s += unseen * typical_s
@@ -111,8 +111,9 @@ class PrefillChoice:
                 queue_s
                 + seconds * (1 + line.behind + held.behind + kappa)
                 + self._regulars.delay_s(name, queue_s, seconds, busy, now_s)
-                + self._blind_spot.risk(name) * typical_s
             )
+            if not is_alone:
+                score += self._blind_spot.risk(name) * typical_s
             may_go = not line.waiting or line.waiting_s + seconds <= self._dispatch_ahead_s
             if not may_go and view.waiting_requests:  # it would hold up those behind it at this router
                 held_s = min(line.waiting_s, line.waiting_s + seconds - self._dispatch_ahead_s)

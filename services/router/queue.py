@@ -19,7 +19,7 @@ from services.router.lanes import Band, Line, MayGo
 BAND_DEFAULT: Final = 4
 BAND_MAX: Final = 7
 
-LOOK_AHEAD: Final = 4
+LOOK_AHEAD: Final = 8
 """Requests that are tried at a time: one that waits for a busy replica does not hold up the others."""
 
 FLOOR_EVERY: Final = 50

@@ -30,28 +30,54 @@ Entry = tuple[ReplicaState, int]
 """A replica, and how many of the prompt's blocks it has or will have."""
 
 
+class Match:
+    """Who holds how much of one prompt; looked up once, when it is first asked for."""
+
+    def __init__(self, mirror: PrefixMirror, hashes: Sequence[int]) -> None:
+        self._mirror = mirror
+        self.groups = mirror.groups(hashes)
+        self._depths: dict[str, int] | None = None
+
+    def depths(self) -> dict[str, int]:
+        """Return the blocks held by all that hold one."""
+        if self._depths is None:
+            names_of = self._mirror.names_of
+            self._depths = {name: depth for depth, mask in self.groups for name in names_of(mask)}
+        return self._depths
+
+    def names(self, mask: int) -> list[str]:
+        """Return the names in the mask of a group."""
+        return self._mirror.names_of(mask)
+
+    def depths_of(self, names: list[str]) -> dict[str, int]:
+        """Return the blocks that `names` hold: few are looked for in the masks, which need not be named for it."""
+        depths = dict.fromkeys(names, 0)
+        if self.groups:
+            bits = [(name, self._mirror.bit_of(name)) for name in names]
+            for depth, mask in self.groups:
+                for name, bit in bits:
+                    if mask & bit:
+                        depths[name] = depth
+        return depths
+
+
 def shortlist(
-    replicas: Sequence[ReplicaState],
-    mirror: PrefixMirror,
-    hashes: Sequence[int],
-    load: Mapping[str, float],
-    rng: random.Random,
+    replicas: Sequence[ReplicaState], match: Match, load: Mapping[str, float], rng: random.Random
 ) -> list[Entry]:
     """Return whom to compare. `load`: what the least loaded are ordered by; who is not in it has none."""
     if len(replicas) <= ALL:
-        depths = mirror.matched(hashes)
+        depths = match.depths()
         return [(one, depths.get(one.name, 0)) for one in replicas]
     by_name = {one.name: one for one in replicas}
     chosen: dict[str, int] = {}
-    for depth, mask in mirror.groups(hashes):
-        names = [name for name in mirror.names_of(mask) if name in by_name]
+    for depth, mask in match.groups:
+        names = [name for name in match.names(mask) if name in by_name]
         for name in _lightest(names, HOLDERS - len(chosen), load, rng):
             chosen[name] = depth
         if len(chosen) >= HOLDERS:
             break
     light = _lightest([one.name for one in window(replicas, rng)], LIGHT, load, rng)
-    missing = [name for name in light if name not in chosen]
-    chosen.update(_depths(missing, mirror, hashes))
+    chosen.update(match.depths_of([name for name in light if name not in chosen]))
     return [(by_name[name], depth) for name, depth in chosen.items()]
 
 
@@ -68,17 +94,6 @@ def _lightest(names: list[str], count: int, load: Mapping[str, float], rng: rand
     if len(names) > WINDOW:
         start = rng.randrange(len(names))
         names = (names[start:] + names[:start])[:WINDOW]
-    if len(names) <= count:
-        return names
+    if len(names) <= count or not load:
+        return names[:count]
     return nsmallest(count, names, key=lambda name: load.get(name, 0.0))
-
-
-def _depths(names: list[str], mirror: PrefixMirror, hashes: Sequence[int]) -> dict[str, int]:
-    """Return the depths of `names`: of few replicas a group's mask is asked, not named."""
-    depths = dict.fromkeys(names, 0)
-    bits = {name: mirror.bit_of(name) for name in names}
-    for depth, mask in mirror.groups(hashes):
-        for name, bit in bits.items():
-            if mask & bit:
-                depths[name] = depth
-    return depths
