@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 RATE_S: Final = 10.0
@@ -63,7 +63,7 @@ class BlindSpot:
         if self._heard_s.pop(router, None) is not None:
             self._count_me()
 
-    def look(self, names: Iterable[str], idle: int, now_s: float) -> None:
+    def look(self, names: Collection[str], idle: int, now_s: float) -> None:
         """A decision is due among the replicas `names`, `idle` of which have nothing to do as far as is known."""
         if not self._heard_s:
             return
@@ -75,7 +75,7 @@ class BlindSpot:
             self._count_me()
             if not self._heard_s:
                 return
-        if not self._ranks.keys() >= set(names):
+        if not self._ranks.keys() >= set(names):  # all routers number them alike: by name
             self._ranks = {name: rank for rank, name in enumerate(sorted({*self._ranks, *names}))}
         rate = self._faded(now_s) / RATE_S / len(self._heard_s)
         shares = min(self._routers, max(1, len(self._ranks)))
