@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
 
+from kvmesh.queue_order import ORDERS
 from services.router.holdings import DISPATCH_LIFE_S
 from services.router.policy import (
     Dispatched,
@@ -30,9 +29,10 @@ from services.router.policy import (
     Stored,
     Wait,
 )
-from services.router.queue import LOOK_AHEAD
+from services.router.queue import ReleaseQueue
 from services.router.releases import PUMP_PAUSE_S
 from services.router.replay.cost import Cost
+from services.router.replay.held import Held
 from services.router.replay.servers import Order, Server
 from services.router.replay.workload import Workload
 
@@ -106,7 +106,8 @@ class Simulation:
         count = len(load)
         self._ids = [f"{index:032x}" for index in range(count)]
         self._router_of = [f"router-{index}" for index in range(len(policies))]
-        self._held: list[deque[int]] = [deque() for _ in policies]
+        self._order = ORDERS[cluster.order.value]
+        self._queues: list[ReleaseQueue[Held]] = [ReleaseQueue(count + 1) for _ in policies]
         self._not_before_s = [float("-inf")] * len(policies)
         self._wake_s = [float("inf")] * len(policies)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
@@ -137,10 +138,16 @@ class Simulation:
 
     def _arrive(self, index: int) -> None:
         router = index % len(self._policies)
-        held = self._held[router]
-        held.append(index)
+        queue, tokens = self._queues[router], self._load.tokens[index]
+        if not len(queue) and self._try(router, index) is None:
+            return
+        # Who may not go at once is ordered as at the replicas, by what it would take where most of it is in cache.
+        forecast = getattr(self._policies[router], "prefill_s", None)
+        seconds = forecast(self._load.hashes[index], tokens) if forecast is not None else 0.0
+        held = Held(index, tokens, OUTPUT_TOKENS_MAX, self._order(seconds, self._now_s), tokens)
+        queue.add(held)
         self._pump(router)
-        self.outcome.held += bool(held) and held[-1] == index
+        self.outcome.held += bool(held.ticket)
 
     def _wake(self, router: int) -> None:
         self._wake_s[router] = float("inf")
@@ -151,35 +158,34 @@ class Simulation:
 
         While anything is to be heard of, it is heard of soon enough: nobody asks again before.
         """
-        held, now_s = self._held[router], self._now_s
-        if not held:
+        queue, now_s = self._queues[router], self._now_s
+        if not len(queue):
             return
         if now_s < self._not_before_s[router]:
             self._wake_by(router, self._not_before_s[router])
             return
         is_anyone_gone = False
-        while held:
-            again_s, gone = self._pass(router)
-            if not gone:
+        while len(queue):
+            again_s, has_gone = self._pass(router)
+            if not has_gone:
                 if not self._news:
                     self._wake_by(router, max(again_s, now_s + PUMP_PAUSE_S))
                 break
             is_anyone_gone = True
-            for index in gone:
-                held.remove(index)
         if not is_anyone_gone:
             self._not_before_s[router] = now_s + PUMP_PAUSE_S
 
-    def _pass(self, router: int) -> tuple[float, list[int]]:
-        """Try the first ones that wait; return when to ask again, and who went."""
-        again_s, gone = float("inf"), []
-        for index in islice(self._held[router], LOOK_AHEAD):
-            until_s = self._try(router, index)
+    def _pass(self, router: int) -> tuple[float, bool]:
+        """Try the heads of the queue; return when to ask again, and whether one of them went."""
+        queue, again_s, has_gone = self._queues[router], float("inf"), False
+        for held in queue.heads():
+            until_s = self._try(router, held.index)
             if until_s is None:
-                gone.append(index)
+                queue.release(held, held.work)
+                has_gone = True
             else:
                 again_s = min(again_s, until_s)
-        return again_s, gone
+        return again_s, has_gone
 
     def _wake_by(self, router: int, at_s: float) -> None:
         if at_s < self._wake_s[router]:
@@ -191,7 +197,7 @@ class Simulation:
         load, now_s = self._load, self._now_s
         hashes = load.hashes[index]
         request = PlacementRequest(self._ids[index], hashes, load.tokens[index], OUTPUT_TOKENS_MAX)
-        view = PoolView(self._replicas, self._decodes, len(self._held[router]) - 1)
+        view = PoolView(self._replicas, self._decodes, max(0, len(self._queues[router]) - 1))
         answer = self._policies[router].place(request, view, now_s)
         if isinstance(answer, Wait):
             return answer.until_s
