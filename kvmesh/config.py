@@ -234,8 +234,17 @@ class Router(Section, frozen=True, kw_only=True):
         Allowed("Tokens of the prompts held before a submit is refused.", 1024, 1_000_000_000, "tokens"),
     ] = 8_000_000
     local_prefill_tokens_max: Annotated[
-        int, Allowed("Uncached prompts up to this length run on decode alone.", 0, 100_000, "tokens")
+        int,
+        Allowed(
+            "Prompts of which no more is uncached may run on decode alone, where that costs less.",
+            0,
+            100_000,
+            "tokens",
+        ),
     ] = 64
+    transfer_block_us: Annotated[
+        float, Allowed("In this time a KV block moves from prefill to decode.", 0, 1_000_000, "us")
+    ] = 100.0
     snapshot_interval_s: Annotated[
         float,
         Allowed(

@@ -157,6 +157,7 @@ class Router:
             block_tokens=self._block_tokens,
             dispatch_ahead_s=section.dispatch_ahead_s,
             local_prefill_tokens_max=section.local_prefill_tokens_max,
+            transfer_block_s=section.transfer_block_us / 1e6,
             order_key=ORDERS[config.prefill.queue_order],
         )
         self.dispatches = Dispatches(
