@@ -1,7 +1,7 @@
 """Which replicas hold a block: a mask per hash, within a bound on the number of blocks.
 
-Pure. Shards, because one big dict stalls for 100s of ms when it grows. The high 10 bits of a hash name the shard, the
-others are the key: an integer of 54 bits takes 16 bytes less than one of 64. Everything long is offered in slices of about
+Pure. Shards, because one big dict stalls for 100s of ms when it grows. The high 12 bits of a hash name the shard, the
+others are the key: an integer of 52 bits takes 16 bytes less than one of 64. Everything long is offered in slices of about
 a millisecond.
 """
 
@@ -14,14 +14,14 @@ from typing import Final
 from services.router.masks import SharedMasks, bits
 from services.router.worth import LOADED_MAX, USED, Worth
 
-SHARDS: Final = 1024
-KEY: Final = (1 << 54) - 1
+SHARDS: Final = 4096
+KEY: Final = (1 << 52) - 1
 SAMPLE_BLOCKS: Final = 1 << 14
 """Blocks by which is judged what the cheapest ones are worth."""
 
 
 class BlockTable:
-    """`shards[hash >> 54][hash & KEY]` is the mask of who holds the block; blocks that nobody holds are not there."""
+    """`shards[hash >> 52][hash & KEY]` is the mask of who holds the block; blocks that nobody holds are not there."""
 
     def __init__(self, blocks_max: int) -> None:
         self.shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
@@ -37,6 +37,7 @@ class BlockTable:
         """Blocks that were given up, or not taken from a snapshot, because of the bound."""
         self._blocks_max = blocks_max
         self._worth = Worth()
+        self._coming = 0
         self._floor = 0
         """What was evicted the last time was not worth more than this."""
 
@@ -52,12 +53,25 @@ class BlockTable:
 
     @property
     def is_short(self) -> bool:
-        """True if what blocks are worth is told apart too coarsely: see `grow`."""
-        return self._worth.is_short(self.block_count)
+        """True if what blocks are worth is told apart too coarsely: see `grow`. Of less than half the bound nobody asks."""
+        foreseen = self._foreseen()
+        return 2 * foreseen > self._blocks_max and self._worth.is_short(foreseen)
+
+    def foresee(self, blocks: int) -> None:
+        """So many more may come soon: what they are worth is told apart from the first on."""
+        self._coming = max(self._coming, self.block_count + blocks)
 
     def grow(self) -> Iterator[None]:
-        """Tell apart what twice as many blocks are worth."""
-        yield from self._worth.grow()
+        """Have slots enough to tell apart what blocks are worth; what is known moves there shard by shard."""
+        old, new = self._worth, Worth(self._foreseen())
+        self._worth = new
+        was, fresh, was_last, last = old.slots, new.slots, old.last, new.last
+        for shard in filter(None, self.shards):
+            for key in shard:
+                worth = was[key & was_last]
+                if worth > fresh[key & last]:
+                    fresh[key & last] = worth
+            yield
 
     def add_bit(self, number: int) -> None:
         """Count blocks of bit `number`, too."""
@@ -77,7 +91,7 @@ class BlockTable:
         before: int | None = None
         after = 0
         for value in hashes:
-            shard = shards[value >> 54]
+            shard = shards[value >> 52]
             key = value & KEY
             old = shard.get(key, 0)
             if not old:
@@ -110,7 +124,7 @@ class BlockTable:
         before: int | None = None
         after = 0
         for value in hashes:
-            shard = shards[value >> 54]
+            shard = shards[value >> 52]
             key = value & KEY
             old = shard.get(key, 0)
             if not old & bit:
@@ -131,7 +145,7 @@ class BlockTable:
     def sweep(self, dead: int) -> Iterator[None]:
         """Clear the bits of `dead` everywhere, shard by shard. Nobody may set them meanwhile."""
         known = self.masks.known
-        for index, shard in enumerate(self.shards):
+        for index, shard in self._filled():
             touched = [(key, mask & ~dead) for key, mask in shard.items() if mask & dead]
             for key, rest in touched:
                 if rest:
@@ -150,20 +164,20 @@ class BlockTable:
         self.partial &= ~mask
 
     def evict(self) -> Iterator[None]:
-        """Give up the blocks that are worth least until 15/16 of the bound are left, shard by shard.
+        """Give up the blocks that are worth least until 7/8 of the bound are left, shard by shard.
 
         Among equals the youngest of a shard go first: children come after their parents. A block that stays without its
         parent does no harm: its holder has the parent, too, and a lookup finds it or finds less.
         """
         yield from self._worth.age()
         seen = yield from self._sample()
-        excess = self.block_count - self._blocks_max * 15 // 16
+        excess = self.block_count - self._blocks_max * 7 // 8
         if excess <= 0:
             return
         cut, share = _cut(seen, excess / self.block_count)
         self._floor = min(cut, LOADED_MAX)
         due = 0.0
-        for index, shard in enumerate(self.shards):
+        for index, shard in self._filled():
             slots, last = self._worth.slots, self._worth.last
             cheap = [key for key in shard if slots[key & last] <= cut]
             doomed = [key for key in cheap if slots[key & last] < cut]
@@ -182,7 +196,7 @@ class BlockTable:
         """Return how many blocks are worth how much, among some that stand for all."""
         seen = [0] * (USED + 1)
         total = 0
-        for shard in self.shards:
+        for shard in filter(None, self.shards):
             slots, last = self._worth.slots, self._worth.last
             for key in shard:
                 seen[slots[key & last]] += 1
@@ -205,13 +219,19 @@ class BlockTable:
         if removed > len(shard) // 32:
             self.shards[index] = {**shard}  # a dict does not shrink by itself, and grows for what was removed
 
+    def _filled(self) -> Iterator[tuple[int, dict[int, int]]]:
+        return ((index, shard) for index, shard in enumerate(self.shards) if shard)
+
+    def _foreseen(self) -> int:
+        return min(self._blocks_max, max(self.block_count, self._coming))
+
     def _current_floor(self) -> int:
-        return self._floor if self.block_count > self._blocks_max * 7 // 8 else 0
+        return self._floor if self.block_count > self._blocks_max * 13 // 16 else 0
 
     def assert_consistent(self, dead: int) -> None:
         """Raise AssertionError if counts and masks disagree. O(blocks). `dead`: bits that are being swept."""
         counts = [0] * len(self.counts)
-        for shard in self.shards:
+        for shard in filter(None, self.shards):
             for mask in shard.values():
                 assert mask, "an empty mask is kept"
                 for number in bits(mask):

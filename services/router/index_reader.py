@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from kvmesh import blocks
@@ -142,6 +143,7 @@ class IndexReader:
         """Load the snapshots of `names`, then what the stream tells of them up to where we are."""
         start = self._position
         self._loading = set()
+        await self._foresee(sorted(names & self._wanted))
         for name in sorted(names & self._wanted):
             self._loading.add(name)
             self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
@@ -159,6 +161,21 @@ class IndexReader:
                 self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
             else:
                 self._to_load.pop(name, None)
+
+    async def _foresee(self, names: list[str]) -> None:
+        """Tell the mirror how many blocks the snapshots of `names` have."""
+        total = 0
+        for at in range(0, len(names), READ_COUNT):
+            heads = await self._redis.pipeline(
+                [
+                    ("GETRANGE", key(self._mesh, "snap", name), 0, events.SNAPSHOT_HEAD_MAX - 1)
+                    for name in names[at : at + READ_COUNT]
+                ]
+            )
+            for data in heads:
+                with suppress(EventError):  # told when it is loaded
+                    total += events.decode_snapshot_head(data).block_count
+        self._mirror.foresee(total)
 
     async def _load(self, name: str) -> SnapshotHead | None:
         """Load the snapshot of `name`; None if there is none of use."""
@@ -189,6 +206,7 @@ class IndexReader:
         snapshot_key, turns = key(self._mesh, "snap", head.replica), _Turns(self._clock)
         try:
             at, data = len(data), data[head.size :]
+            await self._keep_up(UPKEEP_S)
             while True:
                 usable = len(data) // 8 * 8
                 for slice_at in range(0, usable, 8 * SLICE_BLOCKS):

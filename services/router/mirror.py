@@ -240,6 +240,10 @@ class PrefixMirror:
 
     # Snapshots
 
+    def foresee(self, blocks: int) -> None:
+        """Snapshots of so many blocks together will be loaded."""
+        self._table.foresee(blocks)
+
     def begin_load(self, head: SnapshotHead) -> Load | None:
         """Begin to replace all that is known of the snapshot's replica; None if it is unknown.
 
@@ -251,6 +255,7 @@ class PrefixMirror:
             return None
         if replica.epoch != head.epoch:
             self._move(replica, self._new_bit(replica.name))
+        self._table.foresee(head.block_count)
         return Load(head, replica, self._new_bit(replica.name))
 
     def take(self, load: Load, hashes: Sequence[int]) -> bool:
@@ -312,7 +317,7 @@ class PrefixMirror:
             self._dead &= ~dead
             self._table.forget(dead)
             self._bits.give_back(dead)
-        while self._table.is_short:
+        if self._table.is_short:
             yield from self._table.grow()
         if self._table.is_over:
             yield from self._table.evict()
@@ -386,7 +391,7 @@ class PrefixMirror:
             assert bool(self._live & replica.bit) == replica.is_live
             assert not self._dead & replica.bit, f"{replica.name} is dead"
         held = 0
-        for mask in set(chain.from_iterable(shard.values() for shard in self._table.shards)):
+        for mask in set(chain.from_iterable(shard.values() for shard in filter(None, self._table.shards))):
             held |= mask
         nobodys = {number for number, name in enumerate(names) if not name}
         assert not any(held >> number & 1 for number in nobodys), "a block is held by nobody"

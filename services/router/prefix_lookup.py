@@ -39,7 +39,7 @@ def groups(
     if not hashes:
         return []
     value = hashes[0]
-    mask = (shards[value >> 54].get(value & KEY, 0) | expected.get(value, 0)) & (closed | unclosed)
+    mask = (shards[value >> 52].get(value & KEY, 0) | expected.get(value, 0)) & (closed | unclosed)
     found: list[Group] = []
     if len(hashes) <= SCAN_BLOCKS:
         _scan(found, shards, expected, hashes, 0, mask)
@@ -67,7 +67,7 @@ def _bisect(
             return
         bends += 1
         value = hashes[-1]
-        last = (shards[value >> 54].get(value & KEY, 0) | expected.get(value, 0)) & mask
+        last = (shards[value >> 52].get(value & KEY, 0) | expected.get(value, 0)) & mask
         if last == mask:
             found.append(Group(length, mask))
             return
@@ -75,7 +75,7 @@ def _bisect(
         while high - low > 1:
             middle = (low + high) >> 1
             value = hashes[middle]
-            seen = (shards[value >> 54].get(value & KEY, 0) | expected.get(value, 0)) & mask
+            seen = (shards[value >> 52].get(value & KEY, 0) | expected.get(value, 0)) & mask
             if seen == mask:
                 low = middle
             else:
@@ -97,7 +97,7 @@ def _scan(
         if not mask:
             return found
         value = hashes[depth]
-        rest = (shards[value >> 54].get(value & KEY, 0) | expected.get(value, 0)) & mask
+        rest = (shards[value >> 52].get(value & KEY, 0) | expected.get(value, 0)) & mask
         if rest != mask:
             if depth:
                 found.append(Group(depth, mask & ~rest))

@@ -17,9 +17,7 @@ USED: Final = 255
 LOADED_MAX: Final = 127
 
 SLOTS_MIN: Final = 1 << 12
-GROW_SLOTS: Final = 1 << 18
-"""Slots copied in one slice: about 0.2 ms."""
-
+SLOTS_PER_BLOCK: Final = 2
 AGE_SLOTS: Final = 1 << 19
 """Slots that age in one slice: about 0.4 ms."""
 
@@ -37,24 +35,20 @@ def loaded_step(total: int) -> int:
 
 
 class Worth:
-    """`slots[key & last]` is what the block with `key` is worth. There are as many slots as blocks, or up to twice."""
+    """`slots[key & last]` is what the block with `key` is worth."""
 
-    def __init__(self) -> None:
-        self.slots = _memory(SLOTS_MIN)
-        self.last = SLOTS_MIN - 1
+    def __init__(self, blocks: int = 0) -> None:
+        """Have slots for `blocks`, 2 to 4 for each."""
+        size = SLOTS_MIN
+        while size < SLOTS_PER_BLOCK * blocks:
+            size *= 2
+        # Of the kernel, page by page when they are touched: a bytearray writes all of its zeros at once.
+        self.slots = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.last = size - 1
 
     def is_short(self, blocks: int) -> bool:
-        """True if `blocks` should have more slots: until they `grow`, more of them share one."""
-        return blocks > len(self.slots)
-
-    def grow(self) -> Iterator[None]:
-        """Double the slots, slice by slice. A use noted meanwhile may be forgotten."""
-        old, new = self.slots, _memory(2 * len(self.slots))
-        for at in range(0, len(old), GROW_SLOTS):
-            end = min(len(old), at + GROW_SLOTS)
-            new[at:end] = new[len(old) + at : len(old) + end] = old[at:end]
-            yield
-        self.slots, self.last = new, len(new) - 1
+        """True if `blocks` should have more slots: until they do, more of them share one."""
+        return SLOTS_PER_BLOCK * blocks > len(self.slots)
 
     def age(self) -> Iterator[None]:
         """What was used is worth one less, slice by slice."""
@@ -63,8 +57,3 @@ class Worth:
             self.slots[at : at + AGE_SLOTS] = self.slots[at : at + AGE_SLOTS].translate(_AGED)
             at += AGE_SLOTS
             yield
-
-
-def _memory(size: int) -> mmap.mmap:
-    """Return `size` bytes of 0, page by page when they are touched: a bytearray writes all of them at once."""
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
