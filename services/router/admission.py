@@ -12,6 +12,7 @@ from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
+from kvmesh.queue_order import OrderKey, shortest
 from services.router.frontends import FrontendSession
 from services.router.holdings import Holdings
 from services.router.queue import BAND_DEFAULT, BAND_MAX
@@ -38,6 +39,8 @@ class RelayLimits:
     queue_max_tokens: int = 8_000_000
     queue_delay_max_s: float = 20.0
     """A new request that would wait longer is refused at the door."""
+    order_key: OrderKey = shortest
+    """In which order a tenant's requests go."""
 
 
 class Refused(NamedTuple):
@@ -84,6 +87,8 @@ class Admission:
         refusal = self._refusal(submit)
         if refusal is None:
             item = self._take(session, submit, now_s)
+            self._releases.expect(item)
+            item.order = self._limits.order_key(item.expected_s, now_s)
             victims = self._holdings.queue.victims(item)
             refusal = self._no_room(item, victims, now_s)
         if refusal is not None:

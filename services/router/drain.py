@@ -11,13 +11,17 @@ RELEASES_MIN: Final = 8
 """Before so much was seen with somebody waiting, the rate is unknown: requests are refused by it."""
 
 REQUEST_TOKENS_MIN: Final = 16
-"""A request counts for at least so many prompt tokens: the shortest has its cost too."""
+"""A request counts for at least so many tokens: the shortest has its cost too."""
 
 RETRY_MS_UNKNOWN: Final = 1000
 
 
 class Drain:
-    """Prompt tokens released per second, measured only while something waits: then it is what the replicas can take."""
+    """Tokens released per second, measured only while something waits: then it is what the replicas can take.
+
+    Tokens that are expected to be computed, not those of the prompts: in the order of the queue cached prompts go first, so
+    that prompt tokens drain at another pace before a short request than before a long one.
+    """
 
     def __init__(self) -> None:
         self._rate = DrainRate(Stock.QUEUE, freed_min=RELEASES_MIN, seen_min_s=BUSY_MIN_S)
@@ -27,7 +31,7 @@ class Drain:
         self._rate.stock(float(is_anything_waiting), now_s)
 
     def released(self, tokens: int, now_s: float) -> None:
-        """A request with a prompt of `tokens` left the queue for a replica."""
+        """A request of which `tokens` are to be computed left the queue for a replica."""
         self._rate.freed(max(REQUEST_TOKENS_MIN, tokens), now_s)
 
     def tokens_per_s(self, now_s: float) -> float | None:

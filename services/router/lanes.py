@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from services.router.fairness import Account, Fairness
-from services.router.shelf import Shelf, Ticketed
+from services.router.shelf import Shelf
 
 if TYPE_CHECKING:
     from services.router.queue import Waiting
@@ -20,6 +20,10 @@ MayGo = Callable[[str, int], bool]
 
 COMPACT_MIN: Final = 64
 """Stale entries of a heap are swept out when there are this many beside four for each tenant."""
+
+
+TENANTS_COUNTED: Final = 16
+"""So many tenants are counted one by one to foresee a wait: some microseconds."""
 
 
 class Flow(Shelf[Item]):
@@ -63,10 +67,10 @@ class Line(Generic[Item]):
             flow.add(item, at_head=at_head)
         self._push(flow, is_first_kept=flow.count > 1)
 
-    def removed(self, item: Item) -> None:
-        """The ticket of `item` was taken from it."""
+    def remove(self, item: Item) -> None:
+        """Take `item` out of its tenant's."""
         flow = self.flows[item.tenant]
-        flow.removed(item)
+        flow.remove(item)
         if flow.count:
             return
         del self.flows[item.tenant]
@@ -111,16 +115,15 @@ class Line(Generic[Item]):
                 self._push_last(flow)
         chosen: list[Item] = []
         kept: list[tuple[float, int, Flow[Item]]] = []
-        open_flows: list[tuple[float, int, Flow[Item], Iterator[Ticketed[Item]]]] = []
+        open_flows: list[tuple[float, int, Flow[Item], Iterator[Item]]] = []
         while len(chosen) < limit and (requests > 0 or tokens > 0):
             self._open_last(open_flows, kept)
             if not open_flows or -open_flows[0][0] <= above:
                 break
             tag, stamp, flow, items = heapq.heappop(open_flows)
-            entry = next(items, None)
-            if entry is None:
+            victim = next(items, None)
+            if victim is None:
                 continue
-            victim = entry[1]
             chosen.append(victim)
             requests -= 1
             tokens -= victim.token_count
@@ -131,7 +134,7 @@ class Line(Generic[Item]):
 
     def _open_last(
         self,
-        open_flows: list[tuple[float, int, Flow[Item], Iterator[Ticketed[Item]]]],
+        open_flows: list[tuple[float, int, Flow[Item], Iterator[Item]]],
         kept: list[tuple[float, int, Flow[Item]]],
     ) -> None:
         """Move to `open_flows` every tenant whose last request comes after those of the open ones."""
@@ -189,7 +192,8 @@ class Band(Generic[Item]):
         self.lines: dict[bool, Line[Item]] = {False: Line(), True: Line()}
         """By whether they may be shed."""
         self.count = 0
-        self.tokens = 0
+        self.work = 0
+        """Of all items."""
         self.firm_count = 0
         """Those that may not be shed."""
         self.passed = 0
@@ -199,7 +203,7 @@ class Band(Generic[Item]):
         """Put `item`, which has its ticket and its account."""
         assert item.account is not None
         self.count += 1
-        self.tokens += item.token_count
+        self.work += item.work
         self.firm_count += item.is_resumed or not item.is_sheddable
         if item.is_resumed:
             self.resumed.add(item, at_head=at_head)
@@ -210,17 +214,17 @@ class Band(Generic[Item]):
     def remove(self, item: Item) -> None:
         """Take `item` out."""
         assert item.account is not None
-        item.ticket = 0
         self.count -= 1
-        self.tokens -= item.token_count
+        self.work -= item.work
         self.firm_count -= item.is_resumed or not item.is_sheddable
         if not self.firm_count:
             self.passed = 0
         if item.is_resumed:
-            self.resumed.removed(item)
+            self.resumed.remove(item)
         else:
-            self.lines[item.is_sheddable].removed(item)
+            self.lines[item.is_sheddable].remove(item)
             self.fairness.leave(item.account, item.token_count)
+        item.ticket = 0
 
     def reorder(self, account: Account) -> None:
         """The counters of `account` changed."""
@@ -228,7 +232,7 @@ class Band(Generic[Item]):
             if line.flows:
                 line.reorder(account.tenant)
 
-    def heads(self, count: int, may_go: MayGo, *, only_firm: bool = False) -> list[Ticketed[Item]]:
+    def heads(self, count: int, may_go: MayGo, *, only_firm: bool = False) -> list[Item]:
         """Return what may be released next, in order, at most `count`.
 
         Resumed ones, then those of the least served tenants. A tenant's second request comes where it would be if the first
@@ -246,12 +250,43 @@ class Band(Generic[Item]):
         heapq.heapify(turns)
         while turns and len(chosen) < count:
             served, index, items = heapq.heappop(turns)
-            entry = next(items, None)
-            if entry is not None:
-                chosen.append(entry)
-                served += entry[1].token_count / flows[index].account.weight
+            item = next(items, None)
+            if item is not None:
+                chosen.append(item)
+                served += item.token_count / flows[index].account.weight
                 heapq.heappush(turns, (served, index, items))
         return chosen
+
+    def own_before(self, item: Item) -> int:
+        """Return the work of the tenant of `item` that goes before it, were it added now; resumed ones not counted."""
+        before = 0
+        for is_sheddable, line in self.lines.items():
+            flow = line.flows.get(item.tenant)
+            if flow is None:
+                continue
+            if is_sheddable == item.is_sheddable:
+                before += flow.work_before(item)
+            elif item.is_sheddable:  # of one tenant those that may not be shed go first
+                before += flow.work
+        return before
+
+    def others(self, tenant: str | None, turn: float) -> float:
+        """Return the work of other tenants than `tenant` that goes meanwhile: of each what waits, at most `turn` by weight.
+
+        Of more than TENANTS_COUNTED all together at most as much: more than it is, if some have little.
+        """
+        lines = self.lines.values()
+        if sum(len(line.flows) for line in lines) > TENANTS_COUNTED:
+            mine = [line.flows[tenant] for line in lines if tenant is not None and tenant in line.flows]
+            waiting = self.work - self.resumed.work - sum(flow.work for flow in mine)
+            weight = self.fairness.waiting_weight - (mine[0].account.weight if mine else 0.0)
+            return min(waiting, turn * max(0.0, weight))
+        waits: dict[str, float] = {}
+        for line in lines:
+            for name, flow in line.flows.items():
+                if name != tenant:
+                    waits[name] = min(turn * flow.account.weight, waits.get(name, 0.0) + flow.work)
+        return sum(waits.values())
 
     def __iter__(self) -> Iterator[Item]:
         shelves: Iterable[Shelf[Item]] = (
@@ -260,13 +295,12 @@ class Band(Generic[Item]):
             *self.lines[True].flows.values(),
         )
         for shelf in shelves:
-            for _, item in shelf:
-                yield item
+            yield from shelf
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count is wrong."""
         items = list(self)
-        assert self.count == len(items) and self.tokens == sum(item.token_count for item in items)
+        assert self.count == len(items) and self.work == sum(item.work for item in items)
         assert self.firm_count == sum(item.is_resumed or not item.is_sheddable for item in items)
         for item in items:
             assert item.ticket and item.band == self.band

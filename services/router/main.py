@@ -181,6 +181,7 @@ class Router:
                 config.decode.orphan_s,
                 section.queue_max_tokens,
                 section.queue_delay_max_s,
+                ORDERS[config.prefill.queue_order],
             ),
             note=self.dispatches.note,
             record=telemetry.RelayTelemetry(self.metrics, self._tracing, self._block_tokens),

@@ -179,11 +179,10 @@ class KappaPolicy:
         if now_s - self._measured_at_s > FRESH_S:
             self.costs.forget()
 
-    def prefill_s(self, hashes: Sequence[int], token_count: int) -> float:
-        """Return the seconds a prompt would take where most of it is in cache."""
-        depth = max(self.mirror.matched(hashes).values(), default=0)
-        usable = min(depth * self._block_tokens, token_count - 1)
-        return self.costs.estimate_s(token_count - usable, token_count)
+    def expected(self, hashes: Sequence[int], token_count: int) -> tuple[int, float]:
+        """Return how many tokens of a prompt would be computed where most of it is in cache, and in how many seconds."""
+        uncached = max(1, token_count - self.mirror.depth(hashes) * self._block_tokens)
+        return uncached, self.costs.estimate_s(uncached, token_count)
 
     def queue_s(self, replica: str, now_s: float) -> float:
         """Return the seconds of work dispatched to `replica`."""

@@ -1,10 +1,10 @@
 """Requests that wait at the router until they may be released: strict bands, tenants served fairly inside.
 
-Pure. Order: the higher band; in it resumed requests, as they came; then the least served tenant
-(services.router.fairness); of a tenant the higher priority; then first come, first served. A lower band that waits gets
-one release of FLOOR_EVERY, unless everything in it is sheddable. Bounded in number and tokens here, in time by each item's
-`queue_until_s`; `victims` tells who must go when it is full. An operation costs O(log n) of the tenants and O(1) of the
-requests; `victims` so per victim.
+Pure. Order: the higher band; in it resumed requests, by length; then the least served tenant (services.router.fairness);
+of a tenant the higher priority; then the shortest with ageing (kvmesh.queue_order), as at the prefill replicas. A lower
+band that waits gets one release of FLOOR_EVERY, unless everything in it is sheddable. Bounded in number and tokens here, in
+time by each item's `queue_until_s`; `victims` tells who must go when it is full. An operation costs O(log n) of the tenants
+and of the requests, and a shift within a short run (services.router.sorted_runs); `victims` so per victim.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ class Waiting(Protocol):
     weight: float
     is_sheddable: bool
     priority: int
+    order: float
+    """Of those of one tenant and priority the smallest goes first, of equals the first that came."""
     is_resumed: bool
     token_count: int
+    work: int
+    """Tokens of its prompt that are expected to be computed: what those behind it wait for."""
     output_tokens_max: int
     ticket: int
     """0 while the item is not in the queue."""
@@ -57,7 +61,7 @@ def anybody(_tenant: str, _band: int) -> bool:
 
 
 class ReleaseQueue(Generic[Item]):
-    """Holds items by band, tenant and priority. Removing one is O(1): it is marked and skipped later."""
+    """Holds items by band, tenant, priority and order. What decides the place of an item must not change while it is in."""
 
     def __init__(self, requests_max: int, tokens_max: float = math.inf) -> None:
         """Of new requests at most `requests_max` with `tokens_max` prompt tokens wait, of resumed ones as many again."""
@@ -81,6 +85,11 @@ class ReleaseQueue(Generic[Item]):
     def tokens(self) -> int:
         """Prompt tokens of all that wait."""
         return self._tokens[False] + self._tokens[True]
+
+    @property
+    def work(self) -> int:
+        """Work of all that wait."""
+        return sum(band.work for band in self._order)
 
     def count(self, *, is_resumed: bool) -> int:
         """Return how many resumed, or how many other items wait."""
@@ -111,7 +120,9 @@ class ReleaseQueue(Generic[Item]):
         """Return less important items that must leave so that `item` fits, or None if there are not enough of them.
 
         The least important: sheddable ones first; then the lowest band; then the tenant whose last request would be served
-        last of all; of that tenant the lowest priority, and of these the newest. Resumed ones are never driven out.
+        last of all; of that tenant the one that would be. Nobody drives out its own tenant's: a shorter one goes before a
+        longer one, but does not take its place, else who was taken could be put off for ever. So between tenants the
+        newcomer counts as its tenant's last, however short it is. Resumed ones are never driven out.
         """
         if item.is_resumed:
             return None if self.is_full(is_resumed=True, tokens=item.token_count) else []
@@ -128,7 +139,10 @@ class ReleaseQueue(Generic[Item]):
         return chosen if count <= 0 and tokens <= 0 else None
 
     def add(self, item: Item, *, at_head: bool = False) -> None:
-        """Put `item` behind its equals, or, if it comes back, in front of them; what was charged for it is given back."""
+        """Put `item` where it belongs, or, if it comes back, before all of its tenant and priority.
+
+        What was charged for it is given back.
+        """
         assert not item.ticket, "an item is queued twice"
         self._last_ticket += 1
         item.ticket = self._last_ticket
@@ -200,7 +214,7 @@ class ReleaseQueue(Generic[Item]):
         `may_go(tenant, band)` is asked of each tenant that is met; those that may not are passed over. A lower band is
         looked at if its floor is due, or if none of the higher ones may go.
         """
-        chosen: list[tuple[int, Item]] = []
+        chosen: list[Item] = []
         for band in self._order[1:]:
             if (
                 band.passed >= FLOOR_EVERY - len(self._order) and band.firm_count
@@ -211,34 +225,32 @@ class ReleaseQueue(Generic[Item]):
             chosen += more
             if more:
                 break
-        for ticket, item in chosen:
+        for ticket, item in [(item.ticket, item) for item in chosen]:
             if item.ticket == ticket:
                 yield item
 
     def ahead(self, item: Item) -> float:
-        """Return about how many prompt tokens are released before `item`, were it added now. O(1) of requests and tenants.
+        """Return about how much work is released before `item`, were it added now and nothing came after it.
 
-        In its band no more than all that waits there, and no more than what tenants of their weights may have while its own
-        tenant's requests before it go.
+        In its band: resumed ones, what stands before it of its own tenant, and of the other tenants no more than waits, and
+        no more than they may have for their weights meanwhile. Shorter ones that come later are not counted: whether any
+        come is not known, and nobody shall be refused for a wait that it would not have.
         """
-        return self._ahead(item.band, item.tenant, item.weight or 1.0, item.token_count)
+        band = self._bands.get(item.band)
+        own = band.own_before(item) if band is not None else 0
+        return self._ahead(item.band, item.tenant, own, (own + item.work) / (item.weight or 1.0))
 
     def ahead_of_newcomer(self) -> float:
         """Return the same for a request of the default band, as long as the average one, of a tenant that is new here."""
-        return self._ahead(BAND_DEFAULT, None, 1.0, self.tokens / max(1, len(self)))
+        return self._ahead(BAND_DEFAULT, None, 0, self.work / max(1, len(self)))
 
-    def _ahead(self, number: int, tenant: str | None, weight: float, tokens: float) -> float:
-        higher: float = sum(band.tokens for band in self._order if band.band > number)
+    def _ahead(self, number: int, tenant: str | None, own: int, turn: float) -> float:
+        """`own`: work of the same tenant before it. `turn`: what the tenant has had then, over its weight."""
+        higher: float = sum(band.work for band in self._order if band.band > number)
         band = self._bands.get(number)
         if band is None or not band.count:
             return higher
-        account = band.fairness.find(tenant) if tenant is not None else None
-        own, others = 0, band.fairness.waiting_weight
-        if account is not None and account.waiting:
-            own, others = account.waiting_tokens, others - account.weight
-        fair = own + (own + tokens) * max(0.0, others) / weight
-        resumed = band.resumed.tokens
-        return higher + resumed + min(band.tokens - resumed, fair)
+        return higher + band.resumed.work + own + band.others(tenant, turn)
 
     def __iter__(self) -> Iterator[Item]:
         for band in self._order:

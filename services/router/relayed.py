@@ -78,6 +78,12 @@ class Relayed:
     priority: int = 0
     is_resumed: bool = False
     """It goes ahead of others in the queue."""
+    expected_s: float = 0.0
+    """Prefill seconds where most of the prompt is in cache, as expected when it came; 0: not known."""
+    work: int = 0
+    """Tokens of the prompt that would be computed there."""
+    order: float = 0.0
+    """Before whom of its tenant and priority it goes in the router's queue (kvmesh.queue_order)."""
     ticket: int = 0
     account: Account | None = None
     charged_prefill: float = 0.0

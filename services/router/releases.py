@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.drain import Drain
@@ -38,6 +38,7 @@ PLACED_AGAIN_MAX: Final = 3
 """Times an attempt is given to other replicas because one gave it back, or did not answer."""
 
 
+@runtime_checkable
 class Forecast(Protocol):
     """What is known of how long prompts take."""
 
@@ -49,12 +50,8 @@ class Forecast(Protocol):
         """Something would be refused by the estimates: forget those that nothing can correct any more."""
         ...
 
-    def cold_prefill_s(self, token_count: int) -> float:
-        """Return the seconds a prompt would take without any cache."""
-        ...
-
-    def prefill_s(self, hashes: Sequence[int], token_count: int) -> float:
-        """Return the seconds a prompt would take where most of it is in cache."""
+    def expected(self, hashes: Sequence[int], token_count: int) -> tuple[int, float]:
+        """Return how many tokens of a prompt would be computed where most of it is in cache, and in how many seconds."""
         ...
 
 
@@ -74,7 +71,19 @@ class Releases:
 
     def retry_after_ms(self, now_s: float) -> int:
         """Return after how long what waits now is likely to have drained."""
-        return self.drain.retry_after_ms(self._holdings.queue.tokens, now_s)
+        return self.drain.retry_after_ms(self._holdings.queue.work, now_s)
+
+    def expect(self, item: Relayed) -> None:
+        """Look up what the prompt of `item`, which is new, will take.
+
+        Once: its place in the queue and whether it is in time follow from it, however long it waits, and whatever comes
+        into or leaves the caches meanwhile. The policy looks anew when it is released; if that is at once, the mirror has
+        the answer of this look ready.
+        """
+        if self.forecast is None:
+            item.work = item.token_count
+        else:
+            item.work, item.expected_s = self.forecast.expected(item.hashes, item.token_count)
 
     def foreseen_s(self, item: Relayed, wait_s: float) -> float | None:
         """Return the seconds to the first token of `item` after a wait of `wait_s`, if it is known and too long.
@@ -85,9 +94,7 @@ class Releases:
         if forecast is None or item.is_resumed or not forecast.knows_costs():
             return None
         left_s = item.first_by_s - item.arrived_s
-        if wait_s + forecast.cold_prefill_s(item.token_count) <= left_s:
-            return None  # whatever is in cache: most requests end here
-        seconds = wait_s + forecast.prefill_s(item.hashes, item.token_count)
+        seconds = wait_s + item.expected_s
         if seconds <= left_s:
             return None
         forecast.doubt_costs(item.arrived_s)
@@ -146,7 +153,7 @@ class Releases:
         assert item.submit is not None, item
         uncached = item.token_count - answer.matched_blocks * item.submit.block_tokens
         self._holdings.queue.release(item, max(1, uncached))
-        self.drain.released(item.token_count, now_s)
+        self.drain.released(item.work, now_s)
         self._release(item, answer, now_s)
         return True
 

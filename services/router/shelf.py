@@ -1,82 +1,75 @@
-"""Requests of one kind by priority or not, then first come, first served. Pure."""
+"""Requests of one kind by priority or not, then by their order, then first come, first served. Pure."""
 
 from __future__ import annotations
 
-from collections import deque
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from services.router.sorted_runs import Rank, SortedRuns
 
 if TYPE_CHECKING:
     from services.router.queue import Waiting
 
 Item = TypeVar("Item", bound="Waiting")
-Ticketed = tuple[int, Item]
 
 PRIORITY_MAX: Final = 100
 """Priorities beyond +-100 count as +-100."""
 
 
 class Shelf(Generic[Item]):
-    """Items by priority, then first come, first served. Removed ones are skipped, and dropped from the ends.
+    """Items by priority, then by `order`, then first come, first served. Who comes back stands before all of its priority.
 
-    Not `by_priority`: first come, first served alone, where items of several tenants stand together and none shall go
-    first because its client says so.
+    Not `by_priority`: by order alone, where items of several tenants stand together and none shall go first because its
+    client says so.
     """
 
-    __slots__ = ("_by_priority", "_lanes", "count", "tokens")
+    __slots__ = ("_by_priority", "_ranks", "_runs", "count", "work")
 
     def __init__(self, *, by_priority: bool = True) -> None:
         self._by_priority = by_priority
         self.count = 0
-        self.tokens = 0
-        self._lanes: dict[int, deque[Ticketed[Item]]] = {}
+        self.work = 0
+        """Of all items."""
+        self._runs: SortedRuns[Item] = SortedRuns()
+        self._ranks: dict[Item, Rank] = {}
 
     def add(self, item: Item, *, at_head: bool) -> None:
-        """Put `item`, which has its ticket, behind or before its equals."""
-        priority = self._priority(item)
-        lane = self._lanes.get(priority)
-        if lane is None:
-            lane = self._lanes[priority] = deque()
+        """Put `item`, which has its ticket, where it belongs, or before its equals."""
         if at_head:
-            lane.appendleft((item.ticket, item))
+            rank = self._minus_priority(item), float("-inf"), -item.ticket
         else:
-            lane.append((item.ticket, item))
+            rank = self._minus_priority(item), item.order, item.ticket
+        self._ranks[item] = rank
+        self._runs.add(rank, item)
         self.count += 1
-        self.tokens += item.token_count
+        self.work += item.work
 
-    def removed(self, item: Item) -> None:
-        """The ticket of `item` was taken from it: forget it."""
+    def remove(self, item: Item) -> None:
+        """Take `item` out."""
+        self._runs.remove(self._ranks.pop(item))
         self.count -= 1
-        self.tokens -= item.token_count
-        priority = self._priority(item)
-        lane = self._lanes[priority]
-        while lane and lane[0][1].ticket != lane[0][0]:
-            lane.popleft()
-        while lane and lane[-1][1].ticket != lane[-1][0]:
-            lane.pop()
-        if not lane:
-            del self._lanes[priority]
+        self.work -= item.work
 
-    def _priority(self, item: Item) -> int:
-        return max(-PRIORITY_MAX, min(PRIORITY_MAX, item.priority)) if self._by_priority else 0
+    def work_before(self, item: Item) -> int:
+        """Return the work of all that stand before `item`, were it added now."""
+        return self._runs.work_before((self._minus_priority(item), item.order, sys.maxsize))
 
-    def __iter__(self) -> Iterator[Ticketed[Item]]:
-        lanes = self._lanes
-        for priority in sorted(lanes, reverse=True) if len(lanes) > 1 else lanes:
-            for entry in lanes[priority]:
-                if entry[1].ticket == entry[0]:
-                    yield entry
+    def _minus_priority(self, item: Item) -> int:
+        return -max(-PRIORITY_MAX, min(PRIORITY_MAX, item.priority)) if self._by_priority else 0
 
-    def __reversed__(self) -> Iterator[Ticketed[Item]]:
-        for priority in sorted(self._lanes):
-            for entry in reversed(self._lanes[priority]):
-                if entry[1].ticket == entry[0]:
-                    yield entry
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._runs)
+
+    def __reversed__(self) -> Iterator[Item]:
+        return reversed(self._runs)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if a count is wrong or a lane is untidy."""
-        items = [item for _, item in self]
-        assert self.count == len(items) and self.tokens == sum(item.token_count for item in items)
-        for priority, lane in self._lanes.items():
-            assert lane, f"lane {priority} is empty"
-            assert all(lane[end][1].ticket == lane[end][0] for end in (0, -1)), f"lane {priority} is untidy"
+        """Raise AssertionError if a count is wrong or an item is in the wrong place."""
+        items = list(self)
+        assert self.count == len(items) and self.work == sum(item.work for item in items)
+        assert set(items) == set(self._ranks) and all(item.ticket for item in items)
+        for item, (minus_priority, order, ticket) in self._ranks.items():
+            assert minus_priority == self._minus_priority(item)
+            assert (order, ticket) in ((item.order, item.ticket), (float("-inf"), -item.ticket)), item
+        self._runs.assert_consistent()

@@ -30,7 +30,7 @@ from services.router.policy import (
     Wait,
 )
 from services.router.queue import ReleaseQueue
-from services.router.releases import PUMP_PAUSE_S
+from services.router.releases import PUMP_PAUSE_S, Forecast
 from services.router.replay.cost import Cost
 from services.router.replay.held import Held
 from services.router.replay.servers import Order, Server
@@ -142,9 +142,10 @@ class Simulation:
         if not len(queue) and self._try(router, index) is None:
             return
         # Who may not go at once is ordered as at the replicas, by what it would take where most of it is in cache.
-        forecast = getattr(self._policies[router], "prefill_s", None)
-        seconds = forecast(self._load.hashes[index], tokens) if forecast is not None else 0.0
-        held = Held(index, tokens, OUTPUT_TOKENS_MAX, self._order(seconds, self._now_s), tokens)
+        policy, work, seconds = self._policies[router], tokens, 0.0
+        if isinstance(policy, Forecast):  # other policies hold nothing back
+            work, seconds = policy.expected(self._load.hashes[index], tokens)
+        held = Held(index, tokens, OUTPUT_TOKENS_MAX, self._order(seconds, self._now_s), work)
         queue.add(held)
         self._pump(router)
         self.outcome.held += bool(held.ticket)

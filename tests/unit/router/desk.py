@@ -9,6 +9,7 @@ from kvmesh import blocks
 from kvmesh.attach.frames import pack_ids
 from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.queue_order import OrderKey, shortest
 from services.router.admission import RelayLimits
 from services.router.mirror import PrefixMirror
 from services.router.placement import KappaPolicy
@@ -30,7 +31,13 @@ class Desk:
     """One relay, one prefill and two decode replicas, one frontend."""
 
     def __init__(
-        self, *, prefills: int = 1, queue: int = 8, max_wait_s: float = 60.0, local: int = 0
+        self,
+        *,
+        prefills: int = 1,
+        queue: int = 8,
+        max_wait_s: float = 60.0,
+        local: int = 0,
+        order_key: OrderKey = shortest,
     ) -> None:
         self.now_s = 50.0
         self.ended: list[str] = []
@@ -41,13 +48,14 @@ class Desk:
             block_tokens=4,
             dispatch_ahead_s=0.001,
             local_prefill_tokens_max=local,
+            order_key=order_key,
         )
         self.relay = Relay(
             "router-0",
             "m",
             4,
             self.policy,
-            RelayLimits(queue, max_wait_s, 3.0),
+            RelayLimits(queue, max_wait_s, 3.0, order_key=order_key),
             record=lambda item, outcome, now_s: self.ended.append(outcome),
         )
         self.links: dict[str, tuple[Replica, Link]] = {}

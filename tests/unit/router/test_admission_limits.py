@@ -18,10 +18,9 @@ from tests.unit.router.desk import Desk
 class Told:
     """A forecast of fixed seconds for each prompt token."""
 
-    def __init__(self, token_s: float, cached_token_s: float | None = None) -> None:
+    def __init__(self, token_s: float) -> None:
         self.is_known = True
         self._token_s = token_s
-        self._cached_token_s = token_s if cached_token_s is None else cached_token_s
 
     def knows_costs(self) -> bool:
         return self.is_known
@@ -29,11 +28,8 @@ class Told:
     def doubt_costs(self, now_s: float) -> None:
         pass
 
-    def cold_prefill_s(self, token_count: int) -> float:
-        return token_count * self._token_s
-
-    def prefill_s(self, hashes: Sequence[int], token_count: int) -> float:
-        return token_count * self._cached_token_s
+    def expected(self, hashes: Sequence[int], token_count: int) -> tuple[int, float]:
+        return token_count, token_count * self._token_s
 
 
 def name(number: int) -> str:
@@ -97,6 +93,21 @@ def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
     assert desk.relay.load_report().queue_delay_us > 0
 
 
+def test_nobody_is_refused_for_the_wait_of_those_that_it_overtakes() -> None:
+    """Half a minute of work waits; a short request has none of it before it, a long one all."""
+    desk = Desk(queue=100)
+    desk.relay.releases.forecast = Told(0.01)
+    busy(desk, 30, tokens=200)
+    for _ in range(20):
+        desk.now_s += 0.1
+        desk.relay.releases.drain.released(20, desk.now_s)
+    desk.submit(request_id=name(40), tokens=30)
+    assert not desk.told().refusals and next(iter(desk.relay.queue)).request_id == name(40)
+    desk.submit(request_id=name(41), tokens=300)
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and "30.0 s" in refusal.message
+
+
 @pytest.mark.parametrize("limit", [{"remaining_ms": 1500}, {"ttft_ms": 1500}])
 def test_who_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[str, int]) -> None:
     """Before anything is taken for it; unknown costs, a cached prompt and a resumed request are given the chance."""
@@ -108,7 +119,7 @@ def test_who_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[s
     assert refusal.reason == pb.Refusal.REASON_DEADLINE and refusal.estimate_ms == 2000
     assert all(not replica.slots for replica, _ in desk.links.values())
     assert desk.relay.admission.refusals == {pb.Refusal.REASON_DEADLINE: 1}
-    desk.relay.releases.forecast = Told(0.1, cached_token_s=0.01)
+    desk.relay.releases.forecast = Told(0.01)
     desk.submit(request_id=name(2), tokens=20, **limit)
     desk.relay.releases.forecast = forecast
     desk.submit(request_id=name(3), tokens=20, resumed=True, attempt=2, **limit)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvmesh.attach.frames import FrameError
+from kvmesh import blocks
+from kvmesh.attach.frames import FrameError, pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.queue_order import ORDERS
 from tests.unit.router.desk import A, Desk
 
 
@@ -75,29 +77,55 @@ def test_higher_bands_go_first_and_a_resumed_one_at_the_head_of_its_band() -> No
     desk.reserved(request_id="0" * 32)
     for name, changes in (("1", {}), ("2", {"band": 6}), ("3", {"resumed": True, "attempt": 2})):
         desk.submit(request_id=name * 32, **changes)
-    order = []
-    for _ in range(3):
+    assert release_all(desk, 3) == "231"
+
+
+def test_resumed_attempts_go_by_length_and_are_bounded_too() -> None:
+    """They go ahead of new ones, whatever their priority; beyond the queue's places they are refused as all others."""
+    desk = Desk(queue=2)
+    desk.relay.releases.forecast = desk.policy
+    for name in ("decode-0", "decode-1"):
+        desk.lose(name)
+    for number in range(8):
+        terms = {"tokens": 400 - 40 * number, "priority": 8 - number}
+        desk.submit(request_id=f"{number:032x}", resumed=number % 2 == 1, attempt=2, **terms)
+    assert [item.slot for item in desk.relay.queue] == [4, 2, 1, 3]
+    refusals = desk.told().refusals
+    assert [row.slot for row in refusals] == [5, 6, 7, 8]
+    assert all(row.reason == pb.Refusal.REASON_QUEUE_FULL and row.retry_after_ms for row in refusals)
+
+
+@pytest.mark.parametrize(("order", "released"), [("shortest", "2314"), ("fifo", "1234")])
+def test_a_short_prompt_overtakes_a_long_one_that_waits(order: str, released: str) -> None:
+    """Short is what takes little where most of it is in cache. After its time nobody overtakes the long one any more."""
+    desk = Desk(order_key=ORDERS[order])
+    desk.policy.mirror.store("prefill-0", blocks.chain(pack_ids(range(8000)), 4, "m"))
+    desk.reserved(request_id="0" * 32)
+    desk.relay.releases.forecast = desk.policy
+    cold = blocks.pack(blocks.chain(pack_ids(range(4000)), 4, "other"))
+    desk.submit(
+        request_id="1" * 32, tokens=4000, block_hashes=cold
+    )  # 0.2 s by the prior: 0.7 s to be overtaken in
+    desk.submit(request_id="2" * 32, tokens=8000)
+    desk.wait(0.5)
+    desk.submit(request_id="3" * 32)
+    desk.wait(0.5)
+    desk.submit(request_id="4" * 32)
+    assert release_all(desk, 4) == released
+
+
+def release_all(desk: Desk, count: int) -> str:
+    """Let prefill start one after the other; return the first letters of their names, in that order."""
+    order = ""
+    for _ in range(count):
         current = max(desk.links["prefill-0"][0].slots)
         desk.down("prefill-0", starts=[pb.Start(slot=current)])
         desk.wait(0.01)
         decode, submit = desk.placed()
-        order.append(submit.request_id[0])
+        order += submit.request_id[0]
         desk.down(decode, acceptances=[pb.Acceptance(slot=submit.slot)])
         desk.up("prefill-0")
-    assert order == ["2", "3", "1"]
-
-
-def test_resumed_attempts_wait_in_their_order_and_are_bounded_too() -> None:
-    """They go ahead of new ones, first come first served; beyond the queue's places they are refused as all others."""
-    desk = Desk(queue=2)
-    for name in ("decode-0", "decode-1"):
-        desk.lose(name)
-    for number in range(8):
-        desk.submit(request_id=f"{number:032x}", resumed=number % 2 == 1, attempt=2)
-    assert [item.slot for item in desk.relay.queue] == [2, 4, 1, 3]
-    refusals = desk.told().refusals
-    assert [row.slot for row in refusals] == [5, 6, 7, 8]
-    assert all(row.reason == pb.Refusal.REASON_QUEUE_FULL and row.retry_after_ms for row in refusals)
+    return order
 
 
 def test_slots_must_ascend_within_a_stream() -> None:
