@@ -163,7 +163,7 @@ def test_a_decode_that_fails_prompts_of_its_own_before_their_first_token_is_ejec
 def test_prefills_that_are_busy_and_say_so_are_trusted(prefills: int) -> None:
     """Prompts wait longer than was thought, everywhere alike: nobody is ejected and no prompt is handed round."""
     desk, submits = Desk(prefills=prefills, queue=256), 0
-    desk.policy._dispatch_ahead_s = 100.0
+    desk.policy.prefills._dispatch_ahead_s = 100.0
     busy = pb.LoadReport(engine_ready=True, queued_request_count=50, running_request_count=1)
     for tick in range(40):
         if tick < 5 * prefills:
