@@ -115,7 +115,7 @@ class KappaPolicy:
         offers = prefills.offers(request, view, match, prefill_s, now_s)
         best = prefills.lowest(offers) if offers else None
         decode, handoff_s = choice.beside_prefill()
-        paired_s = best.candidate.score + handoff_s if best is not None else math.inf
+        paired_s = best.score + handoff_s if best is not None else math.inf
         own = self._alone(request, choice, prefill_s, paired_s, now_s)
         prefill: str | None = None
         if own is not None:
@@ -123,10 +123,10 @@ class KappaPolicy:
             decode = own.decode
         else:
             assert best is not None, "no prefill replica, and decode does not run it"
-            chosen = best.candidate
             if not best.may_go:
                 prefills.hold(request, best, now_s)
-                return Wait(f"{chosen.replica} has work ahead", now_s + RECHECK_S, chosen.replica)
+                return Wait(f"{best.replica} has work ahead", now_s + RECHECK_S, best.replica)
+            chosen = best.candidate()
             prefill = chosen.replica
             prefills.chose(request, best, offers)
         return Placement(
@@ -278,5 +278,5 @@ def _explained(
 ) -> tuple[Candidate, ...]:
     if not request.explain:
         return ()
-    others = [one.candidate for one in offers if one.candidate is not chosen]
-    return (chosen, *sorted(others, key=lambda one: one.score)[: CANDIDATES_MAX - 1])
+    others = sorted((one for one in offers if one.replica != chosen.replica), key=lambda one: one.score)
+    return (chosen, *(one.candidate() for one in others[: CANDIDATES_MAX - 1]))

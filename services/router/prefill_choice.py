@@ -41,13 +41,21 @@ PrefillSeconds = Callable[[ReplicaState, int], float]
 
 
 class Offer(NamedTuple):
-    """A prefill replica, priced."""
+    """A prefill replica, priced. The first five are those of a Candidate."""
 
-    candidate: Candidate
+    replica: str
+    matched_blocks: int
+    queue_s: float
+    prefill_s: float
+    score: float
     may_go: bool
     """True if it may be sent more work now."""
     ends_s: float
     """Seconds until the prompt were done there behind all that is there: what one who goes there loses."""
+
+    def candidate(self) -> Candidate:
+        """Return it as it is told."""
+        return Candidate(*self[:5])
 
 
 class PrefillChoice:
@@ -119,32 +127,32 @@ class PrefillChoice:
                 held_s = min(line.waiting_s, line.waiting_s + seconds - self._dispatch_ahead_s)
                 score += held_s * view.waiting_requests / LOOK_AHEAD
             later_s = line.total_s - line.ahead_s + held.total_s - held.ahead_s
-            candidate = Candidate(name, depth, queue_s, seconds, score)
-            found.append(Offer(candidate, may_go, queue_s + later_s + seconds))
+            ends_s = queue_s + later_s + seconds
+            found.append(Offer(name, depth, queue_s, seconds, score, may_go, ends_s))
         return found
 
     def lowest(self, offers: Sequence[Offer]) -> Offer:
         """Return the best of `offers`, of equals a random one."""
-        lowest = min(one.candidate.score for one in offers)
-        ties = [one for one in offers if one.candidate.score <= lowest * (1 + 1e-9)]
+        lowest = min([one.score for one in offers]) * (1 + 1e-9)
+        ties = [one for one in offers if one.score <= lowest]
         return ties[0] if len(ties) == 1 else self._rng.choice(ties)
 
     def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
-        elsewhere_s = min((one.ends_s for one in offers if one is not best), default=0.0)
-        self._chosen = request.request_id, max(0.0, elsewhere_s - best.candidate.prefill_s)
+        elsewhere_s = min([one.ends_s for one in offers if one is not best], default=0.0)
+        self._chosen = request.request_id, max(0.0, elsewhere_s - best.prefill_s)
 
     def hold(self, request: PlacementRequest, best: Offer, now_s: float) -> None:
         """It is held here for `best`, which has enough to do: others that are held are to count it there."""
-        chosen, until_s = best.candidate, now_s + WISH_LIFE_S
+        until_s = now_s + WISH_LIFE_S
         known, since_s = self._held_since
         assert known == request.request_id, "held without being asked for"
         self._wishes.add(
             Work(
                 _key(request),
-                chosen.replica,
+                best.replica,
                 (),
-                chosen.prefill_s,
+                best.prefill_s,
                 since_s,
                 until_s,
                 precedence=request.precedence,
