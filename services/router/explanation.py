@@ -44,7 +44,7 @@ def _compared(chosen: Candidate, others: list[Candidate]) -> str:
         )
     return (
         f"{chosen.replica} has the lowest score: {_times(chosen)}. {rival.replica} would be ready {_ms(later_s)} sooner "
-        f"({_times(rival)}), but was given more lately."
+        f"({_times(rival)}), but there it would delay others more."
     )
 
 
