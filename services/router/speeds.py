@@ -17,6 +17,10 @@ MEMORY_PROMPTS: Final = 24
 STEP_MAX: Final = 0.5
 """Of a logarithm: what took 1.65 times the expected, or less than 1 / 1.65 of it, says no more."""
 
+DOUBT: Final = 0.1
+"""Of a logarithm: replicas that differ by less than this share are taken to be alike, else chance would make one of equals
+everybody's first choice."""
+
 CENTRE_EVERY: Final = 32
 """Prompts between two looks at what is usual: it changes slowly, and there may be a thousand replicas."""
 
@@ -48,7 +52,7 @@ class Speeds:
         if self._until_centre <= 0 or count == 0:
             self._centre_again()
         else:
-            self._factors[replica] = math.exp(log - self._centre)
+            self._factors[replica] = _factor(log - self._centre)
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
@@ -60,5 +64,9 @@ class Speeds:
         logs = sorted(log for log, _ in self._seen.values())
         middle = len(logs) // 2
         self._centre = logs[middle] if len(logs) % 2 else (logs[middle - 1] + logs[middle]) / 2
-        self._factors = {name: math.exp(log - self._centre) for name, (log, _) in self._seen.items()}
+        self._factors = {name: _factor(log - self._centre) for name, (log, _) in self._seen.items()}
         self._until_centre = max(CENTRE_EVERY, len(logs)) if len(logs) > 1 else 1
+
+
+def _factor(log: float) -> float:
+    return math.exp(math.copysign(max(0.0, abs(log) - DOUBT), log))

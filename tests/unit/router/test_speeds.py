@@ -36,12 +36,12 @@ def test_what_all_have_in_common_is_nobodys() -> None:
 
 
 def test_one_wild_value_moves_little() -> None:
-    """A prompt that took 100 times as long makes its replica at most some per cent slower; bad input is ignored."""
+    """A prompt that took 100 times as long makes nobody slow, nor do small differences; bad input is ignored."""
     speeds = Speeds()
     for _ in range(50):
         speeds.observe("p0", 1.0, 1.0)
-        speeds.observe("p1", 1.0, 1.0)
+        speeds.observe("p1", 1.0, 1.05)
     for seconds in (100.0, 0.0, -1.0):
         speeds.observe("p0", 1.0, seconds)
     speeds.observe("p0", 0.0, 1.0)
-    assert 1.0 < speeds.factor("p0") < 1.05
+    assert speeds.factor("p0") == speeds.factor("p1") == 1.0
