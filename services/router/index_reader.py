@@ -60,6 +60,7 @@ class IndexReader:
         self._stream = key(mesh, "kv")
         self._mirror = mirror
         self._clock = clock or MonotonicClock()
+        self._turns = _Turns(self._clock)
         self._position: StreamId = (0, 0)
         self._wanted: set[str] = set()
         self._to_load: dict[str, float] = {}
@@ -121,21 +122,20 @@ class IndexReader:
         )
         if not answer:
             return
-        turns = _Turns(self._clock)
         for entry_id, batch in self._entries(answer[0][1]):
             self._position = entry_id  # before it is taken: an entry that fails is not read for ever
             if batch is not None:
-                await self._take(batch, entry_id, turns)
-            await turns.breathe()
+                await self._take(batch, entry_id)
+            await self._turns.breathe()
 
-    async def _take(self, batch: Batch, entry_id: StreamId, turns: _Turns) -> None:
+    async def _take(self, batch: Batch, entry_id: StreamId) -> None:
         name = batch.replica
         if name not in self._wanted:
             return
         self.batch_total += 1
         if name in self._to_load:
             return  # its snapshot and what follows will be read together
-        if await turns.through(self._mirror.applying(batch, entry_id)) is Outcome.RELOAD:
+        if await self._turns.through(self._mirror.applying(batch, entry_id)) is Outcome.RELOAD:
             log.info("index of %s is loaded again", name, extra={"epoch": batch.epoch, "seq": batch.seq})
             self._to_load[name] = float("-inf")
 
@@ -203,7 +203,7 @@ class IndexReader:
         """
         head, is_whole = load.head, False
         start, end = data[: head.size], head.size + 8 * head.block_count
-        snapshot_key, turns = key(self._mesh, "snap", head.replica), _Turns(self._clock)
+        snapshot_key = key(self._mesh, "snap", head.replica)
         try:
             at, data = len(data), data[head.size :]
             await self._keep_up(UPKEEP_S)
@@ -213,7 +213,7 @@ class IndexReader:
                     packed = data[slice_at : min(usable, slice_at + 8 * SLICE_BLOCKS)]
                     if not self._mirror.take(load, blocks.unpack(packed)):
                         return False
-                    await turns.breathe()
+                    await self._turns.breathe()
                 await self._keep_up(UPKEEP_S)
                 if at >= end:
                     break
@@ -246,19 +246,18 @@ class IndexReader:
             if not self._mirror.needs_upkeep:
                 return
             self._upkeep = self._mirror.upkeep()
-        turns, end_s = _Turns(self._clock), self._clock.now_s() + for_s
+        end_s = self._clock.now_s() + for_s
         while self._clock.now_s() < end_s or self._mirror.is_far_over:
             try:
                 next(self._upkeep)
             except StopIteration:
                 self._upkeep = None
                 return
-            await turns.breathe()
+            await self._turns.breathe()
 
     async def _replay(self, names: set[str], start: StreamId) -> set[str]:
         """Apply entries in (start, our position] of `names`; return those that still miss something."""
         incomplete: set[str] = set()
-        turns = _Turns(self._clock)
         while start < self._position:
             entries = await self._redis.execute(
                 *("XRANGE", self._stream, f"({events.format_stream_id(start)}"),
@@ -266,9 +265,9 @@ class IndexReader:
             )
             for entry_id, batch in self._entries(entries):
                 start = entry_id
-                await turns.breathe()
+                await self._turns.breathe()
                 if batch is not None and batch.replica in names:
-                    outcome = await turns.through(self._mirror.applying(batch, entry_id))
+                    outcome = await self._turns.through(self._mirror.applying(batch, entry_id))
                     if outcome is Outcome.RELOAD:
                         incomplete.add(batch.replica)
                     elif outcome is Outcome.APPLIED:
