@@ -275,3 +275,23 @@ def test_decode_that_has_streams_does_not_run_prompts_itself() -> None:
     decode.running_requests = 100
     answer = policy.place(request, view, 0.0)
     assert isinstance(answer, Placement) and answer.prefill == "p0"
+
+
+def test_a_slow_replica_gets_less() -> None:
+    """One of four takes three times as long as the others: after some prompts each, few go there any more."""
+    names = [f"p{index}" for index in range(4)]
+    view = PoolView(
+        [ReplicaState(name, 10_000, 10_000) for name in names], [ReplicaState("d0", 10_000, 10_000)]
+    )
+    policy = policy_of([*names, "d0"], 6)
+    taken: Counter[str] = Counter()
+    for index in range(400):
+        now_s = index * 10.0
+        request = request_of(index, tuple(range(index * 1000, index * 1000 + 50)))
+        answer = policy.place(request, view, now_s)
+        assert isinstance(answer, Placement) and answer.prefill is not None
+        told = send(policy, request, answer, now_s)
+        end(policy, told, now_s + 1.0, 0.3 if answer.prefill == "p1" else 0.1)
+        if index >= 200:
+            taken[answer.prefill] += 1
+    assert taken["p1"] <= 20 and sum(taken.values()) == 200, taken
