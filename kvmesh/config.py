@@ -182,7 +182,7 @@ class Prefill(Section, frozen=True, kw_only=True):
     queue_order: Annotated[
         str,
         Allowed(
-            "Order of a tenant's prompts that wait at a replica: the shortest first with ageing, or as they came.",
+            "Order of a tenant's waiting prompts, at routers too: the shortest first with ageing, or as they came.",
             choices=tuple(ORDERS),
         ),
     ] = "shortest"

@@ -1,7 +1,7 @@
-"""The order in which a prefill replica starts the prompts that wait there: the shortest first, with ageing. Pure.
+"""The order in which waiting prompts go on, at the router and at a prefill replica: the shortest first, with ageing. Pure.
 
-One rule for the replica's queue, for the router that foresees it, and for the simulator. Of those between whom nothing else
-decides (band, resumed or not, whose turn it is, priority) the one with the smallest `P - AGEING * wait` goes next, of
+One rule for both queues, for the router that foresees the replica's, and for the simulator. Of those between whom nothing
+else decides (band, resumed or not, whose turn it is, priority) the one with the smallest `P - AGEING * wait` goes next, of
 equals the one that came first. P: prefill seconds, as predicted when the prompt came. All waits grow at the same pace, so
 `P + AGEING * arrival` gives the same order at any time, and never changes: a heap needs no sorting anew.
 
@@ -14,7 +14,8 @@ Hence, whatever was predicted and whatever comes:
                   + those that come in (a, a + P / AGEING) and are shorter by AGEING for each second they are later) / c
 
 in seconds these really take; c is the number of prompts the engine runs side by side, and no engine place is free while r
-waits. First come, first served has all that wait at a in the second line and nothing in the third.
+waits. First come, first served has all that wait at a in the second line and nothing in the third. At the router, which
+lets a prompt go when a replica has little left, the second and third line are who goes before r of its tenant and priority.
 """
 
 from __future__ import annotations
