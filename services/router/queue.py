@@ -120,9 +120,9 @@ class ReleaseQueue(Generic[Item]):
         """Return less important items that must leave so that `item` fits, or None if there are not enough of them.
 
         The least important: sheddable ones first; then the lowest band; then the tenant whose last request would be served
-        last of all; of that tenant the one that would be. Nobody drives out its equals of its own tenant: a shorter one goes
-        before a longer one, but does not take its place, else who was taken could be put off for ever. So between tenants the
-        newcomer counts as its tenant's last, however short it is. Resumed ones are never driven out.
+        last of all; of that tenant the one that would be. Nobody drives out its equals of its own tenant: a shorter one
+        goes before a longer one, but does not take its place, else who was taken could be put off for ever. So between
+        tenants the newcomer counts as its tenant's last, however short it is. Resumed ones are never driven out.
         """
         if item.is_resumed:
             return None if self.is_full(is_resumed=True, tokens=item.token_count) else []

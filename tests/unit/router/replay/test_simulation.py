@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvmesh.queue_order import ORDERS
 from services.router.policy import (
     Dispatched,
     Event,
@@ -61,6 +62,51 @@ def run(
 ) -> tuple[Outcome, Sequence[Watcher]]:
     """Run once."""
     return Simulation(load, scale, cluster, policies, random.Random(0)).run(), policies
+
+
+class OneAtATime(Watcher):
+    """Holds requests at the router while anything runs, and says what they will take."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(0), 0.0)
+        self.open = 0
+
+    def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
+        """Choose anybody if nothing runs."""
+        return Wait("something runs", now_s + 0.05) if self.open else super().place(request, view, now_s)
+
+    def observe(self, event: Event) -> None:
+        """Count."""
+        super().observe(event)
+        self.open += isinstance(event, Dispatched) - isinstance(event, Finished)
+
+    def knows_costs(self) -> bool:
+        """Always."""
+        return True
+
+    def doubt_costs(self, now_s: float) -> None:
+        """Never."""
+
+    def expected(self, hashes: Sequence[int], token_count: int) -> tuple[int, float]:
+        """Nothing is in cache."""
+        return token_count, FLAT.seconds(token_count, token_count)
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_held_requests_go_in_the_order_of_the_router(order: Order) -> None:
+    """The shortest with ageing or as they came, whatever the replica would do with them: nothing waits there."""
+    load = workload(small.trace(5, requests=80), 5)
+    outcome, (router,) = run(load, Cluster(1, 61, FLAT, order), [OneAtATime()], scale=0.02)
+    assert outcome.held > 60
+    key, scaled = ORDERS[order.value], [at_s * 0.02 for at_s in load.arrivals_s]
+    sent = [(int(one.request_id, 16), one.at_s) for one in router.told if isinstance(one, Dispatched)]
+    keys = [key(FLAT.seconds(tokens, tokens), at_s) for tokens, at_s in zip(load.tokens, scaled, strict=True)]
+    overtaken = 0
+    for place, (index, at_s) in enumerate(sent):
+        later = [other for other, _ in sent[place + 1 :] if scaled[other] < at_s]
+        assert all(keys[index] <= keys[other] for other in later)
+        overtaken += any(scaled[other] < scaled[index] for other in later)
+    assert (overtaken > 5) is (order is Order.SHORTEST), overtaken
 
 
 @pytest.mark.parametrize("seed", range(12))
