@@ -16,6 +16,7 @@ from services.router.worth import LOADED_MAX, USED, Worth
 
 SHARDS: Final = 4096
 KEY: Final = (1 << 52) - 1
+GROW_BLOCKS: Final = 256
 SAMPLE_BLOCKS: Final = 1 << 14
 """Blocks by which is judged what the cheapest ones are worth."""
 
@@ -67,11 +68,13 @@ class BlockTable:
         self._worth = new
         was, fresh, was_last, last = old.slots, new.slots, old.last, new.last
         for shard in filter(None, self.shards):
-            for key in shard:
-                worth = was[key & was_last]
-                if worth > fresh[key & last]:
-                    fresh[key & last] = worth
-            yield
+            keys = list(shard)
+            for at in range(0, len(keys), GROW_BLOCKS):  # each may be the first of its page: 4 us
+                for key in keys[at : at + GROW_BLOCKS]:
+                    worth = was[key & was_last]
+                    if worth > fresh[key & last]:
+                        fresh[key & last] = worth
+                yield
 
     def add_bit(self, number: int) -> None:
         """Count blocks of bit `number`, too."""

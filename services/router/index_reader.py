@@ -164,18 +164,18 @@ class IndexReader:
 
     async def _foresee(self, names: list[str]) -> None:
         """Tell the mirror how many blocks the snapshots of `names` have."""
-        total = 0
+        heads = []
         for at in range(0, len(names), READ_COUNT):
-            heads = await self._redis.pipeline(
+            starts = await self._redis.pipeline(
                 [
                     ("GETRANGE", key(self._mesh, "snap", name), 0, events.SNAPSHOT_HEAD_MAX - 1)
                     for name in names[at : at + READ_COUNT]
                 ]
             )
-            for data in heads:
+            for data in starts:
                 with suppress(EventError):  # told when it is loaded
-                    total += events.decode_snapshot_head(data).block_count
-        self._mirror.foresee(total)
+                    heads.append(events.decode_snapshot_head(data))
+        self._mirror.foresee(heads)
 
     async def _load(self, name: str) -> SnapshotHead | None:
         """Load the snapshot of `name`; None if there is none of use."""

@@ -5,7 +5,7 @@ Pure. Everything long is offered in slices, so that a shell can let the event lo
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -240,9 +240,9 @@ class PrefixMirror:
 
     # Snapshots
 
-    def foresee(self, blocks: int) -> None:
-        """Snapshots of so many blocks together will be loaded."""
-        self._table.foresee(blocks)
+    def foresee(self, heads: Iterable[SnapshotHead]) -> None:
+        """These snapshots will be loaded."""
+        self._table.foresee(sum(max(0, head.block_count - self.blocks_of(head.replica)) for head in heads))
 
     def begin_load(self, head: SnapshotHead) -> Load | None:
         """Begin to replace all that is known of the snapshot's replica; None if it is unknown.
@@ -253,9 +253,9 @@ class PrefixMirror:
         replica = self._replicas.get(head.replica)
         if replica is None:
             return None
+        self.foresee([head])
         if replica.epoch != head.epoch:
             self._move(replica, self._new_bit(replica.name))
-        self._table.foresee(head.block_count)
         return Load(head, replica, self._new_bit(replica.name))
 
     def take(self, load: Load, hashes: Sequence[int]) -> bool:
