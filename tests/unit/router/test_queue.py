@@ -383,7 +383,7 @@ def test_of_one_tenant_it_is_known_to_the_token_what_is_ahead() -> None:
                 rng.random() < 0.05,
                 token_count=rng.randrange(100, 300),
                 work=rng.randrange(1, 100),
-                order=rng.random(),
+                order=rng.choice((0.5, rng.random())),
                 is_sheddable=rng.random() < 0.3,
             )
             for name in range(rng.choice((3, 150, 1000)))
@@ -392,7 +392,8 @@ def test_of_one_tenant_it_is_known_to_the_token_what_is_ahead() -> None:
             queue.add(item, at_head=rng.random() < 0.05)
         for item in made[::3]:
             queue.remove(item)
-        item = Item(-1, rng.choice((0, 0, 7)), order=rng.random(), is_sheddable=rng.random() < 0.3)
+        order, is_sheddable = rng.choice((0.5, rng.random())), rng.random() < 0.3
+        item = Item(-1, rng.choice((0, 0, 7)), order=order, is_sheddable=is_sheddable)
         estimate, real = queue.ahead(item), 0
         queue.add(item)
         while (head := release_next(queue)) is not item:

@@ -8,6 +8,7 @@ from kvmesh import blocks
 from kvmesh.attach.frames import FrameError, pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import ORDERS
+from services.router.drain import Drain
 from tests.unit.router.desk import A, Desk
 
 
@@ -112,6 +113,16 @@ def test_a_short_prompt_overtakes_a_long_one_that_waits(order: str, released: st
     desk.wait(0.5)
     desk.submit(request_id="4" * 32)
     assert release_all(desk, 4) == released
+
+
+def test_the_drain_is_told_of_what_is_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt of 404 tokens with 400 in cache 4: in the unit in which those that wait are counted."""
+    desk, told = Desk(), []
+    desk.relay.releases.forecast = desk.policy
+    desk.policy.mirror.store("prefill-0", blocks.chain(pack_ids(range(400)), 4, "m"))
+    monkeypatch.setattr(Drain, "released", lambda _, tokens, now_s: told.append(tokens))
+    desk.submit(tokens=404)
+    assert told == [4]
 
 
 def release_all(desk: Desk, count: int) -> str:
