@@ -1,13 +1,19 @@
 """The budget of one organisation as a script that Redis runs: operations of one account, each atomic, one after the other.
 
 Commands of Redis 6.2 alone; on a Cluster too. KEYS, of one hash tag:
-1 levels  hash  scope -> request level, token level, ms: how full the two buckets were at that time; inf: not limited
+1 levels  hash  scope -> request level, token level, ms: how full the two buckets were at that time; inf: not limited;
+          then, if there is a claim, its tokens, and from when to when in ms
 2 open    hash  rid -> a reservation, or what is remembered of it; "#<scope>" -> slots held; "+" -> the ledger
 3 leases  sorted set  rid -> when its lease ends, or when it may be forgotten, in ms
 
 A level counts in sixty-thousandths: what a rate of 1 per minute adds in 1 ms. So all sums are exact. Levels are at most the
 burst; below 0 they are debt. A reservation is a letter, o: open, w: swept; tokens, requests, slots, used tokens, used
 requests, number; then its scopes, one a line. "s" alone: settled.
+
+A claim keeps a large request from starving beside small ones. Who needs more than half of a burst and is refused for want
+of tokens leaves one, not on an organisation: one tenant must not hold up another. While it stands, whoever needs less is
+refused, and slabs get nothing more. It ends when somebody is admitted who needs as much, or when the one who left it
+should have come back; then there is no other for as long as it stood: small ones have half of the time.
 
 ARGV: now in ms (0: the server's own clock; anything else is for tests); per scope requests per minute, their burst in
 sixty-thousandths, tokens per minute, their burst likewise, slots, where a burst or a number of slots of inf means not
@@ -26,6 +32,7 @@ _READ: Final = """
 redis.replicate_commands()
 local UNIT, LIFE_MS, TOUCH_MS, SETTLED_MS, SWEPT_MS = 60000, 90000000, 3600000, 300000, 3600000
 local TOMBSTONES_MAX, SWEEP_MAX, BUNCH_MS = 50000, 100, 256
+local CLAIM_SHARE, CLAIM_LATE, CLAIM_LATE_MS = 0.5, 0.5, 500
 local LEVELS, OPEN, LEASES = KEYS[1], KEYS[2], KEYS[3]
 local call, floor, max, min, huge, sub = redis.call, math.floor, math.max, math.min, math.huge, string.sub
 local pack, read = struct.pack, struct.unpack
@@ -70,7 +77,12 @@ local levels = count > 0 and call('HMGET', LEVELS, unpack(ARGV, 3, 2 + count))
 for i = 1, count do
   local request_rate, request_burst, token_rate, token_burst, slots_max = read('<ddddd', limits, 40 * i - 39)
   local requests, tokens = request_burst, token_burst
+  local claim, claim_from, claim_to = 0, 0, 0
   if levels[i] then
+    if #levels[i] > 24 then
+      claim, claim_from, claim_to = read('<ddd', levels[i], 25)
+      if now < claim_from or token_burst == huge then claim, claim_from, claim_to = 0, 0, 0 end
+    end
     local requests_then, tokens_then, ms = read('<ddd', levels[i])
     local past = now - ms
     if past < 0 then
@@ -84,6 +96,7 @@ for i = 1, count do
   scopes[i] = {
     request_rate = request_rate, request_burst = request_burst, requests = requests,
     token_rate = token_rate, token_burst = token_burst, tokens = tokens,
+    claim = now < claim_to and claim or 0, claim_from = claim_from, claim_to = claim_to,
     slots_max = slots_max, slots = tonumber(known[1 + i]) or 0,
   }
 end
@@ -236,7 +249,11 @@ local function keep()
     local fields = {}
     for i = 1, count do
       fields[2 * i - 1] = ARGV[2 + i]
-      fields[2 * i] = pack('<ddd', scopes[i].requests, scopes[i].tokens, now)
+      local scope = scopes[i]
+      fields[2 * i] = pack('<ddd', scope.requests, scope.tokens, now)
+      if now < 2 * scope.claim_to - scope.claim_from then
+        fields[2 * i] = fields[2 * i] .. pack('<ddd', scope.claim, scope.claim_from, scope.claim_to)
+      end
     end
     call('HSET', LEVELS, unpack(fields))
   end
@@ -277,33 +294,45 @@ end
 """
 
 _RESERVE: Final = """
+-- Returns why a request is refused, by which scope, how many ms it should wait ('': not known, or never), and whether for a
+-- claim.
 local function judge(tokens, requests, slots)
-  local reason, name, wait = nil, nil, 0
+  local reason, place, wait = nil, nil, 0
   tokens, requests = tokens * UNIT, requests * UNIT
   for i = 1, count do
     local scope = scopes[i]
-    if tokens > scope.token_burst or requests > scope.request_burst then
-      reason, name = 'burst', ARGV[2 + i]
-    end
+    if tokens > scope.token_burst or requests > scope.request_burst then reason, place = 'burst', i end
   end
-  if reason then return reason, name, '' end
+  if reason then return reason, place, '', 0 end
+  local is_claimed = 0
   for i = 1, count do
     local scope = scopes[i]
     if scope.requests < requests then
       local ms = math.ceil((requests - scope.requests) / scope.request_rate)
-      if ms >= wait then reason, name, wait = 'requests', ARGV[2 + i], ms end
+      if ms >= wait then reason, place, wait, is_claimed = 'requests', i, ms, 0 end
     end
-    if scope.tokens < tokens then
-      local ms = math.ceil((tokens - scope.tokens) / scope.token_rate)
-      if ms >= wait then reason, name, wait = 'tokens', ARGV[2 + i], ms end
+    local ms, by_claim = 0, 0
+    if scope.tokens < tokens then ms = math.ceil((tokens - scope.tokens) / scope.token_rate) end
+    if tokens < scope.claim then
+      by_claim = 1
+      ms = max(ms, scope.claim_to - now)
     end
+    if ms > 0 and ms >= wait then reason, place, wait, is_claimed = 'tokens', i, ms, by_claim end
   end
-  if reason then return reason, name, string.format('%d', wait) end
+  if reason then return reason, place, wait, is_claimed end
   for i = 1, count do
     local scope = scopes[i]
-    if scope.slots + slots > scope.slots_max then reason, name = 'concurrency', ARGV[2 + i] end
+    if scope.slots + slots > scope.slots_max then reason, place = 'concurrency', i end
   end
-  return reason, name, ''
+  return reason, place, '', 0
+end
+
+local function leave_claim(scope, tokens, wait)
+  if scope.claim == 0 and tokens > CLAIM_SHARE * scope.token_burst and now >= 2 * scope.claim_to - scope.claim_from then
+    scope.claim, scope.claim_from = tokens, now
+    scope.claim_to = now + wait + math.ceil(CLAIM_LATE * wait) + CLAIM_LATE_MS
+    must_level = true
+  end
 end
 
 -- One operation after the other; all that they change is written at the end.
@@ -316,19 +345,27 @@ local names = named(operation, numbers)
 if operation == 'reserve' then
   local tokens, requests, slots, lease, force = read('<ddddd', numbers)
   sweep(SWEEP_MAX)
-  local is_repeated, reason, name, wait = find(rid) ~= nil, nil, nil, nil
+  local is_repeated, reason, place, wait, is_claimed = find(rid) ~= nil, nil, nil, nil, nil
   if not is_repeated then
-    if force == 0 then reason, name, wait = judge(tokens, requests, slots) end
+    if force == 0 then reason, place, wait, is_claimed = judge(tokens, requests, slots) end
     if not reason then
       local row = new_row(tokens, requests, slots)
       take(row, tokens, requests)
       add(RESERVED, tokens)
       put(rid, row, now + lease)
       must_level = true
+      for i = 1, count do
+        local scope = scopes[i]
+        if scope.claim > 0 and tokens * UNIT >= scope.claim then scope.claim, scope.claim_to = 0, now end
+      end
     end
   end
   if reason then
-    answer = {'denied', reason, name, wait, remaining()}
+    local name = ARGV[2 + place]
+    if reason == 'tokens' and is_claimed == 0 and sub(name, 1, 13) ~= 'organisation:' then
+      leave_claim(scopes[place], tokens * UNIT, wait)
+    end
+    answer = {'denied', reason, name, wait, is_claimed, remaining()}
   else
     answer = {'granted', is_repeated and 1 or 0, remaining()}
   end
@@ -428,6 +465,9 @@ elseif operation == 'draw' then
       row.requests, row.used_requests = max(0, row.requests - admitted), row.used_requests + admitted
 
       local free_requests, free_tokens, free_slots = least()
+      for i = 1, count do
+        if scopes[i].claim > 0 then free_tokens = 0 end
+      end
       local t = max(tokens, least_tokens) - row.tokens
       if t > 0 then
         t = max(min(t, max(0, floor(free_tokens / UNIT))), least_tokens - row.tokens)
