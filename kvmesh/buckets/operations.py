@@ -171,6 +171,8 @@ class Denied:
     """Until the levels hold it, to the millisecond, if nobody else takes from them. None: not known (concurrency) or never
     (burst)."""
     remaining: Remaining
+    is_claimed: bool = False
+    """True if it must wait for a larger request that was refused before it; who needs more may not have to."""
 
 
 SettledState: TypeAlias = Literal["settled", "late", "repeated", "unknown"]

@@ -222,7 +222,8 @@ def _reserved(_: Reserve, reply: Any) -> Answer:
     if reply[0] == b"granted":
         return Granted(_remaining(*reply[2:]), is_repeated=bool(reply[1]))
     reason, scope, wait = cast("Reason", _text(reply[1])), _text(reply[2]), reply[3]
-    return Denied(reason, scope, int(wait) / 1000 if wait else None, _remaining(*reply[4:]))
+    wait_s = None if wait == b"" else wait / 1000
+    return Denied(reason, scope, wait_s, _remaining(*reply[5:]), is_claimed=bool(reply[4]))
 
 
 def _settled(_: Settle, reply: Any) -> Answer:

@@ -8,11 +8,12 @@ much work at once leaves as many replicas alone as the others need, within its o
     reserved = min(k, R - ceil(R * w / W))     k: the smallest with E(k, d) <= BUSY_MAX
 
 R replicas. B the tenant's backlog: the prefill seconds of what waits of it, and what is left of what runs. With all R
-replicas in it, others would find none at leisure for B / R; p is what the others' own prompts take on average. w is the
-tenant's weight of the sum W of those who were about lately in its band or above; d the others' use in replicas (their
-prefill seconds per second, over RECENT_S). E is Erlang's loss formula: so many of the others' prompts would find all of k
-replicas busy. Nothing has to be known of the tenant before: a burst is held at the prompt that makes it one. Prompts that
-come one by one, bursts that others hardly feel, and a tenant alone are held by nothing.
+replicas in it, others would find none at leisure for B / R; p is what a prompt of the others takes, each tenant's mean
+counted by its weight: one that sends many short ones makes nobody else's work look much. w is the tenant's weight of the
+sum W of those who were about lately in its band or above; d the others' use in replicas (their prefill seconds per
+second, over RECENT_S). E is Erlang's loss formula: so many of the others' prompts would find all of k replicas busy.
+Nothing has to be known of the tenant before: a burst is held at the prompt that makes it one. Prompts that come one by
+one, bursts that others hardly feel, and a tenant alone are held by nothing.
 
 Only own dispatches are known by tenant: with several routers each reserves by what it sees.
 """
@@ -24,6 +25,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+from services.router.fairness import WEIGHT_MIN
 
 RECENT_S: Final = 10.0
 """Time in which the memory of work fades to 1/e."""
@@ -38,8 +41,7 @@ PATIENCE: Final = 3.0
 """Prompts of their own that others would wait for a tenant's work before something is kept free for them. Less, and short
 bursts wait beside idle replicas; more, and the first prompts of a burst of long ones are felt."""
 
-SEEN_MIN: Final = 1e-4
-"""Prompts of others, faded, that tell what theirs take: fewer may be what rounding left."""
+PROMPT_SMOOTHING: Final = 0.1
 
 AHEAD_S: Final = 0.05
 """In a mesh with tenants a replica gets its next prompt when what it has takes no longer than this: so late is decided
@@ -93,12 +95,28 @@ class _Use:
 
 
 @dataclass(slots=True, eq=False)
+class _Typical:
+    """What a prompt of a band's tenants takes: their means by weight."""
+
+    weight: float = 0.0
+    weighted_s: float = 0.0
+
+    def add(self, weight: float, prompt_s: float) -> None:
+        self.weight += weight
+        self.weighted_s += weight * prompt_s
+
+
+@dataclass(slots=True, eq=False)
 class _Active:
     """A tenant that did something lately."""
 
     weight: float
     active_s: float
     used: _Use = field(default_factory=_Use)
+    prompt_s: float = 0.0
+    """Smoothed seconds of its prompts. 0: it had none yet."""
+    counted_weight: float = 0.0
+    """With which its prompts count among its band's."""
     held: dict[str, list[Prompt]] = field(default_factory=dict)
     """Its prompts by replica."""
 
@@ -118,6 +136,8 @@ class Shares:
         self._counts: dict[int, int] = {}
         """By band: the number of the active."""
         self._used: dict[int, _Use] = {}
+        """By band."""
+        self._typical: dict[int, _Typical] = {}
         """By band."""
         self._prompts: dict[str, dict[Prompt, None]] = {}
         """By replica: those that are not computed."""
@@ -149,6 +169,7 @@ class Shares:
         active = self._active[tenant]
         active.held.setdefault(replica, []).append(prompt)
         active.used.add(seconds, tokens, now_s)
+        self._learn(active, tenant[1], seconds)
         self._used.setdefault(tenant[1], _Use()).add(seconds, tokens, now_s)
         self._prompts.setdefault(replica, {})[prompt] = None
         return prompt
@@ -194,23 +215,17 @@ class Shares:
         if replicas <= 1 or own is None or not self.is_shared(tenant):
             return max(1, replicas)
         backlog_s = own.left_s(now_s) + self._waiting_s(waiting_tokens, now_s)
+        if backlog_s / replicas <= PATIENCE * self._patient_s(tenant, own):
+            return replicas
         own.used.fade(now_s)
-        others_s, others_prompts = -own.used.seconds, -own.used.prompts
-        band, weights = tenant[1], 0.0
-        for number, count in self._counts.items():
-            if number >= band and count:
-                weights += self._weights[number]
-        for number, used in self._used.items():
-            if number >= band:
+        others_s = -own.used.seconds
+        for band, used in self._used.items():
+            if band >= tenant[1]:
                 used.fade(now_s)
                 others_s += used.seconds
-                others_prompts += used.prompts
-        if others_s <= 0.0 or others_prompts < SEEN_MIN:
-            return replicas  # what they use is not known
-        if backlog_s / replicas <= PATIENCE * others_s / others_prompts:
-            return replicas
+        weights = sum(one for band, one in self._weights.items() if band >= tenant[1])
         share = math.ceil(replicas * own.weight / max(own.weight, weights) - 1e-9)
-        return replicas - replicas_for(others_s / RECENT_S, replicas - share)
+        return replicas - replicas_for(max(0.0, others_s) / RECENT_S, replicas - share)
 
     def held(self, tenant: Tenant) -> Collection[str]:
         """Return the replicas that have prompts of the tenant."""
@@ -238,6 +253,23 @@ class Shares:
             else replicas
         )
 
+    def _learn(self, active: _Active, band: int, seconds: float) -> None:
+        typical = self._typical.setdefault(band, _Typical())
+        typical.add(-active.counted_weight, active.prompt_s)
+        share = PROMPT_SMOOTHING if active.prompt_s else 1.0
+        active.prompt_s += share * (seconds - active.prompt_s)
+        active.counted_weight = active.weight
+        typical.add(active.counted_weight, active.prompt_s)
+
+    def _patient_s(self, tenant: Tenant, own: _Active) -> float:
+        """Return what a prompt of the others takes, infinite if none of theirs was seen."""
+        weight, weighted_s = -own.counted_weight, -own.counted_weight * own.prompt_s
+        for band, typical in self._typical.items():
+            if band >= tenant[1]:
+                weight += typical.weight
+                weighted_s += typical.weighted_s
+        return weighted_s / weight if weight > WEIGHT_MIN / 2 else math.inf
+
     def _waiting_s(self, tokens: int, now_s: float) -> float:
         """Return what `tokens` of prompts take, by what all prompts took lately."""
         if not tokens:
@@ -261,8 +293,11 @@ class Shares:
             del self._active[tenant]
             self._counts[tenant[1]] -= 1
             self._weights[tenant[1]] -= active.weight
+            if tenant[1] in self._typical:
+                self._typical[tenant[1]].add(-active.counted_weight, active.prompt_s)
             if not self._counts[tenant[1]]:
                 del self._counts[tenant[1]], self._weights[tenant[1]]
+                self._typical.pop(tenant[1], None)  # and what rounding left
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a tenant or a prompt is counted wrongly."""
@@ -275,6 +310,12 @@ class Shares:
         assert bands.keys() == self._weights.keys() == self._counts.keys()
         assert sum(self._counts.values()) == len(self._active)
         assert all(abs(bands[band] - self._weights[band]) < 1e-6 * (1 + bands[band]) for band in bands)
+        for band in bands:
+            typical, counted = self._typical.get(band, _Typical()), _Typical()
+            for active in (one for (_, number), one in self._active.items() if number == band):
+                counted.add(active.counted_weight, active.prompt_s)
+            assert abs(typical.weight - counted.weight) < 1e-6 * (1 + counted.weight), band
+            assert abs(typical.weighted_s - counted.weighted_s) < 1e-6 * (1 + counted.weighted_s), band
         assert set(prompts) == {prompt for one in self._prompts.values() for prompt in one}
         for replica, one in self._prompts.items():
             assert one and all(prompt.replica == replica for prompt in one)

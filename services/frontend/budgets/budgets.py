@@ -110,7 +110,7 @@ class Budgets:
                 raise self._refused(error)
         elif not standing.slab.free_requests:
             denied = standing.known_denial(1, now_s)
-            if denied is not None:
+            if denied is not None and not denied.is_claimed:  # larger ones have a chance
                 self.metrics.known_refusals.value += 1
                 raise self._refused(denied_error(standing.account, denied, 0))
 

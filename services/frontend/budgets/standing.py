@@ -153,9 +153,14 @@ class Standing:
         denied = self._denied
         if denied is None or now_s >= self._denied_until_s:
             return None
+        if denied.is_claimed and tokens > self._denied_tokens:
+            return None  # it may be the one that they wait for
         wait_s = (denied.wait_s or 0.0) - (now_s - self._denied_at_s)
-        wait_s += (tokens - self._denied_tokens) * self._denied_s_per_token
-        return Denied(denied.reason, denied.scope, wait_s, denied.remaining) if wait_s > 0 else None
+        if not denied.is_claimed:
+            wait_s += (tokens - self._denied_tokens) * self._denied_s_per_token
+        if wait_s <= 0:
+            return None
+        return Denied(denied.reason, denied.scope, wait_s, denied.remaining, denied.is_claimed)
 
     def forget_denial(self) -> None:
         """Something came back: ask again."""

@@ -60,7 +60,19 @@ def _amounts(most: int) -> st.SearchStrategy[int]:
 _ACCOUNT = st.one_of(st.just(ACCOUNTS[0]), st.sampled_from(ACCOUNTS))
 _TOKENS = _amounts(1600)
 
+_LARGE: Final = st.builds(
+    Reserve,
+    account=st.sampled_from(ACCOUNTS[:5]),
+    rid=st.sampled_from(RIDS),
+    tokens=st.sampled_from([100, 600, 800, 1000, 1500]),
+    lease_s=st.just(LEASE_S),
+    requests=st.just(0),
+    slots=st.just(0),
+)
+"""Large beside a burst: such may leave claims, and end them."""
+
 _OPERATION: Final[st.SearchStrategy[Operation]] = st.one_of(
+    _LARGE,
     st.builds(
         Reserve,
         account=_ACCOUNT,

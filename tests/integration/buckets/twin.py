@@ -65,6 +65,8 @@ class Twin:
 
     levels: dict[str, tuple[Level, Level, int]] = field(default_factory=dict)
     """Requests, tokens, and when that was so."""
+    claims: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Of large requests that were refused: tokens, from when, to when."""
     rows: dict[str, Row] = field(default_factory=dict)
     book: Counter[str] = field(default_factory=Counter)
 
@@ -94,6 +96,7 @@ class Twin:
         """Redis forgets."""
         if levels:
             self.levels.clear()
+            self.claims.clear()
         if reservations:
             self.rows.clear()
             self.book.clear()
@@ -134,6 +137,9 @@ class Twin:
                 request_level = _less(request_level, requests, scope.limit.requests_burst, to_zero)
                 token_level = _less(token_level, tokens, scope.limit.tokens_burst, to_zero)
             self.levels[scope.name] = request_level, token_level, now_ms
+            _, from_ms, until_ms = self._known_claim(scope, now_ms)
+            if now_ms >= 2 * until_ms - from_ms:
+                self.claims.pop(scope.name, None)
 
     def _slots(self, name: str) -> int:
         return sum(row.slots for row in self.rows.values() if row.state == "open" and name in row.scopes)
@@ -178,7 +184,12 @@ class Twin:
         denied = None if each.force else self._judge(each, now_ms)
         if denied:
             self._heal_clock(each.account, now_ms)
+            self._claim(each, denied, now_ms)
             return denied
+        for scope in each.account.scopes:
+            if each.tokens >= self._claimed(scope, now_ms) > 0:
+                _, from_ms, _ = self.claims[scope.name]
+                self.claims[scope.name] = 0, from_ms, now_ms
         scopes = frozenset(scope.name for scope in each.account.scopes)
         self._take(each.account, now_ms, scopes, each.tokens, each.requests)
         self.rows[each.rid] = Row(
@@ -186,6 +197,30 @@ class Twin:
         )
         self.book["reserved"] += each.tokens
         return Granted(self._remaining(each.account, now_ms))
+
+    def _known_claim(self, scope: Scope, now_ms: int) -> tuple[int, int, int]:
+        claim = self.claims.get(scope.name, (0, 0, 0))
+        if now_ms < claim[1] or not scope.limit.tokens_per_min:
+            return 0, 0, 0
+        return claim
+
+    def _claimed(self, scope: Scope, now_ms: int) -> int:
+        """Return the tokens that a larger request waits for."""
+        tokens, _, until_ms = self._known_claim(scope, now_ms)
+        return tokens if now_ms < until_ms else 0
+
+    def _claim(self, each: Reserve, denied: Denied, now_ms: int) -> None:
+        """Let one that needs much and came too early find it when it comes again."""
+        if denied.reason != "tokens" or denied.is_claimed or denied.scope.startswith("organisation:"):
+            return
+        (scope,) = (scope for scope in each.account.scopes if scope.name == denied.scope)
+        _, from_ms, until_ms = self._known_claim(scope, now_ms)
+        has_paused = now_ms >= until_ms + (until_ms - from_ms)
+        if has_paused and each.tokens > scope.limit.tokens_burst / 2 and not self._claimed(scope, now_ms):
+            assert denied.wait_s is not None
+            wait_ms = round(denied.wait_s * 1000)
+            self.claims[scope.name] = each.tokens, now_ms, now_ms + wait_ms + math.ceil(wait_ms / 2) + 500
+            self._take(each.account, now_ms, frozenset(), 0, 0)
 
     def _heal_clock(self, account: Account, now_ms: int) -> None:
         """A level whose time lies ahead would never fill while all are refused."""
@@ -196,7 +231,7 @@ class Twin:
         left = self._remaining(each.account, now_ms)
         inwards = list(enumerate(each.account.scopes))
         never: list[str] = []
-        waits: list[tuple[int, int, int, Reason, str]] = []
+        waits: list[tuple[int, int, int, Reason, str, bool]] = []
         full: list[str] = []
         for depth, scope in inwards:
             limit, (requests, tokens) = scope.limit, self._now(scope, now_ms)
@@ -205,20 +240,23 @@ class Twin:
                     never.append(scope.name)
                 if requests < each.requests:
                     wait = math.ceil((each.requests - requests) * 60_000 / Fraction(limit.requests_per_min))
-                    waits.append((wait, depth, 0, "requests", scope.name))
+                    waits.append((wait, depth, 0, "requests", scope.name, False))
             if tokens is not None:
                 if each.tokens > limit.tokens_burst:
                     never.append(scope.name)
-                if tokens < each.tokens:
-                    wait = math.ceil((each.tokens - tokens) * 60_000 / Fraction(limit.tokens_per_min))
-                    waits.append((wait, depth, 1, "tokens", scope.name))
+                wait = max(0, math.ceil((each.tokens - tokens) * 60_000 / Fraction(limit.tokens_per_min)))
+                is_claimed = each.tokens < self._claimed(scope, now_ms)
+                if is_claimed:
+                    wait = max(wait, self.claims[scope.name][2] - now_ms)
+                if wait > 0:
+                    waits.append((wait, depth, 1, "tokens", scope.name, is_claimed))
             if limit.concurrency and self._slots(scope.name) + each.slots > limit.concurrency:
                 full.append(scope.name)
         if never:
             return Denied("burst", never[-1], None, left)
         if waits:
-            wait, _, _, reason, name = max(waits)
-            return Denied(reason, name, wait / 1000, left)
+            wait, _, _, reason, name, is_claimed = max(waits)
+            return Denied(reason, name, wait / 1000, left, is_claimed)
         if full:
             return Denied("concurrency", full[-1], None, left)
         return None
@@ -327,7 +365,8 @@ class Twin:
                 return asked
             return max(least, min(asked, held + max(0, math.floor(free))))
 
-        tokens = target(row.tokens, each.tokens, each.least_tokens, left.tokens)
+        is_claimed = any(self._claimed(scope, now_ms) for scope in each.account.scopes)
+        tokens = target(row.tokens, each.tokens, each.least_tokens, 0 if is_claimed else left.tokens)
         requests = target(row.requests, each.requests, 0, left.requests)
         slots = target(row.slots, each.slots, each.least_slots, left.concurrency)
         self.book["reserved"] += max(0, tokens - row.tokens)

@@ -83,6 +83,19 @@ def test_a_burst_is_held_at_the_prompt_that_makes_it_one() -> None:
     assert shares.allowance(A, 4, 1.0, waiting_tokens=1000) < 4, "what waits counts as what runs does"
 
 
+def test_one_that_sends_many_short_prompts_makes_nobody_else_a_burst() -> None:
+    """Each tenant's mean counts by its weight, not by how many prompts it sends."""
+    shares = Shares()
+    for number in range(200):
+        use(shares, B, 0.01, 0.01 * number)
+    use(shares, ("c", 4), 1.99, 2.0)
+    shares.dispatch(A, 1.0, "p0", 1.0, 1000, 2.0)
+    shares.dispatch(A, 1.0, "p1", 0.9 * PATIENCE * 4 - 1.0, 1000, 2.0)
+    assert shares.allowance(A, 4, 2.0) == 4, "an average prompt of b's and c's takes a second"
+    shares.dispatch(A, 1.0, "p1", 0.2 * PATIENCE * 4, 1000, 2.0)
+    assert shares.allowance(A, 4, 2.0) < 4
+
+
 def test_lower_bands_leave_room_for_higher_ones_and_not_the_other_way_round() -> None:
     """A higher band owes nothing to a lower one."""
     shares = Shares()

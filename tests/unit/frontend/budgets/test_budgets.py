@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.buckets.limits import Account
-from kvmesh.buckets.operations import Answer, Operation, Sweep
+from kvmesh.buckets.operations import Answer, Denied, Operation, Remaining, Reserve, Sweep
 from kvmesh.errors import MeshError
 from services.frontend.budgets import fallback
 from services.frontend.budgets.reservation import Holder, Reservation
@@ -475,5 +475,39 @@ def test_a_limit_that_was_lowered_holds_though_old_requests_run() -> None:
         assert redis.open_rows == {}
         accounts = [each.account for each in told if not isinstance(each, Sweep)]
         assert len(accounts) > 4 and all(each == after.account for each in accounts), accounts
+
+    simulate(main())
+
+
+def test_who_waits_for_a_larger_one_does_not_hold_that_one_up() -> None:
+    """Refused for a claim: as small and smaller ones are told the same without asking, a larger one asks, and is read."""
+
+    async def main() -> None:
+        _, (frontend,) = world(random.Random(1), 1)
+        budgets, who = frontend.budgets, caller(account(), is_strict=True)
+        run, asked = frontend.ledger.run, list[int]()
+
+        async def claimed(operations: list[Operation]) -> list[Answer]:
+            answers = await run(operations)
+            for at, each in enumerate(operations):
+                if isinstance(each, Reserve):
+                    asked.append(each.tokens)
+                    if each.tokens < 500:
+                        answers[at] = Denied("tokens", "tenant:search", 2.0, Remaining(), is_claimed=True)
+            return answers
+
+        frontend.ledger.run = claimed  # type: ignore[method-assign]
+        for tokens in (300, 300, 100):
+            with pytest.raises(MeshError, match="TOKEN_RATE_EXCEEDED") as refused:
+                await budgets.reserve(who, f"small-{len(asked)}", tokens, 0)
+            assert refused.value.retry_after_s == pytest.approx(2.0, abs=0.01)
+            budgets.check(who)
+        assert asked == [300]
+        held = await budgets.reserve(who, "large", 700, 0)
+        budgets.settle(held, 700, 0, 0)
+        frontend.ledger.run = run  # type: ignore[method-assign]
+        await asyncio.sleep(1)
+        assert asked == [300, 700]
+        await frontend.kill()
 
     simulate(main())
