@@ -44,6 +44,7 @@ def placement_case(replicas: int, blocks: str) -> str:
     """Return the name of a case of the scenario `placement`."""
     return f"{replicas:,} replicas, half of them prefill, {blocks} blocks"
 
+
 SHARING = ("2 routers, 50 dispatches/s each", "4 routers, 50 dispatches/s each")
 
 AIMS: dict[Key, Aim] = {
