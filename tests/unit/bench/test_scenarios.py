@@ -18,6 +18,7 @@ def test_the_index_is_loaded_and_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     index.run(results, BRIEF)
     assert {figure.key.case for figure in results.of("index")} == {
         "10k blocks",
+        "10k blocks, a burst of 100,000 events",
         *(f"lookup of {depth} blocks, 10k in the index" for depth in index.DEPTHS),
     }
     assert all(figure.median > 0 for figure in results.of("index"))
