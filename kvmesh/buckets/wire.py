@@ -52,8 +52,12 @@ Words: TypeAlias = tuple[tuple[float, ...], tuple[str, ...]]
 
 @lru_cache(maxsize=4096)
 def keys(mesh: str, organisation: str) -> tuple[str, str, str]:
-    """Return the keys of an organisation's budget: levels, reservations, leases. One hash tag, so one node of a Cluster."""
-    tag = f"{{{mesh}:{organisation}}}:budget"
+    """Return the keys of an organisation's budget: levels, reservations, leases. One hash tag, so one node of a Cluster.
+
+    Their name tells the form of what is in them: no script reads another's, and frontends of two releases would empty each
+    other's.
+    """
+    tag = f"{{{mesh}:{organisation}}}:budget2"
     return f"{tag}:levels", f"{tag}:open", f"{tag}:leases"
 
 

@@ -91,6 +91,16 @@ def changed(limit: Limit) -> Account:
     return replace(ACCOUNT, scopes=(ORGANISATION, TENANT, replace(KEY, limit=limit)))
 
 
+async def test_what_another_release_keeps_in_its_own_form_harms_nobody(budget: Budget) -> None:
+    """Frontends of the release before had levels in words, under names of their own."""
+    was = "{" + MESH + ":acme}:budget"
+    await budget.link.execute("HSET", f"{was}:levels", TENANT.name, f"600000 60000000 {budget.now_ms}")
+    await budget.link.execute("HSET", f"{was}:open", "+rows", 1, "r0", f"o 900 1 1 0 0 0 {TENANT.name}")
+    await budget.link.execute("ZADD", f"{was}:leases", budget.now_ms + 15_000, "r0")
+    assert isinstance(await budget.reserve("r1", 900), Granted)
+    assert await budget.link.execute("HGET", f"{was}:open", "+rows") == b"1", "the other's is emptied"
+
+
 @pytest.mark.parametrize("tokens", [1, 333, 1000])
 async def test_a_refusal_says_to_the_millisecond_when_it_would_fit(budget: Budget, tokens: int) -> None:
     """One millisecond earlier it is refused, then it is granted; also at a rate that no millisecond divides."""
