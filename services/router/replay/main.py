@@ -162,8 +162,12 @@ def replay(
         sizes=options.listed("--cache", cache or DEFAULT_SIZES, options.cache) if is_sized else (),
         goodput=goodput,
     )
+    for one in plan.caches:
+        one.blocks(model, block_tokens)  # refuses what holds none, before anything runs
     if plot_file is not None and not plot_file.parent.is_dir():
         raise BadOption(f'--plot = "{plot_file}": the folder does not exist.')
+    if plot_file is not None and plot_file.is_dir():
+        raise BadOption(f'--plot = "{plot_file}" is a folder: the name of a file is needed.')
     try:
         raise typer.Exit(_run(plan, jobs or os.cpu_count() or 1, as_json=as_json, plot_file=plot_file))
     except KeyboardInterrupt:
@@ -171,7 +175,12 @@ def replay(
 
 
 def _trace(path: Path, block_tokens: int, requests: int) -> Trace:
-    trace = read(path, block_tokens)
+    try:
+        trace = read(path, block_tokens)
+    except RecursionError:
+        raise TraceError(
+            f"{path.name}: a line is JSON nested too deeply; objects of plain fields are needed"
+        ) from None
     if requests:
         trace = trace.head(requests)
     if not trace.span_s:
@@ -199,19 +208,22 @@ def _run(plan: Plan, jobs: int, *, as_json: bool, plot_file: Path | None) -> int
         bar.update(sizing, visible=False)
         comparing = bar.add_task("comparing", total=plan.run_count)
         compared = plan.compare(runner, lambda: bar.advance(comparing))
-    if plot_file is not None:
-        plot_file.write_text(plot.svg(plan.trace.name, _panels(plan, compared)), encoding="utf-8")
     if as_json:
         found = {**plan.described(), **tables.as_json(compared, sized, plan.goodput, plan.policies[0])}
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
-        return 0
-    console.print(plan.headline(), highlight=False)
-    if sized:
-        console.print(
-            tables.sizing(sized, plan.goodput, plan.policies[0], plan.cost, plan.trace.block_tokens)
-        )
-    for one in compared:
-        console.print(tables.comparison(one, plan.cost, plan.trace.block_tokens))
+    else:
+        console.print(plan.headline(), highlight=False)
+        if sized:
+            console.print(
+                tables.sizing(sized, plan.goodput, plan.policies[0], plan.cost, plan.trace.block_tokens)
+            )
+        for one in compared:
+            console.print(tables.comparison(one, plan.cost, plan.trace.block_tokens))
+    if plot_file is not None:  # last: what was found is told even if the file cannot be written
+        try:
+            plot_file.write_text(plot.svg(plan.trace.name, _panels(plan, compared)), encoding="utf-8")
+        except OSError as error:
+            raise BadOption(f'--plot = "{plot_file}" cannot be written: {error.strerror}.') from None
     return 0
 
 

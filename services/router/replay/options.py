@@ -35,8 +35,13 @@ class Cache:
         return f"{self.gib:g}GiB" if self.gib else f"{self.share:g}"
 
     def blocks(self, cost: Cost, block_tokens: int) -> int:
-        """Return the blocks per replica; 0 if a share is meant."""
-        return int(self.gib * GIB / (cost.kv_bytes * block_tokens))
+        """Return the blocks per replica; 0 if a share is meant. Raises BadOption if not even one fits."""
+        blocks = int(self.gib * GIB / (cost.kv_bytes * block_tokens))
+        if self.gib and not blocks:
+            raise BadOption(
+                f"--cache = {self} holds no block: one takes {cost.gib(1, block_tokens):.2g} GiB."
+            )
+        return blocks
 
 
 def listed(option: str, text: str, read: Callable[[str, str], Value]) -> list[Value]:
@@ -76,7 +81,7 @@ def cache(option: str, text: str) -> Cache:
     lowered = text.lower()
     if lowered.endswith("gib"):
         return Cache(gib=number(option, lowered.removesuffix("gib"), 0.01, GIB_MAX, " GiB"))
-    return Cache(share=number(option, text, 0.0, CACHE_MAX))
+    return Cache(share=number(option, text, 0.0, CACHE_MAX, ", a share, or GiB per replica (80GiB)"))
 
 
 def policy(option: str, text: str) -> str:

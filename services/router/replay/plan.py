@@ -174,6 +174,9 @@ class Plan:
             "prompt_tokens": sum(load.tokens),
             "unique_blocks": load.unique_blocks,
             "block_tokens": load.block_tokens,
+            "kv_bytes_per_token": self.cost.kv_bytes,
+            "slo_s": self.cost.slo_floor_s,
+            "speed": self.row.speed,
         }
 
     def _capacity(self, row: Row) -> int:

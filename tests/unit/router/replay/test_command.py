@@ -59,6 +59,7 @@ def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.Captur
     assert status == 0
     told = json.loads(out)
     assert told["requests"] == 150 and len(told["comparison"]) == 8
+    assert (told["kv_bytes_per_token"], told["slo_s"], told["speed"]) == (131_072, 0.5, 1)
     first = told["comparison"][0]
     assert first["row"]["replicas"] == 2 and first["row"]["order"] == "fifo"
     assert first["policies"].keys() == {"kvmesh", "random", "one-queue"}
@@ -81,6 +82,8 @@ def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.Captur
         (["--load", "high"], '--load = "high" is no number: allowed are 0.01 to 10.'),
         (["--load", ","], '--load = "," names nothing'),
         (["--cache", "0GiB"], "--cache = 0 is out of range"),
+        (["--cache", "0.05GiB"], "--cache = 0.05GiB holds no block: one takes 0.062 GiB."),
+        (["--cache", "8GB"], "allowed are 0 to 100, a share, or GiB per replica (80GiB)."),
         (["--policies", "best"], '--policies = "best" is no policy: there are kvmesh, llm-d,'),
         (["--loss", "1.5"], "--loss = 1.5 is out of range: allowed are 0 to 1."),
         (["--seeds", "0"], "--seeds = 0 is out of range"),
@@ -89,6 +92,7 @@ def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.Captur
         (["--dispatch-ahead-s", "never"], '--dispatch-ahead-s = "never" is no number'),
         (["--slo-s", "nan"], "--slo-s = nan is out of range"),
         (["--plot", "/no/such/folder/a.svg"], "the folder does not exist"),
+        (["--plot", "/"], '--plot = "/" is a folder'),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_sentence(
@@ -106,6 +110,26 @@ def test_a_trace_without_time_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     path.write_text('{"timestamp": 3, "input_length": 5, "hash_ids": [1]}\n', encoding="utf-8")
     status, _, err = run(capsys, str(path))
     assert status == 2 and "all timestamps are 3" in err
+
+
+def test_a_plot_that_cannot_be_written_does_not_lose_the_figures(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are told first; then what is wrong with the file, in one sentence."""
+    arguments = ("--replicas", "2", "--load", ".5", "--policies", "kvmesh", "--plot", "/proc/none.svg")
+    status, out, err = run(capsys, trace, *arguments)
+    assert status == 2 and "load 0.5" in out
+    assert err.strip() == '--plot = "/proc/none.svg" cannot be written: No such file or directory.'
+
+
+def test_a_line_that_is_nested_without_end_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parser gives up; the reader of the message need not see where."""
+    path = tmp_path / "t.jsonl"
+    path.write_text("[" * 100_000, encoding="utf-8")
+    status, _, err = run(capsys, str(path))
+    assert status == 2 and "t.jsonl: a line is JSON nested too deeply" in err and err.count("\n") == 1
 
 
 def test_the_command_line_starts_it_by_name(tmp_path: Path) -> None:
