@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import hiredis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 Words: TypeAlias = Sequence[str | bytes | int | float]
@@ -31,7 +31,9 @@ class RedisLine:
         self._replies: _Replies | None = None
 
     async def exchange(self, commands: Iterable[Words]) -> list[Any]:
-        """Send `commands` in one piece and return their answers in order; a refusal is a ResponseError among them.
+        """Send `commands` in one piece and return their answers in order.
+
+        A refusal is a ResponseError among them, one of the connection itself a ConnectionError.
 
         Raises redis.RedisError or OSError if not all of them were answered; then, and if the caller is cancelled, the
         connection is closed: an answer that comes late must be nobody else's.
@@ -67,7 +69,7 @@ class RedisLine:
                 hello = _hello(like.username, like.password, like.db)
                 if hello:
                     for answer in await replies.ask(hello, limit_s):
-                        if isinstance(answer, ResponseError):
+                        if isinstance(answer, RedisError):
                             replies.close("refused")
                             raise RedisConnectionError(str(answer))
         except TimeoutError:
@@ -156,5 +158,11 @@ class _Replies(asyncio.Protocol):
             self._awaited.set_result(answers)
 
 
-def _refusal(text: str) -> ResponseError:
+def _refusal(text: str) -> RedisError:
+    if text.startswith(_UNWELCOME):
+        return RedisConnectionError(text)
     return (NoScriptError if text.startswith("NOSCRIPT") else ResponseError)(text)
+
+
+_UNWELCOME: Final = ("ERR max number of clients reached", "NOAUTH", "WRONGPASS")
+"""What Redis says of the connection, whatever was asked: no command is wrong."""

@@ -147,3 +147,17 @@ async def test_a_script_that_fails_is_told_from_a_redis_that_is_away(link: Redis
         await link.scripts(Script("return redis.call(ARGV[1])"), [((), ("PING",)), ((), ("NONSENSE",))])
     assert not away.value.may_pass and link.is_connected
     assert await echo(link, "y") == [b"y"]
+
+
+async def test_a_redis_that_takes_no_more_connections_is_away(link: RedisLink, other: RedisLink) -> None:
+    """It says so whatever is asked: no command is wrong."""
+    (_, most) = await other.execute("CONFIG", "GET", "maxclients")
+    await other.execute("CONFIG", "SET", "maxclients", 1)
+    try:
+        for _ in range(20):  # it may be heard, or the end of the connection before it
+            with pytest.raises(RedisAway) as away:
+                await echo(link, "x")
+            assert away.value.may_pass and not link.is_connected, away.value
+    finally:
+        await other.execute("CONFIG", "SET", "maxclients", int(most))
+    assert await echo(link, "y") == [b"y"]
