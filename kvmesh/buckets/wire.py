@@ -162,7 +162,9 @@ def _reserve(each: Reserve) -> Words:
 
 def _settle(each: Settle) -> Words:
     requests = 0 if each.refund_request else -1 if each.used_requests is None else each.used_requests
-    return (*_whole("actual_tokens", each.actual_tokens), requests), (_rid(each.rid),)
+    if each.used_requests is None or each.actual_tokens < 0:
+        _whole("actual_tokens", each.actual_tokens)  # a slab's are those of its whole life
+    return (each.actual_tokens, requests), (_rid(each.rid),)
 
 
 def _renew(each: Renew) -> Words:

@@ -209,7 +209,7 @@ class Slab:
         if self._asked is not None or now_s - self._asked_at_s < AGAIN_S:
             return None
         if not may_grow:
-            free = (max(0, self.free_tokens), self.free_requests, self.free_slots)
+            free = (max(0, self.free_tokens), max(0, self.free_requests), self.free_slots)
             return self._ask(*free, now_s) if self.is_open and self._is_due(now_s) else None
         self._measure(now_s)
         tokens, requests, slots = self._target()

@@ -15,6 +15,7 @@ from typing import Final
 
 from kvmesh.buckets.limits import Account
 from kvmesh.buckets.operations import (
+    TOKENS_MAX,
     Answer,
     Draw,
     Drawn,
@@ -200,9 +201,11 @@ class Teller:
         if standing.spending is None:
             if not (standing.spent_tokens or standing.spent_requests):
                 return
-            tokens, requests = standing.spent_tokens, standing.spent_requests
+            # Of a long outage more may be due than can be told at once.
+            tokens, requests = min(TOKENS_MAX, standing.spent_tokens), standing.spent_requests
             standing.spending = Spend(self.account(standing), tokens, requests, self.name("spent"))
-            standing.spent_tokens = standing.spent_requests = 0
+            standing.spent_tokens -= tokens
+            standing.spent_requests = 0
         standing.is_spending = True
         self._pump.put(Question(standing.spending, partial(self._spent, standing)))
 

@@ -63,6 +63,13 @@ def test_what_no_operation_may_say_is_refused_before_it_is_sent(operation: Opera
     assert sentence in str(caught.value)
 
 
+def test_a_slab_is_settled_whatever_it_used_in_its_life() -> None:
+    """As it is drawn; one request is bounded."""
+    assert calls("kvmesh", [Settle(ACCOUNT, "slab", 2**40, used_requests=2**32)], 0)
+    with pytest.raises(ValueError, match="actual_tokens is 1099511627776; 0 to"):
+        calls("kvmesh", [Settle(ACCOUNT, "r", 2**40)], 0)
+
+
 def test_what_follows_each_other_of_one_account_is_one_call() -> None:
     """In order, some at most; a sweep, a renewal and another account end it."""
     other = Account("other", ACCOUNT.scopes)

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.buckets.limits import Account
-from kvmesh.buckets.operations import Answer, Denied, Operation, Remaining, Reserve, Sweep
+from kvmesh.buckets.operations import TOKENS_MAX, Answer, Denied, Operation, Remaining, Reserve, Sweep
+from kvmesh.buckets.wire import calls
 from kvmesh.errors import MeshError
 from services.frontend.budgets import fallback
 from services.frontend.budgets.reservation import Holder, Reservation
@@ -422,6 +423,33 @@ def test_nobody_asks_for_a_caller_without_limits() -> None:
         frontend.budgets.settle(reservation, 10, 0, 10)
         await frontend.close()
         assert redis.operations == {} and len(frontend.budgets._standings) <= 1
+
+    simulate(main())
+
+
+def test_what_a_long_outage_cost_is_told_in_parts_that_can_be_told() -> None:
+    """More tokens than one operation may name, all of them charged."""
+
+    async def main() -> None:
+        redis, (frontend,) = world(random.Random(1), 1)
+        budgets, who = frontend.budgets, caller(account())
+        run = frontend.ledger.run
+
+        async def checked(operations: list[Operation]) -> list[Answer]:
+            calls("kvmesh", operations, 1)
+            return await run(operations)
+
+        budgets._pump._ledger.run = checked  # type: ignore[method-assign]
+        redis.is_gone = True
+        for number in range(3):
+            reservation = await budgets.reserve(who, f"{number}", 10, 10, is_resumed=True)
+            budgets.settle(reservation, TOKENS_MAX - 10, 0, 10)
+            await asyncio.sleep(1)
+        redis.is_gone = False
+        await asyncio.sleep(5)
+        told = redis.book["spent"] + redis.book["settled"] + redis.book["overrun"]
+        assert told == 3 * TOKENS_MAX and not any(each.owes for each in budgets._standings)
+        await frontend.kill()
 
     simulate(main())
 

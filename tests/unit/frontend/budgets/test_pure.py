@@ -138,6 +138,25 @@ def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
         assert slab.free_slots + live <= held[2] and min(slab.free_requests, slab.free_slots) >= 0
 
 
+def test_a_slab_of_a_redis_that_lost_its_memory_asks_for_what_can_be_asked() -> None:
+    """It gave out what Redis grants no more, and goes on renewing its lease."""
+    slab = Slab("s", account(), 1, 0.0)
+    for _ in range(40):
+        slab.want(10)
+    ask = slab.draw(1.0)
+    assert ask is not None
+    slab.drawn(ask.tokens, ask.requests, ask.slots)
+    for _ in range(40):
+        slab.want(10)
+    ask = slab.draw(7.0)
+    assert ask is not None and slab.is_hot
+    assert slab.admit(10), "while it is asked"
+    slab.drawn(ask.least_tokens, 0, ask.least_slots)
+    assert slab.free_requests < 0
+    ask = slab.draw(14.0, may_grow=False)
+    assert ask is not None and min(ask.tokens, ask.requests, ask.slots) >= 0, ask
+
+
 def test_a_slab_follows_the_demand_within_its_share() -> None:
     """Never more free than the share of the burst by the number of frontends; nothing once nobody comes."""
     who, now_s = account(burst_s=60), 0.0
