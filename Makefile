@@ -16,7 +16,7 @@ SOURCES := $(wildcard kvmesh services engines bench tests tools)
 .PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full chaos soak proto docs lock images
 
 help:  ## Show the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/installed  ## Make .venv with the locked versions
 
