@@ -79,11 +79,17 @@ class Exchange:
     def next_entry(self, now_s: float) -> Entry | None:
         """Return what is to be written now. The roll is called last: everything on it was told before."""
         asked = self.neighbours.asked
+        if (
+            self._is_full
+        ):  # it is being told: who came late hears at the end what it misses, and asks for that
+            asked.discard(ALL)
         if asked:
             if ALL in asked:
                 self._is_full = True
                 self._waiting.extend(self.open.measured)
-            self._waiting.extend(self.open.told_again(self.open.request_ids() if ALL in asked else asked))
+            coming = {note.request_id for note in self._waiting if isinstance(note, Dispatched)}
+            missed = self.open.request_ids() if ALL in asked else asked
+            self._waiting.extend(self.open.told_again(each for each in missed if each not in coming))
             asked.clear()
             self._is_roll_due = True
         notes: list[Told] = []

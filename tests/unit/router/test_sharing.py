@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.backlog import Backlog
-from services.router.dispatch_notes import decode, encode
+from services.router.dispatch_notes import Ask, Entry, RollCall, decode, encode
 from services.router.exchange import Exchange
 from services.router.mirror import PrefixMirror
 from services.router.neighbours import ROLL_S, SILENT_S, Neighbours, counted_in
@@ -308,6 +308,28 @@ def test_a_new_router_knows_what_its_neighbours_have_dispatched() -> None:
     world.boot("r1")
     world.rest(0.1)
     assert world.routers["r1"].believed() == world.truth()
+
+
+def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
+    """So much is open that to tell it takes longer than who starts waits; each ask for all is not answered anew."""
+    neighbours = Neighbours("r0", "boot-0", lambda _: None, lambda _: {}, lambda _: True)
+    exchange = Exchange("r0", "boot-0", neighbours)
+    exchange.set_routers([("r0", "boot-0"), ("r1", "boot-1")], 0.0)
+    hashes = tuple(range(1000))
+    for number in range(1000):
+        exchange.open.note(Dispatched("r0", f"{number:032x}", "p0", hashes, 0.1, 0.0, 60.0))
+    told: list[str] = []
+    for turn in range(200):
+        asks = [Ask("r0", "boot-0"), Ask("r0", "boot-0", (f"{999:032x}",))]
+        neighbours.take(Entry("r1", "boot-1", turn + 1, asks), 0.0)
+        entry = exchange.next_entry(0.0)
+        assert entry is not None
+        told += [note.request_id for note in entry.notes if isinstance(note, Dispatched)]
+        if any(isinstance(note, RollCall) and note.is_full for note in entry.notes):
+            break
+    else:
+        raise AssertionError(f"{len(told)} were told, and no end of it")
+    assert sorted(told) == sorted(exchange.open.request_ids()), "some are told twice, or not"
 
 
 def test_a_new_router_knows_what_prompts_take() -> None:
