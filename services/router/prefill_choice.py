@@ -189,8 +189,8 @@ class PrefillChoice:
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        self._regulars.forget(replica)
-        self._blind_spot.forget(replica)
+        for each in (self._wishes, self._regulars, self._blind_spot):
+            each.forget(replica)
 
     def gone(self, router: str) -> None:
         """Another router is gone."""

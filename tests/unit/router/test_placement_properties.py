@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 
 import pytest
 
@@ -15,6 +15,7 @@ from services.router.policy import (
     Dispatched,
     Finished,
     Hit,
+    LoadSeen,
     Placement,
     PlacementRequest,
     PoolView,
@@ -69,6 +70,46 @@ def end(policy: KappaPolicy, told: Dispatched, now_s: float, seconds: float) -> 
     policy.observe(Started(told.router, told.request_id, now_s - seconds))
     tokens = len(told.hashes) * BLOCK + 5
     policy.observe(Finished(told.router, told.request_id, now_s, Hit(0, tokens, 0, seconds)))
+
+
+def remembered(thing: object, name: str, seen: set[int]) -> str:
+    """Return where in `thing` a dict has the key `name`; empty if none has."""
+    if id(thing) in seen or isinstance(thing, str | int | float | random.Random):
+        return ""
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        parts = [(repr(key), each) for key, each in thing.items()]
+        if name in thing:
+            return "here"
+    elif isinstance(thing, list | tuple | set | deque):
+        parts = [("[]", each) for each in thing]
+    else:
+        slots = (slot for kind in type(thing).__mro__ for slot in getattr(kind, "__slots__", ()))
+        names = [*getattr(thing, "__dict__", ()), *slots]
+        parts = [(each, getattr(thing, each, None)) for each in names]
+    found = ((part, remembered(each, name, seen)) for part, each in parts)
+    return next((f"{part}.{where}" for part, where in found if where), "")
+
+
+def test_nobody_remembers_a_replica_that_is_gone() -> None:
+    """Names come and go for years."""
+    policy = policy_of(["p0", "p1"])
+    policy.prefills._dispatch_ahead_s = 0.0
+    view = PoolView([ReplicaState("p0")], [ReplicaState("d0", 400, 400)], 1)
+    for index in range(4):
+        answer = policy.place(request_of(index, (7, 8)), view, float(index))
+        if isinstance(answer, Placement):
+            told = send(policy, request_of(index, (7, 8)), answer, float(index))
+            policy.observe(Dispatched("router-1", f"{index + 9:032x}", "p0", (7, 8), 0.1, float(index), 1e6))
+            if not index:
+                end(policy, told, index + 0.5, 0.3)
+        policy.observe(LoadSeen("p0", 1, 1, float(index)))
+    assert len(policy.prefills._wishes) and remembered(policy, "p0", set())
+    policy.mirror.drop("p0")
+    policy.observe(ReplicaGone("p0"))
+    policy.place(request_of(9, (7, 8)), PoolView([ReplicaState("p1")], view.decode, 0), 9.0)
+    assert list(policy.mirror.upkeep())
+    assert not remembered(policy, "p0", set())
 
 
 @pytest.mark.parametrize("seed", range(8))
