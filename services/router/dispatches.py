@@ -29,6 +29,9 @@ FLUSH_S: Final = 0.003
 KEPT_MS: Final = 10_000
 """Entries older than this are trimmed: a reader that stood still for longer asks for what it missed."""
 
+LIFE_S: Final = 60
+"""The stream goes so long after the last entry of the last router."""
+
 ENTRIES_MAX: Final = 10_000
 """Kept where the age of entries is not known yet."""
 
@@ -71,6 +74,7 @@ class Dispatches:
         self._writing: Entry | None = None
         self._news = asyncio.Event()
         self._position: StreamId | None = None
+        self._prolong_at_s = 0.0
 
     def set_routers(self, boot_ids: Iterable[tuple[str, str]]) -> None:
         """Name the live routers with their boot ids; what a router that is gone had dispatched is forgotten."""
@@ -118,6 +122,9 @@ class Dispatches:
                     *("XADD", self._stream, *self._trim(), "*"), *(dispatch_notes.FIELD, data)
                 )
                 self._writing = None
+                if self._clock.now_s() >= self._prolong_at_s:
+                    await self._redis.execute("EXPIRE", self._stream, LIFE_S)
+                    self._prolong_at_s = self._clock.now_s() + LIFE_S / 4
                 await asyncio.sleep(FLUSH_S)
 
     def _trim(self) -> tuple[str | int, ...]:
@@ -131,6 +138,7 @@ class Dispatches:
 
     def _drop(self) -> None:
         unwritten, self._writing = self._writing, None
+        self._prolong_at_s = 0.0  # a Redis that comes back empty knows nothing of it
         self.exchange.drop(unwritten)
         self._nudge()
 

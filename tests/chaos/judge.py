@@ -43,7 +43,6 @@ KNOWN_KEYS: Final = tuple(
     for pattern in (
         r"[^:]+:procs",
         r"[^:]+:kv",
-        r"[^:]+:dispatch",
         r"[^:]+:resume-secret",
         r"[^:]+:snap:[^:]+",
     )

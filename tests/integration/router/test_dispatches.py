@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvmesh.redis_link import RedisLink
-from services.router.dispatches import Dispatches
+from services.router.dispatches import LIFE_S, Dispatches
 from services.router.mirror import PrefixMirror
 from services.router.neighbours import counted_in
 from services.router.placement import KappaPolicy
@@ -84,3 +84,15 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
     two.policy.assert_consistent()
     await one.close()
     await two.close()
+
+
+async def test_the_stream_goes_when_no_router_is_left(redis_server: Any) -> None:
+    """Whatever a mesh leaves in Redis ends by itself."""
+    side = Side(redis_server.url, "router-0")
+    side.dispatches.set_routers([("router-0", "boot-router-0"), ("router-1", "boot-router-1")])
+    try:
+        async with asyncio.timeout(10):
+            while not 0 < await side.link.execute("TTL", "m:dispatches") <= LIFE_S:
+                await asyncio.sleep(0.01)
+    finally:
+        await side.close()
