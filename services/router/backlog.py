@@ -60,6 +60,9 @@ class Line(NamedTuple):
 
 NOTHING: Final = Line(0.0, 0, 0.0, 0, 0.0)
 
+_tuple: Final = tuple.__new__
+"""Makes a named tuple of a tuple, in a third of the time."""
+
 
 class _Replica:
     """The work at one replica."""
@@ -106,10 +109,11 @@ class _Replica:
         """Return what is left of what the engine has."""
         total = 0.0
         for work in self.running.values():
-            left_s = work.prefill_s
-            if work.begun_s is not None:
-                left_s = max(0.0, work.begun_s + left_s - now_s)
-            total += left_s
+            left_s, begun_s = work.prefill_s, work.begun_s
+            if begun_s is not None:
+                left_s = begun_s + left_s - now_s
+            if left_s > 0.0:
+                total += left_s
         return total
 
 
@@ -231,15 +235,17 @@ class Backlog:
         if found is None:
             return NOTHING
         running_s = found.running_s(now_s)
+        waiting = len(found.waiting)
+        if not waiting:
+            return _tuple(Line, (running_s, 0, running_s, 0, 0.0))
+        waiting_s = found.waiting_s
         order = self._order_key(prefill_s, now_s)
         if found.others or (precedence is not USUAL and precedence != USUAL):
             ahead_s, behind = _ahead(found, order, precedence)
         else:
             first = bisect_right(found.orders, order)
-            ahead_s, behind = sum(found.seconds[:first]), len(found.orders) - first
-        return Line(
-            running_s + ahead_s, behind, running_s + found.waiting_s, len(found.waiting), found.waiting_s
-        )
+            ahead_s, behind = sum(found.seconds[:first]), waiting - first
+        return _tuple(Line, (running_s + ahead_s, behind, running_s + waiting_s, waiting, waiting_s))
 
     def queue_s(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> float:
         """Return the seconds until the engine of `replica` would begin with a prompt of `prefill_s` that arrives now."""

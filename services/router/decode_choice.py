@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from services.router.policy import PlacementRequest, PoolView, ReplicaState
+from services.router.policy import Candidate, PlacementRequest, PoolView, ReplicaState
 from services.router.shortlist import Entry, Match, shortlist
 
 HANDOFF_S: Final = 0.01
@@ -29,8 +28,7 @@ HEAD_ROOM_BLOCKS: Final = 1
 """Blocks a request may need beyond prompt and output: the last, partial one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Own:
+class Own(NamedTuple):
     """Decode runs the prompt itself."""
 
     decode: ReplicaState
@@ -38,6 +36,10 @@ class Own:
     queue_s: float
     prefill_s: float
     cost_s: float
+
+    def candidate(self) -> Candidate:
+        """Return it as it is told."""
+        return Candidate(self.decode.name, *self[1:])
 
 
 class DecodeChoice:
@@ -53,6 +55,8 @@ class DecodeChoice:
         self._transfer_block_s = transfer_block_s
         self._rng = rng
         self._entries: list[Entry] = []
+        self._full_s: list[float] = []
+        """What the fullness of each of them costs."""
 
     def look(self, view: PoolView, match: Match) -> bool:
         """Find those with room; False if there is none."""
@@ -70,45 +74,47 @@ class DecodeChoice:
             self._entries = [
                 (one, depths.get(one.name, 0)) for one in allowed if one.has_room(self._needed, head_room)
             ]
+        self._full_s = [self._fullness_s(one, depth) for one, depth in self._entries]
         return bool(self._entries)
 
     def beside_prefill(self) -> tuple[ReplicaState, float]:
         """Return who takes it after a prefill elsewhere, and what the handoff and its place cost in seconds."""
+        blocks, block_s = self._prompt_blocks, self._transfer_block_s
         prices = [
-            self._full_s(one, depth) + max(0, self._prompt_blocks - depth) * self._transfer_block_s
-            for one, depth in self._entries
+            full_s + (blocks - depth) * block_s if depth < blocks else full_s
+            for (_, depth), full_s in zip(self._entries, self._full_s, strict=True)
         ]
         best = self._lowest(prices)
         return self._entries[best][0], HANDOFF_S + prices[best]
 
     def deepest(self) -> int:
         """Return the blocks of the prompt that those with room hold at most."""
-        return max(depth for _, depth in self._entries)
+        return max([depth for _, depth in self._entries])
 
-    def alone(
-        self, prefill_s: Callable[[ReplicaState, int], float], queue_s: Callable[[str, float], float]
-    ) -> Own:
+    def alone(self, prefill_s: Callable[[str, int], float], queue_s: Callable[[str, float], float]) -> Own:
         """Return who would run the prompt itself at the least cost.
 
-        `prefill_s`: from replica and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
+        `prefill_s`: from name and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
         """
         found = []
-        for one, depth in self._entries:
-            seconds = prefill_s(one, depth)
+        for (one, depth), full_s in zip(self._entries, self._full_s, strict=True):
+            seconds = prefill_s(one.name, depth)
             wait_s = queue_s(one.name, seconds)
             stalls = STREAM_WEIGHT * one.running_requests
-            cost_s = wait_s + seconds * (1 + stalls) + self._full_s(one, depth)
+            cost_s = wait_s + seconds * (1 + stalls) + full_s
             found.append(Own(one, depth, wait_s, seconds, cost_s))
         return found[self._lowest([one.cost_s for one in found])]
 
-    def _full_s(self, one: ReplicaState, depth: int) -> float:
+    def _fullness_s(self, one: ReplicaState, depth: int) -> float:
         """Return the price of its fullness with the request; blocks it holds already are not taken anew."""
-        if not one.block_total:
+        total, needed = one.block_total, self._needed
+        if not total:
             return FULL_S  # not reported yet
-        taken = one.reserved() + self._needed + HEAD_ROOM_BLOCKS - min(depth, self._needed)
-        return FULL_S * taken / one.block_total
+        taken = one.block_own if one.is_stale else one.block_reserved
+        return FULL_S * (taken + HEAD_ROOM_BLOCKS + (needed - depth if depth < needed else 0)) / total
 
     def _lowest(self, prices: list[float]) -> int:
         lowest = min(prices)
-        ties = [index for index, price in enumerate(prices) if price <= lowest]
-        return ties[0] if len(ties) == 1 else self._rng.choice(ties)
+        if prices.count(lowest) == 1:
+            return prices.index(lowest)
+        return self._rng.choice([index for index, price in enumerate(prices) if price == lowest])

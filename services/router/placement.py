@@ -29,7 +29,6 @@ from services.router.policy import (
     PoolView,
     Removed,
     ReplicaGone,
-    ReplicaState,
     RouterGone,
     Started,
     Stored,
@@ -106,36 +105,38 @@ class KappaPolicy:
         prefills = self.prefills
 
         tokens, block_tokens = request.token_count, self._block_tokens
-        estimate_s, factor = self.costs.estimate_s, self.speeds.factor
+        estimate_s, factors = self.costs.estimate_s, self.speeds.factors
+        known_s: dict[int, float] = {}  # of a usual replica, by depth: replicas differ in few
 
-        def prefill_s(replica: ReplicaState, depth: int) -> float:
-            # The last token is always computed, to have logits.
-            return estimate_s(max(1, tokens - depth * block_tokens), tokens) * factor(replica.name)
+        def prefill_s(name: str, depth: int) -> float:
+            seconds = known_s.get(depth)
+            if seconds is None:  # the last token is always computed, to have logits
+                seconds = known_s[depth] = estimate_s(tokens - depth * block_tokens, tokens)
+            return seconds * factors.get(name, 1.0)
 
         offers = prefills.offers(request, view, match, prefill_s, now_s)
         best = prefills.lowest(offers) if offers else None
         decode, handoff_s = choice.beside_prefill()
         paired_s = best.score + handoff_s if best is not None else math.inf
         own = self._alone(request, choice, prefill_s, paired_s, now_s)
-        prefill: str | None = None
         if own is not None:
-            chosen = Candidate(own.decode.name, own.matched_blocks, own.queue_s, own.prefill_s, own.cost_s)
-            decode = own.decode
+            prefill, decode = None, own.decode
+            chosen: Offer | Own = own
         else:
             assert best is not None, "no prefill replica, and decode does not run it"
             if not best.may_go:
                 prefills.hold(request, best, now_s)
                 return Wait(f"{best.replica} has work ahead", now_s + RECHECK_S, best.replica)
-            chosen = best.candidate()
-            prefill = chosen.replica
             prefills.chose(request, best, offers)
+            prefill, chosen = best.replica, best
+        seconds = chosen.prefill_s
         return Placement(
-            prefill=prefill,
-            decode=decode.name,
-            matched_blocks=chosen.matched_blocks,
-            prefill_s=chosen.prefill_s,
-            estimate_s=chosen.queue_s + chosen.prefill_s,
-            candidates=_explained(request, chosen, offers),
+            prefill,
+            decode.name,
+            chosen.matched_blocks,
+            seconds,
+            chosen.queue_s + seconds,
+            _explained(chosen.candidate(), offers) if request.explain else (),
         )
 
     def observe(self, event: Event) -> None:
@@ -273,10 +274,6 @@ class KappaPolicy:
         self.mirror.assert_consistent()
 
 
-def _explained(
-    request: PlacementRequest, chosen: Candidate, offers: Sequence[Offer]
-) -> tuple[Candidate, ...]:
-    if not request.explain:
-        return ()
+def _explained(chosen: Candidate, offers: Sequence[Offer]) -> tuple[Candidate, ...]:
     others = sorted((one for one in offers if one.replica != chosen.replica), key=lambda one: one.score)
     return (chosen, *(one.candidate() for one in others[: CANDIDATES_MAX - 1]))

@@ -23,20 +23,23 @@ class Regulars:
     """Counts, per replica, who came because it would have been later elsewhere."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[float, float, float]] = {}
-        """Name -> faded count, faded sum of the seconds they would have lost, when both were counted last."""
+        self.seen: dict[str, tuple[float, float, float]] = {}
+        """Name -> faded count, faded sum of the seconds they would have lost, when both were counted last.
+
+        To be read only: who is not in it has none.
+        """
 
     def came(self, replica: str, lost_s: float, at_s: float, count: float = 1.0) -> None:
         """`count` requests went to `replica`; each would have lost `lost_s` at the best other one."""
         if lost_s <= 0:
             return
-        seen, seconds, since_s = self._seen.get(replica, (0.0, 0.0, at_s))
+        seen, seconds, since_s = self.seen.get(replica, (0.0, 0.0, at_s))
         left = math.exp(min(0.0, since_s - at_s) / MEMORY_S)
-        self._seen[replica] = (seen * left + count, seconds * left + count * lost_s, max(at_s, since_s))
+        self.seen[replica] = (seen * left + count, seconds * left + count * lost_s, max(at_s, since_s))
 
     def delay_s(self, replica: str, queue_s: float, prefill_s: float, busy: float, now_s: float) -> float:
         """Return the seconds they will lose by `prefill_s` of work behind `queue_s`. `busy`: share of time, lately."""
-        found = self._seen.get(replica)
+        found = self.seen.get(replica)
         if found is None:
             return 0.0
         seen, seconds, since_s = found
@@ -47,7 +50,7 @@ class Regulars:
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        self._seen.pop(replica, None)
+        self.seen.pop(replica, None)
 
 
 def waited_s(work_s: float, patience_s: float) -> float:
