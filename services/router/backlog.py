@@ -67,7 +67,16 @@ _tuple: Final = tuple.__new__
 class _Replica:
     """The work at one replica."""
 
-    __slots__ = ("orders", "others", "running", "seconds", "waiting", "waiting_s")
+    __slots__ = (
+        "begun_ends_s",
+        "orders",
+        "others",
+        "running",
+        "seconds",
+        "unbegun_s",
+        "waiting",
+        "waiting_s",
+    )
 
     def __init__(self) -> None:
         self.waiting: dict[Key, Work] = {}
@@ -80,7 +89,11 @@ class _Replica:
         self.others = 0
         """Those that wait and of which more than their order decides."""
         self.running: dict[Key, Work] = {}
-        """What its engine has, in the order in which it got it."""
+        """What its engine has, in the order in which it got it. Only the first may have begun."""
+        self.begun_ends_s = -math.inf
+        """When the one that has begun will be done; -inf: none has."""
+        self.unbegun_s = 0.0
+        """Seconds of the others that run."""
 
     def wait(self, work: Work) -> None:
         self.waiting[work.key] = work
@@ -107,14 +120,17 @@ class _Replica:
 
     def running_s(self, now_s: float) -> float:
         """Return what is left of what the engine has."""
-        total = 0.0
+        left_s = self.begun_ends_s - now_s
+        return left_s + self.unbegun_s if left_s > 0.0 else self.unbegun_s
+
+    def settle(self) -> None:
+        """What runs has changed."""
+        self.begun_ends_s, self.unbegun_s = -math.inf, 0.0
         for work in self.running.values():
-            left_s, begun_s = work.prefill_s, work.begun_s
-            if begun_s is not None:
-                left_s = begun_s + left_s - now_s
-            if left_s > 0.0:
-                total += left_s
-        return total
+            if work.begun_s is not None:
+                self.begun_ends_s = work.begun_s + work.prefill_s
+            else:
+                self.unbegun_s += work.prefill_s
 
 
 def _is_other(work: Work) -> bool:
@@ -134,7 +150,8 @@ class Backlog:
         self._waiting_s = 0.0
         self.ends_s: dict[str, float] = {}
         """When the work of a replica will be done; not of those that have none. To be read only."""
-        self._next_expiry_s = math.inf
+        self.next_expiry_s = math.inf
+        """Nothing is `expired` before."""
 
     def __len__(self) -> int:
         return len(self._work)
@@ -153,7 +170,7 @@ class Backlog:
         replica.wait(work)
         self._waiting_s += work.prefill_s
         self.ends_s[work.replica] = replica.ends_s(work.at_s)
-        self._next_expiry_s = min(self._next_expiry_s, work.expires_s)
+        self.next_expiry_s = min(self.next_expiry_s, work.expires_s)
         seconds = self.recent_s(work.replica, work.at_s) + work.prefill_s
         self._recent[work.replica] = (seconds, work.at_s)
         return old
@@ -170,6 +187,7 @@ class Backlog:
         if not replica.running:
             work.begun_s = at_s
         replica.running[key] = work
+        replica.settle()
         self.ends_s[work.replica] = replica.ends_s(at_s)
 
     def remove(self, key: Key, at_s: float | None = None) -> Work | None:
@@ -186,6 +204,7 @@ class Backlog:
             heir = next(iter(replica.running.values()), None)
             if heir is not None and heir.begun_s is None:
                 heir.begun_s = at_s
+            replica.settle()
         if not replica.waiting and not replica.running:
             del self._replicas[work.replica], self.ends_s[work.replica]
             if not self._work:
@@ -201,7 +220,7 @@ class Backlog:
         work = self._work.get(key)
         if work is not None and at_s < work.expires_s:
             work.expires_s = at_s
-            self._next_expiry_s = min(self._next_expiry_s, at_s)
+            self.next_expiry_s = min(self.next_expiry_s, at_s)
 
     def of(self, replica: str) -> list[Work]:
         """Return the work at `replica`."""
@@ -214,9 +233,9 @@ class Backlog:
 
     def expired(self, now_s: float) -> list[Work]:
         """Return the work that should be removed: its time is over. Usually O(1)."""
-        if now_s < self._next_expiry_s:
+        if now_s < self.next_expiry_s:
             return []
-        self._next_expiry_s = min(
+        self.next_expiry_s = min(
             (work.expires_s for work in self._work.values() if work.expires_s > now_s), default=math.inf
         )
         return [work for work in self._work.values() if work.expires_s <= now_s]
@@ -234,8 +253,9 @@ class Backlog:
         found = self._replicas.get(replica)
         if found is None:
             return NOTHING
-        running_s = found.running_s(now_s)
-        waiting = len(found.waiting)
+        left_s, running_s, waiting = found.begun_ends_s - now_s, found.unbegun_s, len(found.waiting)
+        if left_s > 0.0:
+            running_s += left_s
         if not waiting:
             return _tuple(Line, (running_s, 0, running_s, 0, 0.0))
         waiting_s = found.waiting_s
@@ -285,6 +305,11 @@ class Backlog:
             assert replica.orders == sorted(work.order for work in replica.waiting.values()), name
             assert sorted(replica.seconds) == sorted(waiting), name
             assert replica.others == sum(map(_is_other, replica.waiting.values())), name
+            begun = [index for index, work in enumerate(replica.running.values()) if work.begun_s is not None]
+            assert begun in ([], [0]), "only the first has begun"
+            known = replica.begun_ends_s, replica.unbegun_s
+            replica.settle()
+            assert known == (replica.begun_ends_s, replica.unbegun_s), name
             for work in (*replica.waiting.values(), *replica.running.values()):
                 assert work.replica == name and (work.started_s is None) == (work.key in replica.waiting), (
                     work

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from services.router.policy import Candidate, PlacementRequest, PoolView, ReplicaState
-from services.router.shortlist import Entry, Match, shortlist
+from services.router.shortlist import Entry, Match, below, shortlist
 
 HANDOFF_S: Final = 0.01
 """What a prefill elsewhere costs besides: one more hop."""
@@ -26,6 +26,10 @@ engines, and the stream is waited for once."""
 
 HEAD_ROOM_BLOCKS: Final = 1
 """Blocks a request may need beyond prompt and output: the last, partial one."""
+
+
+_Fitting = tuple[ReplicaState, int, float]
+"""A replica with room, the blocks it holds, and what its fullness costs in seconds."""
 
 
 class Own(NamedTuple):
@@ -54,9 +58,7 @@ class DecodeChoice:
         self._prompt_blocks = -(-request.token_count // block_tokens)
         self._transfer_block_s = transfer_block_s
         self._rng = rng
-        self._entries: list[Entry] = []
-        self._full_s: list[float] = []
-        """What the fullness of each of them costs."""
+        self._fitting: list[_Fitting] = []
 
     def look(self, view: PoolView, match: Match) -> bool:
         """Find those with room; False if there is none."""
@@ -64,32 +66,28 @@ class DecodeChoice:
         allowed: Sequence[ReplicaState] = view.decode
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
-        head_room = request.kv_head_room_permille
         entries = shortlist(allowed, match, {}, self._rng)
-        self._entries = [entry for entry in entries if entry[0].has_room(self._needed, head_room)]
-        if not self._entries and len(entries) < len(
+        self._fitting = self._priced(entries)
+        if not self._fitting and len(entries) < len(
             allowed
         ):  # of many some were looked at, and those are full
             depths = match.depths()
-            self._entries = [
-                (one, depths.get(one.name, 0)) for one in allowed if one.has_room(self._needed, head_room)
-            ]
-        self._full_s = [self._fullness_s(one, depth) for one, depth in self._entries]
-        return bool(self._entries)
+            self._fitting = self._priced([(one, depths.get(one.name, 0)) for one in allowed])
+        return bool(self._fitting)
 
     def beside_prefill(self) -> tuple[ReplicaState, float]:
         """Return who takes it after a prefill elsewhere, and what the handoff and its place cost in seconds."""
         blocks, block_s = self._prompt_blocks, self._transfer_block_s
         prices = [
             full_s + (blocks - depth) * block_s if depth < blocks else full_s
-            for (_, depth), full_s in zip(self._entries, self._full_s, strict=True)
+            for _, depth, full_s in self._fitting
         ]
         best = self._lowest(prices)
-        return self._entries[best][0], HANDOFF_S + prices[best]
+        return self._fitting[best][0], HANDOFF_S + prices[best]
 
     def deepest(self) -> int:
         """Return the blocks of the prompt that those with room hold at most."""
-        return max([depth for _, depth in self._entries])
+        return max([depth for _, depth, _ in self._fitting])
 
     def alone(self, prefill_s: Callable[[str, int], float], queue_s: Callable[[str, float], float]) -> Own:
         """Return who would run the prompt itself at the least cost.
@@ -97,7 +95,7 @@ class DecodeChoice:
         `prefill_s`: from name and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
         """
         found = []
-        for (one, depth), full_s in zip(self._entries, self._full_s, strict=True):
+        for one, depth, full_s in self._fitting:
             seconds = prefill_s(one.name, depth)
             wait_s = queue_s(one.name, seconds)
             stalls = STREAM_WEIGHT * one.running_requests
@@ -105,16 +103,23 @@ class DecodeChoice:
             found.append(Own(one, depth, wait_s, seconds, cost_s))
         return found[self._lowest([one.cost_s for one in found])]
 
-    def _fullness_s(self, one: ReplicaState, depth: int) -> float:
-        """Return the price of its fullness with the request; blocks it holds already are not taken anew."""
-        total, needed = one.block_total, self._needed
-        if not total:
-            return FULL_S  # not reported yet
-        taken = one.block_own if one.is_stale else one.block_reserved
-        return FULL_S * (taken + HEAD_ROOM_BLOCKS + (needed - depth if depth < needed else 0)) / total
+    def _priced(self, entries: Sequence[Entry]) -> list[_Fitting]:
+        """Return those with room, each with what its fullness costs; blocks it holds already are not taken anew."""
+        needed, head_room = self._needed, self._request.kv_head_room_permille
+        found = []
+        for one, depth in entries:
+            if one.has_room(needed, head_room):
+                total, full_s = one.block_total, FULL_S
+                if total:  # else it is not reported yet
+                    taken = one.block_own if one.is_stale else one.block_reserved
+                    missing = needed - depth if depth < needed else 0
+                    full_s = FULL_S * (taken + missing + HEAD_ROOM_BLOCKS) / total
+                found.append((one, depth, full_s))
+        return found
 
     def _lowest(self, prices: list[float]) -> int:
         lowest = min(prices)
         if prices.count(lowest) == 1:
             return prices.index(lowest)
-        return self._rng.choice([index for index, price in enumerate(prices) if price == lowest])
+        ties = [index for index, price in enumerate(prices) if price == lowest]
+        return ties[below(len(ties), self._rng)]

@@ -21,7 +21,7 @@ from services.router.blind_spot import BlindSpot
 from services.router.policy import Candidate, Dispatched, PlacementRequest, PoolView, ReplicaState
 from services.router.queue import LOOK_AHEAD
 from services.router.regulars import Regulars
-from services.router.shortlist import Match, shortlist, window
+from services.router.shortlist import Match, below, shortlist, window
 
 KAPPA_MAX: Final = 8.0
 """More waiting requests than this per replica make recomputing no dearer: nobody places well in such a queue."""
@@ -100,13 +100,14 @@ class PrefillChoice:
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
         backlog, wishes, typical_s = self._backlog, self._wishes, max(TYPICAL_FLOOR_S, self.typical_s)
-        for wish in wishes.expired(now_s):
-            wishes.remove(wish.key)
+        if now_s >= wishes.next_expiry_s:
+            for wish in wishes.expired(now_s):
+                wishes.remove(wish.key)
         since_s = self._since_s(request, now_s)
         is_alone = self._blind_spot.routers == 1
         if not is_alone:
             self._look(allowed, now_s)
-        has_wishes = len(wishes) > 0
+        has_wishes = bool(wishes.ends_s)
         waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
         kappa = min(KAPPA_MAX, (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill))
         regulars, precedence, line = self._regulars, request.precedence, backlog.line
@@ -142,7 +143,7 @@ class PrefillChoice:
         scores = [one.score for one in offers]
         lowest = min(scores) * (1 + 1e-9)
         ties = [index for index, score in enumerate(scores) if score <= lowest]
-        return offers[ties[0] if len(ties) == 1 else self._rng.choice(ties)]
+        return offers[ties[0] if len(ties) == 1 else ties[below(len(ties), self._rng)]]
 
     def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
@@ -169,7 +170,7 @@ class PrefillChoice:
 
     def _since_s(self, request: PlacementRequest, now_s: float) -> float:
         """Return since when the request is held, and count it nowhere any more."""
-        wish = self._wishes.remove(_key(request)) if len(self._wishes) else None
+        wish = self._wishes.remove(_key(request)) if self._wishes.ends_s else None
         since_s = wish.at_s if wish is not None else now_s
         self._held_since = request.request_id, since_s
         return since_s

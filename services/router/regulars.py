@@ -43,9 +43,18 @@ class Regulars:
         if found is None:
             return 0.0
         seen, seconds, since_s = found
-        rate = seen * math.exp(min(0.0, since_s - now_s) / MEMORY_S) / MEMORY_S
+        past_s = since_s - now_s
+        rate = seen * (math.exp(past_s / MEMORY_S) if past_s < 0.0 else 1.0) / MEMORY_S
         patience_s = seconds / seen
-        lost_s = waited_s(queue_s + prefill_s, patience_s) - waited_s(queue_s, patience_s)
+        ends_s = queue_s + prefill_s
+        if (
+            ends_s < patience_s
+        ):  # waited_s(ends_s) - waited_s(queue_s), taken apart: asked for every candidate
+            lost_s = prefill_s * (ends_s + queue_s) / 2
+        elif queue_s >= patience_s:
+            lost_s = prefill_s * patience_s
+        else:
+            lost_s = waited_s(ends_s, patience_s) - queue_s * queue_s / 2
         return rate * lost_s / (1 - min(BUSY_MAX, busy))
 
     def forget(self, replica: str) -> None:
