@@ -8,11 +8,11 @@ itself: nothing moves, and its streams stand still meanwhile.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from services.router.policy import Candidate, PlacementRequest, PoolView, ReplicaState
-from services.router.shortlist import Entry, Match, below, shortlist
+from services.router.shortlist import Entry, Match, Shortlist, below
 
 HANDOFF_S: Final = 0.01
 """What a prefill elsewhere costs besides: one more hop."""
@@ -27,6 +27,9 @@ engines, and the stream is waited for once."""
 HEAD_ROOM_BLOCKS: Final = 1
 """Blocks a request may need beyond prompt and output: the last, partial one."""
 
+
+NO_LOAD: Final[Mapping[str, float]] = {}
+"""Of many decode replicas some are compared, whatever work they have."""
 
 _Fitting = tuple[ReplicaState, int, float]
 """A replica with room, the blocks it holds, and what its fullness costs in seconds."""
@@ -50,13 +53,19 @@ class DecodeChoice:
     """Prices decode replicas for one request."""
 
     def __init__(
-        self, request: PlacementRequest, block_tokens: int, transfer_block_s: float, rng: random.Random
+        self,
+        request: PlacementRequest,
+        block_tokens: int,
+        transfer_block_s: float,
+        shortlist: Shortlist,
+        rng: random.Random,
     ) -> None:
         """`transfer_block_s`: seconds in which one KV block moves from prefill to decode."""
         self._request = request
         self._needed = -(-(request.token_count + request.output_tokens_max) // block_tokens)
         self._prompt_blocks = -(-request.token_count // block_tokens)
         self._transfer_block_s = transfer_block_s
+        self._shortlist = shortlist
         self._rng = rng
         self._fitting: list[_Fitting] = []
 
@@ -66,7 +75,7 @@ class DecodeChoice:
         allowed: Sequence[ReplicaState] = view.decode
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
-        entries = shortlist(allowed, match, {}, self._rng)
+        entries = self._shortlist.of(allowed, match, NO_LOAD)
         self._fitting = self._priced(entries)
         if not self._fitting and len(entries) < len(
             allowed

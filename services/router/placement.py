@@ -36,7 +36,7 @@ from services.router.policy import (
 )
 from services.router.prefill_choice import Offer, PrefillChoice, PrefillSeconds
 from services.router.reconciliation import Reconciliation
-from services.router.shortlist import Match
+from services.router.shortlist import Match, Shortlist
 from services.router.speeds import Speeds
 
 RECHECK_S: Final = 0.05
@@ -92,6 +92,7 @@ class KappaPolicy:
         """Prefill seconds expected, of prompts whose real ones are in `measured_total_s`."""
         self.measured_total_s = 0.0
         self._rng = rng
+        self._decodes = Shortlist(rng)
         self._block_tokens = block_tokens
         self._local_tokens_max = local_prefill_tokens_max
         self._transfer_block_s = transfer_block_s
@@ -102,7 +103,7 @@ class KappaPolicy:
             self._expire(now_s)
         if not view.decode:
             return Wait("no decode replica", now_s + RECHECK_S)
-        choice = DecodeChoice(request, self._block_tokens, self._transfer_block_s, self._rng)
+        choice = DecodeChoice(request, self._block_tokens, self._transfer_block_s, self._decodes, self._rng)
         match = Match(self.mirror, request.hashes)
         if not choice.look(view, match):
             return Wait("no decode replica has room", now_s + RECHECK_S)

@@ -77,7 +77,10 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The replicas that may be chosen now, and what waits at the router."""
+    """The replicas that may be chosen now, and what waits at the router.
+
+    A sequence of replicas must not change: of others another one is made. What is derived from it may be kept.
+    """
 
     prefill: Sequence[ReplicaState]
     decode: Sequence[ReplicaState]

@@ -21,7 +21,7 @@ from services.router.blind_spot import BlindSpot
 from services.router.policy import Candidate, Dispatched, PlacementRequest, PoolView, ReplicaState
 from services.router.queue import LOOK_AHEAD
 from services.router.regulars import Regulars
-from services.router.shortlist import Match, below, shortlist, window
+from services.router.shortlist import Match, Shortlist, below, window
 
 KAPPA_MAX: Final = 8.0
 """More waiting requests than this per replica make recomputing no dearer: nobody places well in such a queue."""
@@ -77,6 +77,7 @@ class PrefillChoice:
         """Prefill seconds of a prompt, as of late."""
         self._backlog = backlog
         self._rng = rng
+        self._shortlist = Shortlist(rng)
         self._dispatch_ahead_s = dispatch_ahead_s
         self._regulars = Regulars()
         self._blind_spot = BlindSpot(router)
@@ -112,7 +113,7 @@ class PrefillChoice:
         kappa = min(KAPPA_MAX, (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill))
         regulars, precedence, line = self._regulars, request.precedence, backlog.line
         found = []
-        for replica, depth in shortlist(allowed, match, backlog.ends_s, self._rng):
+        for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
             name = replica.name
             seconds = prefill_s(name, depth)
             queue_s, behind, total_s, waiting, waiting_s = line(name, seconds, now_s, precedence)
