@@ -23,17 +23,10 @@ PLAY_TIMEOUT_S = 240.0
 
 
 @dataclass(slots=True)
-class ConversationMesh:
-    """What runs."""
+class Conversations:
+    """What is said with a system."""
 
     client: Process
-    routers: list[Process]
-    start_router: Callable[[int], Process]
-
-    @property
-    def replicas(self) -> list[str]:
-        """Return the names of the prefill replicas."""
-        return [f"prefill-{number}" for number in range(PREFILLS)]
 
     def open(self, plan: Plan, seed: int) -> None:
         """Begin conversations, and let the routers see what prompts cost."""
@@ -47,6 +40,19 @@ class ConversationMesh:
         """Play on to `until_s` on the plan's clock."""
         answer = self.client.ask("play", until_s=until_s, timeout_s=PLAY_TIMEOUT_S)
         return [Taken(*one) for one in answer["taken"]]
+
+
+@dataclass(slots=True)
+class ConversationMesh(Conversations):
+    """What runs."""
+
+    routers: list[Process]
+    start_router: Callable[[int], Process]
+
+    @property
+    def replicas(self) -> list[str]:
+        """Return the names of the prefill replicas."""
+        return [f"prefill-{number}" for number in range(PREFILLS)]
 
     def restart_routers(self) -> None:
         """Kill every router without a warning, then start all again and return when they are ready."""
