@@ -76,9 +76,9 @@ class Regret:
         return Regret(self.late_s - other.late_s, self.early_s - other.early_s, self.count - other.count)
 
 
-def start(fleet: Fleet) -> ConversationMesh:
-    """Start everything."""
-    prefill = EngineCosts(0.0, COST.a_s, COST.c0_s, COST.b_s / 2, PREFILL_BLOCKS)
+def start(fleet: Fleet, prefill_blocks: int = PREFILL_BLOCKS) -> ConversationMesh:
+    """Start everything, each prefill replica with a cache of `prefill_blocks`."""
+    prefill = EngineCosts(0.0, COST.a_s, COST.c0_s, COST.b_s / 2, prefill_blocks)
     roles = (("prefill", PREFILLS, prefill), ("decode", DECODES, EngineCosts(STEP_S)))
     config = fleet.config(
         {
@@ -87,7 +87,7 @@ def start(fleet: Fleet) -> ConversationMesh:
                 "block_tokens": BLOCK_TOKENS,
                 "max_sequence_tokens": 8192,
                 "kv_blocks": 60_000,
-                "prefill_kv_blocks": PREFILL_BLOCKS,
+                "prefill_kv_blocks": prefill_blocks,
             },
             "telemetry": {"log_level": "warning"},
             "router": {"local_prefill_tokens_max": 0},  # a decode engine's cache is not what is looked at
