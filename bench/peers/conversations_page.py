@@ -175,7 +175,8 @@ What differs:
 - kvmesh runs with four prefill and four decode replicas, the reference engine in Triton behind each, two routers and a
   frontend: its time to first token holds all of these and the move of the blocks to decode. The routers' mock workers
   compute and generate in one process that does nothing else: they have it easier.
-- A mock worker serves prompts one at a time as they come; kvmesh's prefill serves the shortest first.
+- A mock worker serves prompts one at a time as they come; kvmesh's prefill serves the shortest first, with ageing. Where
+  the table says so, the mock workers do the same.
 - A token is a word at the mock workers and an id at kvmesh; roles of messages are words too, so that prompts are some
   words longer there.
 - The routers run with their defaults, but for the policy. cache_aware sends by a tree of the texts that the router sent

@@ -66,6 +66,20 @@ async def test_prompts_take_their_time_one_after_another() -> None:
     assert now() - began_s >= 0.130
 
 
+@pytest.mark.parametrize(("order", "then"), [("fifo", [500, 100, 40]), ("shortest", [500, 40, 100])])
+async def test_waiting_prompts_go_in_the_order_of_the_worker(order: str, then: list[int]) -> None:
+    """The first one computes; of two that wait the shorter one goes first if it is said so."""
+    worker = CachingWorker("worker-0", 0.0, 100, Cost("slow", 0.0, 0.0001, 0.0), order)
+    ended: list[int] = []
+
+    async def send(words: int) -> None:
+        await worker.compute(asked(words, words), 1)
+        ended.append(words)
+
+    await asyncio.gather(*map(send, (500, 100, 40)))
+    assert ended == then
+
+
 def test_roles_alternate_behind_the_system_prompt() -> None:
     """What was said becomes messages, and those the tokens that a worker counts."""
     said = [["be", "kind"], ["hi"], ["tok0"], ["and", "now"]]
