@@ -31,7 +31,7 @@ HEAD_ROOM_BLOCKS: Final = 1
 NO_LOAD: Final[Mapping[str, float]] = {}
 """Of many decode replicas some are compared, whatever work they have."""
 
-_Fitting = tuple[ReplicaState, int, float]
+Fitting = tuple[ReplicaState, int, float]
 """A replica with room, the blocks it holds, and what its fullness costs in seconds."""
 
 
@@ -50,61 +50,50 @@ class Own(NamedTuple):
 
 
 class DecodeChoice:
-    """Prices decode replicas for one request."""
+    """Prices decode replicas."""
 
-    def __init__(
-        self,
-        request: PlacementRequest,
-        block_tokens: int,
-        transfer_block_s: float,
-        shortlist: Shortlist,
-        rng: random.Random,
-    ) -> None:
+    def __init__(self, block_tokens: int, transfer_block_s: float, rng: random.Random) -> None:
         """`transfer_block_s`: seconds in which one KV block moves from prefill to decode."""
-        self._request = request
-        self._needed = -(-(request.token_count + request.output_tokens_max) // block_tokens)
-        self._prompt_blocks = -(-request.token_count // block_tokens)
+        self._block_tokens = block_tokens
         self._transfer_block_s = transfer_block_s
-        self._shortlist = shortlist
+        self._shortlist = Shortlist(rng)
         self._rng = rng
-        self._fitting: list[_Fitting] = []
 
-    def look(self, view: PoolView, match: Match) -> bool:
-        """Find those with room; False if there is none."""
-        request = self._request
+    def fitting(self, request: PlacementRequest, view: PoolView, match: Match) -> list[Fitting]:
+        """Return those with room that are worth comparing; none if none has room."""
         allowed: Sequence[ReplicaState] = view.decode
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
         entries = self._shortlist.of(allowed, match, NO_LOAD)
-        self._fitting = self._priced(entries)
-        if not self._fitting and len(entries) < len(
-            allowed
-        ):  # of many some were looked at, and those are full
+        found = self._priced(request, entries)
+        if not found and len(entries) < len(allowed):  # of many some were looked at, and those are full
             depths = match.depths()
-            self._fitting = self._priced([(one, depths.get(one.name, 0)) for one in allowed])
-        return bool(self._fitting)
+            found = self._priced(request, [(one, depths.get(one.name, 0)) for one in allowed])
+        return found
 
-    def beside_prefill(self) -> tuple[ReplicaState, float]:
+    def beside_prefill(
+        self, request: PlacementRequest, fitting: Sequence[Fitting]
+    ) -> tuple[ReplicaState, float]:
         """Return who takes it after a prefill elsewhere, and what the handoff and its place cost in seconds."""
-        blocks, block_s = self._prompt_blocks, self._transfer_block_s
+        blocks, block_s = -(-request.token_count // self._block_tokens), self._transfer_block_s
         prices = [
-            full_s + (blocks - depth) * block_s if depth < blocks else full_s
-            for _, depth, full_s in self._fitting
+            full_s + (blocks - depth) * block_s if depth < blocks else full_s for _, depth, full_s in fitting
         ]
         best = self._lowest(prices)
-        return self._fitting[best][0], HANDOFF_S + prices[best]
+        return fitting[best][0], HANDOFF_S + prices[best]
 
-    def deepest(self) -> int:
-        """Return the blocks of the prompt that those with room hold at most."""
-        return max([depth for _, depth, _ in self._fitting])
-
-    def alone(self, prefill_s: Callable[[str, int], float], queue_s: Callable[[str, float], float]) -> Own:
+    def alone(
+        self,
+        fitting: Sequence[Fitting],
+        prefill_s: Callable[[str, int], float],
+        queue_s: Callable[[str, float], float],
+    ) -> Own:
         """Return who would run the prompt itself at the least cost.
 
         `prefill_s`: from name and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
         """
         found = []
-        for one, depth, full_s in self._fitting:
+        for one, depth, full_s in fitting:
             seconds = prefill_s(one.name, depth)
             wait_s = queue_s(one.name, seconds)
             stalls = STREAM_WEIGHT * one.running_requests
@@ -112,9 +101,10 @@ class DecodeChoice:
             found.append(Own(one, depth, wait_s, seconds, cost_s))
         return found[self._lowest([one.cost_s for one in found])]
 
-    def _priced(self, entries: Sequence[Entry]) -> list[_Fitting]:
+    def _priced(self, request: PlacementRequest, entries: Sequence[Entry]) -> list[Fitting]:
         """Return those with room, each with what its fullness costs; blocks it holds already are not taken anew."""
-        needed, head_room = self._needed, self._request.kv_head_room_permille
+        needed = -(-(request.token_count + request.output_tokens_max) // self._block_tokens)
+        head_room = request.kv_head_room_permille
         found = []
         for one, depth in entries:
             if one.has_room(needed, head_room):

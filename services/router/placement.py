@@ -14,7 +14,7 @@ from typing import Final
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.backlog import Backlog, Work
 from services.router.costs import CostModel
-from services.router.decode_choice import DecodeChoice, Own
+from services.router.decode_choice import DecodeChoice, Fitting, Own
 from services.router.mirror import PrefixMirror
 from services.router.policy import (
     Candidate,
@@ -34,9 +34,9 @@ from services.router.policy import (
     Stored,
     Wait,
 )
-from services.router.prefill_choice import Offer, PrefillChoice, PrefillSeconds
+from services.router.prefill_choice import Offer, PrefillChoice, UsualSeconds
 from services.router.reconciliation import Reconciliation
-from services.router.shortlist import Match, Shortlist
+from services.router.shortlist import Match
 from services.router.speeds import Speeds
 
 RECHECK_S: Final = 0.05
@@ -91,11 +91,9 @@ class KappaPolicy:
         self.estimate_total_s = 0.0
         """Prefill seconds expected, of prompts whose real ones are in `measured_total_s`."""
         self.measured_total_s = 0.0
-        self._rng = rng
-        self._decodes = Shortlist(rng)
+        self._decodes = DecodeChoice(block_tokens, transfer_block_s, rng)
         self._block_tokens = block_tokens
         self._local_tokens_max = local_prefill_tokens_max
-        self._transfer_block_s = transfer_block_s
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
         """Choose for `request`."""
@@ -103,32 +101,27 @@ class KappaPolicy:
             self._expire(now_s)
         if not view.decode:
             return Wait("no decode replica", now_s + RECHECK_S)
-        choice = DecodeChoice(request, self._block_tokens, self._transfer_block_s, self._decodes, self._rng)
+        prefills, decodes = self.prefills, self._decodes
         match = Match(self.mirror, request.hashes)
-        if not choice.look(view, match):
+        fitting = decodes.fitting(request, view, match)
+        if not fitting:
             return Wait("no decode replica has room", now_s + RECHECK_S)
-        prefills = self.prefills
 
         tokens, block_tokens = request.token_count, self._block_tokens
-        estimate_s, factors = self.costs.estimate_s, self.speeds.factors
-        known_s: dict[int, float] = {}  # of a usual replica, by depth: replicas differ in few
+        estimate_s = self.costs.estimate_s
 
-        def prefill_s(name: str, depth: int) -> float:
-            seconds = known_s.get(depth)
-            if seconds is None:  # the last token is always computed, to have logits
-                seconds = known_s[depth] = estimate_s(tokens - depth * block_tokens, tokens)
-            return seconds * factors.get(name, 1.0)
+        def usual_s(depth: int) -> float:
+            # The last token is always computed, to have logits.
+            return estimate_s(tokens - depth * block_tokens, tokens)
 
-        offers = prefills.offers(request, view, match, prefill_s, now_s)
+        offers = prefills.offers(request, view, match, usual_s, self.speeds.factors, now_s)
         best = prefills.lowest(offers) if offers else None
-        decode, handoff_s = choice.beside_prefill()
+        decode, handoff_s = decodes.beside_prefill(request, fitting)
         paired_s = best.score + handoff_s if best is not None else math.inf
         own: Own | None = None
-        if (
-            best is None
-            or request.token_count - self._usable_tokens(request, choice.deepest()) <= self._local_tokens_max
-        ):
-            own = self._alone(request, choice, prefill_s, paired_s, now_s)
+        deepest = max([depth for _, depth, _ in fitting])
+        if best is None or tokens - min(tokens - 1, deepest * block_tokens) <= self._local_tokens_max:
+            own = self._alone(request, fitting, usual_s, paired_s, now_s)
         if own is not None:
             prefill, decode = None, own.decode
             chosen: Offer | Own = own
@@ -201,24 +194,24 @@ class KappaPolicy:
     def _alone(
         self,
         request: PlacementRequest,
-        choice: DecodeChoice,
-        prefill_s: PrefillSeconds,
+        fitting: Sequence[Fitting],
+        usual_s: UsualSeconds,
         paired_s: float,
         now_s: float,
     ) -> Own | None:
         """Return decode that runs the prompt itself, if that costs less than `paired_s`, or must be."""
 
+        def prefill_s(name: str, depth: int) -> float:
+            return usual_s(depth) * self.speeds.factor(name)
+
         def queue_s(name: str, seconds: float) -> float:
             return self.backlog.queue_s(name, seconds, now_s)
 
-        own = choice.alone(prefill_s, queue_s)
-        uncached = request.token_count - self._usable_tokens(request, own.matched_blocks)
-        is_short = uncached <= self._local_tokens_max
+        own = self._decodes.alone(fitting, prefill_s, queue_s)
+        # The last token is always computed, to have logits.
+        cached = min(own.matched_blocks * self._block_tokens, request.token_count - 1)
+        is_short = request.token_count - cached <= self._local_tokens_max
         return own if paired_s == math.inf or (is_short and own.cost_s <= paired_s) else None
-
-    def _usable_tokens(self, request: PlacementRequest, depth: int) -> int:
-        """Tokens that need not be computed: the last one always is, to have logits."""
-        return min(depth * self._block_tokens, request.token_count - 1)
 
     # Learning
 

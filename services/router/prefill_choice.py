@@ -12,7 +12,8 @@ after it; kappa: those that wait per replica, in requests; R: what those lose wh
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from kvmesh.queue_order import OrderKey
@@ -36,8 +37,8 @@ TYPICAL_FLOOR_S: Final = 0.001
 WISH_LIFE_S: Final = 0.15
 """A held request that is not looked at for this long has gone, or others are before it."""
 
-PrefillSeconds = Callable[[str, int], float]
-"""From a replica's name and its matched blocks to the prompt's seconds there."""
+UsualSeconds = Callable[[int], float]
+"""From matched blocks to the prompt's seconds at a replica that is like most."""
 
 
 class Offer(NamedTuple):
@@ -57,6 +58,8 @@ class Offer(NamedTuple):
         """Return it as it is told."""
         return Candidate(*self[:5])
 
+
+_score: Final = attrgetter("score")
 
 _tuple: Final = tuple.__new__
 """Makes a named tuple of a tuple, in a third of the time."""
@@ -92,9 +95,15 @@ class PrefillChoice:
     # Choosing
 
     def offers(
-        self, request: PlacementRequest, view: PoolView, match: Match, prefill_s: PrefillSeconds, now_s: float
+        self,
+        request: PlacementRequest,
+        view: PoolView,
+        match: Match,
+        usual_s: UsualSeconds,
+        factors: Mapping[str, float],
+        now_s: float,
     ) -> list[Offer]:
-        """Return the replicas worth comparing, priced; none if there is none."""
+        """Return the replicas worth comparing, priced; none if there is none. `factors`: see speeds.py."""
         if not view.prefill:
             return []
         allowed: Sequence[ReplicaState] = view.prefill
@@ -104,7 +113,8 @@ class PrefillChoice:
         if now_s >= wishes.next_expiry_s:
             for wish in wishes.expired(now_s):
                 wishes.remove(wish.key)
-        since_s = self._since_s(request, now_s)
+        since_s = self._since_s(request, now_s) if wishes.ends_s else now_s
+        self._held_since = request.request_id, since_s
         is_alone = self._blind_spot.routers == 1
         if not is_alone:
             self._look(allowed, now_s)
@@ -112,10 +122,12 @@ class PrefillChoice:
         waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
         kappa = min(KAPPA_MAX, (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill))
         regulars, precedence, line = self._regulars, request.precedence, backlog.line
-        found = []
+        known_depth, usual, found = -1, 0.0, []
         for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
             name = replica.name
-            seconds = prefill_s(name, depth)
+            if depth != known_depth:
+                known_depth, usual = depth, usual_s(depth)
+            seconds = usual * factors.get(name, 1.0)
             queue_s, behind, total_s, waiting, waiting_s = line(name, seconds, now_s, precedence)
             later_s = total_s - queue_s
             if has_wishes:
@@ -141,15 +153,14 @@ class PrefillChoice:
 
     def lowest(self, offers: Sequence[Offer]) -> Offer:
         """Return the best of `offers`, of equals a random one."""
-        scores = [one.score for one in offers]
-        lowest = min(scores) * (1 + 1e-9)
-        ties = [index for index, score in enumerate(scores) if score <= lowest]
-        return offers[ties[0] if len(ties) == 1 else ties[below(len(ties), self._rng)]]
+        lowest = min(offers, key=_score).score * (1 + 1e-9)
+        ties = [one for one in offers if one.score <= lowest]
+        return ties[0] if len(ties) == 1 else ties[below(len(ties), self._rng)]
 
     def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
-        others_s = [one.ends_s for one in offers if one is not best]
-        lost_s = min(others_s) - best.prefill_s if others_s else 0.0
+        ends_s = [one.ends_s for one in offers if one is not best]
+        lost_s = min(ends_s) - best.prefill_s if ends_s else 0.0
         self._chosen = request.request_id, max(0.0, lost_s)
 
     def hold(self, request: PlacementRequest, best: Offer, now_s: float) -> None:
@@ -171,10 +182,8 @@ class PrefillChoice:
 
     def _since_s(self, request: PlacementRequest, now_s: float) -> float:
         """Return since when the request is held, and count it nowhere any more."""
-        wish = self._wishes.remove(_key(request)) if self._wishes.ends_s else None
-        since_s = wish.at_s if wish is not None else now_s
-        self._held_since = request.request_id, since_s
-        return since_s
+        wish = self._wishes.remove(_key(request))
+        return wish.at_s if wish is not None else now_s
 
     def _look(self, allowed: Sequence[ReplicaState], now_s: float) -> None:
         """Let the blind spot know how many have nothing to do."""

@@ -77,6 +77,8 @@ class Shortlist:
     def of(self, replicas: Sequence[ReplicaState], match: Match, load: Mapping[str, float]) -> list[Entry]:
         """Return whom to compare. `load`: what the least loaded are ordered by; who is not in it has none."""
         if len(replicas) <= ALL:
+            if not match.groups:
+                return [(one, 0) for one in replicas]
             depths = match.depths()
             return [(one, depths.get(one.name, 0)) for one in replicas]
         if replicas is not self._replicas:
