@@ -18,6 +18,8 @@ from services.router.precedence import USUAL, Ahead, Precedence
 UTILISATION_S: Final = 10.0
 """Time in which the memory of recent work fades to 1/e."""
 
+NEVER: Final = 0.0, 0.0
+
 Key = tuple[str, str]
 """Router and request id."""
 
@@ -58,10 +60,10 @@ class Line(NamedTuple):
     """Their seconds."""
 
 
-NOTHING: Final = Line(0.0, 0, 0.0, 0, 0.0)
+Figures = tuple[float, int, float, int, float]
+"""The fields of a Line: a plain tuple is made in an eighth of the time."""
 
-_tuple: Final = tuple.__new__
-"""Makes a named tuple of a tuple, in a third of the time."""
+NOTHING: Final[Figures] = 0.0, 0, 0.0, 0, 0.0
 
 
 class _Replica:
@@ -250,6 +252,10 @@ class Backlog:
 
         Running ones count what is left of them, waiting ones are ahead only if they are served before it.
         """
+        return Line(*self.look(replica, prefill_s, now_s, precedence))
+
+    def look(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence) -> Figures:
+        """Return the fields of the `line`, for who asks about many replicas."""
         found = self._replicas.get(replica)
         if found is None:
             return NOTHING
@@ -257,19 +263,21 @@ class Backlog:
         if left_s > 0.0:
             running_s += left_s
         if not waiting:
-            return _tuple(Line, (running_s, 0, running_s, 0, 0.0))
+            return running_s, 0, running_s, 0, 0.0
         waiting_s = found.waiting_s
         order = self._order_key(prefill_s, now_s)
         if found.others or (precedence is not USUAL and precedence != USUAL):
             ahead_s, behind = _ahead(found, order, precedence)
         else:
             first = bisect_right(found.orders, order)
-            ahead_s, behind = sum(found.seconds[:first]), waiting - first
-        return _tuple(Line, (running_s + ahead_s, behind, running_s + waiting_s, waiting, waiting_s))
+            ahead_s, behind = waiting_s, waiting - first
+            if behind:
+                ahead_s = sum(found.seconds[:first])
+        return running_s + ahead_s, behind, running_s + waiting_s, waiting, waiting_s
 
     def queue_s(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> float:
         """Return the seconds until the engine of `replica` would begin with a prompt of `prefill_s` that arrives now."""
-        return self.line(replica, prefill_s, now_s, precedence).ahead_s
+        return self.look(replica, prefill_s, now_s, precedence)[0]
 
     def total_s(self, replica: str, now_s: float) -> float:
         """Return the seconds of all work at `replica`, whatever its order."""
@@ -283,8 +291,8 @@ class Backlog:
 
     def recent_s(self, replica: str, now_s: float) -> float:
         """Return the seconds dispatched to `replica` lately, fading over UTILISATION_S."""
-        seconds, at_s = self._recent.get(replica, (0.0, now_s))
-        return seconds * math.exp(-max(0.0, now_s - at_s) / UTILISATION_S)
+        seconds, at_s = self._recent.get(replica, NEVER)
+        return seconds * math.exp((at_s - now_s) / UTILISATION_S) if at_s < now_s else seconds
 
     def forget(self, replica: str) -> None:
         """The replica is gone; its work must have been removed."""

@@ -34,7 +34,7 @@ from services.router.policy import (
     Stored,
     Wait,
 )
-from services.router.prefill_choice import Offer, PrefillChoice, UsualSeconds
+from services.router.prefill_choice import SCORE, Figures, Offer, PrefillChoice, UsualSeconds
 from services.router.reconciliation import Reconciliation
 from services.router.shortlist import Match
 from services.router.speeds import Speeds
@@ -119,8 +119,8 @@ class KappaPolicy:
         decode, handoff_s = decodes.beside_prefill(request, fitting)
         paired_s = best.score + handoff_s if best is not None else math.inf
         own: Own | None = None
-        deepest = max([depth for _, depth, _ in fitting])
-        if best is None or tokens - min(tokens - 1, deepest * block_tokens) <= self._local_tokens_max:
+        uncached = tokens - max([depth for _, depth, _ in fitting]) * block_tokens
+        if best is None or max(1, uncached) <= self._local_tokens_max:
             own = self._alone(request, fitting, usual_s, paired_s, now_s)
         if own is not None:
             prefill, decode = None, own.decode
@@ -269,6 +269,6 @@ class KappaPolicy:
         self.mirror.assert_consistent()
 
 
-def _explained(chosen: Candidate, offers: Sequence[Offer]) -> tuple[Candidate, ...]:
-    others = sorted((one for one in offers if one.replica != chosen.replica), key=lambda one: one.score)
-    return (chosen, *(one.candidate() for one in others[: CANDIDATES_MAX - 1]))
+def _explained(chosen: Candidate, offers: Sequence[Figures]) -> tuple[Candidate, ...]:
+    others = sorted((one for one in offers if one[0] != chosen.replica), key=lambda one: one[SCORE])
+    return (chosen, *(Offer(*one).candidate() for one in others[: CANDIDATES_MAX - 1]))

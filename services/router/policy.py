@@ -68,7 +68,7 @@ class ReplicaState:
             return True
         blocks += total * head_room_permille // 1000
         taken = self.block_own if self.is_stale else self.block_reserved
-        return total - taken >= min(total, blocks)
+        return blocks <= total - taken or taken <= 0
 
     def has_ample_room(self) -> bool:
         """True if a quarter of the blocks is free, by the last report and what was sent since: a reservation is certain."""

@@ -44,8 +44,9 @@ class Regulars:
             return 0.0
         seen, seconds, since_s = found
         past_s = since_s - now_s
-        rate = seen * (math.exp(past_s / MEMORY_S) if past_s < 0.0 else 1.0) / MEMORY_S
-        patience_s = seconds / seen
+        rate, patience_s = seen / MEMORY_S, seconds / seen
+        if past_s < 0.0:
+            rate *= math.exp(past_s / MEMORY_S)
         ends_s = queue_s + prefill_s
         if (
             ends_s < patience_s
@@ -55,7 +56,9 @@ class Regulars:
             lost_s = prefill_s * patience_s
         else:
             lost_s = waited_s(ends_s, patience_s) - queue_s * queue_s / 2
-        return rate * lost_s / (1 - min(BUSY_MAX, busy))
+        if busy > BUSY_MAX:
+            busy = BUSY_MAX
+        return rate * lost_s / (1 - busy)
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
