@@ -1,7 +1,7 @@
 """A neighbour that holds conversations with the mesh over its own API. Run as `python -m bench.conversation_client`.
 
 Steered over stdin: open {plan: [[[at_s, fresh tokens, output tokens], ...], ...], seed}; warm; play {until_s} answers
-{taken: [...]}, rows of conversation_player.Taken.
+{taken: [...], stood_still_s}, rows of conversation_player.Taken.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ async def serve(asker: Asker[Any]) -> None:
 
     async def play(command: Mapping[str, Any]) -> Mapping[str, Any]:
         assert player is not None, "nothing was opened"
-        return {"taken": await player.play(command["until_s"])}
+        taken = await player.play(command["until_s"])
+        return {"taken": taken, "stood_still_s": player.stood_still_s}
 
     await control.serve_commands({"open": open_, "warm": warm, "play": play}, {"ready": True})
 

@@ -20,6 +20,7 @@ PREFILL_BLOCKS = 1024
 
 SERVE_TIMEOUT_S = 60.0
 PLAY_TIMEOUT_S = 240.0
+STILL_S_MAX = 2.0
 
 
 @dataclass(slots=True)
@@ -37,8 +38,10 @@ class Conversations:
                 raise BenchError(f"not every prompt was answered within {SERVE_TIMEOUT_S:g} s")
 
     def play(self, until_s: float) -> list[Taken]:
-        """Play on to `until_s` on the plan's clock."""
+        """Play on to `until_s` on the plan's clock. Raises BenchError if the machine stood still meanwhile."""
         answer = self.client.ask("play", until_s=until_s, timeout_s=PLAY_TIMEOUT_S)
+        if answer["stood_still_s"] > STILL_S_MAX:
+            raise BenchError(f"the client stood still for {answer['stood_still_s']:.1f} s")
         return [Taken(*one) for one in answer["taken"]]
 
 

@@ -94,14 +94,18 @@ def compare(
             else:
                 record.add(case.name, case.version, case.policy, figures)
                 console.print(conversations_page.line(figures), highlight=False)
-    record.seconds = time.monotonic() - started_s
+            record.seconds = time.monotonic() - started_s
+            if write is not None:  # what was measured stays if the rest never is
+                _write(write, record)
     sys.stdout.write(conversations_page.table(record))
-    if write is not None:
-        before = write.read_text(encoding="utf-8") if write.exists() else ""
-        write.write_text(conversations_page.put(before, conversations_page.section(record)), encoding="utf-8")
-        write.with_name(f"{write.stem}-conversations.json").write_text(record.to_json(), encoding="utf-8")
     if not record.runs:
         raise typer.Exit(1)
+
+
+def _write(page: Path, record: Record) -> None:
+    before = page.read_text(encoding="utf-8") if page.exists() else ""
+    page.write_text(conversations_page.put(before, conversations_page.section(record)), encoding="utf-8")
+    page.with_name(f"{page.stem}-conversations.json").write_text(record.to_json(), encoding="utf-8")
 
 
 def judge(taken: Sequence[Taken], replicas: Sequence[str]) -> Figures:
