@@ -180,6 +180,7 @@ What differs:
 - A token is a word at the mock workers and an id at kvmesh; roles of messages are words too, so that prompts are some
   words longer there.
 - The routers run with their defaults, but for the policy. cache_aware sends by a tree of the texts that the router sent
-  before; where requests under way are uneven (64 more and 1.5 times as many at one worker), it sends to the least busy one.
+  before; where requests under way are uneven (sglang-router: 64 more and 1.5 times as many at one worker) it sends to the
+  least busy one.
   kvmesh's routers hear from the replicas which blocks they hold.
 """
