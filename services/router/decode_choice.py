@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from services.router.policy import Candidate, PlacementRequest, PoolView, ReplicaState
+from services.router.policy import PlacementRequest, PoolView, ReplicaState
 from services.router.shortlist import Entry, Match, Shortlist, below
 
 HANDOFF_S: Final = 0.01
@@ -43,10 +43,6 @@ class Own(NamedTuple):
     queue_s: float
     prefill_s: float
     cost_s: float
-
-    def candidate(self) -> Candidate:
-        """Return it as it is told."""
-        return Candidate(self.decode.name, *self[1:])
 
 
 class DecodeChoice:

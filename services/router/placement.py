@@ -34,7 +34,7 @@ from services.router.policy import (
     Stored,
     Wait,
 )
-from services.router.prefill_choice import SCORE, Figures, Offer, PrefillChoice, UsualSeconds
+from services.router.prefill_choice import MAY_GO, SCORE, Offer, PrefillChoice, UsualSeconds
 from services.router.reconciliation import Reconciliation
 from services.router.shortlist import Match
 from services.router.speeds import Speeds
@@ -117,26 +117,26 @@ class KappaPolicy:
         offers = prefills.offers(request, view, match, usual_s, self.speeds.factors, now_s)
         best = prefills.lowest(offers) if offers else None
         decode, handoff_s = decodes.beside_prefill(request, fitting)
-        paired_s = best.score + handoff_s if best is not None else math.inf
+        paired_s = best[SCORE] + handoff_s if best is not None else math.inf
         own: Own | None = None
         uncached = tokens - max([depth for _, depth, _ in fitting]) * block_tokens
         if best is None or max(1, uncached) <= self._local_tokens_max:
             own = self._alone(request, fitting, usual_s, paired_s, now_s)
+        prefill: str | None = None
         if own is not None:
-            prefill, decode = None, own.decode
-            chosen: Offer | Own = own
+            decode = own.decode
+            chosen = (decode.name, *own[1:])
         else:
             assert best is not None, "no prefill replica, and decode does not run it"
-            if not best.may_go:
-                prefills.hold(request, best, now_s)
-                return Wait(f"{best.replica} has work ahead", now_s + RECHECK_S, best.replica)
+            prefill, chosen = best[0], best[:5]
+            if not best[MAY_GO]:
+                prefills.hold(request, prefill, best[3], now_s)
+                return Wait(f"{prefill} has work ahead", now_s + RECHECK_S, prefill)
             prefills.chose(request, best, offers)
-            prefill, chosen = best.replica, best
-        seconds = chosen.prefill_s
-        explained = _explained(chosen.candidate(), offers) if request.explain else ()
+        _, matched_blocks, queue_s, seconds, _ = chosen
+        explained = _explained(Candidate(*chosen), offers) if request.explain else ()
         return _tuple(
-            Placement,
-            (prefill, decode.name, chosen.matched_blocks, seconds, chosen.queue_s + seconds, explained),
+            Placement, (prefill, decode.name, matched_blocks, seconds, queue_s + seconds, explained)
         )
 
     def observe(self, event: Event) -> None:
@@ -269,6 +269,6 @@ class KappaPolicy:
         self.mirror.assert_consistent()
 
 
-def _explained(chosen: Candidate, offers: Sequence[Figures]) -> tuple[Candidate, ...]:
+def _explained(chosen: Candidate, offers: Sequence[Offer]) -> tuple[Candidate, ...]:
     others = sorted((one for one in offers if one[0] != chosen.replica), key=lambda one: one[SCORE])
-    return (chosen, *(Offer(*one).candidate() for one in others[: CANDIDATES_MAX - 1]))
+    return (chosen, *(Candidate(*one[:5]) for one in others[: CANDIDATES_MAX - 1]))

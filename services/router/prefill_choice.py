@@ -14,12 +14,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvmesh.queue_order import OrderKey
 from services.router.backlog import UTILISATION_S, Backlog, Key, Work
 from services.router.blind_spot import BlindSpot
-from services.router.policy import Candidate, Dispatched, PlacementRequest, PoolView, ReplicaState
+from services.router.policy import Dispatched, PlacementRequest, PoolView, ReplicaState
 from services.router.queue import LOOK_AHEAD
 from services.router.regulars import Regulars
 from services.router.shortlist import Match, Shortlist, below, window
@@ -41,29 +41,17 @@ UsualSeconds = Callable[[int], float]
 """From matched blocks to the prompt's seconds at a replica that is like most."""
 
 
-class Offer(NamedTuple):
-    """A prefill replica, priced. The first five are those of a Candidate."""
+Offer = tuple[str, int, float, float, float, bool, float]
+"""A prefill replica, priced. The first five are those of a Candidate; a plain tuple, for most are only compared.
 
-    replica: str
-    matched_blocks: int
-    queue_s: float
-    prefill_s: float
-    score: float
-    may_go: bool
-    """True if it may be sent more work now."""
-    ends_s: float
-    """Seconds until the prompt were done there behind all that is there: what one who goes there loses."""
-
-    def candidate(self) -> Candidate:
-        """Return it as it is told."""
-        return Candidate(*self[:5])
-
-
-Figures = tuple[str, int, float, float, float, bool, float]
-"""The fields of an Offer: a plain tuple is made in an eighth of the time, and one offer is taken of many."""
+Then: True if it may be sent more work now; and the seconds until the prompt were done there behind all that is there: what
+one who goes there loses.
+"""
 
 SCORE: Final = 4
+MAY_GO: Final = 5
 ENDS_S: Final = 6
+
 _score: Final = itemgetter(SCORE)
 
 
@@ -104,7 +92,7 @@ class PrefillChoice:
         usual_s: UsualSeconds,
         factors: Mapping[str, float],
         now_s: float,
-    ) -> list[Figures]:
+    ) -> list[Offer]:
         """Return the replicas worth comparing, priced; none if there is none. `factors`: see speeds.py."""
         if not view.prefill:
             return []
@@ -122,9 +110,11 @@ class PrefillChoice:
         is_alone = self._blind_spot.routers == 1
         if not is_alone:
             self._look(allowed, now_s)
-        has_wishes = bool(wishes.ends_s)
+        has_wishes = len(wishes.ends_s) > 0
         waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
-        kappa = min(KAPPA_MAX, (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill))
+        kappa = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
+        if kappa > KAPPA_MAX:
+            kappa = KAPPA_MAX
         regulars, precedence, look = self._regulars, request.precedence, backlog.look
         known_depth, usual, found = -1, 0.0, []
         for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
@@ -155,29 +145,32 @@ class PrefillChoice:
             found.append((name, depth, queue_s, seconds, score, may_go, ends_s))
         return found
 
-    def lowest(self, offers: Sequence[Figures]) -> Offer:
+    def lowest(self, offers: Sequence[Offer]) -> Offer:
         """Return the best of `offers`, of equals a random one."""
         lowest = min(offers, key=_score)[SCORE] * (1 + 1e-9)
         ties = [one for one in offers if one[SCORE] <= lowest]
-        return Offer(*(ties[0] if len(ties) == 1 else ties[below(len(ties), self._rng)]))
+        return ties[0] if len(ties) == 1 else ties[below(len(ties), self._rng)]
 
-    def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Figures]) -> None:
+    def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
-        ends_s = [one[ENDS_S] for one in offers if one[0] != best.replica]
-        lost_s = min(ends_s) - best.prefill_s if ends_s else 0.0
-        self._chosen = request.request_id, max(0.0, lost_s)
+        lost_s = 0.0
+        if len(offers) > 1:
+            lost_s = min([one[ENDS_S] for one in offers if one is not best]) - best[3]
+            if lost_s < 0.0:
+                lost_s = 0.0
+        self._chosen = request.request_id, lost_s
 
-    def hold(self, request: PlacementRequest, best: Offer, now_s: float) -> None:
-        """It is held here for `best`, which has enough to do: others that are held are to count it there."""
+    def hold(self, request: PlacementRequest, replica: str, prefill_s: float, now_s: float) -> None:
+        """It is held here for `replica`, which has enough to do: others that are held are to count it there."""
         until_s = now_s + WISH_LIFE_S
         known, since_s = self._held_since
         assert known == request.request_id, "held without being asked for"
         self._wishes.add(
             Work(
                 _key(request),
-                best.replica,
+                replica,
                 (),
-                best.prefill_s,
+                prefill_s,
                 since_s,
                 until_s,
                 precedence=request.precedence,
