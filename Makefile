@@ -53,8 +53,9 @@ upgrade: setup  ## Replace the last release by this one under load, every role f
 bench: setup  ## Measure and write docs/measurements (minutes)
 	$(BIN)/python -m bench --write docs/measurements/cost.md
 
-bench-peers: setup  ## The same fault under routers from PyPI; writes docs/measurements (minutes)
+bench-peers: setup  ## The same fault and the same conversations under routers from PyPI; writes docs/measurements (minutes)
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
+	$(BIN)/python -m bench.peers.conversations --write docs/measurements/peers.md
 
 bench-routing: setup  ## Placement against other routers' policies on replayed traces, 15 rows; writes docs/measurements (minutes)
 	$(BIN)/python -m bench.routing --write docs/measurements/routing.md

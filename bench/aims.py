@@ -1,4 +1,4 @@
-"""The aims: what a figure should at most be on a small machine (two cores, no GPU)."""
+"""The aims: what a figure should at most, or at least, be on a small machine (two cores, no GPU)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ FELT = "p95 beside the burst / p95 alone"
 ATTEMPTS = "attempts / requests"
 BURST = "a burst of long prompts"
 SERVEGEN = "ServeGen's clients at 0.01 of their rates"
+CONVERSATIONS = "conversations of the trace, lengths / 16"
+SCARCE = "the same with half the cache"
+REUSE = "blocks found in cache / blocks computed before anywhere"
+IMBALANCE = "most prefill work of a replica / mean"
+HIT_DISTANCE = "hit ratio, mesh minus simulator, absolute"
 HALVED = "1x, half of the prefill replicas killed"
 
 
@@ -63,6 +68,9 @@ AIMS: dict[Key, Aim] = {
         for metric, limit in ((PER_REFUSAL, 400.0), (OWN_REFUSAL, 20.0))
     },
     **{Key("fairness", case, FELT): Aim(1.3) for case in (BURST, SERVEGEN)},
+    Key("conversations", CONVERSATIONS, REUSE): Aim(0.87, is_least=True),
+    Key("conversations", CONVERSATIONS, IMBALANCE): Aim(1.3),
+    **{Key("conversations", case, HIT_DISTANCE): Aim(3.0) for case in (CONVERSATIONS, SCARCE)},
     Key("overload", HALVED, ATTEMPTS): Aim(1.1),
     Key("path", "one request at a time", "added time to first token, p50"): Aim(3.0),
     Key("admission", LEASED, ADMISSION): Aim(5.0),

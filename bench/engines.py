@@ -25,6 +25,10 @@ class EngineCosts:
 
     step_s: float
     prefill_token_s: float = 0.0
+    prefill_s: float = 0.0
+    prefill_token2_s: float = 0.0
+    kv_blocks: int = 60_000
+    """KV cache; not a cost, but as large as the engine pretends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,15 @@ def start(fleet: Fleet, name: str, costs: EngineCosts, core: int) -> Engine:
         "model-version": MODEL_VERSION,
         "salt": MODEL_VERSION,
         "block-tokens": BLOCK_TOKENS,
-        "kv-blocks": 60_000,
+        "kv-blocks": costs.kv_blocks,
         "max-running": 256,
         "queue-max": 1024,
         "max-step-tokens": 4096,
         "max-sequence-tokens": 8192,
         "step-s": costs.step_s,
         "prefill-token-s": costs.prefill_token_s,
+        "prefill-s": costs.prefill_s,
+        "prefill-token2-s": costs.prefill_token2_s,
         "shm-prefix": prefix,
         "work-dir": fleet.folder / name,
         **{f"{kind}-port": port for kind, port in ports.items()},

@@ -19,6 +19,7 @@ from bench.processes import BenchError
 from bench.results import Results
 from bench.scenarios import (
     admission,
+    conversations,
     decode,
     fairness,
     floor,
@@ -52,6 +53,7 @@ SCENARIOS: dict[str, Callable[[Results, Pace], None]] = {
         admission,
         refusals,
         fairness,
+        conversations,
         overload,
     )
 }

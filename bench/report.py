@@ -28,6 +28,7 @@ TITLES = {
     "trust": "Router alone, plain text and mutual TLS",
     "refusals": "Refusing, on the wire and without it",
     "fairness": "Fairness: who feels a tenant's burst",
+    "conversations": "Conversations: what is found in cache again, and how even the work is",
     "overload": "Overload: what is served, what is refused",
 }
 
@@ -131,15 +132,15 @@ def sentences(results: Results) -> list[str]:
         value, limit = f"{number(figure.median)} {figure.unit}", f"{number(figure.aim.limit)} {figure.unit}"
         if figure.is_doubtful:
             lines.append(
-                f"- **Not judged**: {name}: {value}, aim at most {limit}; the load was not what it should be."
+                f"- **Not judged**: {name}: {value}, aim {figure.aim} {limit}; the load was not what it should be."
             )
             continue
         if figure.is_met:
-            lines.append(f"- Met: {name}: {value}, aim at most {limit}.")
+            lines.append(f"- Met: {name}: {value}, aim {figure.aim} {limit}.")
             continue
-        over = figure.median / figure.aim.limit - 1
+        over = abs(figure.median / figure.aim.limit - 1)
         lines.append(
-            f"- **Missed by {over:.0%}**: {name}: {value}, aim at most {limit}.{_share(results, figure)}"
+            f"- **Missed by {over:.0%}**: {name}: {value}, aim {figure.aim} {limit}.{_share(results, figure)}"
         )
     return lines
 
@@ -184,5 +185,5 @@ def _share(results: Results, figure: Figure) -> str:
 
 def _cells(figure: Figure) -> list[str]:
     values = [number(value) for value in (min(figure.values), figure.median, max(figure.values))]
-    aim = "" if figure.aim is None else f"≤ {number(figure.aim.limit)}"
+    aim = "" if figure.aim is None else f"{'≥' if figure.aim.is_least else '≤'} {number(figure.aim.limit)}"
     return [figure.key.metric, *values, figure.unit, aim, verdict(figure)]

@@ -17,13 +17,17 @@ class Key(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """What a figure should be: at most `limit`."""
+    """What a figure should be: at most `limit`, or at least."""
 
     limit: float
+    is_least: bool = False
+
+    def __str__(self) -> str:
+        return "at least" if self.is_least else "at most"
 
     def is_met(self, value: float) -> bool:
         """True if `value` is within the aim."""
-        return value <= self.limit
+        return value >= self.limit if self.is_least else value <= self.limit
 
 
 @dataclass(slots=True)
@@ -56,7 +60,8 @@ class Figure:
             "median": self.median,
             "max": max(self.values),
             "values": self.values,
-            "aim_max": None if self.aim is None else self.aim.limit,
+            "aim_max": None if self.aim is None or self.aim.is_least else self.aim.limit,
+            "aim_min": self.aim.limit if self.aim is not None and self.aim.is_least else None,
             "met": self.is_met,
             "doubtful": self.is_doubtful,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +12,20 @@ from bench.peers.streams import Outcome
 MODEL = "mock-model"
 DONE = "[DONE]"
 
+Message = dict[str, str]
+"""`role` and `content`."""
+
 
 def request_body(prompt: str, tokens: int) -> bytes:
     """Return the body of a streamed request for `tokens` tokens."""
+    return conversation_body([{"role": "user", "content": prompt}], tokens)
+
+
+def conversation_body(messages: Sequence[Message], tokens: int) -> bytes:
+    """Return the body of a streamed request for `tokens` tokens more of a conversation."""
     body = {
         "model": MODEL,
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": messages,
         "max_tokens": tokens,
         "stream": True,
         "temperature": 0,
@@ -29,10 +38,22 @@ def token_text(position: int) -> str:
     return f"tok{position} "
 
 
-def chunk(worker: str, text: str | None, finish: str | None = None) -> bytes:
+def usage(prompt_tokens: int, cached_tokens: int, tokens: int) -> dict[str, Any]:
+    """Return what a request used, as a worker tells it at the end."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": tokens,
+        "total_tokens": prompt_tokens + tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def chunk(
+    worker: str, text: str | None, finish: str | None = None, used: dict[str, Any] | None = None
+) -> bytes:
     """Return one event of the answer of `worker`; no `text`: an event with the finish reason alone."""
     delta = {} if text is None else {"role": "assistant", "content": text}
-    data = {
+    data: dict[str, Any] = {
         "id": "chatcmpl-0",
         "object": "chat.completion.chunk",
         "created": 0,
@@ -40,6 +61,8 @@ def chunk(worker: str, text: str | None, finish: str | None = None) -> bytes:
         "system_fingerprint": worker,
         "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
     }
+    if used is not None:
+        data["usage"] = used
     return event(json.dumps(data))
 
 
@@ -56,6 +79,8 @@ class Answer:
     worker: str = ""
     token_count: int = 0
     finish: str = ""
+    cached_tokens: int | None = None
+    """Of the prompt; None: nobody said."""
     is_done: bool = False
     fault: tuple[Outcome, str] | None = None
     """The first thing that was not as it should be."""
@@ -102,6 +127,8 @@ class Answer:
             self._note(Outcome.LOST, "error event" if "error" in data else "an event that is no chunk")
             return
         self.worker = message.get("system_fingerprint") or self.worker
+        told = (message.get("usage") or {}).get("prompt_tokens_details") or {}
+        self.cached_tokens = told.get("cached_tokens", self.cached_tokens)
         for choice in choices:
             self._tokens(choice.get("delta", {}).get("content") or "")
             self.finish = choice.get("finish_reason") or self.finish

@@ -21,23 +21,28 @@ class BadFraming(Exception):
 class ChatConnection:
     """One client's connection to a router at 127.0.0.1, kept alive over requests, opened again after a failure."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, mute_s: float | None = None) -> None:
+        """`mute_s`: another patience than MUTE_S."""
         self._port = port
+        self._mute_s = MUTE_S if mute_s is None else mute_s
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def stream(self, prompt: str, tokens: int, record: Stream, began_s: float) -> None:
         """Send a prompt and read its answer into `record`. `began_s`: the loop's time at 0 of the run's clock."""
+        await self.send(chat.request_body(prompt, tokens), chat.Answer(tokens), record, began_s)
+
+    async def send(self, request: bytes, answer: chat.Answer, record: Stream, began_s: float) -> None:
+        """Send the body of a request and read the answer into `answer` and `record`."""
         now = asyncio.get_running_loop().time
-        answer = chat.Answer(tokens)
         cut = ""
         try:
-            async for data in self._body(chat.request_body(prompt, tokens)):
+            async for data in self._body(request):
                 came = answer.feed(data)
                 if came:
                     record.arrive(now() - began_s, came)
         except TimeoutError:
-            cut = f"mute for {MUTE_S:g} s"
+            cut = f"mute for {self._mute_s:g} s"
         except (OSError, asyncio.IncompleteReadError):
             cut = "connection cut"
         except BadFraming as error:
@@ -66,7 +71,7 @@ class ChatConnection:
             % (worker.CHAT.encode(), len(body))
             + body
         )
-        async with asyncio.timeout(MUTE_S):
+        async with asyncio.timeout(self._mute_s):
             await writer.drain()
             head = await worker.read_head(reader)
         if head is None:
@@ -77,7 +82,7 @@ class ChatConnection:
         if headers.get("transfer-encoding", "").lower() != "chunked":
             raise BadFraming("not chunked")
         while True:
-            async with asyncio.timeout(MUTE_S):
+            async with asyncio.timeout(self._mute_s):
                 size = _chunk_size(await reader.readuntil(b"\r\n"))
                 data = await reader.readexactly(size + 2)
             if data[-2:] != b"\r\n":

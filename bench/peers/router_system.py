@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,13 +51,8 @@ class RouterSystem:
         self._victim = started[VICTIM]
         for process, port in zip(started, self._ports, strict=True):
             await listening(process, port)
-        urls = [f"http://127.0.0.1:{port}" for port in self._ports]
-        command = self._router.command(self._environment, own, metrics, self._policy, urls)
-        environment = (f"HOME={self._fleet.folder}", *CLEAN)
-        process = self._fleet.start(
-            self._router.name, [*TO_LOG, "env", "-i", *environment, *command], ANY_CORE
-        )
-        await listening(process, own)
+        command = self._router.command(self._environment, own, metrics, self._policy, urls_of(self._ports))
+        await listening(start_router(self._fleet, self._router.name, command), own)
         self._connections = [ChatConnection(own) for _ in range(self._schedule.streams)]
 
     async def stream(self, slot: int, record: Stream, began_s: float) -> None:
@@ -83,6 +78,17 @@ class RouterSystem:
         options = ["--port", str(self._ports[index]), "--name", name]
         options += ["--interval-s", str(self._schedule.interval_s)]
         return self._fleet.start(name, [sys.executable, "-m", "bench.peers.worker", *options], ANY_CORE)
+
+
+def urls_of(ports: Sequence[int]) -> list[str]:
+    """Return the URLs of workers."""
+    return [f"http://127.0.0.1:{port}" for port in ports]
+
+
+def start_router(fleet: Fleet, name: str, command: Sequence[str]) -> Process:
+    """Start a router by its command, with an environment of its own."""
+    environment = (f"HOME={fleet.folder}", *CLEAN)
+    return fleet.start(name, [*TO_LOG, "env", "-i", *environment, *command], ANY_CORE)
 
 
 def _name(index: int) -> str:

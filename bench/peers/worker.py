@@ -11,6 +11,7 @@ import asyncio
 import json
 import socket
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -63,8 +64,9 @@ class Worker:
             asked = json.loads(body)
             # sglang-router passes `max_tokens` on under the newer name.
             tokens = int(asked.get("max_completion_tokens") or asked.get("max_tokens") or 16)
+            used = await self.compute(asked, tokens)
             if asked.get("stream"):
-                await self._stream(writer, tokens)
+                await self._stream(writer, tokens, used)
                 return
             await _reply(writer, self._whole(tokens))
         elif path in TOKENIZERS:
@@ -73,7 +75,12 @@ class Worker:
         else:
             await _reply(writer, self._facts(path))
 
-    async def _stream(self, writer: asyncio.StreamWriter, tokens: int) -> None:
+    async def compute(self, asked: Mapping[str, Any], tokens: int) -> dict[str, Any] | None:
+        """Take the time that the prompt of a request takes, here none, and return what to tell of it (`chat.usage`)."""
+        del asked, tokens
+        return None
+
+    async def _stream(self, writer: asyncio.StreamWriter, tokens: int, used: dict[str, Any] | None) -> None:
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
@@ -84,7 +91,7 @@ class Worker:
             await asyncio.sleep(max(0.0, began_s + position * self._interval_s - loop.time()))
             _write_chunk(writer, chat.chunk(self.name, chat.token_text(position)))
             await writer.drain()
-        _write_chunk(writer, chat.chunk(self.name, None, "length") + chat.event(chat.DONE))
+        _write_chunk(writer, chat.chunk(self.name, None, "length", used) + chat.event(chat.DONE))
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 

@@ -8,12 +8,11 @@ itself: nothing moves, and its streams stand still meanwhile.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from services.router.policy import PlacementRequest, PoolView, ReplicaState
-from services.router.shortlist import Entry, Match, shortlist
+from services.router.shortlist import Entry, Match, Shortlist, below
 
 HANDOFF_S: Final = 0.01
 """What a prefill elsewhere costs besides: one more hop."""
@@ -29,8 +28,14 @@ HEAD_ROOM_BLOCKS: Final = 1
 """Blocks a request may need beyond prompt and output: the last, partial one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Own:
+NO_LOAD: Final[Mapping[str, float]] = {}
+"""Of many decode replicas some are compared, whatever work they have."""
+
+Fitting = tuple[ReplicaState, int, float]
+"""A replica with room, the blocks it holds, and what its fullness costs in seconds."""
+
+
+class Own(NamedTuple):
     """Decode runs the prompt itself."""
 
     decode: ReplicaState
@@ -41,74 +46,75 @@ class Own:
 
 
 class DecodeChoice:
-    """Prices decode replicas for one request."""
+    """Prices decode replicas."""
 
-    def __init__(
-        self, request: PlacementRequest, block_tokens: int, transfer_block_s: float, rng: random.Random
-    ) -> None:
+    def __init__(self, block_tokens: int, transfer_block_s: float, rng: random.Random) -> None:
         """`transfer_block_s`: seconds in which one KV block moves from prefill to decode."""
-        self._request = request
-        self._needed = -(-(request.token_count + request.output_tokens_max) // block_tokens)
-        self._prompt_blocks = -(-request.token_count // block_tokens)
+        self._block_tokens = block_tokens
         self._transfer_block_s = transfer_block_s
+        self._shortlist = Shortlist(rng)
         self._rng = rng
-        self._entries: list[Entry] = []
 
-    def look(self, view: PoolView, match: Match) -> bool:
-        """Find those with room; False if there is none."""
-        request = self._request
+    def fitting(self, request: PlacementRequest, view: PoolView, match: Match) -> list[Fitting]:
+        """Return those with room that are worth comparing; none if none has room."""
         allowed: Sequence[ReplicaState] = view.decode
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
-        head_room = request.kv_head_room_permille
-        entries = shortlist(allowed, match, {}, self._rng)
-        self._entries = [entry for entry in entries if entry[0].has_room(self._needed, head_room)]
-        if not self._entries and len(entries) < len(
-            allowed
-        ):  # of many some were looked at, and those are full
+        entries = self._shortlist.of(allowed, match, NO_LOAD)
+        found = self._priced(request, entries)
+        if not found and len(entries) < len(allowed):  # of many some were looked at, and those are full
             depths = match.depths()
-            self._entries = [
-                (one, depths.get(one.name, 0)) for one in allowed if one.has_room(self._needed, head_room)
-            ]
-        return bool(self._entries)
+            found = self._priced(request, [(one, depths.get(one.name, 0)) for one in allowed])
+        return found
 
-    def beside_prefill(self) -> tuple[ReplicaState, float]:
+    def beside_prefill(
+        self, request: PlacementRequest, fitting: Sequence[Fitting]
+    ) -> tuple[ReplicaState, float]:
         """Return who takes it after a prefill elsewhere, and what the handoff and its place cost in seconds."""
+        blocks, block_s = -(-request.token_count // self._block_tokens), self._transfer_block_s
         prices = [
-            self._full_s(one, depth) + max(0, self._prompt_blocks - depth) * self._transfer_block_s
-            for one, depth in self._entries
+            full_s + (blocks - depth) * block_s if depth < blocks else full_s for _, depth, full_s in fitting
         ]
         best = self._lowest(prices)
-        return self._entries[best][0], HANDOFF_S + prices[best]
-
-    def deepest(self) -> int:
-        """Return the blocks of the prompt that those with room hold at most."""
-        return max(depth for _, depth in self._entries)
+        return fitting[best][0], HANDOFF_S + prices[best]
 
     def alone(
-        self, prefill_s: Callable[[ReplicaState, int], float], queue_s: Callable[[str, float], float]
+        self,
+        fitting: Sequence[Fitting],
+        prefill_s: Callable[[str, int], float],
+        queue_s: Callable[[str, float], float],
     ) -> Own:
         """Return who would run the prompt itself at the least cost.
 
-        `prefill_s`: from replica and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
+        `prefill_s`: from name and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
         """
         found = []
-        for one, depth in self._entries:
-            seconds = prefill_s(one, depth)
+        for one, depth, full_s in fitting:
+            seconds = prefill_s(one.name, depth)
             wait_s = queue_s(one.name, seconds)
             stalls = STREAM_WEIGHT * one.running_requests
-            cost_s = wait_s + seconds * (1 + stalls) + self._full_s(one, depth)
+            cost_s = wait_s + seconds * (1 + stalls) + full_s
             found.append(Own(one, depth, wait_s, seconds, cost_s))
         return found[self._lowest([one.cost_s for one in found])]
 
-    def _full_s(self, one: ReplicaState, depth: int) -> float:
-        """Return the price of its fullness with the request; blocks it holds already are not taken anew."""
-        if not one.block_total:
-            return FULL_S  # not reported yet
-        taken = one.reserved() + self._needed + HEAD_ROOM_BLOCKS - min(depth, self._needed)
-        return FULL_S * taken / one.block_total
+    def _priced(self, request: PlacementRequest, entries: Sequence[Entry]) -> list[Fitting]:
+        """Return those with room, each with what its fullness costs; blocks it holds already are not taken anew."""
+        needed = -(-(request.token_count + request.output_tokens_max) // self._block_tokens)
+        head_room = request.kv_head_room_permille
+        found = []
+        for one, depth in entries:
+            if one.has_room(needed, head_room):
+                total, full_s = one.block_total, FULL_S
+                if total:  # else it is not reported yet
+                    taken = one.block_own if one.is_stale else one.block_reserved
+                    missing = needed - depth if depth < needed else 0
+                    full_s = FULL_S * (taken + missing + HEAD_ROOM_BLOCKS) / total
+                found.append((one, depth, full_s))
+        return found
 
     def _lowest(self, prices: list[float]) -> int:
         lowest = min(prices)
-        ties = [index for index, price in enumerate(prices) if price <= lowest]
-        return ties[0] if len(ties) == 1 else self._rng.choice(ties)
+        if prices.count(lowest) == 1:
+            return prices.index(lowest)
+        ties = [index for index, price in enumerate(prices) if price == lowest]
+        return ties[below(len(ties), self._rng)]

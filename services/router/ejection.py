@@ -104,9 +104,9 @@ def trusted(replicas: list[Replica], now_s: float) -> list[ReplicaState]:
     """
     trusted = [one for one in replicas if one.ejection.may_take(now_s)]
     if not trusted:
-        return [one.look(now_s) for one in replicas]
+        return [one.state for one in replicas]
     missing = len(replicas) - len(replicas) // 2 - len(trusted)
     if missing > 0:
         ejected = [one for one in replicas if one not in trusted]
         trusted += sorted(ejected, key=lambda one: one.ejection.until_s or 0.0)[:missing]
-    return [one.look(now_s) for one in trusted]
+    return [one.state for one in trusted]

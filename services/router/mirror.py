@@ -67,8 +67,8 @@ class Load:
     """Blocks taken so far."""
 
 
-_Answer = tuple[Sequence[int], int, int, int, list[Group]]
-"""What was asked last, after how many changes, of whom, and the answer."""
+_Answer = tuple[Sequence[int], tuple[int, int, int], list[Group]]
+"""What was asked last; after how many changes and of whom; the answer."""
 
 
 class PrefixMirror:
@@ -155,16 +155,14 @@ class PrefixMirror:
         Replicas of equal depth are one mask; those with no block are in none: see `names_of`, `bit_of`. `hashes` must not
         change afterwards. The answer is the mirror's own: leave it as it is.
         """
-        live, unclosed, changes = self._live, self._unclosed, self._table.changes + self._overlay.changes
-        last = self._answer
-        if last is None or last[0] is not hashes or last[1:4] != (changes, live, unclosed):
-            unclosed &= live
-            found = prefix_lookup.groups(
-                self._table.shards, self._overlay.masks, hashes, live ^ unclosed, unclosed
-            )
-            # A decision asks several times. A caller that changes its list in place would get an old answer.
-            last = self._answer = (hashes, changes, live, self._unclosed, found)
-        return last[4]
+        table, overlay, last = self._table, self._overlay, self._answer
+        state = table.changes + overlay.changes, self._live, self._unclosed
+        # A decision asks several times. A caller that changes its list in place would get an old answer.
+        if last is None or last[0] is not hashes or last[1] != state:
+            unclosed = self._unclosed & self._live
+            found = prefix_lookup.groups(table.shards, overlay.masks, hashes, self._live ^ unclosed, unclosed)
+            last = self._answer = hashes, state, found
+        return last[2]
 
     def matched(self, hashes: Sequence[int]) -> dict[str, int]:
         """Return how many leading blocks of `hashes` each live replica has or will have soon; only those with 1 or more."""

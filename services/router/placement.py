@@ -14,7 +14,7 @@ from typing import Final
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.backlog import Backlog, Work
 from services.router.costs import CostModel
-from services.router.decode_choice import DecodeChoice, Own
+from services.router.decode_choice import DecodeChoice, Fitting, Own
 from services.router.mirror import PrefixMirror
 from services.router.policy import (
     Candidate,
@@ -29,13 +29,12 @@ from services.router.policy import (
     PoolView,
     Removed,
     ReplicaGone,
-    ReplicaState,
     RouterGone,
     Started,
     Stored,
     Wait,
 )
-from services.router.prefill_choice import Offer, PrefillChoice, PrefillSeconds
+from services.router.prefill_choice import MAY_GO, SCORE, Offer, PrefillChoice, UsualSeconds
 from services.router.reconciliation import Reconciliation
 from services.router.shortlist import Match
 from services.router.speeds import Speeds
@@ -54,6 +53,9 @@ FRESH_S: Final = 10.0
 and then nothing would ever correct them."""
 
 CANDIDATES_MAX: Final = 16
+
+_tuple: Final = tuple.__new__
+"""Makes a named tuple of a tuple, in a third of the time."""
 
 
 class KappaPolicy:
@@ -89,53 +91,52 @@ class KappaPolicy:
         self.estimate_total_s = 0.0
         """Prefill seconds expected, of prompts whose real ones are in `measured_total_s`."""
         self.measured_total_s = 0.0
-        self._rng = rng
+        self._decodes = DecodeChoice(block_tokens, transfer_block_s, rng)
         self._block_tokens = block_tokens
         self._local_tokens_max = local_prefill_tokens_max
-        self._transfer_block_s = transfer_block_s
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
         """Choose for `request`."""
-        self._expire(now_s)
+        if now_s >= self.backlog.next_expiry_s:
+            self._expire(now_s)
         if not view.decode:
             return Wait("no decode replica", now_s + RECHECK_S)
-        choice = DecodeChoice(request, self._block_tokens, self._transfer_block_s, self._rng)
+        prefills, decodes = self.prefills, self._decodes
         match = Match(self.mirror, request.hashes)
-        if not choice.look(view, match):
+        fitting = decodes.fitting(request, view, match)
+        if not fitting:
             return Wait("no decode replica has room", now_s + RECHECK_S)
-        prefills = self.prefills
 
         tokens, block_tokens = request.token_count, self._block_tokens
-        estimate_s, factor = self.costs.estimate_s, self.speeds.factor
+        estimate_s = self.costs.estimate_s
 
-        def prefill_s(replica: ReplicaState, depth: int) -> float:
+        def usual_s(depth: int) -> float:
             # The last token is always computed, to have logits.
-            return estimate_s(max(1, tokens - depth * block_tokens), tokens) * factor(replica.name)
+            return estimate_s(tokens - depth * block_tokens, tokens)
 
-        offers = prefills.offers(request, view, match, prefill_s, now_s)
+        offers = prefills.offers(request, view, match, usual_s, self.speeds.factors, now_s)
         best = prefills.lowest(offers) if offers else None
-        decode, handoff_s = choice.beside_prefill()
-        paired_s = best.score + handoff_s if best is not None else math.inf
-        own = self._alone(request, choice, prefill_s, paired_s, now_s)
+        decode, handoff_s = decodes.beside_prefill(request, fitting)
+        paired_s = best[SCORE] + handoff_s if best is not None else math.inf
+        own: Own | None = None
+        uncached = tokens - max([depth for _, depth, _ in fitting]) * block_tokens
+        if best is None or max(1, uncached) <= self._local_tokens_max:
+            own = self._alone(request, fitting, usual_s, paired_s, now_s)
         prefill: str | None = None
         if own is not None:
-            chosen = Candidate(own.decode.name, own.matched_blocks, own.queue_s, own.prefill_s, own.cost_s)
             decode = own.decode
+            chosen = (decode.name, *own[1:])
         else:
             assert best is not None, "no prefill replica, and decode does not run it"
-            if not best.may_go:
-                prefills.hold(request, best, now_s)
-                return Wait(f"{best.replica} has work ahead", now_s + RECHECK_S, best.replica)
-            chosen = best.candidate()
-            prefill = chosen.replica
+            prefill, chosen = best[0], best[:5]
+            if not best[MAY_GO]:
+                prefills.hold(request, prefill, best[3], now_s)
+                return Wait(f"{prefill} has work ahead", now_s + RECHECK_S, prefill)
             prefills.chose(request, best, offers)
-        return Placement(
-            prefill=prefill,
-            decode=decode.name,
-            matched_blocks=chosen.matched_blocks,
-            prefill_s=chosen.prefill_s,
-            estimate_s=chosen.queue_s + chosen.prefill_s,
-            candidates=_explained(request, chosen, offers),
+        _, matched_blocks, queue_s, seconds, _ = chosen
+        explained = _explained(Candidate(*chosen), offers) if request.explain else ()
+        return _tuple(
+            Placement, (prefill, decode.name, matched_blocks, seconds, queue_s + seconds, explained)
         )
 
     def observe(self, event: Event) -> None:
@@ -193,29 +194,24 @@ class KappaPolicy:
     def _alone(
         self,
         request: PlacementRequest,
-        choice: DecodeChoice,
-        prefill_s: PrefillSeconds,
+        fitting: Sequence[Fitting],
+        usual_s: UsualSeconds,
         paired_s: float,
         now_s: float,
     ) -> Own | None:
         """Return decode that runs the prompt itself, if that costs less than `paired_s`, or must be."""
 
-        if paired_s < math.inf:
-            uncached = request.token_count - self._usable_tokens(request, choice.deepest())
-            if uncached > self._local_tokens_max:
-                return None
+        def prefill_s(name: str, depth: int) -> float:
+            return usual_s(depth) * self.speeds.factor(name)
 
         def queue_s(name: str, seconds: float) -> float:
             return self.backlog.queue_s(name, seconds, now_s)
 
-        own = choice.alone(prefill_s, queue_s)
-        uncached = request.token_count - self._usable_tokens(request, own.matched_blocks)
-        is_short = uncached <= self._local_tokens_max
+        own = self._decodes.alone(fitting, prefill_s, queue_s)
+        # The last token is always computed, to have logits.
+        cached = min(own.matched_blocks * self._block_tokens, request.token_count - 1)
+        is_short = request.token_count - cached <= self._local_tokens_max
         return own if paired_s == math.inf or (is_short and own.cost_s <= paired_s) else None
-
-    def _usable_tokens(self, request: PlacementRequest, depth: int) -> int:
-        """Tokens that need not be computed: the last one always is, to have logits."""
-        return min(depth * self._block_tokens, request.token_count - 1)
 
     # Learning
 
@@ -273,10 +269,6 @@ class KappaPolicy:
         self.mirror.assert_consistent()
 
 
-def _explained(
-    request: PlacementRequest, chosen: Candidate, offers: Sequence[Offer]
-) -> tuple[Candidate, ...]:
-    if not request.explain:
-        return ()
-    others = sorted((one for one in offers if one.replica != chosen.replica), key=lambda one: one.score)
-    return (chosen, *(one.candidate() for one in others[: CANDIDATES_MAX - 1]))
+def _explained(chosen: Candidate, offers: Sequence[Offer]) -> tuple[Candidate, ...]:
+    others = sorted((one for one in offers if one[0] != chosen.replica), key=lambda one: one[SCORE])
+    return (chosen, *(Candidate(*one[:5]) for one in others[: CANDIDATES_MAX - 1]))

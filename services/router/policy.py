@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from services.router.precedence import USUAL, Precedence
 
@@ -63,8 +63,12 @@ class ReplicaState:
 
     def has_room(self, blocks: int, head_room_permille: int) -> bool:
         """True if `blocks` fit and leave the head room free; what is larger than that fits into an empty replica."""
-        head_room = self.block_total * head_room_permille // 1000
-        return self.room() >= min(blocks + head_room, self.block_total)
+        total = self.block_total
+        if not total:
+            return True
+        blocks += total * head_room_permille // 1000
+        taken = self.block_own if self.is_stale else self.block_reserved
+        return blocks <= total - taken or taken <= 0
 
     def has_ample_room(self) -> bool:
         """True if a quarter of the blocks is free, by the last report and what was sent since: a reservation is certain."""
@@ -73,7 +77,10 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The replicas that may be chosen now, and what waits at the router."""
+    """The replicas that may be chosen now, and what waits at the router.
+
+    A sequence of replicas must not change: of others another one is made. What is derived from it may be kept.
+    """
 
     prefill: Sequence[ReplicaState]
     decode: Sequence[ReplicaState]
@@ -92,8 +99,7 @@ class Candidate:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where an attempt goes."""
 
     prefill: str | None

@@ -12,16 +12,17 @@ after it; kappa: those that wait per replica, in requests; R: what those lose wh
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Final
 
 from kvmesh.queue_order import OrderKey
-from services.router.backlog import NOTHING, UTILISATION_S, Backlog, Key, Work
+from services.router.backlog import UTILISATION_S, Backlog, Key, Work
 from services.router.blind_spot import BlindSpot
-from services.router.policy import Candidate, Dispatched, PlacementRequest, PoolView, ReplicaState
+from services.router.policy import Dispatched, PlacementRequest, PoolView, ReplicaState
 from services.router.queue import LOOK_AHEAD
 from services.router.regulars import Regulars
-from services.router.shortlist import Match, shortlist, window
+from services.router.shortlist import Match, Shortlist, below, window
 
 KAPPA_MAX: Final = 8.0
 """More waiting requests than this per replica make recomputing no dearer: nobody places well in such a queue."""
@@ -36,26 +37,22 @@ TYPICAL_FLOOR_S: Final = 0.001
 WISH_LIFE_S: Final = 0.15
 """A held request that is not looked at for this long has gone, or others are before it."""
 
-PrefillSeconds = Callable[[ReplicaState, int], float]
-"""From a replica and its matched blocks to the prompt's seconds there."""
+UsualSeconds = Callable[[int], float]
+"""From matched blocks to the prompt's seconds at a replica that is like most."""
 
 
-class Offer(NamedTuple):
-    """A prefill replica, priced. The first five are those of a Candidate."""
+Offer = tuple[str, int, float, float, float, bool, float]
+"""A prefill replica, priced. The first five are those of a Candidate; a plain tuple, for most are only compared.
 
-    replica: str
-    matched_blocks: int
-    queue_s: float
-    prefill_s: float
-    score: float
-    may_go: bool
-    """True if it may be sent more work now."""
-    ends_s: float
-    """Seconds until the prompt were done there behind all that is there: what one who goes there loses."""
+Then: True if it may be sent more work now; and the seconds until the prompt were done there behind all that is there: what
+one who goes there loses.
+"""
 
-    def candidate(self) -> Candidate:
-        """Return it as it is told."""
-        return Candidate(*self[:5])
+SCORE: Final = 4
+MAY_GO: Final = 5
+ENDS_S: Final = 6
+
+_score: Final = itemgetter(SCORE)
 
 
 class PrefillChoice:
@@ -73,6 +70,7 @@ class PrefillChoice:
         """Prefill seconds of a prompt, as of late."""
         self._backlog = backlog
         self._rng = rng
+        self._shortlist = Shortlist(rng)
         self._dispatch_ahead_s = dispatch_ahead_s
         self._regulars = Regulars()
         self._blind_spot = BlindSpot(router)
@@ -87,72 +85,92 @@ class PrefillChoice:
     # Choosing
 
     def offers(
-        self, request: PlacementRequest, view: PoolView, match: Match, prefill_s: PrefillSeconds, now_s: float
+        self,
+        request: PlacementRequest,
+        view: PoolView,
+        match: Match,
+        usual_s: UsualSeconds,
+        factors: Mapping[str, float],
+        now_s: float,
     ) -> list[Offer]:
-        """Return the replicas worth comparing, priced; none if there is none."""
+        """Return the replicas worth comparing, priced; none if there is none. `factors`: see speeds.py."""
         if not view.prefill:
             return []
         allowed: Sequence[ReplicaState] = view.prefill
         if request.excluded:
             allowed = [one for one in allowed if one.name not in request.excluded] or allowed
-        backlog, wishes, typical_s = self._backlog, self._wishes, max(TYPICAL_FLOOR_S, self.typical_s)
-        for wish in wishes.expired(now_s):
-            wishes.remove(wish.key)
-        since_s = self._since_s(request, now_s)
+        backlog, wishes, typical_s = self._backlog, self._wishes, self.typical_s
+        if typical_s < TYPICAL_FLOOR_S:
+            typical_s = TYPICAL_FLOOR_S
+        if now_s >= wishes.next_expiry_s:
+            for wish in wishes.expired(now_s):
+                wishes.remove(wish.key)
+        since_s = self._since_s(request, now_s) if wishes.ends_s else now_s
+        self._held_since = request.request_id, since_s
         is_alone = self._blind_spot.routers == 1
         if not is_alone:
             self._look(allowed, now_s)
-        has_wishes = len(wishes) > 0
-        kappa = min(
-            KAPPA_MAX, (backlog.waiting_s / typical_s + view.waiting_requests) / max(1, len(view.prefill))
-        )
-        found = []
-        for replica, depth in shortlist(allowed, match, backlog.ends_s, self._rng):
-            name, seconds = replica.name, prefill_s(replica, depth)
-            line = backlog.line(name, seconds, now_s, request.precedence)
-            held = wishes.line(name, seconds, since_s, request.precedence) if has_wishes else NOTHING
-            queue_s, unseen = line.ahead_s + held.ahead_s, replica.queued_requests - line.waiting
-            if unseen > 0 and not replica.is_stale:  # of other routers whose dispatches we do not hear
-                queue_s += unseen * typical_s
-            busy = backlog.recent_s(name, now_s) / UTILISATION_S
-            score = (
-                queue_s
-                + seconds * (1 + line.behind + held.behind + kappa)
-                + self._regulars.delay_s(name, queue_s, seconds, busy, now_s)
-            )
+        has_wishes = len(wishes.ends_s) > 0
+        waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
+        kappa = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
+        if kappa > KAPPA_MAX:
+            kappa = KAPPA_MAX
+        regulars, precedence, look = self._regulars, request.precedence, backlog.look
+        known_depth, usual, found = -1, 0.0, []
+        for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
+            name = replica.name
+            if depth != known_depth:
+                known_depth, usual = depth, usual_s(depth)
+            seconds = usual * factors.get(name, 1.0)
+            queue_s, behind, total_s, waiting, waiting_s = look(name, seconds, now_s, precedence)
+            later_s = total_s - queue_s
+            if has_wishes:
+                held_s, held_behind, held_total_s, _, _ = wishes.look(name, seconds, since_s, precedence)
+                queue_s += held_s
+                behind += held_behind
+                later_s += held_total_s - held_s
+            if replica.queued_requests > waiting and not replica.is_stale:  # of routers that we do not hear
+                queue_s += (replica.queued_requests - waiting) * typical_s
+            score = queue_s + seconds * (1 + behind + kappa)
+            if name in regulars.seen:
+                busy = backlog.recent_s(name, now_s) / UTILISATION_S
+                score += regulars.delay_s(name, queue_s, seconds, busy, now_s)
             if not is_alone:
                 score += self._blind_spot.risk(name) * typical_s
-            may_go = not line.waiting or line.waiting_s + seconds <= self._dispatch_ahead_s
-            if not may_go and view.waiting_requests:  # it would hold up those behind it at this router
-                held_s = min(line.waiting_s, line.waiting_s + seconds - self._dispatch_ahead_s)
-                score += held_s * view.waiting_requests / LOOK_AHEAD
-            later_s = line.total_s - line.ahead_s + held.total_s - held.ahead_s
+            may_go = not waiting or waiting_s + seconds <= dispatch_ahead_s
+            if not may_go and waiting_here:  # it would hold up those behind it at this router
+                held_s = min(waiting_s, waiting_s + seconds - dispatch_ahead_s)
+                score += held_s * waiting_here / LOOK_AHEAD
             ends_s = queue_s + later_s + seconds
-            found.append(Offer(name, depth, queue_s, seconds, score, may_go, ends_s))
+            found.append((name, depth, queue_s, seconds, score, may_go, ends_s))
         return found
 
     def lowest(self, offers: Sequence[Offer]) -> Offer:
         """Return the best of `offers`, of equals a random one."""
-        lowest = min([one.score for one in offers]) * (1 + 1e-9)
-        ties = [one for one in offers if one.score <= lowest]
-        return ties[0] if len(ties) == 1 else self._rng.choice(ties)
+        lowest = min(offers, key=_score)[SCORE] * (1 + 1e-9)
+        ties = [one for one in offers if one[SCORE] <= lowest]
+        return ties[0] if len(ties) == 1 else ties[below(len(ties), self._rng)]
 
     def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
-        elsewhere_s = min([one.ends_s for one in offers if one is not best], default=0.0)
-        self._chosen = request.request_id, max(0.0, elsewhere_s - best.prefill_s)
+        lost_s = 0.0
+        if len(offers) > 1:
+            lost_s = min([one[ENDS_S] for one in offers if one is not best]) - best[3]
+            if lost_s < 0.0:
+                lost_s = 0.0
+        self._chosen = request.request_id, lost_s
 
-    def hold(self, request: PlacementRequest, best: Offer, now_s: float) -> None:
-        """It is held here for `best`, which has enough to do: others that are held are to count it there."""
+    def hold(self, request: PlacementRequest, replica: str, prefill_s: float, now_s: float) -> None:
+        """It is held here for `replica`, which has enough to do: others that are held are to count it there."""
         until_s = now_s + WISH_LIFE_S
         known, since_s = self._held_since
         assert known == request.request_id, "held without being asked for"
         self._wishes.add(
             Work(
                 _key(request),
-                best.replica,
+                replica,
                 (),
-                best.prefill_s,
+                prefill_s,
                 since_s,
                 until_s,
                 precedence=request.precedence,
@@ -162,9 +180,7 @@ class PrefillChoice:
     def _since_s(self, request: PlacementRequest, now_s: float) -> float:
         """Return since when the request is held, and count it nowhere any more."""
         wish = self._wishes.remove(_key(request))
-        since_s = wish.at_s if wish is not None else now_s
-        self._held_since = request.request_id, since_s
-        return since_s
+        return wish.at_s if wish is not None else now_s
 
     def _look(self, allowed: Sequence[ReplicaState], now_s: float) -> None:
         """Let the blind spot know how many have nothing to do."""

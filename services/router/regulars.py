@@ -23,31 +23,46 @@ class Regulars:
     """Counts, per replica, who came because it would have been later elsewhere."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[float, float, float]] = {}
-        """Name -> faded count, faded sum of the seconds they would have lost, when both were counted last."""
+        self.seen: dict[str, tuple[float, float, float]] = {}
+        """Name -> faded count, faded sum of the seconds they would have lost, when both were counted last.
+
+        To be read only: who is not in it has none.
+        """
 
     def came(self, replica: str, lost_s: float, at_s: float, count: float = 1.0) -> None:
         """`count` requests went to `replica`; each would have lost `lost_s` at the best other one."""
         if lost_s <= 0:
             return
-        seen, seconds, since_s = self._seen.get(replica, (0.0, 0.0, at_s))
+        seen, seconds, since_s = self.seen.get(replica, (0.0, 0.0, at_s))
         left = math.exp(min(0.0, since_s - at_s) / MEMORY_S)
-        self._seen[replica] = (seen * left + count, seconds * left + count * lost_s, max(at_s, since_s))
+        self.seen[replica] = (seen * left + count, seconds * left + count * lost_s, max(at_s, since_s))
 
     def delay_s(self, replica: str, queue_s: float, prefill_s: float, busy: float, now_s: float) -> float:
         """Return the seconds they will lose by `prefill_s` of work behind `queue_s`. `busy`: share of time, lately."""
-        found = self._seen.get(replica)
+        found = self.seen.get(replica)
         if found is None:
             return 0.0
         seen, seconds, since_s = found
-        rate = seen * math.exp(min(0.0, since_s - now_s) / MEMORY_S) / MEMORY_S
-        patience_s = seconds / seen
-        lost_s = waited_s(queue_s + prefill_s, patience_s) - waited_s(queue_s, patience_s)
-        return rate * lost_s / (1 - min(BUSY_MAX, busy))
+        past_s = since_s - now_s
+        rate, patience_s = seen / MEMORY_S, seconds / seen
+        if past_s < 0.0:
+            rate *= math.exp(past_s / MEMORY_S)
+        ends_s = queue_s + prefill_s
+        if (
+            ends_s < patience_s
+        ):  # waited_s(ends_s) - waited_s(queue_s), taken apart: asked for every candidate
+            lost_s = prefill_s * (ends_s + queue_s) / 2
+        elif queue_s >= patience_s:
+            lost_s = prefill_s * patience_s
+        else:
+            lost_s = waited_s(ends_s, patience_s) - queue_s * queue_s / 2
+        if busy > BUSY_MAX:
+            busy = BUSY_MAX
+        return rate * lost_s / (1 - busy)
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        self._seen.pop(replica, None)
+        self.seen.pop(replica, None)
 
 
 def waited_s(work_s: float, patience_s: float) -> float:

@@ -93,6 +93,7 @@ class Relay:
         self.policy.observe(ReplicaGone(replica.name))
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
+        self.releases.roster.changed()
 
     def remove_replica(self, replica: Replica, now_s: float) -> None:
         """Forget `replica`, whose stream is lost or will not be read any more: what ran there has failed."""
@@ -193,6 +194,7 @@ class Relay:
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count or an index disagrees with what it counts."""
         self.holdings.assert_consistent()
+        self.releases.roster.assert_consistent()
         for replica in self.replicas.values():
             for slot, item in replica.slots.items():
                 assert item in self.holdings.items, f"{replica} holds {item}"

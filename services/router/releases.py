@@ -8,13 +8,13 @@ from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.drain import Drain
-from services.router.ejection import trusted
 from services.router.holdings import Holdings
 from services.router.lanes import MayGo
 from services.router.policy import Placement, PlacementRequest, PoolView, Wait
 from services.router.queue import anybody
 from services.router.relayed import Relayed, Stage
 from services.router.replicas import Replica
+from services.router.roster import Roster
 from services.router.rows import as_ms, as_us, placement_row
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class Releases:
         self.drain = Drain()
         self.forecast = forecast
         self._holdings = holdings
+        self.roster = Roster(replicas)
         self._replicas = replicas
         self._pump_at_s = float("inf")
         self._not_before_s = float("-inf")
@@ -257,12 +258,8 @@ class Releases:
 
     def view(self, now_s: float) -> PoolView:
         """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""
-        placeable = [replica for replica in self._replicas.values() if replica.is_placeable()]
-        return PoolView(
-            trusted([one for one in placeable if one.role == "prefill"], now_s),
-            trusted([one for one in placeable if one.role == "decode"], now_s),
-            max(0, len(self._holdings.queue) - 1),
-        )
+        prefill, decode = self.roster.look(now_s)
+        return PoolView(prefill, decode, max(0, len(self._holdings.queue) - 1))
 
     def _release(self, item: Relayed, placement: Placement, now_s: float) -> None:
         """Submit to decode, which reserves KV; where it runs the prompt too, that is all."""

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STALE_S: Final = 1.25
-"""A report is at most this old: one comes each second. An older one does not tell how full the replica is."""
-
 STEPS_KEPT: Final = 64
 """Reports of the engine's step that the slow ones are looked for in."""
 
@@ -39,12 +36,35 @@ class Link(Protocol):
     outbox: UpwardOutbox
 
 
+class _Flag:
+    """Something that decides whether a replica may be sent new requests. Who keeps those that may hears of a change."""
+
+    def __set_name__(self, owner: type[Replica], name: str) -> None:
+        self._name = name
+
+    def __get__(self, replica: Replica, owner: type[Replica]) -> bool:
+        return bool(replica.__dict__[self._name])
+
+    def __set__(self, replica: Replica, value: bool) -> None:
+        if replica.__dict__.get(self._name) != value:
+            replica.__dict__[self._name] = value
+            replica.placeable_changed()
+
+
 class Replica:
     """A Sink of its link (see kvmesh.attach.client). `connect` the link before the first event.
 
     `slots`: attempts by our number of them in the present stream. A lost lease (`is_listed`) masks it for new
     placements and leaves its streams alone.
     """
+
+    is_up = _Flag()
+    is_listed = _Flag()
+    is_draining = _Flag()
+    is_retired = _Flag()
+    """A newer process has the name: this one serves what it has, and tells nothing about the name any more."""
+    is_ready = _Flag()
+    """What it said last about its engine; True before."""
 
     def __init__(
         self,
@@ -55,6 +75,7 @@ class Replica:
         address: str = "",
         kv_address: str = "",
     ) -> None:
+        self._relay = relay
         self.name = name
         self.role = role
         self.address = address
@@ -69,7 +90,7 @@ class Replica:
         self.is_listed = True
         self.is_draining = False
         self.is_retired = False
-        """A newer process has the name: this one serves what it has, and tells nothing about the name any more."""
+        self.is_ready = True
         self.down_since_s: float | None = None
         self.open_failures = 0
         """Times in a row that its stream could not be opened."""
@@ -86,7 +107,6 @@ class Replica:
         self.row_total = 0
         self._steps_us: deque[tuple[float, int]] = deque(maxlen=STEPS_KEPT)
         """When each was told, and what it was."""
-        self._relay = relay
         self._link: Link | None = None
 
     def __repr__(self) -> str:
@@ -108,14 +128,11 @@ class Replica:
 
     def is_placeable(self) -> bool:
         """True if it may be sent new requests, whether it is trusted with them or not."""
-        if not self.is_up or not self.is_here():
-            return False
-        return self.report is None or (self.report.engine_ready and not self.report.draining)
+        return self.is_up and self.is_here() and self.is_ready
 
-    def look(self, now_s: float) -> ReplicaState:
-        """Return its state, the last report ignored if it is too old."""
-        self.state.is_stale = now_s - self.state.reported_at_s > STALE_S
-        return self.state
+    def placeable_changed(self) -> None:
+        """Another answer of `is_placeable`, or another state, or it is ejected."""
+        self._relay.releases.roster.changed()
 
     def step_p95_us(self, now_s: float) -> int:
         """Return the engine's step that 95 of 100 reports of the last minute keep; 0 if none told."""
@@ -147,6 +164,7 @@ class Replica:
         """It failed something of its own doing that was sent to it at `sent_s`."""
         ejection = self.ejection
         if ejection.on_failure(sent_s, now_s):
+            self.placeable_changed()
             self._relay.ejection_total += 1
             for_s = (ejection.until_s or now_s) - now_s
             log.warning(
@@ -238,12 +256,13 @@ class Replica:
             self.failed(now_s, now_s, reason)
         elif not self.is_up:
             self.open_failures += 1
-        self.is_up = False
+        self.is_up, self.is_ready = False, True
         self.report = None
         lost = list(self.slots.values())
         self._relay.answers.on_lost(self, lost, reason, now_s)
         assert not self.slots and not self._unanswered, f"{self} kept slots of a lost stream"
         self.state = ReplicaState(self.name)
+        self.placeable_changed()
         self._relay.after_event(now_s)
 
     def _on_frame(self, frame: pb.StepFrame, now_s: float) -> None:
@@ -277,6 +296,7 @@ class Replica:
 
     def _on_load(self, report: pb.LoadReport, now_s: float) -> None:
         self.report = report
+        self.is_ready = report.engine_ready and not report.draining
         self.reported_s = now_s
         if report.engine_boot_id and report.engine_boot_id != self._engine_boot_id:
             if self._engine_boot_id:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from heapq import nsmallest
 from typing import Final
 
 from services.router.mirror import PrefixMirror
 from services.router.policy import ReplicaState
+from services.router.prefix_lookup import Group
 
 ALL: Final = 16
 """Up to this many replicas are all compared."""
@@ -37,6 +37,8 @@ class Match:
         self._mirror = mirror
         self.groups = mirror.groups(hashes)
         self._depths: dict[str, int] | None = None
+        self._names: dict[int, list[str]] = {}
+        """By depth: the two roles ask for the same."""
 
     def depths(self) -> dict[str, int]:
         """Return the blocks held by all that hold one."""
@@ -45,9 +47,12 @@ class Match:
             self._depths = {name: depth for depth, mask in self.groups for name in names_of(mask)}
         return self._depths
 
-    def names(self, mask: int) -> list[str]:
-        """Return the names in the mask of a group."""
-        return self._mirror.names_of(mask)
+    def names(self, group: Group) -> list[str]:
+        """Return the names in the mask of one of `groups`."""
+        names = self._names.get(group.depth)
+        if names is None:
+            names = self._names[group.depth] = self._mirror.names_of(group.mask)
+        return names
 
     def depths_of(self, names: list[str]) -> dict[str, int]:
         """Return the blocks that `names` hold: few are looked for in the masks, which need not be named for it."""
@@ -61,39 +66,59 @@ class Match:
         return depths
 
 
-def shortlist(
-    replicas: Sequence[ReplicaState], match: Match, load: Mapping[str, float], rng: random.Random
-) -> list[Entry]:
-    """Return whom to compare. `load`: what the least loaded are ordered by; who is not in it has none."""
-    if len(replicas) <= ALL:
-        depths = match.depths()
-        return [(one, depths.get(one.name, 0)) for one in replicas]
-    by_name = {one.name: one for one in replicas}
-    chosen: dict[str, int] = {}
-    for depth, mask in match.groups:
-        names = [name for name in match.names(mask) if name in by_name]
-        for name in _lightest(names, HOLDERS - len(chosen), load, rng):
-            chosen[name] = depth
-        if len(chosen) >= HOLDERS:
-            break
-    light = _lightest([one.name for one in window(replicas, rng)], LIGHT, load, rng)
-    chosen.update(match.depths_of([name for name in light if name not in chosen]))
-    return [(by_name[name], depth) for name, depth in chosen.items()]
+class Shortlist:
+    """Chooses of one role's replicas whom to compare. Keeps them by name while views have the same sequence of them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._replicas: Sequence[ReplicaState] = ()
+        self._by_name: dict[str, ReplicaState] = {}
+
+    def of(self, replicas: Sequence[ReplicaState], match: Match, load: Mapping[str, float]) -> list[Entry]:
+        """Return whom to compare. `load`: what the least loaded are ordered by; who is not in it has none."""
+        if len(replicas) <= ALL:
+            if not match.groups:
+                return [(one, 0) for one in replicas]
+            depths = match.depths()
+            return [(one, depths.get(one.name, 0)) for one in replicas]
+        if replicas is not self._replicas:
+            self._replicas, self._by_name = replicas, {one.name: one for one in replicas}
+        by_name, rng = self._by_name, self._rng
+        chosen: dict[str, int] = {}
+        for group in match.groups:
+            names = list(filter(by_name.__contains__, match.names(group)))
+            for name in _lightest(names, HOLDERS - len(chosen), load, rng):
+                chosen[name] = group.depth
+            if len(chosen) >= HOLDERS:
+                break
+        light = _lightest([one.name for one in window(replicas, rng)], LIGHT, load, rng)
+        chosen.update(match.depths_of([name for name in light if name not in chosen]))
+        return [(by_name[name], depth) for name, depth in chosen.items()]
+
+
+def below(count: int, rng: random.Random) -> int:
+    """Return one of the numbers below `count`: as `rng.randrange` does, in a third of the time."""
+    bits, draw = count.bit_length(), rng.getrandbits
+    number = draw(bits)
+    while number >= count:
+        number = draw(bits)
+    return number
 
 
 def window(replicas: Sequence[ReplicaState], rng: random.Random) -> Sequence[ReplicaState]:
     """Return WINDOW neighbours from a random one on: as good as a sample, and cheap."""
     if len(replicas) <= WINDOW:
         return replicas
-    start = rng.randrange(len(replicas))
+    start = below(len(replicas), rng)
     found = replicas[start : start + WINDOW]
     return [*found, *replicas[: WINDOW - len(found)]] if len(found) < WINDOW else found
 
 
 def _lightest(names: list[str], count: int, load: Mapping[str, float], rng: random.Random) -> list[str]:
     if len(names) > WINDOW:
-        start = rng.randrange(len(names))
+        start = below(len(names), rng)
         names = (names[start:] + names[:start])[:WINDOW]
     if len(names) <= count or not load:
         return names[:count]
-    return nsmallest(count, names, key=lambda name: load.get(name, 0.0))
+    loads = [load.get(name, 0.0) for name in names]
+    return [names[index] for index in sorted(range(len(names)), key=loads.__getitem__)[:count]]

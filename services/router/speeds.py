@@ -31,13 +31,14 @@ class Speeds:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, int]] = {}
         """Name -> logarithm of the factor, prompts."""
-        self._factors: dict[str, float] = {}
+        self.factors: dict[str, float] = {}
+        """By what the pool's estimate is to be multiplied; not of those like all. To be read only."""
         self._centre = 0.0
         self._until_centre = 1
 
     def factor(self, replica: str) -> float:
         """Return by what the pool's estimate is to be multiplied."""
-        return self._factors.get(replica, 1.0)
+        return self.factors.get(replica, 1.0)
 
     def observe(self, replica: str, expected_s: float, seconds: float) -> None:
         """A prompt took `seconds` there; a usual replica would take `expected_s`."""
@@ -52,19 +53,19 @@ class Speeds:
         if self._until_centre <= 0 or count == 0:
             self._centre_again()
         else:
-            self._factors[replica] = _factor(log - self._centre)
+            self.factors[replica] = _factor(log - self._centre)
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
         self._seen.pop(replica, None)
-        self._factors.pop(replica, None)
+        self.factors.pop(replica, None)
 
     def _centre_again(self) -> None:
         """What all replicas have in common is the pool's cost, and not theirs."""
         logs = sorted(log for log, _ in self._seen.values())
         middle = len(logs) // 2
         self._centre = logs[middle] if len(logs) % 2 else (logs[middle - 1] + logs[middle]) / 2
-        self._factors = {name: _factor(log - self._centre) for name, (log, _) in self._seen.items()}
+        self.factors = {name: _factor(log - self._centre) for name, (log, _) in self._seen.items()}
         self._until_centre = max(CENTRE_EVERY, len(logs)) if len(logs) > 1 else 1
 
 

@@ -1,0 +1,113 @@
+"""What conversations came to: how much of what was computed was found again, how even the work, who stayed. Pure.
+
+Blocks are full ones but where it says so. A block *could be hit* if a prompt that was sent before held it, wherever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.conversation_player import Taken
+from bench.conversations import BLOCK_TOKENS
+from services.router.costs import CostModel
+from services.router.replay.cost import Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Sums over turns."""
+
+    hit: int
+    """Blocks found in cache."""
+    possible: int
+    """Blocks that could be hit."""
+    blocks: int
+    """Of the prompts, the last and partial ones too."""
+
+    @property
+    def share(self) -> float:
+        """Return what was found of what could be."""
+        return self.hit / self.possible if self.possible else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Return what was found of all blocks."""
+        return self.hit / self.blocks if self.blocks else 0.0
+
+    @property
+    def ratio_max(self) -> float:
+        """Return what one cache without bounds would find."""
+        return self.possible / self.blocks if self.blocks else 0.0
+
+
+def reuse(taken: Iterable[Taken]) -> Reuse:
+    """Sum up turns in the order in which they were sent."""
+    known: set[int] = set()
+    hit = possible = blocks = 0
+    for one in sorted(taken, key=lambda one: one.sent_s):
+        could = 0
+        for block in one.blocks[
+            : (one.prompt_tokens - 1) // BLOCK_TOKENS
+        ]:  # the last token is always computed
+            if block not in known:
+                break
+            could += 1
+        possible += could
+        hit += min(could, one.cached_tokens // BLOCK_TOKENS)
+        blocks += -(-one.prompt_tokens // BLOCK_TOKENS)
+        known.update(one.blocks)
+    return Reuse(hit, possible, blocks)
+
+
+def imbalance(taken: Iterable[Taken], replicas: Iterable[str], cost: Cost) -> float:
+    """Return the prefill seconds of the replica with the most over the mean of all, by what was not in cache."""
+    work_s = dict.fromkeys(replicas, 0.0)
+    for one in taken:
+        if one.replica in work_s:
+            work_s[one.replica] += cost.seconds(one.prompt_tokens - one.cached_tokens, one.prompt_tokens)
+    total_s = sum(work_s.values())
+    return max(work_s.values()) * len(work_s) / total_s if total_s else 0.0
+
+
+def kept(before: Iterable[Taken], after: Iterable[Taken]) -> tuple[int, int]:
+    """Return how many turns of `after` kept their place, and how many there are.
+
+    Turns whose conversation had one before. Kept: the same replica computed it, or it found all full blocks that the
+    prompt before had, wherever it went.
+    """
+    last = {(one.conversation, one.turn): one for one in before}
+    stayed = turns = 0
+    for one in after:
+        former = last.get((one.conversation, one.turn - 1))
+        last[one.conversation, one.turn] = one
+        if former is None:
+            continue
+        turns += 1
+        stayed += (
+            one.replica == former.replica
+            or one.cached_tokens >= former.prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        )
+    return stayed, turns
+
+
+def fitted(taken: Iterable[Taken]) -> Cost:
+    """Return what the prompts cost by what they took, fitted as a router fits it."""
+    model = CostModel()
+    for one in taken:
+        if one.prefill_s:
+            model.observe(one.prompt_tokens - one.cached_tokens, one.prompt_tokens, one.prefill_s)
+    return Cost("fitted", *model.coefficients)
+
+
+def trace_lines(taken: Sequence[Taken]) -> Iterable[str]:
+    """Yield the turns as a trace in the Mooncake format, at the times at which they were sent."""
+    own = max((block for one in taken for block in one.blocks), default=0)
+    for one in sorted(taken, key=lambda one: one.sent_s):
+        blocks = list(one.blocks)
+        if one.prompt_tokens % BLOCK_TOKENS:
+            own += 1  # nobody can find a partial block
+            blocks.append(own)
+        row = {"timestamp": round(one.sent_s * 1e3, 3), "input_length": one.prompt_tokens, "hash_ids": blocks}
+        yield json.dumps(row) + "\n"

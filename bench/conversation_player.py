@@ -1,0 +1,148 @@
+"""Plays conversations: each turn sends all that was said and something new, at its time or once it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from bench.conversations import BLOCK_TOKENS, SYSTEM_TOKENS, Turn
+
+Token = TypeVar("Token")
+"""An id, or a word."""
+
+WARM_LENGTHS: Final = tuple(64 + 120 * number for number in range(12))
+
+
+WATCH_S: Final = 0.1
+
+
+class Taken(NamedTuple):
+    """What became of one turn."""
+
+    conversation: int
+    turn: int
+    sent_s: float
+    """After the start, pauses between two plays left out."""
+    ttft_s: float | None
+    error: str
+    """Empty: it ended well."""
+    prompt_tokens: int
+    cached_tokens: int
+    replica: str
+    """That computed the prompt."""
+    prefill_s: float
+    """What it took there; 0: nobody says."""
+    blocks: list[int]
+    """An id per full block of the prompt, which holds what is before it too."""
+
+
+@dataclass(slots=True)
+class Reply(Generic[Token]):
+    """What came back for one prompt."""
+
+    tokens: list[Token] = field(default_factory=list)
+    ttft_s: float | None = None
+    error: str = ""
+    cached_tokens: int = 0
+    replica: str = ""
+    prefill_s: float = 0.0
+
+
+class Asker(Protocol[Token]):
+    """Knows how a system is asked."""
+
+    def fresh(self, count: int, draw: random.Random) -> list[Token]:
+        """Return something new to say."""
+        ...
+
+    def prompt(self, said: Sequence[Sequence[Token]]) -> list[Token]:
+        """Return the prompt of what system, user, assistant, user, ... said, as the workers cut it into blocks."""
+        ...
+
+    async def ask(self, said: Sequence[Sequence[Token]], output_tokens: int) -> Reply[Token]:
+        """Send it and read the answer to its end. Raises nothing of the system's making."""
+        ...
+
+
+class Blocks(Generic[Token]):
+    """Names the blocks of prompts: equal ids mean equal tokens up to the block's end."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, tuple[Token, ...]], int] = {}
+
+    def of(self, tokens: Sequence[Token]) -> list[int]:
+        """Return the ids of the full blocks of `tokens`, from 1."""
+        ids: list[int] = []
+        parent = 0
+        for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
+            key = parent, tuple(tokens[end - BLOCK_TOKENS : end])
+            parent = self._ids.setdefault(key, len(self._ids) + 1)
+            ids.append(parent)
+        return ids
+
+
+class Player(Generic[Token]):
+    """Holds what was said in each conversation, over several plays."""
+
+    def __init__(self, asker: Asker[Token], plan: Sequence[Sequence[Turn]], seed: int) -> None:
+        self._asker = asker
+        self._plan = plan
+        self._draws = [random.Random(f"{seed}/{number}") for number in range(len(plan))]
+        system = asker.fresh(SYSTEM_TOKENS, random.Random(f"{seed}/system"))
+        self._said: list[list[list[Token]]] = [[system] for _ in plan]
+        self._next = [0] * len(plan)
+        self._blocks: Blocks[Token] = Blocks()
+        self._clock_s = 0.0
+        """Where the next play begins on the plan's clock."""
+        self.stood_still_s = 0.0
+        """Longest time in which nothing ran here: figures of such a play say little of the system."""
+
+    async def warm(self, seed: int) -> int:
+        """Ask lone prompts of several lengths, a few at once: a system learns what they cost. Returns the failed."""
+        draw = random.Random(f"{seed}/warm")
+        failed = 0
+        for _ in range(3):
+            said = [[self._asker.fresh(8, draw), self._asker.fresh(count, draw)] for count in WARM_LENGTHS]
+            replies = await asyncio.gather(*(self._asker.ask(one, 1) for one in said))
+            failed += sum(bool(reply.error) for reply in replies)
+        return failed
+
+    async def play(self, until_s: float) -> list[Taken]:
+        """Send what is due before `until_s` and not sent yet; return when all of it is answered."""
+        began_s = asyncio.get_running_loop().time() - self._clock_s
+        taken: list[Taken] = []
+        watch = asyncio.create_task(self._watch())
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(self._plan)):
+                group.create_task(self._converse(number, until_s, began_s, taken))
+        watch.cancel()
+        self._clock_s = max(self._clock_s, asyncio.get_running_loop().time() - began_s)
+        return sorted(taken, key=lambda one: one.sent_s)
+
+    async def _watch(self) -> None:
+        now = asyncio.get_running_loop().time
+        while True:
+            before_s = now()
+            await asyncio.sleep(WATCH_S)
+            self.stood_still_s = max(self.stood_still_s, now() - before_s - WATCH_S)
+
+    async def _converse(self, number: int, until_s: float, began_s: float, taken: list[Taken]) -> None:
+        now = asyncio.get_running_loop().time
+        turns, said = self._plan[number], self._said[number]
+        while self._next[number] < len(turns) and turns[self._next[number]].at_s < until_s:
+            turn = turns[self._next[number]]
+            await asyncio.sleep(max(0.0, began_s + turn.at_s - now()))
+            said.append(self._asker.fresh(turn.fresh_tokens, self._draws[number]))
+            prompt = self._asker.prompt(said)
+            sent_s = now() - began_s
+            reply = await self._asker.ask(said, turn.output_tokens)
+            said.append(reply.tokens)
+            row: tuple[Any, ...] = (reply.ttft_s, reply.error, len(prompt), reply.cached_tokens)
+            row += (reply.replica, reply.prefill_s, self._blocks.of(prompt))
+            taken.append(Taken(number, self._next[number], sent_s, *row))
+            self._next[number] += 1
+            if reply.error:  # what was said is not known: the conversation ends here
+                self._next[number] = len(turns)

@@ -1,0 +1,141 @@
+"""Conversations as a recorded trace has them, made shorter and faster for a mesh without GPUs. Pure.
+
+A row of the trace continues the conversation that last used its deepest known block. FACTOR divides lengths, so that one of
+its blocks of 512 tokens becomes one of 32; COST is that of an 8B model on one H100 with FACTOR times the work per token:
+a turn takes as long as the recorded one would there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from services.router.replay.cost import COSTS, Cost
+
+TRACE: Final = Path(__file__).parent / "traces" / "conversation_head.jsonl.gz"
+FACTOR: Final = 16
+BLOCK_TOKENS: Final = 32
+COST: Final = Cost("8b", COSTS["8b"].c0_s, COSTS["8b"].a_s * FACTOR, COSTS["8b"].b_s * FACTOR**2)
+"""Of a prompt whose lengths are divided by FACTOR."""
+
+SYSTEM_TOKENS: Final = 128
+"""Of the system prompt that stands in front of every conversation: 2,048 in the trace's lengths."""
+
+TURNS_MIN: Final = 3
+"""A conversation with fewer shows little of where it goes on."""
+
+FRESH_MIN: Final = 4
+"""Tokens a turn brings at least; some recorded turns are shorter than the one before and its answer."""
+
+SEQUENCE_TOKENS_MAX: Final = 8000
+
+
+class Record(NamedTuple):
+    """One row of the trace, in its own lengths."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+
+
+class Turn(NamedTuple):
+    """What a conversation sends: what it said before, and `fresh_tokens` more."""
+
+    at_s: float
+    """Earliest; a turn waits for the answer before."""
+    fresh_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is played."""
+
+    conversations: Sequence[Sequence[Turn]]
+    speed: float
+    """How much faster than recorded."""
+
+    @property
+    def turn_count(self) -> int:
+        """Turns in all."""
+        return sum(map(len, self.conversations))
+
+    @property
+    def span_s(self) -> float:
+        """When the last turn is due."""
+        return max(turns[-1].at_s for turns in self.conversations)
+
+
+def read(path: Path = TRACE) -> list[Record]:
+    """Return the rows of a trace in the Mooncake format, gzip-compressed."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    return [
+        Record(row["timestamp"] / 1e3, row["input_length"], row["output_length"], tuple(row["hash_ids"]))
+        for row in rows
+    ]
+
+
+def recorded(records: Sequence[Record]) -> list[list[Record]]:
+    """Return the conversations in the order of their first turns. The first block, which all share, tells nothing."""
+    conversations: list[list[Record]] = []
+    owner: dict[int, list[Record]] = {}
+    for record in records:
+        known = (owner[block] for block in reversed(record.blocks[1:]) if block in owner)
+        mine = next(known, None)
+        if mine is None:
+            mine = []
+            conversations.append(mine)
+        mine.append(record)
+        for block in record.blocks[1:]:
+            owner[block] = mine
+    return conversations
+
+
+def turns_of(records: Sequence[Record]) -> list[Turn]:
+    """Return one conversation in the mesh's lengths, times as recorded; it ends where it would grow too long."""
+    turns: list[Turn] = []
+    held = 0
+    for record in records:
+        fresh = max(FRESH_MIN, record.prompt_tokens // FACTOR - held)
+        output = max(1, record.output_tokens // FACTOR)
+        held += fresh + output
+        if SYSTEM_TOKENS + held > SEQUENCE_TOKENS_MAX:
+            break
+        turns.append(Turn(record.at_s, fresh, output))
+    return turns
+
+
+def plan(records: Sequence[Record], count: int, load: float, replicas: int) -> Plan:
+    """Return `count` conversations from the whole trace, so fast that their work is `load` of the replicas'."""
+    usable = [
+        turns
+        for turns in map(turns_of, recorded(records))
+        if len(turns) >= TURNS_MIN and len({turn.at_s for turn in turns}) == len(turns)
+    ]
+    chosen = [usable[len(usable) * number // count] for number in range(min(count, len(usable)))]
+    begin_s = min(turns[0].at_s for turns in chosen)
+    span_s = max(turns[-1].at_s for turns in chosen) - begin_s
+    speed = load * replicas * span_s / sum(map(work_s, chosen))
+    return Plan(
+        [[turn._replace(at_s=(turn.at_s - begin_s) / speed) for turn in turns] for turns in chosen], speed
+    )
+
+
+def work_s(turns: Sequence[Turn]) -> float:
+    """Return the prefill seconds of a conversation that finds in cache all that was computed before."""
+    totals = []
+    held = SYSTEM_TOKENS
+    for turn in turns:
+        totals.append(held + turn.fresh_tokens)
+        held += turn.fresh_tokens + turn.output_tokens
+    known = [SYSTEM_TOKENS, *totals[:-1]]
+    return sum(
+        COST.seconds(total - before // BLOCK_TOKENS * BLOCK_TOKENS, total)
+        for before, total in zip(known, totals, strict=True)
+    )

@@ -1,0 +1,116 @@
+"""A mock worker that computes prompts: one at a time, in the time of what its prefix cache does not hold.
+
+`python -m bench.peers.caching_worker --port P --name worker-2 --interval-s 0.02 --blocks 1024`. A token is a word; the role
+of a message is one too. The last event of an answer says how many tokens were in cache, as OpenAI's `usage` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import uvloop
+
+from bench.conversation_player import Blocks
+from bench.conversations import BLOCK_TOKENS, COST
+from bench.peers import chat
+from bench.peers.worker import Worker
+from kvmesh.queue_order import ORDERS
+from services.router.replay.cost import Cost
+from services.router.replay.lru import BlockCache
+
+
+def words_of(messages: Iterable[chat.Message]) -> list[str]:
+    """Return the tokens of a conversation."""
+    return [word for one in messages for word in (f"<{one['role']}>", *one["content"].split())]
+
+
+class Turns:
+    """One prompt at a time; of those that wait the one with the smallest key goes next, of equals the first."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._count = 0
+
+    async def take(self, key: float) -> None:
+        """Return when it is this one's turn."""
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        self._count += 1
+        turn = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (key, self._count, turn))
+        await turn
+
+    def give(self) -> None:
+        """Let the next one go."""
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._is_taken = False
+
+
+class CachingWorker(Worker):
+    """`blocks`: of its cache, least recently used first out. `order`: of the prompts that wait, see kvmesh.queue_order."""
+
+    def __init__(
+        self, name: str, interval_s: float, blocks: int, cost: Cost = COST, order: str = "fifo"
+    ) -> None:
+        super().__init__(name, interval_s)
+        self._cost = cost
+        self._cache = BlockCache(blocks)
+        self._names: Blocks[str] = Blocks()
+        self._order = ORDERS[order]
+        self._turns = Turns()
+        self._free_s = 0.0
+
+    async def compute(self, asked: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+        """Wait for the prompts before, take the time of this one, and hold its blocks. See Worker."""
+        words = words_of(asked["messages"])
+        blocks = self._names.of(words)
+        now = asyncio.get_running_loop().time
+        began_s = now()
+        await self._turns.take(self._order(self._seconds(words, self._cached(words, blocks)), began_s))
+        try:
+            cached = self._cached(words, blocks)
+            # From when the prompt before was due to end: a loop that wakes late does not slow the worker down.
+            self._free_s = max(began_s, self._free_s) + self._seconds(words, cached)
+            await asyncio.sleep(max(0.0, self._free_s - now()))
+            self._cache.use(blocks)
+        finally:
+            self._turns.give()
+        return chat.usage(len(words), cached, tokens)
+
+    def _cached(self, words: Sequence[str], blocks: Sequence[int]) -> int:
+        return self._cache.depth(blocks[: (len(words) - 1) // BLOCK_TOKENS]) * BLOCK_TOKENS
+
+    def _seconds(self, words: Sequence[str], cached: int) -> float:
+        return self._cost.seconds(len(words) - cached, len(words))
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Serve until the process is ended."""
+    made = CachingWorker(arguments.name, arguments.interval_s, arguments.blocks, order=arguments.order)
+    async with await made.serve(arguments.port) as server:
+        await server.serve_forever()
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="bench.peers.caching_worker", description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--interval-s", type=float, required=True)
+    parser.add_argument("--blocks", type=int, required=True)
+    parser.add_argument("--order", choices=tuple(ORDERS), default="fifo")
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

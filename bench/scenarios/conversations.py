@@ -1,0 +1,89 @@
+"""Conversations on a whole mesh: what is found in cache again, how even the work is, who stays where it was.
+
+Conversations of a recorded trace with one system prompt before all of them, lengths divided by 16, at 0.6 of what four
+prefill replicas can do, placed by two routers. Half-way both are killed at once and started again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bench import aims, conversation_mesh, conversations
+from bench.conversation_figures import fitted, imbalance, kept, reuse
+from bench.conversation_mesh import PREFILL_BLOCKS, PREFILLS, ROUTERS
+from bench.conversation_player import Taken
+from bench.conversation_replay import simulated
+from bench.processes import BenchError, Fleet
+from bench.results import Results
+from bench.tenant_mesh import quantile
+from bench.windows import Pace
+
+NAME = "conversations"
+CONVERSATIONS, QUICK_CONVERSATIONS = 120, 60
+LOAD = 0.6
+SEED = 1
+
+
+def run(results: Results, pace: Pace) -> None:
+    """Measure one repeat."""
+    _measure(results, pace, aims.CONVERSATIONS, PREFILL_BLOCKS)
+    if not pace.is_quick:
+        _measure(results, pace, aims.SCARCE, PREFILL_BLOCKS // 2)
+
+
+def _measure(results: Results, pace: Pace, case: str, cache_blocks: int) -> None:
+    count = QUICK_CONVERSATIONS if pace.is_quick else CONVERSATIONS
+    plan = conversations.plan(conversations.read(), count, LOAD, PREFILLS)
+    with Fleet() as fleet:
+        mesh = conversation_mesh.start(fleet, cache_blocks)
+        mesh.open(plan, SEED)
+        warm = conversation_mesh.regret(mesh.routers)
+        before = mesh.play(plan.span_s / 2)
+        regret = conversation_mesh.regret(mesh.routers) - warm
+        mesh.restart_routers()
+        after = mesh.play(plan.span_s + 1.0)
+        regret += conversation_mesh.regret(mesh.routers)
+        taken = [*before, *after]
+        _check(results, case, plan.turn_count, taken)
+        cost = fitted(taken)
+        foretold = simulated(
+            taken,
+            fleet.folder / "played.jsonl",
+            replicas=PREFILLS,
+            routers=ROUTERS,
+            cache_blocks=cache_blocks,
+            cost=cost,
+        )
+    seen = reuse(taken)
+    stayed, again = kept((), before)
+    stayed_on, again_on = kept(before, after)
+    found = [one.ttft_s * 1e3 for one in taken if one.ttft_s is not None]
+    for metric, unit, value in (
+        ("turns", "", len(taken)),
+        (aims.REUSE, "", seen.share),
+        (aims.IMBALANCE, "x", imbalance(taken, mesh.replicas, cost)),
+        ("hit ratio", "", seen.ratio),
+        ("hit ratio, simulated", "", foretold.hit),
+        ("hit ratio of one cache without bounds", "", seen.ratio_max),
+        (aims.HIT_DISTANCE, "points", abs(seen.ratio - foretold.hit) * 100),
+        ("most prefill work / mean, simulated", "x", foretold.imbalance),
+        ("turns that kept their place", "", stayed / max(1, again)),
+        ("the same once all routers were killed", "", stayed_on / max(1, again_on)),
+        ("time to first token, p50", "ms", quantile(found, 0.5)),
+        ("time to first token, p95", "ms", quantile(found, 0.95)),
+        ("time to first token, mean", "ms", sum(found) / len(found)),
+        ("end of prefill, mean, simulated", "ms", foretold.mean_s * 1e3),
+        ("later than estimated, mean of all", "ms", regret.late_s / max(1, regret.count) * 1e3),
+        ("sooner than estimated, mean of all", "ms", regret.early_s / max(1, regret.count) * 1e3),
+    ):
+        results.add(NAME, case, metric, unit, value)
+
+
+def _check(results: Results, case: str, expected: int, taken: Sequence[Taken]) -> None:
+    """Note turns that failed: those behind them were not sent."""
+    failed = Counter(one.error for one in taken if one.error)
+    if failed or len(taken) < expected:
+        results.problem(NAME, f"{len(taken)} of {expected} turns, failed {dict(failed)}", case)
+    if not taken:
+        raise BenchError("no turn was answered")

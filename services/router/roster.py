@@ -1,0 +1,79 @@
+"""Which replicas may be sent new requests now. They are gone through only when one of them changed.
+
+Pure. A decision looks at a handful of replicas; asking each of a thousand whether it is there would cost more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from services.router.ejection import trusted
+from services.router.policy import ReplicaState
+
+if TYPE_CHECKING:
+    from services.router.replicas import Replica
+
+STALE_S: Final = 1.25
+"""A report is at most this old: one comes each second. An older one does not tell how full the replica is."""
+
+
+class Roster:
+    """The replicas of both roles, as views have them: the same lists until one changed."""
+
+    def __init__(self, replicas: Mapping[str, Replica]) -> None:
+        """`replicas`: by name, kept by the caller, who tells what is `changed`."""
+        self._replicas = replicas
+        self._is_known = False
+        self._prefill: list[Replica] = []
+        self._decode: list[Replica] = []
+        self._states: tuple[list[ReplicaState], list[ReplicaState]] | None = None
+        """What is to be answered as long as nothing changes; None while one is ejected."""
+        self._oldest_s = 0.0
+        """No report that was fresh when they were looked at is older."""
+
+    def changed(self) -> None:
+        """A replica came, went, or may be sent requests no more, or again."""
+        self._is_known = False
+
+    def look(self, now_s: float) -> tuple[Sequence[ReplicaState], Sequence[ReplicaState]]:
+        """Return prefill and decode. The last ones of a role are not ejected. Old reports are marked as stale."""
+        if self._is_known and self._states is not None and now_s - self._oldest_s <= STALE_S:
+            return self._states
+        if not self._is_known:
+            placeable = [one for one in self._replicas.values() if one.is_placeable()]
+            self._prefill = [one for one in placeable if one.role == "prefill"]
+            self._decode = [one for one in placeable if one.role == "decode"]
+            self._states, self._is_known = None, True
+        everybody = [*self._prefill, *self._decode]
+        self._mark_stale(everybody, now_s)
+        if self._states is None:
+            states = trusted(self._prefill, now_s), trusted(self._decode, now_s)
+            if any(one.ejection.is_ejected for one in everybody):
+                return states  # the next one to be tried may be another, at any time
+            self._states = states
+        return self._states
+
+    def _mark_stale(self, replicas: Sequence[Replica], now_s: float) -> None:
+        oldest_s = now_s
+        for one in replicas:
+            state = one.state
+            reported_s = state.reported_at_s
+            state.is_stale = now_s - reported_s > STALE_S
+            if reported_s < oldest_s and not state.is_stale:
+                oldest_s = reported_s
+        self._oldest_s = oldest_s
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if what is kept is not what is there."""
+        if not self._is_known:
+            return
+        placeable = [one for one in self._replicas.values() if one.is_placeable()]
+        assert self._prefill == [one for one in placeable if one.role == "prefill"], "a change was not told"
+        assert self._decode == [one for one in placeable if one.role == "decode"], "a change was not told"
+        if self._states is not None:
+            assert not any(one.ejection.is_ejected for one in placeable), "an ejection was not told"
+            kept = [*self._states[0], *self._states[1]]
+            assert all(
+                one.state is state for one, state in zip((*self._prefill, *self._decode), kept, strict=True)
+            )
