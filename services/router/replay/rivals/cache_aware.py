@@ -8,12 +8,11 @@ imbalance (32, 1.1) sends to the least loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from services.router.policy import Dispatched, PlacementRequest, ReplicaState
+from services.router.policy import Dispatched
 from services.router.replay.lru import BlockCache
-from services.router.replay.rivals.seen import Given, Rival
+from services.router.replay.rivals.seen import Asked, Given, Rival
 
 MATCH: Final = 0.3
 SGLANG_BALANCE: Final = (64, 1.5)
@@ -36,21 +35,15 @@ class CacheAware(Rival):
         super().__init__(given)
         self._trees = {name: BlockCache(given.capacity) for name in given.names}
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return the holder of the prefix, unless it is short or the load is uneven."""
-        counts = {one.name: len(self.loads[one.name].jobs) for one in replicas}
+        counts = {one.name: len(self.loads[one.name].jobs) for one in asked.replicas}
         if is_uneven(counts, SGLANG_BALANCE):
             return self.lowest(dict(counts))
-        matches = {one.name: self._trees[one.name].depth(request.hashes) for one in replicas}
-        if max(matches.values()) > MATCH * len(request.hashes):
+        matches = {one.name: self._trees[one.name].depth(asked.request.hashes) for one in asked.replicas}
+        if max(matches.values()) > MATCH * len(asked.request.hashes):
             return self.lowest({name: -depth for name, depth in matches.items()})
-        return self.lowest({one.name: len(self._trees[one.name]) for one in replicas})
+        return self.lowest({one.name: len(self._trees[one.name]) for one in asked.replicas})
 
     def dispatched(self, event: Dispatched) -> None:
         """Remember what was sent where."""
@@ -61,21 +54,15 @@ class CacheAware(Rival):
 class SmgEvents(Rival):
     """smg's, with KV events."""
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return the one with the highest overlap, unless the load is uneven."""
-        counts = {one.name: len(self.loads[one.name].jobs) for one in replicas}
+        counts = {one.name: len(self.loads[one.name].jobs) for one in asked.replicas}
         if is_uneven(counts, SMG_BALANCE):
             return self.lowest(dict(counts))
         return min(
-            (one.name for one in replicas),
+            (one.name for one in asked.replicas),
             key=lambda name: (
-                -depths.get(name, 0),
+                -asked.depths.get(name, 0),
                 counts[name],
                 self.mirror.blocks_of(name),
                 self.rng.random(),

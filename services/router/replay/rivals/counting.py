@@ -5,10 +5,7 @@ The better of two: Mitzenmacher, "The Power of Two Choices in Randomized Load Ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from services.router.policy import PlacementRequest, ReplicaState
-from services.router.replay.rivals.seen import Given, Rival
+from services.router.replay.rivals.seen import Asked, Given, Rival
 
 
 class Random(Rival):
@@ -16,15 +13,9 @@ class Random(Rival):
 
     uses_index = False
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return any."""
-        return self.rng.choice(replicas).name
+        return self.rng.choice(asked.replicas).name
 
 
 class RoundRobin(Rival):
@@ -36,16 +27,10 @@ class RoundRobin(Rival):
         super().__init__(given)
         self._turn = self.rng.randrange(len(given.names))
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return the next."""
         self._turn += 1
-        return replicas[self._turn % len(replicas)].name
+        return asked.replicas[self._turn % len(asked.replicas)].name
 
 
 class LeastOutstanding(Rival):
@@ -53,15 +38,9 @@ class LeastOutstanding(Rival):
 
     uses_index = False
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return the one with the fewest."""
-        return self.lowest({one.name: len(self.loads[one.name].jobs) for one in replicas})
+        return self.lowest({one.name: len(self.loads[one.name].jobs) for one in asked.replicas})
 
 
 class PowerOfTwo(Rival):
@@ -69,13 +48,7 @@ class PowerOfTwo(Rival):
 
     uses_index = False
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return the better of two."""
-        two = self.rng.sample(list(replicas), min(2, len(replicas)))
+        two = self.rng.sample(list(asked.replicas), min(2, len(asked.replicas)))
         return self.lowest({one.name: len(self.loads[one.name].jobs) for one in two})

@@ -7,11 +7,9 @@ credit 1, temperature 0. On prefill replicas alone what is active there stands f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from services.router.policy import PlacementRequest, ReplicaState
-from services.router.replay.rivals.seen import Rival
+from services.router.replay.rivals.seen import Asked, Rival
 
 PREFILL_LOAD_SCALE: Final = 1.0
 
@@ -19,19 +17,13 @@ PREFILL_LOAD_SCALE: Final = 1.0
 class Dynamo(Rival):
     """Blocks to compute plus blocks held."""
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return the replica with the lowest sum."""
         block = self.given.block_tokens
         scores = {}
-        for one in replicas:
+        for one in asked.replicas:
             load = self.loads[one.name]
-            own = max(1, request.token_count - depths.get(one.name, 0) * block)
+            own = max(1, asked.request.token_count - asked.depths.get(one.name, 0) * block)
             prefill_blocks = (load.uncached() + own) / block
-            scores[one.name] = PREFILL_LOAD_SCALE * prefill_blocks + load.blocks() + len(request.hashes)
+            scores[one.name] = PREFILL_LOAD_SCALE * prefill_blocks + load.blocks() + len(asked.request.hashes)
         return self.lowest(scores)

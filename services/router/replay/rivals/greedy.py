@@ -6,28 +6,19 @@ holds 1.3 times as much, which would be transferred; without transfer what is le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from services.router.policy import PlacementRequest, ReplicaState
-from services.router.replay.rivals.seen import Rival
+from services.router.replay.rivals.seen import Asked, Rival
 
 
 class Ttft(Rival):
     """Queue seconds plus prefill seconds, by the true cost model."""
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return the replica with the soonest first token."""
         return self.lowest(
             {
-                one.name: self.loads[one.name].queue_s(now_s)
-                + self.prefill_s(request, depths.get(one.name, 0))
-                for one in replicas
+                one.name: self.loads[one.name].queue_s(asked.now_s)
+                + self.prefill_s(asked.request, asked.depths.get(one.name, 0))
+                for one in asked.replicas
             }
         )
 

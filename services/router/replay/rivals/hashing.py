@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect
-from collections.abc import Sequence
 from typing import Final
 
-from services.router.policy import PlacementRequest, ReplicaState
-from services.router.replay.rivals.seen import Given, Rival
+from services.router.replay.rivals.seen import Asked, Given, Rival
 
 BLOCKS: Final = 2
 VIRTUAL_NODES: Final = 100
@@ -34,16 +32,12 @@ class ConsistentHash(Rival):
             (place.getrandbits(64), name) for name in given.names for _ in range(VIRTUAL_NODES)
         )
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return the first on the ring behind the prefix that is no more loaded than allowed."""
-        prefix = request.hashes[min(BLOCKS, len(request.hashes)) - 1] if request.hashes else 0
-        counts = {one.name: len(self.loads[one.name].jobs) for one in replicas}
+        prefix = (
+            asked.request.hashes[min(BLOCKS, len(asked.request.hashes)) - 1] if asked.request.hashes else 0
+        )
+        counts = {one.name: len(self.loads[one.name].jobs) for one in asked.replicas}
         most = math.inf
         if self.bound < math.inf:
             most = math.ceil(self.bound * (sum(counts.values()) + 1) / len(counts))
@@ -52,7 +46,7 @@ class ConsistentHash(Rival):
             name = self._ring[(start + step) % len(self._ring)][1]
             if name in counts and counts[name] + 1 <= most:
                 return name
-        return replicas[0].name
+        return asked.replicas[0].name
 
 
 class BoundedHash(ConsistentHash):

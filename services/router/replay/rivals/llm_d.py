@@ -7,10 +7,7 @@ the precise ones, from KV events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from services.router.policy import PlacementRequest, ReplicaState
-from services.router.replay.rivals.seen import Rival
+from services.router.replay.rivals.seen import Asked, Rival
 
 PREFIX, QUEUE, UTILISATION = 2.0, 1.0, 1.0
 
@@ -18,20 +15,14 @@ PREFIX, QUEUE, UTILISATION = 2.0, 1.0, 1.0
 class LlmD(Rival):
     """2 * match/blocks + 1 * (longest - queue)/(longest - shortest) + 1 * (1 - active blocks / capacity)."""
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return the replica with the highest score."""
-        queues = {one.name: self.loads[one.name].queued() for one in replicas}
+        queues = {one.name: self.loads[one.name].queued() for one in asked.replicas}
         shortest, longest = min(queues.values()), max(queues.values())
         scores = {}
-        for one in replicas:
+        for one in asked.replicas:
             queue = 1.0 if longest == shortest else (longest - queues[one.name]) / (longest - shortest)
             free = 1 - min(1.0, self.loads[one.name].blocks() / self.given.capacity)
-            prefix = depths.get(one.name, 0) / max(1, len(request.hashes))
+            prefix = asked.depths.get(one.name, 0) / max(1, len(asked.request.hashes))
             scores[one.name] = -(PREFIX * prefix + QUEUE * queue + UTILISATION * free)
         return self.lowest(scores)

@@ -9,11 +9,10 @@ chance of being used again + own prefill. The rule of when to redirect is a read
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
-from services.router.policy import Dispatched, PlacementRequest, ReplicaState
-from services.router.replay.rivals.seen import Given, Rival
+from services.router.policy import Dispatched, PlacementRequest
+from services.router.replay.rivals.seen import Asked, Given, Rival
 
 WINDOW_S: Final = 180.0
 REDIRECT: Final = 2.0
@@ -51,22 +50,20 @@ class Preble(Rival):
         super().__init__(given)
         self._windows = {name: _Window() for name in given.names}
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
+    def choose(self, asked: Asked) -> str:
         """Return where to exploit, or to explore."""
-        names = [one.name for one in replicas]
+        names = [one.name for one in asked.replicas]
         for name in names:
-            self._windows[name].forget(now_s - WINDOW_S)
-        cached = max((depths.get(name, 0) for name in names), default=0)
-        if 2 * cached * self.given.block_tokens > request.token_count:
-            holders = {name: self._windows[name].seconds for name in names if depths.get(name, 0) == cached}
-            return self._relieved(self.lowest(holders), names, request, now_s)
-        return self.lowest({name: self._cost(name, request, depths.get(name, 0)) for name in names})
+            self._windows[name].forget(asked.now_s - WINDOW_S)
+        cached = max((asked.depths.get(name, 0) for name in names), default=0)
+        if 2 * cached * self.given.block_tokens > asked.request.token_count:
+            holders = {
+                name: self._windows[name].seconds for name in names if asked.depths.get(name, 0) == cached
+            }
+            return self._relieved(self.lowest(holders), names, asked.request, asked.now_s)
+        return self.lowest(
+            {name: self._cost(name, asked.request, asked.depths.get(name, 0)) for name in names}
+        )
 
     def _relieved(self, holder: str, names: list[str], request: PlacementRequest, now_s: float) -> str:
         queues = {name: self.loads[name].queue_s(now_s) for name in names}

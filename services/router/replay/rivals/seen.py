@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.router.mirror import PrefixMirror
 from services.router.policy import (
@@ -84,7 +85,17 @@ class Load:
         return sum(job.uncached for job in self.jobs.values())
 
 
-class Rival:
+class Asked(NamedTuple):
+    """A request, and what there is to choose from."""
+
+    request: PlacementRequest
+    replicas: Sequence[ReplicaState]
+    depths: dict[str, int]
+    """Leading blocks cached, by name; 0 left out."""
+    now_s: float
+
+
+class Rival(ABC):
     """A policy that dispatches at once. Subclasses override `choose`, and may watch more."""
 
     uses_index = True
@@ -109,22 +120,16 @@ class Rival:
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement:
         """Choose by `choose`."""
         depths = self.mirror.matched(request.hashes) if self.uses_index else {}
-        name = self.choose(request, view.prefill, depths, now_s)
+        name = self.choose(Asked(request, view.prefill, depths, now_s))
         depth = depths.get(name, 0)
         uncached = max(1, request.token_count - depth * self.given.block_tokens)
         seconds = self.cost.seconds(uncached, request.token_count) if self.uses_index else 0.0
         self._chosen[request.request_id] = request.token_count, uncached
         return Placement(name, view.decode[0].name, depth, seconds, seconds)
 
-    def choose(
-        self,
-        request: PlacementRequest,
-        replicas: Sequence[ReplicaState],
-        depths: dict[str, int],
-        now_s: float,
-    ) -> str:
-        """Return the name of the replica that runs it. `depths`: leading blocks cached, by name; 0 left out."""
-        raise NotImplementedError
+    @abstractmethod
+    def choose(self, asked: Asked) -> str:
+        """Return the name of the replica that runs it."""
 
     def lowest(self, scores: dict[str, float]) -> str:
         """Return who has the lowest score; one of equals at random."""
