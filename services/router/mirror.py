@@ -48,7 +48,6 @@ class _Replica:
         self.epoch = ""
         self.seq = 0
         self.stream_id = (0, 0)
-        self.is_live = True
 
     @property
     def bit(self) -> int:
@@ -139,13 +138,6 @@ class PrefixMirror:
         if replica is not None:
             self._overlay.drop(name, replica.bit)
             self._retire(replica.number)
-
-    def set_live(self, name: str, is_live: bool) -> None:
-        """Mask `name` out of lookups, or in again; its blocks stay."""
-        replica = self._replicas.get(name)
-        if replica is not None:
-            replica.is_live = is_live
-            self._live = self._live | replica.bit if is_live else self._live & ~replica.bit
 
     # Lookup
 
@@ -374,8 +366,7 @@ class PrefixMirror:
         """Give `replica` another bit; its expected blocks move along, its index blocks stay behind."""
         old, replica.number = replica.number, number
         self._overlay.move(replica.name, 1 << old, replica.bit)
-        if replica.is_live:
-            self._live |= replica.bit
+        self._live |= replica.bit
         self._retire(old)
 
     def assert_consistent(self) -> None:
@@ -386,7 +377,7 @@ class PrefixMirror:
         names = self._bits.names
         for replica in self._replicas.values():
             assert names[replica.number] == replica.name
-            assert bool(self._live & replica.bit) == replica.is_live
+            assert self._live & replica.bit, f"{replica.name} is passed over"
             assert not self._dead & replica.bit, f"{replica.name} is dead"
         held = 0
         for mask in set(chain.from_iterable(shard.values() for shard in filter(None, self._table.shards))):

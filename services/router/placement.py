@@ -167,10 +167,6 @@ class KappaPolicy:
                 for work in self.backlog.by(event.router):
                     self._remove(work)
 
-    def cold_prefill_s(self, token_count: int) -> float:
-        """Return the seconds a prompt would take without any cache."""
-        return self.costs.estimate_s(token_count, token_count)
-
     def knows_costs(self) -> bool:
         """True once enough prompts were measured to refuse work by the estimates."""
         return self.costs.observation_total >= OBSERVATIONS_MIN

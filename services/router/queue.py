@@ -95,11 +95,6 @@ class ReleaseQueue(Generic[Item]):
         """Return how many resumed, or how many other items wait."""
         return self._counts[is_resumed]
 
-    def count_of(self, band: int) -> int:
-        """Return how many items of `band` wait."""
-        found = self._bands.get(band)
-        return found.count if found is not None else 0
-
     def waiting_tokens(self, tenant: str, band: int) -> int:
         """Return the prompt tokens of a tenant's requests that wait in `band`, resumed ones not counted."""
         found = self._bands.get(band)

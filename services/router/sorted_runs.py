@@ -2,7 +2,8 @@
 
 Finding the run is a bisection over the last entry of each. Beside each run stands the work in it, so that the work in
 front of an entry is a sum over runs and a part of one: some microseconds for tens of thousands of entries. Heaps with lazy
-removal would cost as much to change, and could tell neither that nor the order from the end.
+removal would cost as much to change, and could tell neither that nor the order from the end; libraries of sorted lists
+keep such runs, but not the work in them.
 """
 
 from __future__ import annotations

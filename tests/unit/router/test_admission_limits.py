@@ -224,7 +224,7 @@ def test_estimates_that_keep_everybody_away_are_learnt_anew() -> None:
     assert submit.request_id == name(2) and not submit.prefill_estimate_us
     for _ in range(20):
         desk.policy.costs.observe(10, 10, 0.01)
-    assert desk.policy.knows_costs() and desk.policy.cold_prefill_s(10) < 0.05
+    assert desk.policy.knows_costs() and desk.policy.costs.estimate_s(10, 10) < 0.05
 
 
 def test_old_reports_do_not_stop_placement() -> None:

@@ -83,7 +83,7 @@ class Twin:
         self.caches = {name: Cache(name, rng, self.tree) for name in names}
         self.overlay: dict[str, Counter[int]] = {name: Counter() for name in names}
         self.dispatched: list[tuple[str, list[int]]] = []
-        self.dirty, self.hidden = set(names), set[str]()
+        self.dirty = set(names)
         """Replicas with an open gap, and those without a lease."""
         self.loads: dict[str, tuple[Load, Snapshot, list[tuple[int, Batch]]]] = {}
         """Snapshots half taken, and the entries of their replicas since."""
@@ -120,9 +120,6 @@ class Twin:
             self.cancel(name)
         elif kind < 0.70:
             self.drop(name)
-        elif kind < 0.73:
-            self.hidden.symmetric_difference_update({name})
-            self.mirror.set_live(name, name not in self.hidden)
         elif kind < 0.85:
             request = self.tree.request(rng)
             self.mirror.expect(name, request)
@@ -178,7 +175,6 @@ class Twin:
             self.mirror.end_load(load)
         self.mirror.add(name)
         self.dirty.add(name)
-        self.hidden.discard(name)
         self.overlay[name].clear()
         self.dispatched = [(other, request) for other, request in self.dispatched if other != name]
 
@@ -188,7 +184,7 @@ class Twin:
         return {
             name: depth(request, set(cache.held) | set(self.overlay[name]))
             for name, cache in self.caches.items()
-            if name not in self.dirty | self.hidden | behind
+            if name not in self.dirty | behind
         }
 
 
@@ -211,7 +207,6 @@ def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) 
             mirror.assert_consistent()
         request = twin.tree.request(twin.rng)
         found = mirror.matched(request)
-        assert twin.hidden.isdisjoint(found)
         for name, wanted in twin.true_depths(request).items():
             assert found.get(name, 0) == wanted, f"{seed=}"
         groups = mirror.groups(request)

@@ -140,7 +140,7 @@ def test_a_prefill_that_lies_about_its_time_teaches_nothing_impossible(microseco
     (row,) = desk.told().first_tokens
     assert (row.cached_token_count, row.computed_token_count) == (20, 0) and row.prefill_us <= 500_000
     assert desk.policy.measured_total_s <= 0.5
-    assert desk.policy.cold_prefill_s(20) < 1.0
+    assert desk.policy.costs.estimate_s(20, 20) < 1.0
     desk.reserved(request_id=B)
 
 

@@ -342,16 +342,16 @@ def test_a_new_router_knows_what_prompts_take() -> None:
         world.end(world.prompts[0], Hit(0, tokens, 0, 0.05 + 0.002 * tokens))
         world.tick()
     world.rest(0.1)
-    expected_s = old.policy.cold_prefill_s(1000)
+    expected_s = old.policy.costs.estimate_s(1000, 1000)
     assert abs(expected_s - 2.05) < 0.2
-    assert abs(world.routers["r1"].policy.cold_prefill_s(1000) - expected_s) < 0.1
+    assert abs(world.routers["r1"].policy.costs.estimate_s(1000, 1000) - expected_s) < 0.1
     measured = world.routers["r1"].policy.costs.observation_total
     world.boot("r2")
     world.rest(0.1)
     new = world.routers["r2"]
     assert world.routers["r1"].policy.costs.observation_total == measured, "it knew them"
     assert new.policy.knows_costs()
-    assert abs(new.policy.cold_prefill_s(1000) - expected_s) < 0.1
+    assert abs(new.policy.costs.estimate_s(1000, 1000) - expected_s) < 0.1
     measured = new.policy.costs.observation_total
     world.rest(1.0)
     assert new.policy.costs.observation_total == measured
