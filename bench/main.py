@@ -33,6 +33,7 @@ from bench.scenarios import (
     sharing,
     trust,
 )
+from bench.selection import selected
 from bench.windows import Pace
 
 PLAIN_WIDTH = 140
@@ -73,12 +74,7 @@ def bench(
     """Measure what the mesh costs: CPU, memory, added latency, each beside its aim."""
     pace = windows.QUICK if quick else windows.FULL if full else windows.NORMAL
     pace = windows.with_repeats(pace, repeats)
-    names = [name.strip() for name in only.split(",") if name.strip()] or list(SCENARIOS)
-    unknown = [name for name in names if name not in SCENARIOS]
-    if unknown:
-        raise typer.BadParameter(
-            f"{unknown[0]!r} is no scenario; allowed are {', '.join(SCENARIOS)}", param_hint="--only"
-        )
+    names = selected(only, SCENARIOS)
     shown = Console(stderr=True)
     command = " ".join(["python -m bench", *map(shlex.quote, sys.argv[1:])])
     described = machine.describe()

@@ -27,6 +27,7 @@ from bench.peers.conversations_page import Figures, Record
 from bench.peers.router_system import listening, start_router, urls_of
 from bench.peers.routers import ROUTERS, Policy, Router, Unavailable, environment
 from bench.processes import ANY_CORE, BenchError, Fleet, Process
+from bench.selection import selected
 from bench.tenant_mesh import quantile
 from kvmesh.ports import free_ports
 
@@ -67,12 +68,7 @@ def compare(
     ] = None,
 ) -> None:
     """Hold the same conversations with kvmesh and with routers from PyPI."""
-    names = [name.strip() for name in only.split(",") if name.strip()] or list(NAMES)
-    unknown = [name for name in names if name not in NAMES]
-    if unknown:
-        raise typer.BadParameter(
-            f"{unknown[0]!r} is not compared; allowed are {', '.join(NAMES)}", param_hint="--only"
-        )
+    names = selected(only, NAMES)
     console = Console(stderr=True)
     plan = conversations.plan(
         conversations.read(), QUICK_CONVERSATIONS if quick else CONVERSATIONS, LOAD, PREFILLS

@@ -23,6 +23,7 @@ from bench.peers.router_system import RouterSystem
 from bench.peers.routers import POLICIES, ROUTERS, Policy, Router, Unavailable, environment
 from bench.peers.streams import Figures
 from bench.processes import BenchError, Fleet
+from bench.selection import selected
 
 MESH = "kvmesh"
 NAMES = (MESH, *(router.name for router in ROUTERS))
@@ -60,12 +61,7 @@ def peers(
     ] = None,
 ) -> None:
     """Kill one of four workers under 16 streams, with kvmesh and with routers from PyPI."""
-    names = [name.strip() for name in only.split(",") if name.strip()] or list(NAMES)
-    unknown = [name for name in names if name not in NAMES]
-    if unknown:
-        raise typer.BadParameter(
-            f"{unknown[0]!r} is not compared; allowed are {', '.join(NAMES)}", param_hint="--only"
-        )
+    names = selected(only, NAMES)
     console = Console(stderr=True)
     command = " ".join(["python -m bench.peers", *map(shlex.quote, sys.argv[1:])])
     described = machine.describe()
