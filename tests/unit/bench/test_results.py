@@ -55,7 +55,7 @@ def test_an_unknown_scenario_is_named() -> None:
     """A typing error starts nothing and says what there is."""
     told = CliRunner().invoke(app(), ["--only", "routr"], env={"COLUMNS": "200"})
     assert told.exit_code == 2
-    assert "'routr' is no scenario; allowed are floor, router" in told.output
+    assert "'routr' is not there; allowed are floor, router" in told.output
 
 
 def test_a_missed_delay_says_where_it_comes_from() -> None:
