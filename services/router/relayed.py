@@ -11,8 +11,8 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.fairness import Account
 from services.router.policy import Placement
 from services.router.precedence import USUAL, Precedence
+from services.router.prompts import Prompt
 from services.router.queue import BAND_DEFAULT
-from services.router.shares import Prompt
 
 if TYPE_CHECKING:
     from services.router.frontends import FrontendSession

@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from services.router.shares import ABOUT_S, AHEAD_S, PATIENCE, Prompt, Shares, replicas_for
+from services.router.active_tenants import ABOUT_S
+from services.router.prompts import Prompt
+from services.router.shares import AHEAD_S, PATIENCE, Shares, replicas_for
 
 A, B, LOW, HIGH = ("a", 4), ("b", 4), ("low", 2), ("high", 6)
 GREED = 1_000_000

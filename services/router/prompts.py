@@ -1,0 +1,71 @@
+"""The prompts of this router that prefill replicas have and have not computed: how long each has still to go. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Tenant = tuple[str, int]
+"""Name and band."""
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A prompt at a replica that is not computed yet."""
+
+    tenant: Tenant
+    replica: str
+    seconds: float
+    is_started: bool = False
+    """An engine has it."""
+    first_s: float | None = None
+    """Since when it is the first of those that its engine has: engines run prompts in order."""
+
+    def remaining_s(self, now_s: float) -> float:
+        """Return how much of it is left, as expected."""
+        return self.seconds if self.first_s is None else max(0.0, self.first_s + self.seconds - now_s)
+
+
+class Prompts:
+    """By replica, in the order in which they were sent."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, dict[Prompt, None]] = {}
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (prompt for prompts in self._at.values() for prompt in prompts)
+
+    def add(self, prompt: Prompt) -> None:
+        """It was sent."""
+        self._at.setdefault(prompt.replica, {})[prompt] = None
+
+    def start(self, prompt: Prompt, now_s: float) -> None:
+        """The engine has it."""
+        if prompt.is_started:
+            return
+        prompt.is_started = True
+        if all(one is prompt or not one.is_started for one in self._at[prompt.replica]):
+            prompt.first_s = now_s
+
+    def end(self, prompt: Prompt, now_s: float) -> float:
+        """It is computed, or never will be. Return the seconds its engine had it as the first; 0 if it never was."""
+        prompts = self._at[prompt.replica]
+        del prompts[prompt]
+        if not prompts:
+            del self._at[prompt.replica]
+        elif prompt.first_s is not None:
+            heir = next((one for one in prompts if one.is_started), None)
+            if heir is not None:
+                heir.first_s = now_s
+        return now_s - prompt.first_s if prompt.first_s is not None else 0.0
+
+    def remaining_s(self, replica: str, now_s: float) -> float:
+        """Return how much of the prompts at `replica` is left, as expected."""
+        return sum(one.remaining_s(now_s) for one in self._at.get(replica, ()))
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a prompt is at another replica, or not exactly one of an engine's is its first."""
+        for replica, prompts in self._at.items():
+            assert prompts and all(prompt.replica == replica for prompt in prompts)
+            first = [prompt for prompt in prompts if prompt.first_s is not None]
+            assert len(first) == any(prompt.is_started for prompt in prompts), replica
