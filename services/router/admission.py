@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvmesh import blocks
-from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
@@ -162,8 +161,7 @@ class Admission:
 
     def cancel(self, item: Relayed, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `item` everywhere, without a word to its frontend."""
-        self._holdings.cancel_decode(item, reason)
-        self._holdings.cancel_prefill(item, reason)
+        self._holdings.cancel(item, reason)
         self._holdings.end(item, now_s, "cancelled")
 
     def close_session(self, session: FrontendSession, now_s: float) -> None:
@@ -178,27 +176,6 @@ class Admission:
                 self._holdings.orphan(item, now_s + self._limits.orphan_s)
             else:
                 self.cancel(item, pb.Cancel.REASON_ABANDONED, now_s)
-
-    def give_up_waiting(self, item: Relayed, now_s: float) -> None:
-        """It waited in the queue as long as it may."""
-        if now_s < item.queue_until_s:
-            self._holdings.timetable.by(item, item.queue_until_s)
-            return
-        waited_s = now_s - item.arrived_s
-        reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "it was not placed"
-        if now_s >= item.first_by_s:
-            reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
-        if item.outbox is not None:
-            retry_ms = self._releases.retry_after_ms(now_s)
-            message = f"{why} after {waited_s:.3f} s in the router's queue of {len(self._holdings.queue)}"
-            item.outbox.refuse(item.slot, reason, message, retry_after_ms=retry_ms)
-        self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, reason))
-
-    def expire(self, item: Relayed, now_s: float) -> None:
-        """Nobody adopted it, or nobody needs its handoff any more."""
-        self._holdings.cancel_decode(item, pb.Cancel.REASON_ABANDONED)
-        self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
-        self._holdings.end(item, now_s, "abandoned")
 
     def _take(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> Relayed:
         budget = submit.budget
@@ -243,8 +220,7 @@ class Admission:
 
     def _supersede(self, item: Relayed, now_s: float) -> None:
         """A higher attempt took its place."""
-        self._holdings.cancel_decode(item, pb.Cancel.REASON_SUPERSEDED)
-        self._holdings.cancel_prefill(item, pb.Cancel.REASON_SUPERSEDED)
+        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_SUPERSEDED)
         self._holdings.end(item, now_s, "REASON_SUPERSEDED")

@@ -1,4 +1,4 @@
-"""What follows from each answer of a replica, and from its silence. Pure."""
+"""What follows from each answer of a replica, and from the loss of its stream. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Final
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.claims import blame, clamp, failed_at, handed_over, hit_of
+from services.router.claims import blame, clamp, handed_over, hit_of
+from services.router.endings import Endings
 from services.router.holdings import Holdings
 from services.router.policy import LoadSeen, ReplicaGone
 from services.router.relayed import Relayed, Stage
-from services.router.releases import ACCEPT_S, LEAVE_S, Releases
+from services.router.releases import Releases
 from services.router.replicas import Replica
 from services.router.rows import US_MAX
 
@@ -31,11 +32,11 @@ SUPERSEDED: Final = pb.Cancel.REASON_SUPERSEDED
 class Answers:
     """Takes the rows of replicas. `replica` is always the one whose slot it is: the decode or the prefill of `item`."""
 
-    def __init__(self, holdings: Holdings, releases: Releases, block_tokens: int, orphan_s: float) -> None:
+    def __init__(self, holdings: Holdings, releases: Releases, endings: Endings, block_tokens: int) -> None:
         self._holdings = holdings
         self._releases = releases
+        self._endings = endings
         self._block_tokens = block_tokens
-        self._orphan_s = orphan_s
 
     def on_accepted(self, item: Relayed, replica: Replica, now_s: float) -> None:
         """Decode holds KV blocks: prefill may start. Prefill's own acceptance tells nothing new."""
@@ -53,7 +54,9 @@ class Answers:
             elif self._releases.can_place_again(item):
                 self._releases.again(item, item.prefill.name, now_s)
             else:
-                self._fail(item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.name, now_s)
+                self._endings.fail(
+                    item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.name, now_s
+                )
 
     def on_start(self, item: Relayed, replica: Replica, start: pb.Start, now_s: float) -> None:
         """The engine has the prompt. Decode's start of a generation is no news to a frontend."""
@@ -93,7 +96,9 @@ class Answers:
             self._complete(item, pb.Finish.REASON_LENGTH, now_s)
         elif not handoff:
             replica.failed(item.released_s, now_s, "no handoff")
-            self._fail(item, pb.Failure.CODE_HANDOFF_LOST, "prefill sent no handoff", replica.name, now_s)
+            self._endings.fail(
+                item, pb.Failure.CODE_HANDOFF_LOST, "prefill sent no handoff", replica.name, now_s
+            )
         else:
             self._hand_over(item, replica, handoff)
 
@@ -112,12 +117,13 @@ class Answers:
         reason = finish.reason
         if replica is item.prefill:
             if item.stage is not Stage.PREFILLING:
-                self._prefill_over(item, now_s)  # only the handoff ended, which decode has or will miss
+                # Only the handoff ended, which decode has or will miss.
+                self._endings.prefill_over(item, now_s)
                 return
             self._holdings.detach_prefill(item)
             self._holdings.cancel_decode(item, SUPERSEDED)
         elif reason == pb.Finish.REASON_ADOPTED:
-            self._adopted_away(item, now_s)
+            self._endings.adopted_away(item, now_s)
             return
         elif finish.end_position > item.next_position and item.outbox is not None:
             message = f"have {item.next_position} tokens, the log ends at {finish.end_position}"
@@ -128,23 +134,21 @@ class Answers:
                 replica.ended_well(item.released_s)
             self._holdings.detach_decode(item)
             self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
-        if item.outbox is not None:
-            item.outbox.finish(item.slot, item.next_position, reason)
-        self._holdings.end(item, now_s, name_of(pb.Finish.Reason, reason))
+        self._endings.finish(item, reason, now_s)
 
     def on_failure(self, item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
         """Something broke at `replica`."""
         if replica is item.prefill and item.stage is not Stage.PREFILLING:
-            self._prefill_over(item, now_s)
+            self._endings.prefill_over(item, now_s)
             return
         untouched = failure.untouched and not (replica is item.decode and item.first_token_s)
         blame(item, replica, failure, now_s)
-        self._forget_at(item, replica)
+        self._holdings.detach(item, replica)
         message, name = failure.message, failure.replica or replica.name
         if untouched and failure.code not in NEVER_AGAIN and self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)
             return
-        self._fail(item, failure.code, message, name, now_s, untouched=untouched)
+        self._endings.fail(item, failure.code, message, name, now_s, untouched=untouched)
 
     def on_refusal(self, item: Relayed, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
         """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
@@ -155,23 +159,22 @@ class Answers:
                 return
         elif replica is item.decode and item.stage is Stage.TRANSFERRING:
             # Its prompt was computed before decode said no: tokens are out, so this is no refusal any more.
-            self._forget_at(item, replica)
-            self._fail(item, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
+            self._holdings.detach(item, replica)
+            self._endings.fail(item, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
             return
         if replica is item.prefill and item.stage is not Stage.PREFILLING:
-            self._prefill_over(item, now_s)
+            self._endings.prefill_over(item, now_s)
             return
-        self._forget_at(item, replica)
+        self._holdings.detach(item, replica)
         if refusal.reason == pb.Refusal.REASON_DRAINING and self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)
             return
         if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.placed_again:
             # It has not noticed yet that the stream is gone through which it got this attempt before.
             message = "it still holds what was taken from it"
-            self._fail(item, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
+            self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
             return
-        self._holdings.cancel_decode(item, SUPERSEDED)
-        self._holdings.cancel_prefill(item, SUPERSEDED)
+        self._holdings.cancel(item, SUPERSEDED)
         if item.outbox is not None:
             item.outbox.refuse(
                 item.slot,
@@ -186,26 +189,7 @@ class Answers:
     def on_gap(self, item: Relayed, replica: Replica, message: str, now_s: float) -> None:
         """Tokens are missing: the attempt has failed."""
         replica.failed(item.released_s, now_s, message)
-        self._fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
-
-    def look_at(self, item: Relayed, now_s: float) -> None:
-        """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
-        decode, prefill = item.decode, item.prefill
-        if decode is not None and decode.is_unanswered(item.decode_slot):
-            if item.released_s + ACCEPT_S <= now_s:
-                self._give_up(item, decode, "no answer to a submit", now_s)
-                return
-            self._holdings.timetable.by(item, item.released_s + ACCEPT_S)
-        if prefill is not None and item.stage is Stage.PREFILLING and self._releases.can_place_again(item):
-            if item.start_by_s > now_s:
-                self._holdings.timetable.by(item, item.start_by_s)
-            elif not prefill.is_at_work(now_s):
-                self._give_up(item, prefill, "a prompt was not started", now_s)
-            elif self._releases.may_leave(prefill, now_s):
-                self._releases.again(item, prefill.name, now_s)
-            else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
-                item.start_by_s = now_s + LEAVE_S
-                self._holdings.timetable.by(item, item.start_by_s)
+        self._endings.fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
 
     def on_load(self, seen: LoadSeen) -> None:
         """A replica reported its load."""
@@ -216,31 +200,25 @@ class Answers:
         """The stream to `replica` broke; `items` were on it."""
         for item in items:
             if replica is item.prefill and item.stage is not Stage.PREFILLING:
-                self._prefill_over(item, now_s)  # its engine may be giving the blocks away at this moment
+                # Its engine may be giving the blocks away at this moment.
+                self._endings.prefill_over(item, now_s)
             elif item.stage is Stage.TRANSFERRING:
-                self._fail_softly(item, reason, now_s)
+                self._endings.fail_softly(item, reason, now_s)
             elif item.stage is Stage.ADOPTING:
-                self._forget_at(item, replica)
+                self._holdings.detach(item, replica)
                 if item.outbox is not None:
                     message = f"{replica.name} cannot be reached: {reason}"
                     item.outbox.refuse(item.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
                 self._holdings.end(item, now_s, "REPLICA_LOST")
             elif self._releases.can_place_again(item):
-                self._forget_at(item, replica)
+                self._holdings.detach(item, replica)
                 self._releases.again(item, replica.name, now_s)
             else:
-                self._forget_at(item, replica)
-                self._fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
+                self._holdings.detach(item, replica)
+                self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
         if not replica.is_retired:
             self._holdings.policy.observe(ReplicaGone(replica.name))
         self._holdings.is_news = True
-
-    def _give_up(self, item: Relayed, replica: Replica, why: str, now_s: float) -> None:
-        replica.failed(item.released_s, now_s, why)
-        if self._releases.can_place_again(item):
-            self._releases.again(item, replica.name, now_s)
-        else:
-            self._fail(item, pb.Failure.CODE_STALLED, why, replica.name, now_s)
 
     def _hand_over(self, item: Relayed, prefill: Replica, handoff: bytes) -> None:
         """Give decode the handoff."""
@@ -259,41 +237,8 @@ class Answers:
         """The first token ended it: nobody is needed any more."""
         if item.prefill is not None:
             item.prefill.ended_well(item.released_s)
-        self._holdings.cancel_decode(item, pb.Cancel.REASON_COMPLETE)
-        self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
-        if item.outbox is not None:
-            item.outbox.finish(item.slot, item.next_position, reason)
-        self._holdings.end(item, now_s, name_of(pb.Finish.Reason, reason))
-
-    def _fail(
-        self,
-        item: Relayed,
-        code: pb.Failure.Code.ValueType,
-        message: str,
-        replica: str,
-        now_s: float,
-        *,
-        untouched: bool | None = None,
-    ) -> None:
-        """End it on both sides and tell its frontend."""
-        if untouched is None:
-            untouched = not item.was_taken
-        self._holdings.failed_places.add(item.request_id, failed_at(item, code, replica), now_s)
-        self._holdings.cancel_decode(item, SUPERSEDED)
-        self._holdings.cancel_prefill(item, SUPERSEDED)
-        if item.outbox is not None:
-            item.outbox.fail(item.slot, code, message, replica=replica, untouched=untouched)
-        self._holdings.end(item, now_s, name_of(pb.Failure.Code, code))
-
-    def _fail_softly(self, item: Relayed, reason: str, now_s: float) -> None:
-        """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
-        assert item.decode is not None, item
-        name = item.decode.name
-        self._holdings.failed_places.add(item.request_id, (name,), now_s)
-        self._holdings.detach_decode(item)
-        if item.outbox is not None:
-            item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
-        self._linger(item, now_s, "CODE_REPLICA_LOST")
+        self._holdings.cancel(item, pb.Cancel.REASON_COMPLETE)
+        self._endings.finish(item, reason, now_s)
 
     def _adopted(self, item: Relayed, now_s: float) -> None:
         """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
@@ -309,39 +254,3 @@ class Answers:
         self._holdings.live[item.request_id] = item
         if item.outbox is not None:
             item.outbox.accept(item.slot)
-
-    def _adopted_away(self, item: Relayed, now_s: float) -> None:
-        """Another stream reads it now, perhaps another one of ours. Its handoff may still be on the move."""
-        self._holdings.detach_decode(item)
-        if item.outbox is not None:
-            item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_ADOPTED)
-        heir = self._holdings.live.get(item.request_id)
-        prefill = item.prefill
-        if heir is not None and heir.is_transferred:
-            self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
-        elif prefill is not None and heir is not None and heir is not item and heir.stage is Stage.GENERATING:
-            heir.prefill, heir.prefill_slot, heir.stage = prefill, item.prefill_slot, Stage.TRANSFERRING
-            prefill.slots[heir.prefill_slot] = heir
-            item.prefill, item.prefill_slot = None, 0
-        if item.prefill is not None:
-            self._linger(item, now_s, "REASON_ADOPTED")
-        else:
-            self._holdings.end(item, now_s, "REASON_ADOPTED")
-
-    def _linger(self, item: Relayed, now_s: float, outcome: str) -> None:
-        if item.prefill_slot:
-            self._holdings.linger(item, now_s, now_s + self._orphan_s, outcome)
-        else:
-            self._holdings.end(item, now_s, outcome)
-
-    def _prefill_over(self, item: Relayed, now_s: float) -> None:
-        """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
-        self._holdings.detach_prefill(item)
-        if item.stage is Stage.LINGERING:
-            self._holdings.end(item, now_s, item.outcome)
-
-    def _forget_at(self, item: Relayed, replica: Replica) -> None:
-        if replica is item.prefill:
-            self._holdings.detach_prefill(item)
-        else:
-            self._holdings.detach_decode(item)

@@ -12,6 +12,7 @@ from services.router.failed_places import FailedPlaces
 from services.router.policy import Dispatched, Finished, Hit, PlacementPolicy, Started
 from services.router.queue import ReleaseQueue
 from services.router.relayed import Relayed, Stage
+from services.router.replicas import Replica
 from services.router.shares import Shares
 
 DISPATCH_LIFE_S: Final = 60.0
@@ -118,6 +119,18 @@ class Holdings:
                 item.prefill.slots.pop(item.prefill_slot, None)
                 item.prefill.ejection.left(item)
             item.prefill, item.prefill_slot = None, 0
+
+    def detach(self, item: Relayed, replica: Replica) -> None:
+        """`replica`, its prefill or its decode, holds it no more."""
+        if replica is item.prefill:
+            self.detach_prefill(item)
+        else:
+            self.detach_decode(item)
+
+    def cancel(self, item: Relayed, reason: pb.Cancel.Reason.ValueType) -> None:
+        """Tell whoever has it that it is not wanted any more."""
+        self.cancel_decode(item, reason)
+        self.cancel_prefill(item, reason)
 
     def cancel_decode(self, item: Relayed, reason: pb.Cancel.Reason.ValueType) -> None:
         """Tell decode that it is not wanted any more."""

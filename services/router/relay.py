@@ -1,4 +1,4 @@
-"""The router's core: puts admission, release and the answers of replicas together.
+"""The router's core: puts admission, release, the answers of replicas and their absence together.
 
 Pure: no I/O, no clock. Events come in through sessions (frontends), replicas (sinks of their links) and `on_timer`;
 effects leave through outboxes alone. After every event the shell looks at `next_wake_s`.
@@ -14,6 +14,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.replica.pulse import Pulse
 from services.router.admission import Admission, RelayLimits
 from services.router.answers import Answers
+from services.router.endings import Endings
 from services.router.frontends import FrontendSession
 from services.router.holdings import Holdings, Note, Record
 from services.router.policy import PlacementPolicy, ReplicaGone
@@ -22,6 +23,7 @@ from services.router.relayed import Relayed, Stage
 from services.router.releases import Forecast, Releases
 from services.router.replicas import Replica
 from services.router.rows import as_us
+from services.router.timeouts import Timeouts
 
 
 def _unheard(note: Note) -> None:
@@ -61,7 +63,9 @@ class Relay:
         self.queue: ReleaseQueue[Relayed] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
         self.holdings = Holdings(router, policy, self.queue, note, record)
         self.releases = Releases(self.holdings, self.replicas, forecast)
-        self.answers = Answers(self.holdings, self.releases, block_tokens, limits.orphan_s)
+        endings = Endings(self.holdings, limits.orphan_s)
+        self.answers = Answers(self.holdings, self.releases, endings, block_tokens)
+        self.timeouts = Timeouts(self.holdings, self.releases, endings)
         self.admission = Admission(
             self.holdings, self.releases, self.replicas, limits, model_version, block_tokens
         )
@@ -129,14 +133,7 @@ class Relay:
         """Do what is due."""
         self._now_s = max(self._now_s, now_s)
         for item in self.holdings.timetable.due(now_s):
-            if item.stage is Stage.QUEUED:
-                self.admission.give_up_waiting(item, now_s)
-            elif item.expire_s <= now_s:
-                self.admission.expire(item, now_s)
-            else:
-                if item.expire_s < float("inf"):
-                    self.holdings.timetable.by(item, item.expire_s)
-                self.answers.look_at(item, now_s)
+            self.timeouts.look_at(item, now_s)
         self.releases.pump(now_s)
         if self._pulse.take(now_s):
             report = self.load_report()
