@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any, Final
 
 import grpc
@@ -31,6 +32,28 @@ _HELD: Final = {
 """Which metrics of a role tell what it holds, and how they are called."""
 
 
+class PrefillCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a router has learnt that prompts take: c0 + u (a + b (T - u/2)) seconds for u uncached of T tokens."""
+
+    c0_s: float
+    a_s: float
+    b_s: float
+    measured_prompts: int
+    factors: dict[str, float]
+    """Times as long as at a usual replica; those like all are left out."""
+
+    def words(self) -> list[str]:
+        """Return it in words; empty while it is assumed."""
+        if not self.measured_prompts:
+            return []
+        costs = f"c0 {self.c0_s * 1e3:.3g} ms, a {self.a_s * 1e6:.3g} µs, b {self.b_s * 1e9:.3g} ns"
+        words = [f"prefill {costs} ({self.measured_prompts:,} prompts)"]
+        if self.factors:
+            name = max(self.factors, key=lambda one: abs(math.log(self.factors[one])))
+            words.append(f"{name} takes {self.factors[name]:.2f} times as long")
+        return words
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What one process said. `metrics` is None where it offers none or did not answer."""
 
@@ -41,6 +64,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] | None
     redis_connected: bool | None = None
     """What a router says; None where nobody says."""
+    prefill_costs: PrefillCosts | None = None
+    """The same."""
 
     def value(self, name: str) -> float | None:
         """Return the process's own metric `name`, or None."""
@@ -57,6 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         if reserved is not None and blocks is not None:
             words.append(f"{reserved:.0f} of {blocks:.0f} KV blocks")
         words += self._placed()
+        words += self.prefill_costs.words() if self.prefill_costs is not None else []
         if self.redis_connected is not None:
             words.append("Redis connected" if self.redis_connected else "Redis away")
         return ", ".join(words)
@@ -87,8 +113,8 @@ async def status(mesh: MeshFile, console: Console, *, as_json: bool, dial: Dial 
 
 
 async def _ask(member: Member, dial: Dial) -> Report:
-    is_healthy, metrics, redis_connected = await asyncio.gather(
-        _is_healthy(member, dial), _scrape(member.metrics_address), _redis_connected(member, dial)
+    is_healthy, metrics, told = await asyncio.gather(
+        _is_healthy(member, dial), _scrape(member.metrics_address), _told(member, dial)
     )
     return Report(
         name=member.name,
@@ -96,7 +122,8 @@ async def _ask(member: Member, dial: Dial) -> Report:
         address=member.shown_address,
         is_healthy=is_healthy,
         metrics=metrics,
-        redis_connected=redis_connected,
+        redis_connected=None if told is None else told.redis_connected,
+        prefill_costs=None if told is None else _costs(told),
     )
 
 
@@ -107,16 +134,34 @@ async def _is_healthy(member: Member, dial: Dial) -> bool:
     return await is_serving(member.address, lambda address: dial.channel(address, member.role))
 
 
-async def _redis_connected(member: Member, dial: Dial) -> bool | None:
-    """Ask a router whether Redis answers it."""
+async def _told(member: Member, dial: Dial) -> router.GetStatusResponse | None:
+    """Ask a router what it sees and holds."""
     if member.role != "router":
         return None
     async with dial.channel(member.address, member.role) as to_router:
         stub: Any = router_grpc.RouterServiceStub(to_router)
         try:
-            return bool((await stub.GetStatus(router.GetStatusRequest(), timeout=CALL_S)).redis_connected)
+            told: router.GetStatusResponse = await stub.GetStatus(router.GetStatusRequest(), timeout=CALL_S)
         except grpc.aio.AioRpcError:
             return None
+    return told
+
+
+def _costs(told: router.GetStatusResponse) -> PrefillCosts | None:
+    """Return what prompts take, if the router's release tells it."""
+    if not told.HasField("prefill_costs"):
+        return None
+    return PrefillCosts(
+        c0_s=told.prefill_costs.c0_s,
+        a_s=told.prefill_costs.a_s,
+        b_s=told.prefill_costs.b_s,
+        measured_prompts=told.prefill_costs.measured_prompt_count,
+        factors={
+            view.replica: view.prefill_factor
+            for view in told.replicas
+            if view.prefill_factor not in (0.0, 1.0)  # 0: not told
+        },
+    )
 
 
 async def _scrape(address: str) -> dict[str, float] | None:

@@ -56,6 +56,17 @@ class CostModel:
         """c0 (s), a (s/token), b (s/token^2) now; none is negative."""
         return self._coefficients
 
+    @property
+    def fitted_count(self) -> int:
+        """Prefills that the next fit looks at."""
+        return len(self._seen)
+
+    @property
+    def uncached_span(self) -> tuple[int, int]:
+        """Fewest and most uncached tokens of those; 0 and 0 without any."""
+        uncached = [tokens for tokens, _, _ in self._seen]
+        return (min(uncached), max(uncached)) if uncached else (0, 0)
+
     def estimate_s(self, uncached: int, total: int) -> float:
         """Return the seconds a prefill of `uncached` of `total` tokens will take; at least one token is computed."""
         c0, a, b = self._coefficients

@@ -50,6 +50,21 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             redis_connected=self._redis.is_connected,
             healed_block_total=mirror.healed_block_total,
             ejection_total=relay.ejection_total,
+            prefill_costs=self._costs(),
+        )
+
+    def _costs(self) -> pb.PrefillCosts:
+        costs = self._policy.costs
+        c0_s, a_s, b_s = costs.coefficients
+        fewest, most = costs.uncached_span
+        return pb.PrefillCosts(
+            c0_s=c0_s,
+            a_s=a_s,
+            b_s=b_s,
+            measured_prompt_count=costs.observation_total,
+            fitted_prompt_count=costs.fitted_count,
+            uncached_tokens_min=fewest,
+            uncached_tokens_max=most,
         )
 
     def _view(self, replica: Replica, now_s: float) -> pb.ReplicaView:
@@ -64,6 +79,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             dispatched_request_count=len(replica.slots),
             ejected=replica.ejection.is_ejected,
             failure_count=replica.ejection.failures,
+            prefill_factor=self._policy.speeds.factor(replica.name),
         )
         if replica.report is not None:
             view.load_report.CopyFrom(replica.report)

@@ -55,6 +55,7 @@ class GetStatusResponse(_message.Message):
     REDIS_CONNECTED_FIELD_NUMBER: _builtins.int
     HEALED_BLOCK_TOTAL_FIELD_NUMBER: _builtins.int
     EJECTION_TOTAL_FIELD_NUMBER: _builtins.int
+    PREFILL_COSTS_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """Name of the router, for example "router-0"."""
     queued_request_count: _builtins.int
@@ -81,6 +82,10 @@ class GetStatusResponse(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaView]:
         """Replicas it knows."""
 
+    @_builtins.property
+    def prefill_costs(self) -> Global___PrefillCosts:
+        """What it has learnt that prompts take. Absent from routers of releases before it was told."""
+
     def __init__(
         self,
         *,
@@ -96,14 +101,63 @@ class GetStatusResponse(_message.Message):
         redis_connected: _builtins.bool = ...,
         healed_block_total: _builtins.int = ...,
         ejection_total: _builtins.int = ...,
+        prefill_costs: Global___PrefillCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_costs", b"prefill_costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ejection_total", b"ejection_total", "healed_block_total", b"healed_block_total", "index_block_count", b"index_block_count", "orphan_count", b"orphan_count", "overlay_block_count", b"overlay_block_count", "queued_request_count", b"queued_request_count", "redis_connected", b"redis_connected", "relayed_request_count", b"relayed_request_count", "replicas", b"replicas", "router", b"router", "stream_count", b"stream_count", "task_count", b"task_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ejection_total", b"ejection_total", "healed_block_total", b"healed_block_total", "index_block_count", b"index_block_count", "orphan_count", b"orphan_count", "overlay_block_count", b"overlay_block_count", "prefill_costs", b"prefill_costs", "queued_request_count", b"queued_request_count", "redis_connected", b"redis_connected", "relayed_request_count", b"relayed_request_count", "replicas", b"replicas", "router", b"router", "stream_count", b"stream_count", "task_count", b"task_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class PrefillCosts(_message.Message):
+    """Says what a prompt takes at a usual replica: c0 + u (a + b (T - u / 2)) seconds for u uncached of T tokens. Fitted to what
+    the last prompts took; until some were measured, assumed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    C0_S_FIELD_NUMBER: _builtins.int
+    A_S_FIELD_NUMBER: _builtins.int
+    B_S_FIELD_NUMBER: _builtins.int
+    MEASURED_PROMPT_COUNT_FIELD_NUMBER: _builtins.int
+    FITTED_PROMPT_COUNT_FIELD_NUMBER: _builtins.int
+    UNCACHED_TOKENS_MIN_FIELD_NUMBER: _builtins.int
+    UNCACHED_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    c0_s: _builtins.float
+    """c0 in seconds."""
+    a_s: _builtins.float
+    """a in seconds per uncached token."""
+    b_s: _builtins.float
+    """b in seconds per uncached token and token in front of it."""
+    measured_prompt_count: _builtins.int
+    """Prompts measured since the router began, or last doubted its estimates."""
+    fitted_prompt_count: _builtins.int
+    """How many of the last ones the fit looks at."""
+    uncached_tokens_min: _builtins.int
+    """Fewest uncached tokens of one of those; 0 if there is none."""
+    uncached_tokens_max: _builtins.int
+    """Most uncached tokens of one of those."""
+    def __init__(
+        self,
+        *,
+        c0_s: _builtins.float = ...,
+        a_s: _builtins.float = ...,
+        b_s: _builtins.float = ...,
+        measured_prompt_count: _builtins.int = ...,
+        fitted_prompt_count: _builtins.int = ...,
+        uncached_tokens_min: _builtins.int = ...,
+        uncached_tokens_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a_s", b"a_s", "b_s", b"b_s", "c0_s", b"c0_s", "fitted_prompt_count", b"fitted_prompt_count", "measured_prompt_count", b"measured_prompt_count", "uncached_tokens_max", b"uncached_tokens_max", "uncached_tokens_min", b"uncached_tokens_min"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillCosts: _TypeAlias = PrefillCosts  # noqa: Y015
 
 @_typing.final
 class ReplicaView(_message.Message):
@@ -145,6 +199,7 @@ class ReplicaView(_message.Message):
     DISPATCHED_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
     EJECTED_FIELD_NUMBER: _builtins.int
     FAILURE_COUNT_FIELD_NUMBER: _builtins.int
+    PREFILL_FACTOR_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Name, for example "decode-1"."""
     role: Global___ReplicaView.Role.ValueType
@@ -165,6 +220,8 @@ class ReplicaView(_message.Message):
     """True while it is kept from new requests because it failed too many in a row, unless its role has no other."""
     failure_count: _builtins.int
     """Failures of its own in a row."""
+    prefill_factor: _builtins.float
+    """Times as long as at a usual replica that prompts take there; 1 if none were measured. 0: the router does not tell."""
     @_builtins.property
     def load_report(self) -> _attach_pb2.LoadReport:
         """Its last load report."""
@@ -183,10 +240,11 @@ class ReplicaView(_message.Message):
         dispatched_request_count: _builtins.int = ...,
         ejected: _builtins.bool = ...,
         failure_count: _builtins.int = ...,
+        prefill_factor: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_report", b"load_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dispatched_request_count", b"dispatched_request_count", "ejected", b"ejected", "failure_count", b"failure_count", "index_block_count", b"index_block_count", "load_report", b"load_report", "load_report_age_ms", b"load_report_age_ms", "placeable", b"placeable", "queue_us", b"queue_us", "replica", b"replica", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dispatched_request_count", b"dispatched_request_count", "ejected", b"ejected", "failure_count", b"failure_count", "index_block_count", b"index_block_count", "load_report", b"load_report", "load_report_age_ms", b"load_report_age_ms", "placeable", b"placeable", "prefill_factor", b"prefill_factor", "queue_us", b"queue_us", "replica", b"replica", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,10 +84,15 @@ class FakeFrontend(inference_grpc.InferenceServiceServicer):
 
 
 class FakeRouter(router_grpc.RouterServiceServicer):
-    """A router that tells of its Redis alone."""
+    """A router that tells of its Redis, and of what prompts take if it is given that."""
+
+    def __init__(self, costs: router_pb.PrefillCosts | None = None, **factors: float) -> None:
+        self._costs = costs
+        self._factors = factors
 
     async def GetStatus(self, request: Any, context: Any) -> router_pb.GetStatusResponse:
-        return router_pb.GetStatusResponse(redis_connected=True)
+        views = [router_pb.ReplicaView(replica=name, prefill_factor=f) for name, f in self._factors.items()]
+        return router_pb.GetStatusResponse(redis_connected=True, prefill_costs=self._costs, replicas=views)
 
 
 @asynccontextmanager
@@ -400,6 +405,46 @@ async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture
     reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
     assert reports["router"]["redis_connected"] is True
     assert reports["decode"]["metrics"]["kvmesh_decode_reserved_blocks"] == 21
+
+
+@pytest.mark.parametrize(
+    ("costs", "factors", "words"),
+    [
+        (None, {}, ""),  # of an older release
+        (router_pb.PrefillCosts(c0_s=0.01, a_s=5e-5, b_s=1e-9), {}, ""),  # assumed
+        (
+            router_pb.PrefillCosts(c0_s=0.0123, a_s=3.24e-5, b_s=1.06e-9, measured_prompt_count=1234),
+            {"usual": 1.0, "untold": 0.0, "fast": 0.5, "slow": 1.9},
+            "prefill c0 12.3 ms, a 32.4 µs, b 1.06 ns (1,234 prompts), fast takes 0.50 times as long, ",
+        ),
+    ],
+)
+async def test_status_tells_what_prompts_take(
+    costs: router_pb.PrefillCosts | None,
+    factors: dict[str, float],
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Once it is measured, as the router has fitted it, and which replica is the least like the others."""
+    server = MeshServer("router", "router-0", ["kvmesh.router.v1.RouterService"])
+    router_grpc.add_RouterServiceServicer_to_server(FakeRouter(costs, **factors), server.grpc)
+    address = await server.listen("127.0.0.1:0")
+    await server.set_serving(True)
+    try:
+        member = Member(name="router", role="router", pid=1, address=address, metrics_address="", log="")
+        mesh = MeshFile(pid=1, config="", processes=(member,))
+        assert await status(mesh, Console(width=200), as_json=False) == 0
+        shown = capfd.readouterr().out
+        assert await status(mesh, Console(), as_json=True) == 0
+    finally:
+        await server.grpc.stop(0)
+    assert f"{words}Redis connected" in shown
+    told = json.loads(capfd.readouterr().out)[0]["prefill_costs"]
+    if costs is None:
+        assert told is None
+    else:
+        assert (told["c0_s"], told["measured_prompts"]) == (costs.c0_s, costs.measured_prompt_count)
+        assert told["factors"] == {name: factors[name] for name in factors if name in ("fast", "slow")}
 
 
 async def test_a_redis_that_does_not_answer_is_refused_at_once(
