@@ -5,6 +5,7 @@ Exit status: 0 done, 2 an option or the trace cannot be used, 130 interrupted.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -18,9 +19,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvmesh.config import MeshConfig
+from kvmesh.config import ConfigError, MeshConfig
 from services.router.replay import options, plot, tables
 from services.router.replay.catalogue import POLICIES
+from services.router.replay.measured import measured
 from services.router.replay.measures import mean
 from services.router.replay.options import BadOption
 from services.router.replay.plan import Compared, Plan
@@ -30,10 +32,12 @@ from services.router.replay.servers import Order
 from services.router.replay.trace import BLOCK_TOKENS, Trace, TraceError, read
 
 DEFAULT_POLICIES: Final = f"kvmesh,llm-d,preble,dynamo,sglang,least-outstanding,round-robin,{BOUND}"
+DEFAULT_COST: Final = "8b"
 DEFAULT_SHARE: Final = ".3"
 DEFAULT_SIZES: Final = "16GiB,64GiB,256GiB"
 DEFAULTS: Final = MeshConfig()
 DEFAULT_ORDER: Final = Order(DEFAULTS.prefill.queue_order)
+COST_OF: Final = "--cost-of"
 PIPE_COLUMNS: Final = 110
 OFF: Final = "off"
 JOBS_MAX: Final = 256
@@ -49,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name="kvmesh replay")
-    except (BadOption, TraceError) as mistake:
+    except (BadOption, ConfigError, TraceError) as mistake:
         sys.stderr.write(f"{mistake}\n")
         sys.exit(2)
 
@@ -75,8 +79,25 @@ def replay(
     ] = DEFAULT_POLICIES,
     order: Annotated[Order, typer.Option(help="In which a replica serves what waits there.")] = DEFAULT_ORDER,
     cost: Annotated[
-        str, typer.Option(help="Prefill seconds: 8b, 70b, or c0,a,b of c0 + u (a + b (T - u/2)).")
-    ] = "8b",
+        str | None,
+        typer.Option(
+            help="Prefill seconds: 8b, 70b, or c0,a,b of c0 + u (a + b (T - u/2)).", show_default=DEFAULT_COST
+        ),
+    ] = None,
+    cost_of: Annotated[
+        str | None,
+        typer.Option(COST_OF, help="Prefill seconds as the running router at HOST:PORT has measured them."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"The mesh's kvmesh.toml, for {COST_OF} where it asks for TLS; default ./kvmesh.toml."
+        ),
+    ] = None,
+    kv_bytes: Annotated[
+        int | None,
+        typer.Option(help="Bytes of KV cache per token.", show_default="131072; 70b: 327680"),
+    ] = None,
     slo_s: Annotated[
         float | None,
         typer.Option(
@@ -120,9 +141,13 @@ def replay(
     ] = None,
 ) -> None:
     """Replay a trace against simulated prefill replicas: how many are needed, and what placement does."""
-    model = options.cost(
-        cost, None if slo_s is None else options.number("--slo-s", str(slo_s), 0.001, 1000, " s")
-    )
+    if cost is not None and cost_of is not None:
+        raise BadOption(f"--cost and {COST_OF} exclude each other: what prompts take is given, or measured.")
+    if slo_s is not None:
+        options.number("--slo-s", str(slo_s), 0.001, 1000, " s")
+    if kv_bytes is not None:
+        options.number("--kv-bytes", str(kv_bytes), 1, options.KV_BYTES_MAX, " bytes")
+    model = options.cost(DEFAULT_COST if cost is None else cost, slo_s, kv_bytes)
     for option, value, low, high in (
         ("--routers", routers, 1, ROUTERS_MAX),
         ("--staleness-ms", staleness_ms, 0, STALENESS_MAX_MS),
@@ -142,9 +167,17 @@ def replay(
         if dispatch_ahead_s == OFF
         else options.number("--dispatch-ahead-s", dispatch_ahead_s, 0.01, 60, " s")
     )
+    found = _trace(trace, block_tokens, requests)
+    known = None
+    if cost_of is not None:
+        from services.router.replay.enquiry import status_of  # gRPC, which no process of a plain replay needs
+
+        known = measured(COST_OF, cost_of, asyncio.run(status_of(COST_OF, cost_of, config)), model)
+        model = known.cost
     plan = Plan(
-        trace=_trace(trace, block_tokens, requests),
+        trace=found,
         cost=model,
+        measured=known,
         row=Row(
             order=order,
             routers=routers,
@@ -212,7 +245,8 @@ def _run(plan: Plan, jobs: int, *, as_json: bool, plot_file: Path | None) -> int
         found = {**plan.described(), **tables.as_json(compared, sized, plan.goodput, plan.policies[0])}
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
-        console.print(plan.headline(), highlight=False)
+        for line in plan.headlines():
+            console.print(line, highlight=False)
         if sized:
             console.print(
                 tables.sizing(sized, plan.goodput, plan.policies[0], plan.cost, plan.trace.block_tokens)

@@ -16,6 +16,7 @@ LOAD_MAX: Final = 10.0
 CACHE_MAX: Final = 100.0
 GIB_MAX: Final = 1e6
 SECONDS_MAX: Final = 100.0
+KV_BYTES_MAX: Final = 1 << 30
 
 Value = TypeVar("Value")
 
@@ -96,8 +97,8 @@ def policies(text: str) -> Sequence[str]:
     return [*POLICIES, BOUND] if text == "all" else listed("--policies", text, policy)
 
 
-def cost(text: str, slo_s: float | None) -> Cost:
-    """Read the name of a model, or c0,a,b and perhaps the bytes of KV cache per token."""
+def cost(text: str, slo_s: float | None, kv_bytes: int | None = None) -> Cost:
+    """Read the name of a model, or c0,a,b and perhaps the bytes of KV cache per token, which `kv_bytes` overrules."""
     found = COSTS.get(text.lower())
     if found is None:
         parts = text.split(",")
@@ -111,6 +112,7 @@ def cost(text: str, slo_s: float | None) -> Cost:
             raise BadOption(f"--cost = {text} makes prompts free: one of c0, a, b must be above 0.")
         found = Cost(text, c0_s, a_s, b_s)
         if len(parts) == 4:
-            kv_bytes = number("--cost", parts[3], 1, 1 << 30, " bytes")
-            found = replace(found, kv_bytes=math.ceil(kv_bytes))
+            found = replace(found, kv_bytes=math.ceil(number("--cost", parts[3], 1, KV_BYTES_MAX, " bytes")))
+    if kv_bytes is not None:
+        found = replace(found, kv_bytes=kv_bytes)
     return found if slo_s is None else replace(found, slo_floor_s=slo_s)

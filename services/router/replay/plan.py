@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from services.router.replay.cost import Cost
+from services.router.replay.measured import Measured
 from services.router.replay.measures import Measures
 from services.router.replay.options import Cache
 from services.router.replay.processes import OnDone, Task
@@ -68,6 +69,8 @@ class Plan:
     sizes: Sequence[Cache]
     """Empty: nothing is sized."""
     goodput: float
+    measured: Measured | None = None
+    """Where the costs are from, if a router measured them."""
 
     @cached_property
     def replay(self) -> Replay:
@@ -153,8 +156,12 @@ class Plan:
             for cache, search in zip(self.sizes, searches, strict=True)
         ]
 
-    def headline(self) -> str:
-        """Return what the trace is."""
+    def headlines(self) -> list[str]:
+        """Return what the trace is, and what stands behind measured costs."""
+        about = self.measured.words(self.trace.longest_tokens) if self.measured is not None else []
+        return [self._headline(), *about]
+
+    def _headline(self) -> str:
         load = self.replay.workload(SEED, self.row.copies)
         tokens = sum(load.tokens) / len(load)
         return (
@@ -177,6 +184,7 @@ class Plan:
             "kv_bytes_per_token": self.cost.kv_bytes,
             "slo_s": self.cost.slo_floor_s,
             "speed": self.row.speed,
+            "measured": None if self.measured is None else self.measured.as_dict(),
         }
 
     def _capacity(self, row: Row) -> int:

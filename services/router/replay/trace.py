@@ -58,6 +58,11 @@ class Trace:
         """Blocks of the longest prompt."""
         return max(len(record.blocks) for record in self.records)
 
+    @cached_property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(record.input_tokens for record in self.records)
+
     def head(self, requests: int) -> Trace:
         """Return the first `requests` of it."""
         return Trace(self.name, self.block_tokens, self.records[:requests])

@@ -1,0 +1,112 @@
+"""What prompts cost on a running mesh, as one of its routers has learnt it. Pure.
+
+A router fits one set of coefficients to all prompts, and a factor to each replica that differs from the middle one
+(costs.py, speeds.py of the router). Simulated replicas are alike: they are the middle one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvmesh.router.v1 import router_pb2 as pb
+from services.router.costs import FIT_EVERY
+from services.router.replay.cost import Cost
+from services.router.replay.options import BadOption
+
+PROMPTS_MIN: Final = FIT_EVERY
+"""Measured prompts below which the fit still leans on what the router assumed at first."""
+
+DIGITS: Final = 6
+"""Of a coefficient: what is shown is what is simulated."""
+
+BEYOND: Final = 1.25
+"""Times the most tokens measured, up to which the fit is believed."""
+
+FACTORS_SHOWN_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Coefficients, and what stands behind them."""
+
+    router: str
+    address: str
+    cost: Cost
+    prompts: int
+    """Measured since the router began, or last doubted its estimates."""
+    fitted: int
+    """How many of them, the last ones, the fit looks at."""
+    uncached_tokens: tuple[int, int]
+    """Fewest and most of one of those."""
+    factors: Mapping[str, float]
+    """Prefill replicas that take longer or shorter than the usual one, and how many times as long."""
+
+    def words(self, longest_tokens: int) -> list[str]:
+        """Return sentences for the reader of a replay whose longest prompt has `longest_tokens`."""
+        fewest, most = self.uncached_tokens
+        window = f"the last {self.fitted:,}, of {fewest:,} to {most:,} uncached tokens"
+        known = f"{self.router} at {self.address} has measured {self.prompts:,} prompts"
+        sentences = [f"{known}. By {window}: --cost {_text(self.cost)}"]
+        if longest_tokens > BEYOND * most:
+            sentences.append(
+                f"The trace has prompts of up to {longest_tokens:,} tokens: what more than {most:,} take is a guess."
+            )
+        if self.factors:
+            farthest = sorted(self.factors.items(), key=lambda one: -max(one[1], 1 / one[1]))
+            told = ", ".join(f"{name} {factor:.2f}" for name, factor in farthest[:FACTORS_SHOWN_MAX])
+            more = len(farthest) - FACTORS_SHOWN_MAX
+            told += f", and {more} more" if more > 0 else ""
+            sentences.append(f"Times as long as at a usual replica, which all are simulated as: {told}.")
+        return sentences
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it; the coefficients are those of the rows."""
+        return {
+            "router": self.router,
+            "address": self.address,
+            "prompts": self.prompts,
+            "fitted_prompts": self.fitted,
+            "uncached_tokens": list(self.uncached_tokens),
+            "factors": dict(self.factors),
+        }
+
+
+def measured(option: str, address: str, status: pb.GetStatusResponse, base: Cost) -> Measured:
+    """Return what the router at `address` has learnt; `base` says all that is no coefficient. Raises BadOption."""
+    if not status.HasField("prefill_costs"):
+        raise BadOption(
+            f'{option} = "{address}": {status.router} is of a release that does not tell what prompts take.'
+        )
+    told = status.prefill_costs
+    if told.measured_prompt_count < PROMPTS_MIN:
+        raise BadOption(
+            f'{option} = "{address}": {status.router} has measured {told.measured_prompt_count} prompts since it began '
+            f"or last doubted its estimates; {PROMPTS_MIN} are needed. Let it serve more, or say --cost."
+        )
+    c0_s, a_s, b_s = (float(f"{value:.{DIGITS}g}") for value in (told.c0_s, told.a_s, told.b_s))
+    return Measured(
+        router=status.router,
+        address=address,
+        cost=Cost(
+            f"{status.router} measured it",
+            c0_s,
+            a_s,
+            b_s,
+            slo_floor_s=base.slo_floor_s,
+            kv_bytes=base.kv_bytes,
+        ),
+        prompts=told.measured_prompt_count,
+        fitted=told.fitted_prompt_count,
+        uncached_tokens=(told.uncached_tokens_min, told.uncached_tokens_max),
+        factors={
+            view.replica: view.prefill_factor
+            for view in status.replicas
+            if view.role == pb.ReplicaView.ROLE_PREFILL and view.prefill_factor not in (0.0, 1.0)
+        },
+    )
+
+
+def _text(cost: Cost) -> str:
+    return ",".join(f"{value:.{DIGITS}g}" for value in (cost.c0_s, cost.a_s, cost.b_s))
