@@ -17,8 +17,9 @@ from kvmesh.client.errors import (
     Superseded,
 )
 from kvmesh.client.generation import Generation
-from kvmesh.client.journey import Chunk, Patience
+from kvmesh.client.journey import Chunk
 from kvmesh.client.order import order
+from kvmesh.client.patience import Patience
 
 __all__ = [
     "Chunk",

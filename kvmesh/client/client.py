@@ -13,8 +13,9 @@ import grpc
 
 from kvmesh.client.connections import Connections, Remaining, dial
 from kvmesh.client.generation import Generation
-from kvmesh.client.journey import Journey, Patience
+from kvmesh.client.journey import Journey
 from kvmesh.client.order import Options, order
+from kvmesh.client.patience import Patience
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 DEADLINE_S = 120.0

@@ -15,7 +15,8 @@ import grpc
 
 from kvmesh.client.connections import Connections, Stream
 from kvmesh.client.errors import GenerateError
-from kvmesh.client.journey import Again, Chunk, GiveUp, Journey
+from kvmesh.client.journey import Chunk, Journey
+from kvmesh.client.retries import Again, GiveUp, is_frontends_fault
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -160,7 +161,7 @@ class Generation:
         connections.take_trailers(details.trailers.items())
         if details.code is grpc.StatusCode.DEADLINE_EXCEEDED and not details.reason:
             return GiveUp(journey.deadline_error())
-        if journey.is_frontends_fault(details):
+        if is_frontends_fault(details):
             connections.failed(stream)
         has_other = connections.frontends.has_other(stream.address)
         return journey.on_error(details, has_other=has_other, now_s=now_s, jitter=random.random())

@@ -19,7 +19,9 @@ from kvmesh.client.errors import (
     Superseded,
     error_of,
 )
-from kvmesh.client.journey import REFUSED_S, Again, Chunk, GiveUp, Journey, Patience
+from kvmesh.client.journey import Chunk, Journey
+from kvmesh.client.patience import Patience
+from kvmesh.client.retries import REFUSED_S, Again, GiveUp
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.detokenizer import Detokenizer
@@ -333,10 +335,3 @@ def test_a_status_nobody_knows_is_no_reason_to_crash() -> None:
     """A newer mesh may say what this client has never heard."""
     assert type(error_of(details("DATA_LOSS", "NEW"))) is MeshUnavailable
     assert journey().on_message(pb.GenerateResponse()) is None
-
-
-@pytest.mark.parametrize("field", ["silence_s", "answer_s", "backoff_min_s", "sends_max", "refusals_max"])
-def test_patience_refuses_what_makes_no_sense(field: str) -> None:
-    """The message names field and value."""
-    with pytest.raises(ValueError, match=f"{field} is 0"):
-        Patience(**{field: 0})

@@ -8,7 +8,8 @@ import pytest
 from kvmesh.client import MeshFull, Patience, QuotaExceeded
 from kvmesh.client.connections import Remaining, remaining_of
 from kvmesh.client.errors import error_of
-from kvmesh.client.journey import Again, GiveUp, Journey
+from kvmesh.client.journey import Journey
+from kvmesh.client.retries import Again, GiveUp
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -65,9 +66,3 @@ def test_what_is_left_is_read_from_the_trailers() -> None:
     trailers = [("kvmesh-remaining-tokens", "17"), ("kvmesh-remaining-concurrency", "3"), ("other", "5")]
     assert remaining_of(trailers) == Remaining(None, 17, 3)
     assert remaining_of([("kvmesh-remaining-tokens", "many"), ("x", b"\xff")]) is None
-
-
-def test_patience_names_what_is_wrong() -> None:
-    """Less than nothing is no patience."""
-    with pytest.raises(ValueError, match=r"retry_after_max_s is -1: 0 s or more is allowed"):
-        Patience(retry_after_max_s=-1)

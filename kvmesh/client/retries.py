@@ -1,0 +1,183 @@
+"""Whether a request is sent again when its call failed, and after which pause. Pure.
+
+Tokens are progress: sends and refusals are counted in a row, from the last failure behind which new ones came. What runs
+of a request that has tokens is kept, so it waits longer for a mesh that is full than one that has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvmesh.client.errors import DeadlinePassed, GenerateError, MeshFull, MeshUnavailable, error_of
+from kvmesh.client.patience import Patience
+from kvmesh.errors import ErrorDetails
+
+SENDS_TOTAL_MAX: Final = 256
+"""Sends of one request, however far each brought it: what resume tokens can count."""
+
+SUPERSEDED_MAX: Final = 2
+"""Streams in a row that an earlier send of the same request may end by coming late; more is somebody else who reads."""
+
+REFUSED_S: Final = 30.0
+"""A request that has tokens waits this long for a mesh that is full: what runs of it is kept, and places come free."""
+
+LOST: Final = frozenset({"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED", "RESOURCE_EXHAUSTED"})
+"""Statuses that gRPC itself makes when a connection or a server goes away under a call: without a reason of the mesh."""
+
+FRONTENDS_OWN: Final = frozenset({"DRAINING", "LIVE_REQUESTS_FULL"})
+"""Reasons that tell of one frontend: another one may be asked at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Send the request again."""
+
+    after_s: float
+    """Wait this long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Nothing is left to try."""
+
+    error: GenerateError
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a call failed."""
+
+    token_count: int
+    """Tokens that the request has."""
+    has_other: bool
+    """A frontend is there that has not just failed."""
+    now_s: float
+    jitter: float
+    """In [0, 1)."""
+
+
+def is_frontends_fault(details: ErrorDetails) -> bool:
+    """True if a status tells that its frontend is gone or takes nothing now."""
+    return details.reason in FRONTENDS_OWN or _is_lost(details)
+
+
+def deadline_passed(token_count: int) -> DeadlinePassed:
+    """Return the error of a request whose time is over."""
+    return DeadlinePassed(
+        "DEADLINE", f"the request did not end in time; {token_count} tokens came", code="DEADLINE_EXCEEDED"
+    )
+
+
+class Retries:
+    """Of one request, which has `token_count` tokens at first.
+
+    `has_own_key`: the idempotency key is this request's alone, nobody else can supersede it.
+    """
+
+    def __init__(self, patience: Patience, deadline_s: float, token_count: int, *, has_own_key: bool) -> None:
+        self.sends = 0
+        """Counted by who sends."""
+        self._patience = patience
+        self._deadline_s = deadline_s
+        self._has_own_key = has_own_key
+        self._token_count = token_count
+        """Tokens at the last failure."""
+        self._streak = 0
+        """Sends in a row without a new token."""
+        self._refusals = 0
+        self._refused_since_s: float | None = None
+        """When the first of those refusals came."""
+        self._superseded = 0
+        """Calls in a row that were superseded, with tokens or without."""
+
+    def on_lost(self, what: str, moment: Moment) -> Again | GiveUp:
+        """The call broke without a word of the mesh, or its frontend fell silent."""
+        self._progress(moment)
+        self._superseded = 0
+        error = MeshUnavailable("FRONTEND_LOST", what, code="UNAVAILABLE")
+        at_once = moment.has_other or not self._streak
+        return self._again(error, moment, self._backoff_s(moment, at_once=at_once))
+
+    def on_error(self, details: ErrorDetails, moment: Moment) -> Again | GiveUp:
+        """The call ended with a status other than OK."""
+        if _is_lost(details):
+            return self.on_lost(details.message, moment)
+        self._progress(moment)
+        error, is_superseded = error_of(details), details.reason == "SUPERSEDED"
+        self._superseded = self._superseded + 1 if is_superseded else 0
+        if is_superseded and self._has_own_key and self._superseded <= SUPERSEDED_MAX:
+            # Only an earlier send of this request can have come late; this one, being later still, wins.
+            return self._again(error, moment, self._backoff_s(moment, at_once=False))
+        if isinstance(error, MeshFull) and details.reason != "SLOW_READER":
+            return self._refused(error, details, moment)
+        if not isinstance(error, MeshUnavailable) or self._is_too_late(details, moment):
+            return GiveUp(error)
+        return self._again(error, moment, self._pause_s(details, moment))
+
+    def on_unread_token(self, details: ErrorDetails, moment: Moment) -> Again | GiveUp:
+        """The call's frontend could not read a resume token that another one may read, or has an older one."""
+        self._progress(moment)
+        self._superseded = 0
+        return self._again(error_of(details), moment, self._backoff_s(moment, at_once=not self._streak))
+
+    def _progress(self, moment: Moment) -> None:
+        if moment.token_count > self._token_count:
+            self._token_count = moment.token_count
+            self._streak = self._refusals = 0
+            self._refused_since_s = None
+
+    def _refused(self, error: MeshFull, details: ErrorDetails, moment: Moment) -> Again | GiveUp:
+        """The mesh is full."""
+        self._refusals += 1
+        if self._refused_since_s is None:
+            self._refused_since_s = moment.now_s
+        after_s = self._pause_s(details, moment)
+        if not moment.token_count:
+            is_over = self._refusals >= self._patience.refusals_max or self._is_too_late(details, moment)
+            return GiveUp(error) if is_over else self._again(error, moment, after_s)
+        if moment.now_s - self._refused_since_s >= REFUSED_S:
+            return GiveUp(error)
+        self._streak = min(self._streak, self._patience.sends_max - 2)  # time bounds it
+        return self._again(error, moment, after_s)
+
+    def _is_too_late(self, details: ErrorDetails, moment: Moment) -> bool:
+        """Return whether the mesh wants a longer pause than the caller has patience for; what has tokens waits for it."""
+        max_s, asked_s = self._patience.retry_after_max_s, details.retry_after_s
+        if moment.token_count or details.reason in FRONTENDS_OWN:
+            return False
+        return max_s == 0 or (asked_s is not None and asked_s > max_s)
+
+    def _pause_s(self, details: ErrorDetails, moment: Moment) -> float:
+        """Return the wait behind a status of the mesh."""
+        is_frontends = details.reason in FRONTENDS_OWN
+        if is_frontends and moment.has_other:
+            return self._backoff_s(moment, at_once=True)
+        backoff_s = self._backoff_s(moment, at_once=False)
+        if details.retry_after_s is None:
+            return backoff_s
+        after_s = max(backoff_s, details.retry_after_s * (1 + 0.25 * moment.jitter))
+        # What one frontend says of itself is no reason to give up before the deadline: another may be back earlier.
+        return backoff_s if is_frontends and moment.now_s + after_s >= self._deadline_s else after_s
+
+    def _again(self, error: GenerateError, moment: Moment, after_s: float) -> Again | GiveUp:
+        self._streak += 1
+        if self._streak >= self._patience.sends_max or self.sends >= SENDS_TOTAL_MAX:
+            return GiveUp(error)
+        if moment.now_s >= self._deadline_s:
+            return GiveUp(deadline_passed(moment.token_count))
+        if moment.now_s + after_s >= self._deadline_s:
+            return GiveUp(error)
+        return Again(after_s)
+
+    def _backoff_s(self, moment: Moment, *, at_once: bool) -> float:
+        """Return the wait before the next send; the first ones in a row may go at once, later ones never."""
+        if at_once and self._streak < 2:
+            return 0.0
+        patience = self._patience
+        backoff_s = min(patience.backoff_max_s, patience.backoff_min_s * float(2 ** min(self._streak, 16)))
+        return backoff_s * (0.5 + 0.5 * moment.jitter)
+
+
+def _is_lost(details: ErrorDetails) -> bool:
+    return not details.reason and details.code.name in LOST
