@@ -23,6 +23,8 @@ from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 SCRAPE_S: Final = 3.0
 _SCRAPE_BYTES_MAX: Final = 4 << 20
 
+_UNITS: Final = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
+
 _HELD: Final = {
     "frontend": {"live_requests": "live"},
     "router": {"live_requests": "live", "queued_requests": "queued", "index_blocks": "index blocks"},
@@ -46,7 +48,7 @@ class PrefillCosts(msgspec.Struct, frozen=True, kw_only=True):
         """Return it in words; empty while it is assumed."""
         if not self.measured_prompts:
             return []
-        costs = f"c0 {self.c0_s * 1e3:.3g} ms, a {self.a_s * 1e6:.3g} µs, b {self.b_s * 1e9:.3g} ns"
+        costs = f"c0 {_seconds(self.c0_s)}, a {_seconds(self.a_s)}, b {_seconds(self.b_s)}"
         words = [f"prefill {costs} ({self.measured_prompts:,} prompts)"]
         if self.factors:
             name = max(self.factors, key=lambda one: abs(math.log(self.factors[one])))
@@ -191,6 +193,12 @@ async def _scrape(address: str) -> dict[str, float] | None:
 def _name(name: str, labels: dict[str, str]) -> str:
     inside = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
     return f"{name}{{{inside}}}" if inside else name
+
+
+def _seconds(value_s: float) -> str:
+    """Return it with three digits, in the largest unit that it fills."""
+    unit, scale = next(((unit, scale) for unit, scale in _UNITS if value_s * scale >= 0.9995), _UNITS[-1])
+    return f"{value_s * scale:.3g} {unit}"
 
 
 def _table(reports: list[Report]) -> Table:

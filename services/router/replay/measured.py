@@ -48,7 +48,7 @@ class Measured:
         fewest, most = self.uncached_tokens
         window = f"the last {self.fitted:,}, of {fewest:,} to {most:,} uncached tokens"
         known = f"{self.router} at {self.address} has measured {self.prompts:,} prompts"
-        sentences = [f"{known}. By {window}: --cost {_text(self.cost)}"]
+        sentences = [f"{known}. By {window}: --cost={_text(self.cost)}"]
         if longest_tokens > BEYOND * most:
             sentences.append(
                 f"The trace has prompts of up to {longest_tokens:,} tokens: what more than {most:,} take is a guess."

@@ -83,8 +83,8 @@ def test_the_cost_that_is_shown_is_the_cost_that_is_simulated(
             "uncached_tokens": [40, 900],
             "factors": {},
         }
-        shown = measured("", address, status, COSTS["8b"]).words(1)[0].partition("--cost ")[2]
-        code, out, _ = run(capsys, trace, "--cost", shown, *QUICK)
+        shown = measured("", address, status, COSTS["8b"]).words(1)[0].rpartition(" ")[2]
+        code, out, _ = run(capsys, trace, shown, *QUICK)
         alone = json.loads(out)
         assert code == 0 and alone["measured"] is None
         assert alone["comparison"][0]["policies"] == mesh["comparison"][0]["policies"]
