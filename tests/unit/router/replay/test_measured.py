@@ -73,8 +73,8 @@ def test_the_cost_that_is_shown_is_the_cost_that_is_simulated(
         assert code == 0, err
         mesh = json.loads(out)
         cost = mesh["comparison"][0]["row"]["cost"]
-        assert cost["c0_s"] == pytest.approx(status.prefill_costs.c0_s, rel=1e-5)
-        assert cost["a_s"] == pytest.approx(status.prefill_costs.a_s, rel=1e-5)
+        for name in ("c0_s", "a_s", "b_s"):
+            assert cost[name] == pytest.approx(getattr(status.prefill_costs, name), rel=1e-5)
         assert mesh["measured"] == {
             "router": "router-3",
             "address": address,
