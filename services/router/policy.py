@@ -30,6 +30,8 @@ class PlacementRequest:
     """Thousandths of a decode replica's blocks that stay free beside it, unless the replica is empty."""
     precedence: Precedence = USUAL
     """Before whom it goes in the queue of a prefill replica."""
+    waited_s: float = 0.0
+    """Seconds since it came to this router: who has waited long goes to a replica where it does not fit."""
 
 
 @dataclass(slots=True)

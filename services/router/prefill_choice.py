@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Final
 
-from kvmesh.queue_order import OrderKey
+from kvmesh.queue_order import AGEING, OrderKey
 from services.router.backlog import UTILISATION_S, Backlog, Key, Work
 from services.router.blind_spot import BlindSpot
 from services.router.policy import Dispatched, PlacementRequest, PoolView, ReplicaState
@@ -112,6 +112,7 @@ class PrefillChoice:
             self._look(allowed, now_s)
         has_wishes = len(wishes.ends_s) > 0
         waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
+        excused_s = AGEING * request.waited_s
         kappa = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
         if kappa > KAPPA_MAX:
             kappa = KAPPA_MAX
@@ -137,7 +138,7 @@ class PrefillChoice:
                 score += regulars.delay_s(name, queue_s, seconds, busy, now_s)
             if not is_alone:
                 score += self._blind_spot.risk(name) * typical_s
-            may_go = not waiting or waiting_s + seconds <= dispatch_ahead_s
+            may_go = not waiting or waiting_s + max(0.0, seconds - excused_s) <= dispatch_ahead_s
             if not may_go and waiting_here:  # it would hold up those behind it at this router
                 held_s = min(waiting_s, waiting_s + seconds - dispatch_ahead_s)
                 score += held_s * waiting_here / LOOK_AHEAD

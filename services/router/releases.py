@@ -229,6 +229,7 @@ class Releases:
             excluded=self._avoided(item, view, now_s),
             kv_head_room_permille=0 if item.is_resumed else item.kv_head_room_permille,
             precedence=item.precedence,
+            waited_s=now_s - item.arrived_s,
         )
         shares = self._holdings.shares
         if item.is_resumed or not view.prefill or not (item.tenant or len(shares) > 1):

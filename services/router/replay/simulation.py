@@ -197,7 +197,13 @@ class Simulation:
         """Dispatch it if the policy says so; else return when to ask again."""
         load, now_s = self._load, self._now_s
         hashes = load.hashes[index]
-        request = PlacementRequest(self._ids[index], hashes, load.tokens[index], OUTPUT_TOKENS_MAX)
+        request = PlacementRequest(
+            self._ids[index],
+            hashes,
+            load.tokens[index],
+            OUTPUT_TOKENS_MAX,
+            waited_s=now_s - load.arrivals_s[index] * self._scale,
+        )
         view = PoolView(self._replicas, self._decodes, max(0, len(self._queues[router]) - 1))
         answer = self._policies[router].place(request, view, now_s)
         if isinstance(answer, Wait):

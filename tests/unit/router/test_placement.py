@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from kvmesh.queue_order import AGEING, overtaken_s
 from services.router.mirror import PrefixMirror
 from services.router.placement import RECHECK_S, KappaPolicy
 from services.router.policy import (
@@ -126,6 +128,26 @@ def test_release_stops_at_the_dispatch_ahead_or_one_request() -> None:
     assert isinstance(answer, Wait) and answer.replica == "p0" and answer.until_s == RECHECK_S
     policy.observe(Started("router-0", f"{1:032x}", 0.0))
     assert placed(policy.place(request(2), view_of(1), 0.0)).prefill == "p0"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_has_waited_long_goes_where_it_does_not_fit(seed: int) -> None:
+    """A second of waiting takes AGEING off its length; what waits at the replica still has to be within the bound."""
+    rng, policy = random.Random(seed), policy_of(prefills=1, ahead_s=1.0)
+    waiting_s = 0.0
+    for name in range(rng.randint(1, 6)):
+        policy.observe(dispatched(name, "p0", seconds := rng.uniform(0.01, 0.6)))
+        waiting_s += seconds
+    asked = request(9, rng.randint(1, 50) * 1000)
+    prefill_s = policy.costs.estimate_s(asked.token_count, asked.token_count)
+    went = []
+    for waited_s in sorted(rng.uniform(0.0, prefill_s / AGEING + 5.0) for _ in range(40)):
+        answer = policy.place(replace(asked, waited_s=waited_s), view_of(1, waiting=3), 0.0)
+        went.append(isinstance(answer, Placement))
+        assert went[-1] == (waiting_s + max(0.0, prefill_s - AGEING * waited_s) <= 1.0), waited_s
+    assert went == sorted(went), "it may go, and later it may not"
+    last = policy.place(replace(asked, waited_s=overtaken_s(prefill_s)), view_of(1, waiting=3), 0.0)
+    assert isinstance(last, Placement) == (waiting_s <= 1.0)
 
 
 def test_decode_goes_where_most_is_free_counting_what_it_holds() -> None:

@@ -7,7 +7,7 @@ import pytest
 from kvmesh import blocks
 from kvmesh.attach.frames import FrameError, pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.queue_order import ORDERS
+from kvmesh.queue_order import AGEING, ORDERS
 from services.router.drain import Drain
 from tests.unit.router.desk import A, Desk
 
@@ -113,6 +113,22 @@ def test_a_short_prompt_overtakes_a_long_one_that_waits(order: str, released: st
     desk.wait(0.5)
     desk.submit(request_id="4" * 32)
     assert release_all(desk, 4) == released
+
+
+def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
+    """A short one waits at the replica; the long one is held until its length over AGEING has gone by, and no longer."""
+    desk = Desk()
+    desk.policy.prefills._dispatch_ahead_s = 0.02
+    desk.reserved(request_id="0" * 32)
+    desk.submit(request_id="1" * 32, tokens=4000)
+    (long,) = [item for item in desk.relay.holdings.items if item.token_count == 4000]
+    (short,) = desk.policy.backlog.of("prefill-0")
+    assert not short.started_s and short.prefill_s < 0.02
+    held_s = (desk.policy.expected((), 4000)[1] + short.prefill_s - 0.02) / AGEING
+    desk.wait(0.9 * held_s)
+    assert long.released_s == 0.0
+    desk.wait(0.2 * held_s)
+    assert long.released_s == desk.now_s
 
 
 def test_the_drain_is_told_of_what_is_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:

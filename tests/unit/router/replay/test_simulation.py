@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvmesh.queue_order import ORDERS
+from kvmesh.queue_order import ORDERS, overtaken_s
+from services.router.mirror import PrefixMirror
+from services.router.placement import KappaPolicy
 from services.router.policy import (
     Dispatched,
     Event,
@@ -293,3 +295,37 @@ def test_a_failing_run_says_which() -> None:
             runner.run([Task("a", Row(2), "no-such-policy", 1)], lambda *_: None)
     finally:
         runner.close()
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+def test_a_long_prompt_goes_though_more_short_ones_come_than_can_be_served(routers: int) -> None:
+    """They fit beside what waits at a replica, and it does not; it goes when its turn has come nevertheless."""
+    rng, arrivals_s, at_s = random.Random(3), list[float](), 0.0
+    long_s, short_s, ahead_s, span_s = 3.0, 0.1, 1.0, 25.0
+    while at_s < span_s:
+        at_s += rng.expovariate(4 * 1.2 / short_s)
+        arrivals_s.append(at_s)
+    long = next(index for index, one in enumerate(arrivals_s) if one > 3.0)
+    tokens = [3000 if index == long else 100 for index in range(len(arrivals_s))]
+    hashes = [tuple(rng.getrandbits(64) for _ in range(count // 100)) for count in tokens]
+    load = Workload(arrivals_s, tokens, hashes, [1.0] * len(tokens), 0, 30, 100)
+    cluster = Cluster(4, 1e9, FLAT, Order.SHORTEST, 0.002)
+    policies = []
+    for router in range(routers):
+        mirror = PrefixMirror()
+        for name in cluster.names():
+            mirror.add(name)
+        policy = KappaPolicy(
+            f"router-{router}",
+            mirror,
+            random.Random(router),
+            block_tokens=100,
+            dispatch_ahead_s=ahead_s,
+            local_prefill_tokens_max=0,
+        )
+        for count in (100, 3000) * 40:
+            policy.costs.observe(count, count, count / 1000)
+        policies.append(policy)
+    outcome = Simulation(load, 1.0, cluster, policies, random.Random(2)).run()
+    # Its turn at the router, what waits at the replica then, itself; and half as much again for what comes between.
+    assert outcome.ttft_s[long] < 1.5 * (overtaken_s(long_s, short_s) + ahead_s + long_s) < span_s - 3.0
