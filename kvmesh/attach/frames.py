@@ -1,4 +1,4 @@
-"""Step frames: many slots' tokens as packed columns, and the rules a received frame must obey.
+"""Step frames: many slots' tokens as packed columns, and the rules a received one must obey.
 
 Pure. Tokens stay bytes here (32-bit little-endian): a relay never looks at them.
 """
@@ -88,52 +88,3 @@ def unpack_logprobs(data: bytes) -> tuple[float, ...]:
     if len(data) % 4:
         raise FrameError(f"logprobs has {len(data)} bytes; a multiple of 4 is needed")
     return struct.unpack(f"<{len(data) // 4}f", data)
-
-
-def check_submit(submit: pb.Submit, *, last_slot: int) -> None:
-    """Raise FrameError if `submit` breaks the protocol itself (not merely its range for one replica)."""
-    check_slot(submit.slot, last_slot)
-    check_request_id(submit.request_id)
-    if not 1 <= submit.attempt <= 65_535:
-        raise FrameError(f"submit.attempt is {submit.attempt}; 1 to 65535 is allowed")
-    if not submit.token_ids or len(submit.token_ids) % TOKEN_BYTES:
-        raise FrameError(
-            f"submit.token_ids has {len(submit.token_ids)} bytes; a positive multiple of 4 is needed"
-        )
-    if not submit.HasField("budget") or not submit.HasField("sampling"):
-        raise FrameError("submit.budget and submit.sampling must be present")
-    tokens = len(submit.token_ids) // TOKEN_BYTES
-    if submit.start_position >= tokens:
-        raise FrameError(
-            f"submit.start_position is {submit.start_position}; below {tokens} tokens is allowed"
-        )
-    if not 1 <= submit.block_tokens <= 1024:
-        raise FrameError(f"submit.block_tokens is {submit.block_tokens}; 1 to 1024 is allowed")
-    blocks = tokens // submit.block_tokens
-    if len(submit.block_hashes) != 8 * blocks:
-        raise FrameError(
-            f"submit.block_hashes has {len(submit.block_hashes)} bytes; {blocks} blocks need {8 * blocks}"
-        )
-
-
-def check_adopt(adopt: pb.Adopt, *, last_slot: int) -> None:
-    """Raise FrameError if `adopt` breaks the protocol."""
-    check_slot(adopt.slot, last_slot)
-    check_request_id(adopt.request_id)
-
-
-def check_slot(slot: int, last_slot: int) -> None:
-    """Raise FrameError unless `slot` is new: slots ascend within a stream and are never reused."""
-    if slot <= last_slot:
-        raise FrameError(
-            f"slot is {slot}; above {last_slot} is needed, slots are never used twice in a stream"
-        )
-
-
-def check_request_id(request_id: str) -> None:
-    """Raise FrameError unless `request_id` is 32 lower-case hexadecimal digits."""
-    if len(request_id) != 32 or not set(request_id) <= _HEX:
-        raise FrameError(f"request_id is {request_id[:40]!r}; 32 lower-case hexadecimal digits are needed")
-
-
-_HEX = frozenset("0123456789abcdef")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvmesh.attach import frames
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.requests import check_numbers, uneven_credits
 from kvmesh.attach.v1 import attach_pb2 as pb
 
 if TYPE_CHECKING:
@@ -33,12 +33,9 @@ class DecodeSession:
         """Apply cancels, adopts, submits, handoffs and credits, in this order. Raises FrameError."""
         core = self._core
         if message.adopts or message.submits:
-            self._check_numbers(message)
+            self._last_slot = check_numbers(message, last_slot=self._last_slot)
         if len(message.credit_slots) != len(message.credit_positions):
-            raise FrameError(
-                f"credit columns differ in length: slots {len(message.credit_slots)}, "
-                f"positions {len(message.credit_positions)}"
-            )
+            raise uneven_credits(message)
         for cancel in message.cancels:
             slot = self.slots.get(cancel.slot)
             if slot is not None:
@@ -64,19 +61,3 @@ class DecodeSession:
     def on_closed(self, now_s: float) -> None:
         """The stream is gone: what waits for a handoff ends, what runs becomes an orphan."""
         self._core.close_session(self, now_s)
-
-    def _check_numbers(self, message: pb.AttachRequest) -> None:
-        """Raise FrameError unless adopts and submits, taken together, use only new numbers, each list ascending."""
-        last = self._last_slot
-        for adopt in message.adopts:
-            frames.check_adopt(adopt, last_slot=last)
-            last = adopt.slot
-        highest, last = last, self._last_slot
-        for submit in message.submits:
-            frames.check_submit(submit, last_slot=last)
-            last = submit.slot
-        if message.adopts and message.submits:
-            both = {one.slot for one in message.adopts} & {one.slot for one in message.submits}
-            if both:
-                raise FrameError(f"slot {min(both)} is named by an adopt and a submit")
-        self._last_slot = max(highest, last)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvmesh.attach import frames
-from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.requests import check_numbers, uneven_credits
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.relayed import Relayed
 
@@ -31,12 +30,9 @@ class FrontendSession:
         """Apply cancels, adopts, submits and credits, in this order; handoffs are none of a router's. Raises FrameError."""
         admission, slots = self._relay.admission, self.slots
         if message.adopts or message.submits:
-            self._check_numbers(message)
+            self._last_slot = check_numbers(message, last_slot=self._last_slot)
         if len(message.credit_slots) != len(message.credit_positions):
-            raise FrameError(
-                f"credit columns differ in length: slots {len(message.credit_slots)}, "
-                f"positions {len(message.credit_positions)}"
-            )
+            raise uneven_credits(message)
         for cancel in message.cancels:
             if (item := slots.get(cancel.slot)) is not None:
                 admission.cancel(item, cancel.reason, now_s)
@@ -55,19 +51,3 @@ class FrontendSession:
         """The stream is gone: what waits or is in prefill ends, what runs becomes an orphan."""
         self._relay.close_session(self, now_s)
         self._relay.after_event(now_s)
-
-    def _check_numbers(self, message: pb.AttachRequest) -> None:
-        """Raise FrameError unless adopts and submits, taken together, use only new numbers, each list ascending."""
-        last = self._last_slot
-        for adopt in message.adopts:
-            frames.check_adopt(adopt, last_slot=last)
-            last = adopt.slot
-        highest, last = last, self._last_slot
-        for submit in message.submits:
-            frames.check_submit(submit, last_slot=last)
-            last = submit.slot
-        if message.adopts and message.submits:
-            both = {one.slot for one in message.adopts} & {one.slot for one in message.submits}
-            if both:
-                raise FrameError(f"slot {min(both)} is named by an adopt and a submit")
-        self._last_slot = max(highest, last)
