@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
-from kvmesh.attach.requests import check_numbers, uneven_credits
+from kvmesh.attach.rules import check_numbers, uneven_credits
 from kvmesh.attach.v1 import attach_pb2 as pb
 
 if TYPE_CHECKING:

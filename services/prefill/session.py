@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvmesh.attach import requests
+from kvmesh.attach import rules
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 
@@ -34,14 +34,14 @@ class PrefillSession:
                 self._core.cancel(slot, cancel.reason, now_s)
         last = self._last_slot
         for adopt in message.adopts:
-            requests.check_adopt(adopt, last_slot=last)
+            rules.check_adopt(adopt, last_slot=last)
             last = adopt.slot
             self.outbox.refuse(
                 adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, "a prefill replica runs nothing to adopt"
             )
         highest, last = last, self._last_slot
         for submit in message.submits:
-            requests.check_submit(submit, last_slot=last)
+            rules.check_submit(submit, last_slot=last)
             last = submit.slot
             self._core.submit(self, submit, now_s)
         self._last_slot = max(highest, last)

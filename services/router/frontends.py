@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvmesh.attach.outbox import DownwardOutbox
-from kvmesh.attach.requests import check_numbers, uneven_credits
+from kvmesh.attach.rules import check_numbers, uneven_credits
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.relayed import Relayed
 

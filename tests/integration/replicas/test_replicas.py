@@ -268,6 +268,6 @@ async def _outcome(command: Sequence[str]) -> tuple[int, str]:
 
 def test_submit_of_the_caller_is_within_the_protocol() -> None:
     """What these tests send is what the protocol allows."""
-    from kvmesh.attach import requests
+    from kvmesh.attach import rules
 
-    requests.check_submit(submit(1, [1, 2, 3], LOCAL), last_slot=0)
+    rules.check_submit(submit(1, [1, 2, 3], LOCAL), last_slot=0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from kvmesh.attach import frames, requests
+from kvmesh.attach import frames, rules
 from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -141,12 +141,12 @@ class FakeMesh:
         last = router.last_slot  # within one message, adopts ascend and submits ascend
         for adopt in message.adopts:
             self.adopts += 1
-            requests.check_adopt(adopt, last_slot=last)
+            rules.check_adopt(adopt, last_slot=last)
             last = adopt.slot
             self._adopt(router, adopt)
         highest, last = last, router.last_slot
         for submit in message.submits:
-            requests.check_submit(submit, last_slot=last)
+            rules.check_submit(submit, last_slot=last)
             last = submit.slot
             self._submit(router, submit)
         router.last_slot = max(highest, last)

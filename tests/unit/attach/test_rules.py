@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvmesh.attach import frames, requests
+from kvmesh.attach import frames, rules
 from kvmesh.attach.v1 import attach_pb2 as pb
 
 
@@ -26,7 +26,7 @@ def _submit() -> pb.Submit:
 
 def test_a_sound_submit_passes() -> None:
     """The submit the other cases are made from is fine."""
-    requests.check_submit(_submit(), last_slot=0)
+    rules.check_submit(_submit(), last_slot=0)
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_a_submit_that_breaks_the_protocol_is_named(field: str, value: object, w
     submit = _submit()
     setattr(submit, field, value)
     with pytest.raises(frames.FrameError, match=words):
-        requests.check_submit(submit, last_slot=0)
+        rules.check_submit(submit, last_slot=0)
 
 
 def test_a_slot_is_never_used_twice() -> None:
     """A slot at or below the last one of the stream breaks the protocol."""
     with pytest.raises(frames.FrameError, match="never used twice"):
-        requests.check_submit(_submit(), last_slot=1)
+        rules.check_submit(_submit(), last_slot=1)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -71,8 +71,8 @@ def test_numbers_are_new_ascend_and_name_one_request_each(seed: int) -> None:
             message.submits[-1].slot = slot
         ascends = all([last, *slots] == sorted({last, *slots}) for slots in (adopts, submits))
         if ascends and not set(adopts) & set(submits):
-            highest = requests.check_numbers(message, last_slot=last)
+            highest = rules.check_numbers(message, last_slot=last)
             assert highest == max([last, *adopts, *submits])
         else:
             with pytest.raises(frames.FrameError, match="slot"):
-                requests.check_numbers(message, last_slot=last)
+                rules.check_numbers(message, last_slot=last)
