@@ -61,7 +61,6 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
         self._service = service
         self._hello = hello
         self._clock = clock
-        self._streams: set[asyncio.Task[None]] = set()
         self.stream_count = 0
 
     async def Attach(self, request_iterator: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # type: ignore[override]  # named by the protocol; writes instead of yielding

@@ -205,8 +205,7 @@ class Releases:
 
     def _fail(self, item: Relayed, bug: Exception, now_s: float) -> None:
         """End `item`, however far its release came."""
-        self._holdings.cancel_decode(item, pb.Cancel.REASON_SUPERSEDED)
-        self._holdings.cancel_prefill(item, pb.Cancel.REASON_SUPERSEDED)
+        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
             message = f"bug: {type(bug).__name__}"
             item.outbox.fail(item.slot, pb.Failure.CODE_INTERNAL, message, untouched=not item.was_taken)
@@ -339,8 +338,7 @@ class Releases:
     def again(self, item: Relayed, by: str, now_s: float) -> None:
         """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
         assert self.can_place_again(item), item
-        self._holdings.cancel_decode(item, pb.Cancel.REASON_SUPERSEDED)
-        self._holdings.cancel_prefill(item, pb.Cancel.REASON_SUPERSEDED)
+        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
         item.placed_again += 1
         item.excluded = frozenset((by,))
         self._enqueue(item, now_s)
