@@ -50,8 +50,10 @@ upgrade: setup  ## Replace the last release by this one under load, every role f
 	@TAG=dev BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m pytest -q -rP tests/integration/upgrade
 
-bench: setup  ## Measure and write docs/measurements (minutes)
-	$(BIN)/python -m bench --write docs/measurements/cost.md
+bench: setup  ## Measure what the mesh costs, limits, placement; writes docs/measurements (an hour)
+	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md
+	$(BIN)/python -m bench --only admission,refusals,fairness,overload --write docs/measurements/limits.md
+	$(BIN)/python -m bench --full --only index,placement,sharing,conversations --write docs/measurements/placement.md
 
 bench-peers: setup  ## The same fault and the same conversations under routers from PyPI; writes docs/measurements (minutes)
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md

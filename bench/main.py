@@ -62,7 +62,7 @@ SCENARIOS: dict[str, Callable[[Results, Pace], None]] = {
 
 def bench(
     only: Annotated[str, typer.Option(help=f"Some of {', '.join(SCENARIOS)}, by commas.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases, one repeat; under 3 minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases, one repeat; a third of the time.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Also an index of 10M blocks.")] = False,
     repeats: Annotated[int, typer.Option(help="Repeats; 0 takes 3, or 1 with --quick.", min=0, max=20)] = 0,
     json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")] = False,
