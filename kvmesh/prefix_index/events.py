@@ -40,7 +40,7 @@ class Op(IntEnum):
     REMOVED = 2
     """The blocks are gone."""
     SNAPSHOT = 3
-    """No change: a snapshot was written that holds everything up to `seq`; the cache has `block_count` blocks."""
+    """No change: a snapshot was written, of some moment before; after `seq` the cache has `block_count` blocks."""
 
 
 class Batch(NamedTuple):
@@ -146,11 +146,18 @@ def decode_batch(data: bytes) -> Batch:
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """Return `snapshot` as bytes. Raises EventError for a field outside its range."""
+    return encode_snapshot_head(*snapshot[:4], snapshot.block_count) + snapshot.packed
+
+
+def encode_snapshot_head(
+    replica: str, epoch: str, seq: int, stream_id: tuple[int, int], block_count: int
+) -> bytes:
+    """Return what stands in front of the 8 bytes per block. Raises EventError for a field outside its range."""
     try:
-        numbers = _SNAPSHOT_NUMBERS.pack(snapshot.seq, *snapshot.stream_id, snapshot.block_count)
+        numbers = _SNAPSHOT_NUMBERS.pack(seq, *stream_id, block_count)
     except struct.error as error:
-        raise EventError(f"snapshot of {snapshot.replica} has a number out of range: {error}") from None
-    return b"".join((_SNAPSHOT, _text(snapshot.replica), _text(snapshot.epoch), numbers, snapshot.packed))
+        raise EventError(f"snapshot of {replica} has a number out of range: {error}") from None
+    return b"".join((_SNAPSHOT, _text(replica), _text(epoch), numbers))
 
 
 def decode_snapshot_head(data: bytes) -> SnapshotHead:

@@ -1,20 +1,23 @@
 """Publishes one replica's cache: batches of events to a Redis stream, now and then a snapshot.
 
-A shell around `translation`. `{mesh}:kv` is the stream of all replicas; `{mesh}:snap:<replica>` the last snapshot. What
-cannot be written is not kept: a fresh snapshot takes its place when Redis is back.
+A shell around `translation`. `{mesh}:kv` is the stream of all replicas; `{mesh}:snap:<replica>` the last snapshot, and
+`{mesh}:snap-next:<replica>:<process>` one that is being written, in parts, so that a large one stalls neither this loop
+nor Redis. What cannot be written is not kept: a fresh snapshot takes its place when Redis is back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index import events
-from kvmesh.prefix_index.events import Batch, Op, Snapshot
+from kvmesh.prefix_index.block_log import PART_BLOCKS
+from kvmesh.prefix_index.events import Batch, Op
 from kvmesh.prefix_index.translation import EngineEventError, Translation
 from kvmesh.redis_link import Command, RedisAway, RedisLink, key
 from kvmesh.tasks import persist
@@ -31,6 +34,9 @@ RETENTION_INTERVALS = 4
 
 SNAPSHOT_LIFE_INTERVALS = 100
 """A snapshot nobody renews is forgotten after this many intervals, or a day."""
+
+NEXT_LIFE_S = 60
+"""A snapshot that is being written and gets no more parts is forgotten after this."""
 
 AWAY_PAUSE_S = 0.2
 CLOSE_S = 2.0
@@ -57,6 +63,7 @@ class Publisher:
         self._redis = redis
         self._stream = key(mesh, "kv")
         self._snapshot_key = key(mesh, "snap", replica)
+        self._next_key = key(mesh, "snap-next", replica, secrets.token_hex(4))
         self._replica = replica
         self._interval_s = snapshot_interval_s
         self._clock = clock or MonotonicClock()
@@ -93,6 +100,8 @@ class Publisher:
             raise
         if changes is None:
             self._drop_pending()
+            # Readers that know less, or another epoch, see that they miss something.
+            self._told_seq = self._cache.seq
         else:
             for op, hashes, seq in changes:
                 batch = Batch(self._replica, self._cache.epoch, self._told_seq, seq, op, tuple(hashes))
@@ -167,25 +176,65 @@ class Publisher:
         await self._redis.pipeline(self._take_pending())
 
     async def _write_snapshot(self) -> None:
-        """Write everything, then one entry in the stream that says so, in one transaction."""
+        """Write what the cache holds now, then one entry in the stream that says so.
+
+        Given up if events are dropped meanwhile. Other events go to the stream between the parts, but wait where readers
+        miss what was dropped before them: they could do nothing but load the old snapshot.
+        """
         breaks = self._redis.break_total
         last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
         stream_id = events.parse_stream_id(last[0][0]) if last else (0, 0)
         if not self._cache.epoch:
             return
-        # No await from here on until all is encoded: the content holds exactly the events up to `seq`.
-        commands = self._take_pending()
-        after = self._cache.seq if self._is_snapshot_due else self._told_seq
-        self._is_snapshot_due = False
-        self._told_seq = seq = self._cache.seq
-        snapshot = Snapshot(self._replica, self._cache.epoch, seq, stream_id, self._cache.packed())
-        note = Batch(self._replica, self._cache.epoch, after, seq, Op.SNAPSHOT, (), snapshot.block_count)
+        # The content of this moment, whatever comes: every later event is told behind `stream_id`.
+        is_gap, self._is_snapshot_due = self._is_snapshot_due, False
+        head = (self._replica, self._cache.epoch, self._cache.seq, stream_id, self._cache.block_count)
+        data, size = bytearray(events.encode_snapshot_head(*head)), 0
+        with self._cache.frozen() as parts:
+            for part in parts:
+                data += part
+                if len(data) >= 8 * PART_BLOCKS:
+                    size = await self._append(data, size, with_events=not is_gap)
+                    data = bytearray()
+                else:
+                    await asyncio.sleep(0)
+                if self._is_snapshot_due:
+                    return
+        if data and size:
+            size = await self._append(data, size, with_events=not is_gap)
+            if self._is_snapshot_due:
+                return
         life_s = min(86_400, max(60, int(self._interval_s * SNAPSHOT_LIFE_INTERVALS)))
-        oldest_ms = max(0, stream_id[0] - int(self._interval_s * RETENTION_INTERVALS * 1000))
-        commands.append(("SET", self._snapshot_key, events.encode_snapshot(snapshot), "EX", life_s))
-        trimmed = ("XADD", self._stream, "MINID", "~", oldest_ms, "*")
-        commands.append((*trimmed, events.FIELD, events.encode_batch(note)))
+        commands: list[Command]
+        if size:
+            commands = [
+                ("RENAME", self._next_key, self._snapshot_key),
+                ("EXPIRE", self._snapshot_key, life_s),
+            ]
+        else:
+            commands = [("SET", self._snapshot_key, bytes(data), "EX", life_s)]
+        commands += self._take_pending()
+        commands.append(self._note(max(0, stream_id[0] - int(self._interval_s * RETENTION_INTERVALS * 1000))))
         await self._redis.pipeline(commands, atomic=True)
         self._breaks_seen = breaks
         self._snapshot_at_s = self._clock.now_s()
         self.snapshot_total += 1
+
+    async def _append(self, data: bytearray, size: int, *, with_events: bool) -> int:
+        """Write `data` behind the `size` bytes of the snapshot that nobody reads yet; return what it has then."""
+        commands = self._take_pending() if with_events else []
+        command: Command = ("APPEND", self._next_key, bytes(data))
+        if not size:
+            command = ("SET", self._next_key, bytes(data))
+        answers = await self._redis.pipeline([*commands, command, ("EXPIRE", self._next_key, NEXT_LIFE_S)])
+        if size and answers[-2] != size + len(data):
+            self._drop_pending()  # Redis has lost the parts before
+        return size + len(data)
+
+    def _note(self, oldest_ms: int) -> Command:
+        """Return the entry that tells of a snapshot, and how many blocks there are now; what is older than that goes."""
+        after, self._told_seq = self._told_seq, self._cache.seq
+        count = self._cache.block_count
+        note = Batch(self._replica, self._cache.epoch, after, self._told_seq, Op.SNAPSHOT, (), count)
+        trimmed = ("XADD", self._stream, "MINID", "~", oldest_ms, "*")
+        return (*trimmed, events.FIELD, events.encode_batch(note))

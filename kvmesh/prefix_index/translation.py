@@ -7,11 +7,12 @@ hashed again from its tokens and its parent, and the pair is kept until the bloc
 from __future__ import annotations
 
 import struct
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from kvmesh import blocks
+from kvmesh.prefix_index.block_log import BlockLog
 from kvmesh.prefix_index.events import Op
 
 CHANGE_BLOCKS = 1024
@@ -34,7 +35,7 @@ class Change(NamedTuple):
 class Translation:
     """The content of one engine's cache as mesh hashes.
 
-    Invariant: `seq` is the engine's id of the last event that is in `_mesh_hashes`, once `epoch` is set.
+    Invariant: `seq` is the engine's id of the last event that is in `_log`, once `epoch` is set.
     """
 
     def __init__(self, block_tokens: int, salt: str) -> None:
@@ -43,18 +44,18 @@ class Translation:
         self.seq = 0
         self._block_bytes = 4 * block_tokens
         self._root = blocks.root_hash(salt)
-        self._mesh_hashes: dict[int, int] = {}
+        self._log = BlockLog()
         self._next_part = ("", 0, 0)
         """Boot id, event id and number of the part that goes on with a snapshot; no boot id: none does."""
 
     @property
     def block_count(self) -> int:
         """Blocks in the cache."""
-        return len(self._mesh_hashes)
+        return len(self._log)
 
-    def packed(self) -> bytes:
-        """Return all mesh hashes, 8 bytes each, in the order the engine told them."""
-        return array("Q", self._mesh_hashes.values()).tobytes()
+    def frozen(self) -> AbstractContextManager[Iterator[bytes]]:
+        """Return the mesh hashes of this moment in parts, in the order the engine told them: see BlockLog."""
+        return self._log.frozen()
 
     def apply(self, message: Mapping[str, Any]) -> list[Change] | None:
         """Take one message of the engine's event stream.
@@ -79,7 +80,7 @@ class Translation:
         boot_id, event_id = str(message["boot_id"]), int(message["event_id"])
         part = int(message.get("part", 0))
         if part == 0:
-            self._mesh_hashes = {}
+            self._log.clear()
         elif (boot_id, event_id, part) != self._next_part:
             raise EngineEventError(f"part {part} of a snapshot of boot {boot_id!r} without the one before")
         self.epoch, self._next_part = "", ("", 0, 0)
@@ -120,13 +121,9 @@ class Translation:
         return changes
 
     def _store(self, data: Mapping[str, Any]) -> list[int]:
-        known = self._mesh_hashes
-        engine_parent = data["parent_hash"]
-        if engine_parent is None:
-            parent = self._root
-        elif engine_parent in known:
-            parent = known[engine_parent]
-        else:
+        log, engine_parent = self._log, data["parent_hash"]
+        parent = self._root if engine_parent is None else log.get(int(engine_parent))
+        if parent is None:
             raise EngineEventError(f"block stored behind an unknown one, {engine_parent}")
         hashes = []
         for block in data["blocks"]:
@@ -134,14 +131,14 @@ class Translation:
             if len(tokens) != self._block_bytes:
                 break  # a partial block is reusable in the engine, but frontends hash full ones only
             parent = blocks.child_hash(parent, tokens)
-            known[int(block["block_hash"])] = parent
+            log.put(int(block["block_hash"]), parent)
             hashes.append(parent)
         return hashes
 
     def _remove(self, data: Mapping[str, Any]) -> list[int]:
         hashes = []
         for engine_hash in data["block_hashes"]:
-            mesh_hash = self._mesh_hashes.pop(engine_hash, None)
+            mesh_hash = self._log.pop(int(engine_hash))
             if mesh_hash is not None:
                 hashes.append(mesh_hash)
         return hashes

@@ -1,0 +1,103 @@
+"""The log of a cache against a dumb twin: a dict that keeps the order, and a copy of it for each reader."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+
+import pytest
+
+from kvmesh import blocks
+from kvmesh.prefix_index import block_log
+from kvmesh.prefix_index.block_log import PART_BLOCKS, STEP_BLOCKS, BlockLog
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_reader_sees_one_moment_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks come, go, come again and are all forgotten between the parts; gaps are closed in between."""
+    part_blocks = random.Random(seed).choice((1, 3, 16))
+    monkeypatch.setattr(block_log, "PART_BLOCKS", part_blocks)
+    monkeypatch.setattr(block_log, "SHARDS", 7)
+    rng = random.Random(seed)
+    log, twin, seen = BlockLog(), dict[int, int](), 0
+    keys = [rng.getrandbits(64) - (1 << 63) for _ in range(60)]
+    stores = rng.choice((0.3, 0.5, 0.7))
+
+    def change() -> bool:
+        """Do one thing; True if everything was forgotten."""
+        key, kind = rng.choice(keys), rng.random()
+        if kind < 0.004:
+            twin.clear()
+            log.clear()
+            return True
+        if kind < stores:
+            value = rng.choice((abs(key) + 1, abs(key) + 1, rng.getrandbits(64) or 1))
+            if twin.get(key) != value:
+                twin.pop(key, None)
+            twin[key] = value
+            log.put(key, value)
+        else:
+            assert log.pop(key) == twin.pop(key, None)
+        assert len(log) == len(twin) and log.get(key) == twin.get(key)
+        return False
+
+    for _ in range(60):
+        for _ in range(rng.randrange(60)):
+            change()
+        wanted, found, is_forgotten, steps = tuple(twin.values()), list[int](), False, rng.randrange(30)
+        with ExitStack() as stack:
+            parts = stack.enter_context(log.frozen())
+            for part in parts:
+                assert len(part) <= 8 * part_blocks
+                found += blocks.unpack(part)
+                for _ in range(steps):
+                    is_forgotten |= change()
+                if rng.random() < 0.02:
+                    break
+            else:
+                seen += not is_forgotten
+                assert is_forgotten or tuple(found) == wanted, f"{seed=}"
+        assert tuple(found) == wanted[: len(found)], f"{seed=}"
+        with log.frozen() as parts:
+            assert [one for part in parts for one in blocks.unpack(part)] == list(twin.values()), f"{seed=}"
+    assert seen
+    assert all(log.get(key) == twin.get(key) for key in keys)
+
+
+def test_gaps_are_closed_a_few_at_a_time_and_the_log_stays_short() -> None:
+    """A cache that turns over for ever takes no more places than twice its blocks and some; no removal does much."""
+    log, held = BlockLog(), 20_000
+    for key in range(held):
+        log.put(key << 10, key + 1)
+    most = 0
+    for key in range(held, 12 * held):
+        log.put(key << 10, key + 1)
+        log.pop((key - held) << 10)
+        most = max(most, log.size)
+    assert len(log) == held
+    assert most <= 2.5 * held + PART_BLOCKS
+    for key in range(11 * held, 12 * held - 10):
+        log.pop(key << 10)
+    assert len(log) == 10 and log.size <= PART_BLOCKS + 20
+
+
+def test_one_removal_moves_few_blocks() -> None:
+    """However many gaps there are."""
+    moves = 0
+
+    class Counted(dict[int, int]):
+        def __setitem__(self, key: int, value: int) -> None:
+            nonlocal moves
+            moves += 1
+            super().__setitem__(key, value)
+
+    log = BlockLog()
+    for key in range(50_000):
+        log.put(key, key + 1)
+    log._places = [Counted(places) for places in log._places]
+    most = 0
+    for key in range(49_000):
+        moves = 0
+        log.pop(key)
+        most = max(most, moves)
+    assert 0 < most <= STEP_BLOCKS
