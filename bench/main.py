@@ -62,7 +62,9 @@ SCENARIOS: dict[str, Callable[[Results, Pace], None]] = {
 
 def bench(
     only: Annotated[str, typer.Option(help=f"Some of {', '.join(SCENARIOS)}, by commas.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases, one repeat; a third of the time.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer cases, one repeat; a third of the time.")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="Also an index of 10M blocks.")] = False,
     repeats: Annotated[int, typer.Option(help="Repeats; 0 takes 3, or 1 with --quick.", min=0, max=20)] = 0,
     json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")] = False,
@@ -93,9 +95,9 @@ def bench(
         for problem in results.problems:
             out.print(f"! {problem}", style="yellow", highlight=False, markup=False)
     if write is not None:
-        notes = write.read_text(encoding="utf-8").partition(report.NOTES)[2] if write.exists() else ""
+        old = write.read_text(encoding="utf-8") if write.exists() else ""
         write.parent.mkdir(parents=True, exist_ok=True)
-        write.write_text(report.page(results, described, command, seconds, notes), encoding="utf-8")
+        write.write_text(report.page(results, described, command, seconds, old), encoding="utf-8")
         as_json = report.to_json(results, described, command, seconds)
         write.with_suffix(".json").write_text(as_json + "\n", encoding="utf-8")
     if not results.figures:

@@ -83,10 +83,11 @@ def to_json(results: Results, machine: Mapping[str, str], command: str, seconds:
     return json.dumps(run, indent=2)
 
 
-def page(results: Results, machine: Mapping[str, str], command: str, seconds: float, notes: str) -> str:
-    """Return the run as Markdown. `notes`: the hand-written end of the page, kept as it is."""
+def page(results: Results, machine: Mapping[str, str], command: str, seconds: float, old: str = "") -> str:
+    """Return the run as Markdown. `old`: the page that it replaces, whose title and hand-written end are kept."""
+    title, notes = old.partition("\n")[0] or "# What kvmesh costs", old.partition(NOTES)[2]
     lines = [
-        "# What kvmesh costs",
+        title,
         "",
         f"Written by `{command}`, {seconds / 60:.1f} minutes.",
         "",

@@ -32,7 +32,9 @@ def test_the_page_says_what_misses_and_keeps_the_notes() -> None:
     """The page names each missed aim with its excess, and ends with the notes it was given."""
     results = filled()
     results.problem("index", "the source was late", "b")
-    text = report.page(results, {"cpu": "x"}, "python -m bench", 60.0, "\nBecause of this.\n")
+    old = f"# Limits\n\nOld figures.\n{report.NOTES}\nBecause of this.\n"
+    text = report.page(results, {"cpu": "x"}, "python -m bench", 60.0, old)
+    assert text.startswith("# Limits\n\nWritten by") and "Old figures" not in text
     assert "**Missed by 20%**: router, a, missed: 12.0 us, aim at most 10.0 us." in text
     assert "- index, b: the source was late" in text
     assert text.endswith(f"{report.NOTES}\nBecause of this.\n")
