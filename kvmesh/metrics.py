@@ -127,6 +127,15 @@ class Metrics(Collector):
         """Export as a counter what `read` returns at each scrape. The exporter adds `_total` to its name."""
         self._add(name, about, labels, Total(read))
 
+    def forget(self, name: str, **labels: str) -> None:
+        """Export the series of `name` with these labels no more. Raises ValueError if there is none."""
+        key: Labels = tuple(sorted(labels.items()))
+        series = self._series.get(name, {})
+        if series.pop(key, None) is None:
+            raise ValueError(f"metric {name} {labels} is not there")
+        if not series:
+            del self._series[name]
+
     def process_gauges(self) -> None:
         """Export open tasks of the running loop, open file descriptors and resident memory."""
         loop = asyncio.get_running_loop()

@@ -170,6 +170,7 @@ class Router:
             lambda replica: replica in self.relay.replicas,
             clock,
         )
+        self._telemetry = telemetry.RelayTelemetry(self.metrics, self._tracing, self._block_tokens)
         self.relay = Relay(
             place.name,
             self._version,
@@ -184,7 +185,7 @@ class Router:
                 ORDERS[config.prefill.queue_order],
             ),
             note=self.dispatches.note,
-            record=telemetry.RelayTelemetry(self.metrics, self._tracing, self._block_tokens),
+            record=self._telemetry,
             forecast=policy,
         )
         self._alarm = Alarm(self.relay, clock, _log_bug)
@@ -247,6 +248,7 @@ class Router:
     def on_replicas(self, names: Sequence[str]) -> None:
         """Take the replicas there are: what other routers have dispatched to them means something from now on."""
         self.index.set_replicas(names)
+        self._telemetry.set_replicas(names)
         self.dispatches.set_routers(self._routers)
 
     async def warm_up(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
@@ -65,6 +66,17 @@ class RelayTelemetry:
         self._work: dict[str, Counter] = {}
         self._ended: dict[str, Counter] = {}
 
+    def set_replicas(self, names: Iterable[str]) -> None:
+        """Count the work of these replicas and no others: names of those that left do not pile up."""
+        wanted = set(names)
+        for name in self._work.keys() - wanted:
+            del self._work[name]
+            self._metrics.forget("placed_seconds", replica=name)
+        for name in sorted(wanted - self._work.keys()):
+            self._work[name] = self._metrics.counter(
+                "placed_seconds", "Expected prefill seconds of prompts computed at a replica.", replica=name
+            )
+
     def __call__(self, item: Relayed, outcome: str, now_s: float) -> None:
         """Count the attempt, and record its span if its trace is sampled."""
         ended = self._ended.get(outcome)
@@ -94,15 +106,9 @@ class RelayTelemetry:
             self._record_span(item, outcome, now_s)
 
     def _count_work(self, placement: Placement) -> None:
-        replica = placement.prefill or placement.decode
-        work = self._work.get(replica)
-        if work is None:
-            work = self._work[replica] = self._metrics.counter(
-                "placed_seconds",
-                "Expected prefill seconds of prompts computed at a replica.",
-                replica=replica,
-            )
-        work.value += placement.prefill_s
+        work = self._work.get(placement.prefill or placement.decode)
+        if work is not None:
+            work.value += placement.prefill_s
 
     def _record_span(self, item: Relayed, outcome: str, now_s: float) -> None:
         parent = parse_traceparent(item.traceparent)

@@ -47,6 +47,7 @@ def test_hits_and_times_are_counted_as_expected_and_as_they_were() -> None:
     metrics = Metrics("router")
     tracing: Any = None
     record = telemetry.RelayTelemetry(metrics, tracing, BLOCK)
+    record.set_replicas(["prefill-0", "prefill-1"])
     record(ended(10, 36, 0.5, 0.7), "REASON_LENGTH", 20.0)
     record(ended(25, 0, 0.5, 0.4, "prefill-1"), "REASON_LENGTH", 20.0)
     unanswered = ended(20, 0, 0.5, 0.0)
@@ -61,6 +62,30 @@ def test_hits_and_times_are_counted_as_expected_and_as_they_were() -> None:
     assert (seen["first_token_late_seconds_count"], seen["first_token_early_seconds_count"]) == (1, 1)
     assert seen['placed_seconds_total{replica="prefill-0"}'] == 0.5
     assert seen['placed_seconds_total{replica="prefill-1"}'] == 0.5
+
+
+def test_replicas_that_left_are_not_named_any_more() -> None:
+    """However many come and go; what ends at one that left counts for nobody, and one that comes back starts at 0."""
+    metrics = Metrics("router")
+    tracing: Any = None
+    record = telemetry.RelayTelemetry(metrics, tracing, BLOCK)
+
+    def named() -> dict[str, float]:
+        return {name: value for name, value in values(metrics).items() if name.startswith("placed_seconds")}
+
+    for number in range(100):
+        record.set_replicas([f"prefill-{number}", f"prefill-{number + 1}", "decode-0"])
+        for replica in (f"prefill-{number}", f"prefill-{number - 1}"):
+            record(ended(0, 0, 0.5, 0.7, replica), "REASON_LENGTH", 20.0)
+        assert named() == {
+            f'placed_seconds_total{{replica="prefill-{number}"}}': 0.5,
+            f'placed_seconds_total{{replica="prefill-{number + 1}"}}': 0.0,
+            'placed_seconds_total{replica="decode-0"}': 0.0,
+        }
+    record.set_replicas([])
+    assert named() == {}
+    record.set_replicas(["prefill-99"])
+    assert named() == {'placed_seconds_total{replica="prefill-99"}': 0.0}
 
 
 def test_the_imbalance_is_the_most_over_the_mean_whoever_dispatched_it() -> None:

@@ -95,6 +95,22 @@ def test_a_name_means_one_thing(name: str, labels: dict[str, str]) -> None:
         metrics.gauge("requests", "Requests.", lambda: 0, outcome="lost")
 
 
+def test_a_series_that_is_forgotten_is_exported_no_more() -> None:
+    """The others stay; after the last one the name is gone, and may come back."""
+    metrics = Metrics("router")
+    for replica in ("a", "b"):
+        metrics.counter("work_seconds", "Work.", replica=replica).value += 1
+    metrics.forget("work_seconds", replica="a")
+    assert samples(metrics) == {("kvmesh_router_work_seconds_total", (("replica", "b"),)): 1}
+    metrics.forget("work_seconds", replica="b")
+    assert samples(metrics) == {}
+    for name, labels in (("work_seconds", {"replica": "b"}), ("others", {})):
+        with pytest.raises(ValueError, match="is not there"):
+            metrics.forget(name, **labels)
+    metrics.counter("work_seconds", "Work.", replica="a")
+    assert samples(metrics) == {("kvmesh_router_work_seconds_total", (("replica", "a"),)): 0}
+
+
 async def scrape(address: str, request: bytes) -> bytes:
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
