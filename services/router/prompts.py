@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ class Prompt:
     """An engine has it."""
     first_s: float | None = None
     """Since when it is the first of those that its engine has: engines run prompts in order."""
+    has_queued: bool = False
+    """Its engine had others before it."""
 
     def remaining_s(self, now_s: float) -> float:
         """Return how much of it is left, as expected."""
@@ -48,7 +51,11 @@ class Prompts:
             prompt.first_s = now_s
 
     def end(self, prompt: Prompt, now_s: float) -> float:
-        """It is computed, or never will be. Return the seconds its engine had it as the first; 0 if it never was."""
+        """It is computed, or never will be. Return the most seconds that its engine can have spent on it.
+
+        That is since the one before it ended; 0 if it never was the first, infinity if nothing was before it: that it
+        started is heard of late, because nobody waits for that news.
+        """
         prompts = self._at[prompt.replica]
         del prompts[prompt]
         if not prompts:
@@ -56,8 +63,10 @@ class Prompts:
         elif prompt.first_s is not None:
             heir = next((one for one in prompts if one.is_started), None)
             if heir is not None:
-                heir.first_s = now_s
-        return now_s - prompt.first_s if prompt.first_s is not None else 0.0
+                heir.first_s, heir.has_queued = now_s, True
+        if prompt.first_s is None:
+            return 0.0
+        return now_s - prompt.first_s if prompt.has_queued else math.inf
 
     def remaining_s(self, replica: str, now_s: float) -> float:
         """Return how much of the prompts at `replica` is left, as expected."""

@@ -68,7 +68,7 @@ class Shares:
         self._prompts.start(prompt, now_s)
 
     def end(self, prompt: Prompt, now_s: float) -> float:
-        """It is computed, or never will be. Return the seconds its engine had it as the first; 0 if it never was."""
+        """It is computed, or never will be. Return the most seconds that its engine can have spent on it (Prompts.end)."""
         self._tenants.end(prompt)
         return self._prompts.end(prompt, now_s)
 

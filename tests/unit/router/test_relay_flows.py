@@ -165,3 +165,17 @@ def test_frontends_hear_of_the_router_each_second() -> None:
     for _ in range(5):
         desk.wait(1.001)
         assert desk.told().HasField("load_report")
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.02, 0.05])
+def test_a_prompt_that_was_alone_took_what_its_replica_says(late_s: float) -> None:
+    """News of a start may be late, or come with the first token; only what an engine did before is not the prompt's."""
+    desk = Desk()
+    _, _, slot = desk.reserved()
+    desk.wait(late_s)
+    desk.down("prefill-0", starts=[pb.Start(slot=slot)])
+    desk.wait(0.05 - late_s)
+    token = first(slot)
+    token.prefill_us = 50_000
+    desk.down("prefill-0", first_tokens=[token])
+    assert desk.policy.measured_total_s == pytest.approx(0.05)
