@@ -19,6 +19,9 @@ PURGE_MASKS: Final = 4096
 FEW_BITS: Final = 16
 """Up to this many bits are taken one by one; more are read from the digits of the number."""
 
+NAMED_MAX: Final = 1024
+"""Masks of few bits whose names are kept: prompts that begin alike have the same holders."""
+
 _DIGITS: Final = bytes.maketrans(b"01", b"\x00\x01")
 
 
@@ -45,6 +48,8 @@ class ReplicaBits:
     def __init__(self) -> None:
         self._names: list[str] = []
         """Empty: nobody's."""
+        self._named: dict[int, list[str]] = {}
+        """Answers of `names_of` since a bit changed hands."""
 
     @property
     def names(self) -> list[str]:
@@ -59,23 +64,24 @@ class ReplicaBits:
         else:
             number = len(self._names)
             self._names.append(name)
+        self._named.clear()
         return number
 
     def give_back(self, mask: int) -> None:
         """The bits of `mask` stand nowhere any more."""
         for number in bits(mask):
             self._names[number] = ""
+        self._named.clear()
 
     def names_of(self, mask: int) -> list[str]:
-        """Return the names of the bits in `mask`, in any order."""
-        names = self._names
-        if mask.bit_count() > FEW_BITS:
-            return list(compress(names, _digits(mask)))
-        found = []
-        while mask:
-            number = mask.bit_length() - 1
-            found.append(names[number])
-            mask ^= 1 << number
+        """Return the names of the bits in `mask`, in any order. Leave the answer as it is: it is given again."""
+        found = self._named.get(mask)
+        if found is None:
+            if mask.bit_count() > FEW_BITS:
+                return list(compress(self._names, _digits(mask)))
+            if len(self._named) == NAMED_MAX:
+                self._named.clear()
+            found = self._named[mask] = [self._names[number] for number in bits(mask)]
         return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Final
 
 from services.router.mirror import PrefixMirror
@@ -26,6 +27,8 @@ LIGHT: Final = 6
 WINDOW: Final = 48
 """Replicas among which the least loaded are looked for: the best of so many is among the lightest percents."""
 
+_NONE: Final = repeat(0)
+
 Entry = tuple[ReplicaState, int]
 """A replica, and how many of the prompt's blocks it has or will have."""
 
@@ -35,7 +38,9 @@ class Match:
 
     def __init__(self, mirror: PrefixMirror, hashes: Sequence[int]) -> None:
         self._mirror = mirror
-        self.groups = mirror.groups(hashes)
+        self.groups = groups = mirror.groups(hashes)
+        self.deepest = groups[0].depth if groups else 0
+        """Blocks held by who holds most."""
         self._depths: dict[str, int] | None = None
         self._names: dict[int, list[str]] = {}
         """By depth: the two roles ask for the same."""
@@ -43,8 +48,9 @@ class Match:
     def depths(self) -> dict[str, int]:
         """Return the blocks held by all that hold one."""
         if self._depths is None:
-            names_of = self._mirror.names_of
-            self._depths = {name: depth for depth, mask in self.groups for name in names_of(mask)}
+            self._depths = {}
+            for depth, mask in self.groups:
+                self._depths.update(dict.fromkeys(self._mirror.names_of(mask), depth))
         return self._depths
 
     def names(self, group: Group) -> list[str]:
@@ -76,14 +82,11 @@ class Shortlist:
 
     def of(self, replicas: Sequence[ReplicaState], match: Match, load: Mapping[str, float]) -> list[Entry]:
         """Return whom to compare. `load`: what the least loaded are ordered by; who is not in it has none."""
-        if len(replicas) <= ALL:
-            if not match.groups:
-                return [(one, 0) for one in replicas]
-            depths = match.depths()
-            return [(one, depths.get(one.name, 0)) for one in replicas]
         if replicas is not self._replicas:
             self._replicas, self._by_name = replicas, {one.name: one for one in replicas}
         by_name, rng = self._by_name, self._rng
+        if len(replicas) <= ALL:
+            return [*zip(replicas, map(match.depths().get, by_name, _NONE), strict=True)]
         chosen: dict[str, int] = {}
         for group in match.groups:
             names = list(filter(by_name.__contains__, match.names(group)))
