@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from services.router.policy import PlacementRequest, PoolView, ReplicaState
@@ -31,8 +32,10 @@ HEAD_ROOM_BLOCKS: Final = 1
 NO_LOAD: Final[Mapping[str, float]] = {}
 """Of many decode replicas some are compared, whatever work they have."""
 
-Fitting = tuple[ReplicaState, int, float]
-"""A replica with room, the blocks it holds, and what its fullness costs in seconds."""
+Fitting = tuple[ReplicaState, int, float, float]
+"""A replica with room, the blocks it holds, and in seconds: what its fullness costs, and that with the blocks to move."""
+
+_beside_s: Final = itemgetter(3)
 
 
 class Own(NamedTuple):
@@ -67,16 +70,10 @@ class DecodeChoice:
             found = self._priced(request, [(one, depths.get(one.name, 0)) for one in allowed])
         return found
 
-    def beside_prefill(
-        self, request: PlacementRequest, fitting: Sequence[Fitting]
-    ) -> tuple[ReplicaState, float]:
+    def beside_prefill(self, fitting: Sequence[Fitting]) -> tuple[ReplicaState, float]:
         """Return who takes it after a prefill elsewhere, and what the handoff and its place cost in seconds."""
-        blocks, block_s = -(-request.token_count // self._block_tokens), self._transfer_block_s
-        prices = [
-            full_s + (blocks - depth) * block_s if depth < blocks else full_s for _, depth, full_s in fitting
-        ]
-        best = self._lowest(prices)
-        return fitting[best][0], HANDOFF_S + prices[best]
+        best = fitting[self._lowest([*map(_beside_s, fitting)])]
+        return best[0], HANDOFF_S + best[3]
 
     def alone(
         self,
@@ -89,7 +86,7 @@ class DecodeChoice:
         `prefill_s`: from name and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
         """
         found = []
-        for one, depth, full_s in fitting:
+        for one, depth, full_s, _ in fitting:
             seconds = prefill_s(one.name, depth)
             wait_s = queue_s(one.name, seconds)
             stalls = STREAM_WEIGHT * one.running_requests
@@ -98,18 +95,22 @@ class DecodeChoice:
         return found[self._lowest([one.cost_s for one in found])]
 
     def _priced(self, request: PlacementRequest, entries: Sequence[Entry]) -> list[Fitting]:
-        """Return those with room, each with what its fullness costs; blocks it holds already are not taken anew."""
-        needed = -(-(request.token_count + request.output_tokens_max) // self._block_tokens)
+        """Return those with room, priced; blocks it holds already are not taken anew.
+
+        Room: what is needed fits and leaves the head room free. What is larger than that fits into an empty replica.
+        """
+        tokens, block_tokens, block_s = request.token_count, self._block_tokens, self._transfer_block_s
+        blocks, needed = -(-tokens // block_tokens), -(-(tokens + request.output_tokens_max) // block_tokens)
         head_room = request.kv_head_room_permille
         found = []
         for one, depth in entries:
-            if one.has_room(needed, head_room):
-                total, full_s = one.block_total, FULL_S
-                if total:  # else it is not reported yet
-                    taken = one.block_own if one.is_stale else one.block_reserved
-                    missing = needed - depth if depth < needed else 0
-                    full_s = FULL_S * (taken + missing + HEAD_ROOM_BLOCKS) / total
-                found.append((one, depth, full_s))
+            total, full_s = one.block_total, FULL_S
+            if total:  # else it is not reported yet
+                taken = one.block_own if one.is_stale else one.block_reserved
+                if taken > 0 and taken + needed + total * head_room // 1000 > total:
+                    continue
+                full_s = FULL_S * (taken + needed - depth + HEAD_ROOM_BLOCKS) / total
+            found.append((one, depth, full_s, full_s + (blocks - depth) * block_s))
         return found
 
     def _lowest(self, prices: list[float]) -> int:

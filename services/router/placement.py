@@ -116,11 +116,10 @@ class KappaPolicy:
 
         offers = prefills.offers(request, view, match, usual_s, self.speeds.factors, now_s)
         best = prefills.lowest(offers) if offers else None
-        decode, handoff_s = decodes.beside_prefill(request, fitting)
+        decode, handoff_s = decodes.beside_prefill(fitting)
         paired_s = best[SCORE] + handoff_s if best is not None else math.inf
         own: Own | None = None
-        uncached = tokens - max([depth for _, depth, _ in fitting]) * block_tokens
-        if best is None or max(1, uncached) <= self._local_tokens_max:
+        if best is None or tokens - match.deepest * block_tokens <= self._local_tokens_max:
             own = self._alone(request, fitting, usual_s, paired_s, now_s)
         prefill: str | None = None
         if own is not None:
@@ -196,6 +195,9 @@ class KappaPolicy:
         now_s: float,
     ) -> Own | None:
         """Return decode that runs the prompt itself, if that costs less than `paired_s`, or must be."""
+        uncached = request.token_count - max([depth for _, depth, _, _ in fitting]) * self._block_tokens
+        if paired_s < math.inf and max(1, uncached) > self._local_tokens_max:
+            return None
 
         def prefill_s(name: str, depth: int) -> float:
             return usual_s(depth) * self.speeds.factor(name)

@@ -59,19 +59,6 @@ class ReplicaState:
         """Blocks that are taken, as far as is known now."""
         return self.block_own if self.is_stale else self.block_reserved
 
-    def room(self) -> float:
-        """Blocks a new request may take; infinite before the first report."""
-        return self.block_total - self.reserved() if self.block_total else float("inf")
-
-    def has_room(self, blocks: int, head_room_permille: int) -> bool:
-        """True if `blocks` fit and leave the head room free; what is larger than that fits into an empty replica."""
-        total = self.block_total
-        if not total:
-            return True
-        blocks += total * head_room_permille // 1000
-        taken = self.block_own if self.is_stale else self.block_reserved
-        return blocks <= total - taken or taken <= 0
-
     def has_ample_room(self) -> bool:
         """True if a quarter of the blocks is free, by the last report and what was sent since: a reservation is certain."""
         return 0 < self.block_total <= 4 * (self.block_total - self.reserved())

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.decode_choice import DecodeChoice
+from services.router.mirror import PrefixMirror
 from services.router.placement import KappaPolicy
-from services.router.policy import PlacementRequest, ReplicaState
+from services.router.policy import PlacementRequest, PoolView, ReplicaState
 from services.router.replicas import STEPS_KEPT_S
+from services.router.shortlist import Match
 from tests.unit.router.desk import Desk
 
 
@@ -173,12 +176,19 @@ def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:
 
 def test_head_room_is_kept_free_unless_the_replica_is_empty() -> None:
     """By the reserved blocks of the last report, or by own ones if it is old; an old report is never read as full."""
+
+    def has_room(state: ReplicaState, blocks: int, permille: int) -> bool:
+        choice = DecodeChoice(1, 0.0, random.Random(1))
+        request = PlacementRequest("r", (), blocks - 10, 10, kv_head_room_permille=permille)
+        return bool(choice.fitting(request, PoolView((), [state]), Match(PrefixMirror(), ())))
+
     state = ReplicaState("d", block_total=100, block_reserved=80)
-    assert state.has_room(15, 50) and not state.has_room(15, 100)
-    assert not ReplicaState("d", block_total=100, block_reserved=1).has_room(95, 100)
-    assert ReplicaState("d", block_total=100).has_room(95, 100), "nothing else is there"
+    assert has_room(state, 15, 50) and not has_room(state, 15, 100)
+    assert not has_room(ReplicaState("d", block_total=100, block_reserved=1), 95, 100)
+    assert has_room(ReplicaState("d", block_total=100), 95, 100), "nothing else is there"
     state = ReplicaState("d", block_total=100, block_reserved=100, block_own=10, is_stale=True)
-    assert state.has_room(85, 50)
+    assert has_room(state, 85, 50)
+    assert has_room(ReplicaState("d"), 1000, 100), "how many it has is not known yet"
 
 
 def test_a_class_with_head_room_waits_where_another_is_placed() -> None:

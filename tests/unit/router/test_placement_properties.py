@@ -72,6 +72,11 @@ def end(policy: KappaPolicy, told: Dispatched, now_s: float, seconds: float) -> 
     policy.observe(Finished(told.router, told.request_id, now_s, Hit(0, tokens, 0, seconds)))
 
 
+def fits(one: ReplicaState, blocks: int, head_room_permille: int) -> bool:
+    head_room = one.block_total * head_room_permille // 1000
+    return one.reserved() == 0 or one.block_total - one.reserved() - blocks >= head_room
+
+
 def remembered(thing: object, name: str, seen: set[int]) -> str:
     """Return where in `thing` a dict has the key `name`; empty if none has."""
     if id(thing) in seen or isinstance(thing, str | int | float | random.Random):
@@ -146,7 +151,7 @@ def test_only_those_in_view_with_room_are_chosen(seed: int) -> None:
         answer = policy.place(request, PoolView(seen, ready), now_s)
         needed = -(-(request.token_count + request.output_tokens_max) // BLOCK)
         allowed = [one for one in ready if one.name not in excluded] or ready
-        fitting = [one.name for one in allowed if one.has_room(needed, request.kv_head_room_permille)]
+        fitting = [one.name for one in allowed if fits(one, needed, request.kv_head_room_permille)]
         if isinstance(answer, Wait):
             assert not fitting, (seed, index, answer)
             continue
