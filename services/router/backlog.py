@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
 from typing import Final, NamedTuple
 
 from kvmesh.queue_order import OrderKey, shortest
@@ -292,7 +293,7 @@ class Backlog:
     def recent_s(self, replica: str, now_s: float) -> float:
         """Return the seconds dispatched to `replica` lately, fading over UTILISATION_S."""
         seconds, at_s = self._recent.get(replica, NEVER)
-        return seconds * math.exp((at_s - now_s) / UTILISATION_S) if at_s < now_s else seconds
+        return seconds * exp((at_s - now_s) / UTILISATION_S) if at_s < now_s else seconds
 
     def forget(self, replica: str) -> None:
         """The replica is gone; its work must have been removed."""

@@ -70,7 +70,8 @@ class CostModel:
     def estimate_s(self, uncached: int, total: int) -> float:
         """Return the seconds a prefill of `uncached` of `total` tokens will take; at least one token is computed."""
         c0, a, b = self._coefficients
-        uncached = max(1, uncached)
+        if uncached < 1:
+            uncached = 1
         return c0 + uncached * (a + b * (total - uncached / 2))
 
     def observe(self, uncached: int, total: int, seconds: float) -> None:

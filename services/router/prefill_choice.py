@@ -53,6 +53,7 @@ MAY_GO: Final = 5
 ENDS_S: Final = 6
 
 _score: Final = itemgetter(SCORE)
+_ends_s: Final = itemgetter(ENDS_S)
 
 
 class PrefillChoice:
@@ -112,53 +113,59 @@ class PrefillChoice:
             self._look(allowed, now_s)
         has_wishes = len(wishes.ends_s) > 0
         waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
-        excused_s = AGEING * request.waited_s
+        excused_ahead_s = dispatch_ahead_s + AGEING * request.waited_s
         kappa = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
         if kappa > KAPPA_MAX:
             kappa = KAPPA_MAX
-        regulars, precedence, look = self._regulars, request.precedence, backlog.look
+        precedence, look, recent_s = request.precedence, backlog.look, backlog.recent_s
+        regulars, delay_s = self._regulars.seen, self._regulars.delay_s
         known_depth, usual, found = -1, 0.0, []
         for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
             name = replica.name
             if depth != known_depth:
                 known_depth, usual = depth, usual_s(depth)
             seconds = usual * factors.get(name, 1.0)
-            queue_s, behind, total_s, waiting, waiting_s = look(name, seconds, now_s, precedence)
-            later_s = total_s - queue_s
+            queue_s, behind, ends_s, waiting, waiting_s = look(name, seconds, now_s, precedence)
             if has_wishes:
                 held_s, held_behind, held_total_s, _, _ = wishes.look(name, seconds, since_s, precedence)
                 queue_s += held_s
                 behind += held_behind
-                later_s += held_total_s - held_s
+                ends_s += held_total_s
             if replica.queued_requests > waiting and not replica.is_stale:  # of routers that we do not hear
-                queue_s += (replica.queued_requests - waiting) * typical_s
+                unknown_s = (replica.queued_requests - waiting) * typical_s
+                queue_s += unknown_s
+                ends_s += unknown_s
             score = queue_s + seconds * (1 + behind + kappa)
-            if name in regulars.seen:
-                busy = backlog.recent_s(name, now_s) / UTILISATION_S
-                score += regulars.delay_s(name, queue_s, seconds, busy, now_s)
+            if name in regulars:
+                score += delay_s(name, queue_s, seconds, recent_s(name, now_s) / UTILISATION_S, now_s)
             if not is_alone:
                 score += self._blind_spot.risk(name) * typical_s
-            may_go = not waiting or waiting_s + max(0.0, seconds - excused_s) <= dispatch_ahead_s
+            may_go = not waiting or (waiting_s <= dispatch_ahead_s and waiting_s + seconds <= excused_ahead_s)
             if not may_go and waiting_here:  # it would hold up those behind it at this router
                 held_s = min(waiting_s, waiting_s + seconds - dispatch_ahead_s)
                 score += held_s * waiting_here / LOOK_AHEAD
-            ends_s = queue_s + later_s + seconds
-            found.append((name, depth, queue_s, seconds, score, may_go, ends_s))
+            found.append((name, depth, queue_s, seconds, score, may_go, ends_s + seconds))
         return found
 
     def lowest(self, offers: Sequence[Offer]) -> Offer:
         """Return the best of `offers`, of equals a random one."""
-        lowest = min(offers, key=_score)[SCORE] * (1 + 1e-9)
+        if len(offers) == 1:
+            return offers[0]
+        ranked = sorted(offers, key=_score)
+        lowest = ranked[0][SCORE] * (1 + 1e-9)
+        if ranked[1][SCORE] > lowest:
+            return ranked[0]
         ties = [one for one in offers if one[SCORE] <= lowest]
-        return ties[0] if len(ties) == 1 else ties[below(len(ties), self._rng)]
+        return ties[below(len(ties), self._rng)]
 
     def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
         lost_s = 0.0
         if len(offers) > 1:
-            lost_s = min([one[ENDS_S] for one in offers if one is not best]) - best[3]
-            if lost_s < 0.0:
-                lost_s = 0.0
+            ends_s = sorted(map(_ends_s, offers))
+            other_s = ends_s[1] if best[ENDS_S] == ends_s[0] else ends_s[0]
+            if other_s > best[3]:
+                lost_s = other_s - best[3]
         self._chosen = request.request_id, lost_s
 
     def hold(self, request: PlacementRequest, replica: str, prefill_s: float, now_s: float) -> None:

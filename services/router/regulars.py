@@ -9,7 +9,7 @@ time in which the replica is busy.
 
 from __future__ import annotations
 
-import math
+from math import exp
 from typing import Final
 
 MEMORY_S: Final = 30.0
@@ -24,7 +24,7 @@ class Regulars:
 
     def __init__(self) -> None:
         self.seen: dict[str, tuple[float, float, float]] = {}
-        """Name -> faded count, faded sum of the seconds they would have lost, when both were counted last.
+        """Name -> how many came per second, the mean seconds each would have lost, when both were counted last.
 
         To be read only: who is not in it has none.
         """
@@ -33,24 +33,23 @@ class Regulars:
         """`count` requests went to `replica`; each would have lost `lost_s` at the best other one."""
         if lost_s <= 0:
             return
-        seen, seconds, since_s = self.seen.get(replica, (0.0, 0.0, at_s))
-        left = math.exp(min(0.0, since_s - at_s) / MEMORY_S)
-        self.seen[replica] = (seen * left + count, seconds * left + count * lost_s, max(at_s, since_s))
+        rate, patience_s, since_s = self.seen.get(replica, (0.0, 0.0, at_s))
+        faded, more = rate * exp(min(0.0, since_s - at_s) / MEMORY_S), count / MEMORY_S
+        rate = faded + more
+        patience_s = (faded * patience_s + more * lost_s) / rate
+        self.seen[replica] = (rate, patience_s, max(at_s, since_s))
 
     def delay_s(self, replica: str, queue_s: float, prefill_s: float, busy: float, now_s: float) -> float:
         """Return the seconds they will lose by `prefill_s` of work behind `queue_s`. `busy`: share of time, lately."""
         found = self.seen.get(replica)
         if found is None:
             return 0.0
-        seen, seconds, since_s = found
-        past_s = since_s - now_s
-        rate, patience_s = seen / MEMORY_S, seconds / seen
-        if past_s < 0.0:
-            rate *= math.exp(past_s / MEMORY_S)
+        rate, patience_s, since_s = found
+        if since_s < now_s:
+            rate *= exp((since_s - now_s) / MEMORY_S)
         ends_s = queue_s + prefill_s
-        if (
-            ends_s < patience_s
-        ):  # waited_s(ends_s) - waited_s(queue_s), taken apart: asked for every candidate
+        # waited_s(ends_s) - waited_s(queue_s), taken apart: asked for every candidate
+        if ends_s < patience_s:
             lost_s = prefill_s * (ends_s + queue_s) / 2
         elif queue_s >= patience_s:
             lost_s = prefill_s * patience_s

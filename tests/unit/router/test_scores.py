@@ -50,9 +50,8 @@ class Twin:
         seen = self.policy.prefills._regulars.seen.get(name)
         if seen is None:
             return 0.0
-        count, lost_s, since_s = seen
-        patience_s = lost_s / count
-        rate = count * math.exp(min(0.0, since_s - now_s) / MEMORY_S) / MEMORY_S
+        rate, patience_s, since_s = seen
+        rate *= math.exp(min(0.0, since_s - now_s) / MEMORY_S)
         longer_s = waited_s(queue_s + seconds, patience_s) - waited_s(queue_s, patience_s)
         return rate * longer_s / (1 - min(BUSY_MAX, self.busy(name, now_s)))
 
