@@ -1,6 +1,7 @@
 """Keeps the mirror up to date from Redis: snapshots first, then the stream of batches.
 
-A shell around `mirror`. One reader, strictly in the order of the stream. While Redis is away the mirror stays as it is.
+A shell around `mirror`. One reader, strictly in the order of the stream, also while snapshots are loaded: events of other
+replicas do not wait for that. While Redis is away the mirror stays as it is.
 Whatever is read, the event loop gets a turn after SLICE_S.
 """
 
@@ -39,6 +40,13 @@ READS_MAX: Final = 3
 UPKEEP_S: Final = 0.02
 """Upkeep of the mirror between two looks at the stream."""
 
+LOOK_S: Final = 0.01
+"""While snapshots are loaded, what is new of other replicas is read this often."""
+
+LOADS_S: Final = 0.5
+"""Who was loaded follows the stream again at most this much later, or twice as long as finding its events took the last
+time: they are looked for in all that the stream tells since the snapshots."""
+
 AWAY_PAUSE_S: Final = 0.1
 RELOAD_PAUSE_S: Final = 0.5
 """A replica whose snapshot did not help is tried again after this, or at its next batch after it."""
@@ -67,6 +75,11 @@ class IndexReader:
         """Replicas whose snapshot must be read, and not before when."""
         self._loading: set[str] = set()
         """Replicas whose snapshot is being read now, and which were wanted all that time."""
+        self._foreseen: set[str] = set()
+        """Those of them the mirror knows the size of."""
+        self._loads_s = LOADS_S
+        self._read_s = self._clock.now_s()
+        """When the stream was read the last time."""
         self._breaks_seen = -1
         self._upkeep: Iterator[None] | None = None
         """Upkeep that was begun."""
@@ -93,11 +106,11 @@ class IndexReader:
         await self._find_position()
         while True:
             now_s = self._clock.now_s()
-            due = {name for name, at_s in self._to_load.items() if at_s <= now_s}
+            due = sorted((at_s, name) for name, at_s in self._to_load.items() if at_s <= now_s)
             if due:
-                await self._reload(due)
+                await self._reload([name for _, name in due])
             self.is_caught_up = all(at_s > now_s for at_s in self._to_load.values())
-            await self._read()
+            await self._read(may_wait=self.is_caught_up)
             await self._keep_up(UPKEEP_S)
             if self._redis.break_total != self._breaks_seen:
                 await self._find_position()
@@ -112,21 +125,25 @@ class IndexReader:
             for name in self._wanted:
                 self._to_load[name] = float("-inf")
 
-    async def _read(self) -> None:
+    async def _look(self) -> None:
+        """Take what is new of the replicas that are not loaded just now. Called between two parts of a load."""
+        if self._clock.now_s() - self._read_s > LOOK_S:
+            await self._read(may_wait=False)
+
+    async def _read(self, *, may_wait: bool = True) -> None:
         # Replicas may be named at any moment of the wait: a router that starts learns them just after this has begun.
         timeout_ms = BLOCK_MS if self._wanted and not self._to_load else BLOCK_MS // 10
-        waiting = () if self._mirror.needs_upkeep else ("BLOCK", timeout_ms)
+        waiting = ("BLOCK", timeout_ms) if may_wait and not self._mirror.needs_upkeep else ()
         answer = await self._redis.execute(
             *("XREAD", "COUNT", READ_COUNT, *waiting),
             *("STREAMS", self._stream, events.format_stream_id(self._position)),
         )
-        if not answer:
-            return
-        for entry_id, batch in self._entries(answer[0][1]):
+        for entry_id, batch in self._entries(answer[0][1] if answer else ()):
             self._position = entry_id  # before it is taken: an entry that fails is not read for ever
             if batch is not None:
                 await self._take(batch, entry_id)
             await self._turns.breathe()
+        self._read_s = self._clock.now_s()
 
     async def _take(self, batch: Batch, entry_id: StreamId) -> None:
         name = batch.replica
@@ -139,23 +156,33 @@ class IndexReader:
             log.info("index of %s is loaded again", name, extra={"epoch": batch.epoch, "seq": batch.seq})
             self._to_load[name] = float("-inf")
 
-    async def _reload(self, names: set[str]) -> None:
-        """Load the snapshots of `names`, then what the stream tells of them up to where we are."""
+    async def _reload(self, names: list[str]) -> None:
+        """Load the snapshots of `names`, then what the stream tells of them up to where we are; the last ones another time.
+
+        Whatever is read of the stream meanwhile, `names` have no part in it: `_take`.
+        """
         start = self._position
         self._loading = set()
-        await self._foresee(sorted(names & self._wanted))
-        for name in sorted(names & self._wanted):
+        await self._foresee(names)
+        end_s = self._clock.now_s() + self._loads_s
+        for name in names:
+            if name not in self._wanted:
+                continue
             self._loading.add(name)
             self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
+            self._foreseen.discard(name)
             head = await self._load(name)
-            if name not in self._loading:
-                continue
             if head is None:
-                self._loading.remove(name)
-                continue
-            self.reload_total += 1
-            start = min(start, head.stream_id)
+                self._loading.discard(name)
+            elif name in self._loading:
+                self.reload_total += 1
+                start = min(start, head.stream_id)
+            if self._clock.now_s() > end_s:
+                break
+            await self._look()
+        began_s = self._clock.now_s()
         incomplete = await self._replay(self._loading, start) if self._loading else set()
+        self._loads_s = max(LOADS_S, 2 * (self._clock.now_s() - began_s))
         for name in self._loading:
             if name in incomplete:
                 self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
@@ -163,7 +190,9 @@ class IndexReader:
                 self._to_load.pop(name, None)
 
     async def _foresee(self, names: list[str]) -> None:
-        """Tell the mirror how many blocks the snapshots of `names` have."""
+        """Tell the mirror how many blocks the snapshots of `names` have, once for each load."""
+        names = [name for name in names if name not in self._foreseen]
+        self._foreseen = self._to_load.keys() & self._foreseen.union(names)
         heads = []
         for at in range(0, len(names), READ_COUNT):
             starts = await self._redis.pipeline(
@@ -217,6 +246,7 @@ class IndexReader:
                 await self._keep_up(UPKEEP_S)
                 if at >= end:
                     break
+                await self._look()
                 # One byte more than there should be shows that there is none. The head is read after the part: if it is the
                 # same, then so was the part.
                 part, again = await self._redis.pipeline(
@@ -273,7 +303,8 @@ class IndexReader:
                     elif outcome is Outcome.APPLIED:
                         incomplete.discard(batch.replica)
             if len(entries) < READ_COUNT:
-                break
+                break  # before more is read: then we would be somewhere else
+            await self._look()
         return incomplete
 
     def _entries(self, entries: Any) -> Iterator[tuple[StreamId, Batch | None]]:

@@ -12,6 +12,7 @@ from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from services.router.index_reader import CHUNK_BYTES, READ_COUNT, SLICE_S, IndexReader
 from services.router.mirror import SLICE_BLOCKS, PrefixMirror
+from tests.unit.prefix_index.test_publisher import MemoryRedis
 
 
 class SlowClock:
@@ -204,5 +205,125 @@ async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
     assert most <= 20_000 * 17 // 16 + CHUNK_BYTES // 8
     assert 10_000 <= mirror.block_count <= 20_000
     mirror.assert_consistent()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+class TalkingRedis(MemoryRedis):
+    """Tells a block of "b" with each command, and notes with each how many of them the mirror has."""
+
+    def __init__(self, mirror: PrefixMirror) -> None:
+        super().__init__()
+        self.mirror = mirror
+        self.seq = 0
+        self.seen: list[tuple[str, int]] = []
+        """Command, and how many blocks the mirror lags behind."""
+
+    def store(self, name: str, block_count: int, numbered: int) -> None:
+        """Write a snapshot of so many blocks."""
+        hashes = tuple(numbered << 52 | index << 30 for index in range(block_count))
+        stored = Snapshot(name, "e", 0, (self.entry, 0), blocks.pack(hashes))
+        self.keys[f"m:snap:{name}"] = events.encode_snapshot(stored)
+
+    def tell(self, batch: Batch) -> None:
+        """Append to the stream."""
+        self.answer(("XADD", "m:kv", "*", events.FIELD, events.encode_batch(batch)))
+
+    def answer(self, command: Any) -> Any:
+        if command[0] in ("GETRANGE", "XRANGE"):
+            self.seen.append((command[0], self.seq - self.mirror.blocks_of("b")))
+            self.seq += 1
+            self.tell(Batch("b", "e", self.seq - 1, self.seq, Op.STORED, (1 << 63 | self.seq,)))
+        return super().answer(command)
+
+
+async def reloaded(redis: TalkingRedis, *names: str) -> None:
+    """Load `names`, and then "a" again, which has missed something."""
+    link: Any = redis
+    reader = IndexReader(link, "m", redis.mirror, SlowClock())
+    reader.set_replicas(names)
+    task = asyncio.create_task(reader.run())
+    await caught_up(reader)
+    redis.seen.clear()
+    reload_total = reader.reload_total
+    head = events.encode_snapshot_head("a", "e", 6, (0, 0), redis.mirror.blocks_of("a"))
+    redis.keys["m:snap:a"] = head + redis.keys["m:snap:a"][len(head) :]
+    redis.tell(Batch("a", "e", 5, 6, Op.STORED, (3,)))
+    async with asyncio.timeout(5):
+        while reader.reload_total == reload_total or "a" in reader._to_load:
+            await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert redis.mirror.position_of("a") == ("e", 6)
+    redis.mirror.assert_consistent()
+
+
+async def test_events_of_others_do_not_wait_for_a_snapshot() -> None:
+    """While a large one is loaded, the mirror is never more than a few commands behind with another replica."""
+    redis = TalkingRedis(PrefixMirror())
+    redis.store("a", CHUNK_BYTES // 8 * 12, 1)
+    redis.store("b", 0, 2)
+    await reloaded(redis, "a", "b")
+    lags = [lag for name, lag in redis.seen if name == "GETRANGE"]
+    assert len(lags) > 24
+    assert max(lags) <= 6
+
+
+async def test_events_of_others_do_not_wait_for_a_replay() -> None:
+    """While a replica's events are looked for in a long stream, those of another are taken."""
+    redis = TalkingRedis(PrefixMirror())
+    redis.store("a", 1, 1)
+    redis.store("b", 0, 2)
+    for seq in range(1, 12 * READ_COUNT):
+        redis.tell(Batch("c", "e", seq, seq + 1, Op.STORED, (seq,)))
+    await reloaded(redis, "a", "b")
+    lags = [lag for name, lag in redis.seen if name == "XRANGE"]
+    assert len(lags) > 12
+    assert max(lags) <= 3
+
+
+async def test_who_is_loaded_does_not_wait_for_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among many that are loaded, the first ones follow the stream before the last ones are loaded."""
+    monkeypatch.setattr("services.router.index_reader.LOADS_S", 0.05)
+    redis = TalkingRedis(PrefixMirror())
+    names = [f"r{index:02}" for index in range(30)]
+    for index, name in enumerate(["b", *names]):
+        redis.store(name, 2000, index)
+    link: Any = redis
+    reader = IndexReader(link, "m", redis.mirror, SlowClock())
+    reader.set_replicas(["b", *names])
+    task = asyncio.create_task(reader.run())
+    lags = []
+    async with asyncio.timeout(10):
+        while reader.reload_total < len(names):
+            await asyncio.sleep(0)
+            lags.append(redis.seq - max(0, redis.mirror.blocks_of("b") - 2000))
+        while not reader.is_caught_up:
+            await asyncio.sleep(0)
+    assert min(lags[len(lags) // 2 :]) < 10
+    assert reader.reload_total == len(names) + 1
+    assert redis.mirror.blocks_of("b") > 2000
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_load_that_never_helps_does_not_keep_others_from_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who has waited longest is loaded first, not who has failed last."""
+    monkeypatch.setattr("services.router.index_reader.LOADS_S", 0.0)
+    monkeypatch.setattr("services.router.index_reader.RELOAD_PAUSE_S", 0.0)
+    redis = TalkingRedis(PrefixMirror())
+    redis.store("a", CHUNK_BYTES // 8 * 3, 1)
+    redis.keys["m:snap:a"] = redis.keys["m:snap:a"][:-1]
+    for name in ("b", "c"):
+        redis.store(name, 5, 2)
+    link: Any = redis
+    reader = IndexReader(link, "m", redis.mirror, SlowClock())
+    reader.set_replicas(["a", "b", "c"])
+    task = asyncio.create_task(reader.run())
+    async with asyncio.timeout(5):
+        while not (reader.unreadable_total > 2 and redis.mirror.blocks_of("c")):
+            await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
