@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvmesh.router.v1 import router_pb2 as pb
-from services.router.costs import FIT_EVERY
+from services.router.costs import WINDOW
 from services.router.replay.cost import Cost
 from services.router.replay.options import BadOption
 
-PROMPTS_MIN: Final = FIT_EVERY
-"""Measured prompts below which the fit still leans on what the router assumed at first."""
+PROMPTS_MIN: Final = WINDOW
+"""As many as the fit looks at. With fewer it leans on what the router assumed, and factors on which replica began."""
 
 DIGITS: Final = 6
 """Of a coefficient: what is shown is what is simulated."""

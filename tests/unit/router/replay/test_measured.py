@@ -124,7 +124,7 @@ def test_a_router_that_has_measured_too_little_is_refused(prompts: int) -> None:
         assert measured("--cost-of", "a:1", told(prompts), COSTS["8b"]).prompts == prompts
         return
     with pytest.raises(
-        BadOption, match=rf'--cost-of = "a:1": router-3 has measured {prompts} .* 32 are needed'
+        BadOption, match=rf'--cost-of = "a:1": router-3 has measured {prompts} .* {PROMPTS_MIN} are needed'
     ):
         measured("--cost-of", "a:1", told(prompts), COSTS["8b"])
 
