@@ -11,7 +11,7 @@ from typing import Final
 
 SERVICE_ROLES: Final = ("frontend", "router", "prefill", "decode")
 OPERATOR: Final = "operator"
-"""Who runs `kvmesh status` and `kvmesh health` from outside the services."""
+"""Who runs `kvmesh status`, `kvmesh health` and `kvmesh replay --cost-of` from outside the services."""
 
 ROLES: Final = (*SERVICE_ROLES, OPERATOR)
 
