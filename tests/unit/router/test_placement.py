@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.queue_order import AGEING, overtaken_s
+from services.router.decode_choice import HANDOFF_S, DecodeChoice
 from services.router.mirror import PrefixMirror
 from services.router.placement import RECHECK_S, KappaPolicy
 from services.router.policy import (
@@ -26,6 +27,7 @@ from services.router.policy import (
     Stored,
     Wait,
 )
+from services.router.shortlist import Match
 
 BLOCK = 10
 
@@ -163,6 +165,19 @@ def test_decode_goes_where_most_is_free_counting_what_it_holds() -> None:
     view.decode[0].block_reserved = view.decode[1].block_reserved = 950
     assert isinstance(policy.place(request(), view, 0.0), Wait)
     assert isinstance(policy.place(request(), PoolView(view.prefill, []), 0.0), Wait)
+
+
+def test_blocks_that_decode_holds_need_not_move() -> None:
+    """Beside a prefill elsewhere it costs the handoff, the blocks that it lacks, and how full it would be."""
+    mirror = PrefixMirror()
+    mirror.add("holder")
+    mirror.store("holder", (1, 2, 3))
+    choice = DecodeChoice(BLOCK, 0.5, random.Random(1))
+    pool = [ReplicaState("holder", 1000, block_reserved=300), ReplicaState("empty", 1000)]
+    request = PlacementRequest("r", (1, 2, 3, 4), 4 * BLOCK + 1, BLOCK)
+    fitting = choice.fitting(request, PoolView((), pool), Match(mirror, request.hashes))
+    best, cost_s = choice.beside_prefill(fitting)
+    assert best.name == "holder" and cost_s == pytest.approx(HANDOFF_S + 2 * 0.5 + 0.304)
 
 
 def test_short_uncached_prompts_run_on_decode_where_that_is_no_later() -> None:

@@ -57,8 +57,11 @@ class Twin:
 
     def scores(
         self, request: PlacementRequest, view: PoolView, now_s: float
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return scores without the blind spot's, and the queue's seconds, by name. Ask before the policy is asked."""
+    ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+        """Return scores without the blind spot's, the queue's seconds, and those until all were done, by name.
+
+        Ask before the policy is asked.
+        """
         policy, wishes = self.policy, self.policy.prefills._wishes
         policy._expire(now_s)
         for wish in wishes.expired(now_s):
@@ -72,31 +75,33 @@ class Twin:
         )
         kappa = min(KAPPA_MAX, (waiting_s / typical_s + view.waiting_requests) / len(view.prefill))
         depths = policy.mirror.matched(request.hashes)
-        scores, queues = {}, {}
+        scores, queues, ends = {}, {}, {}
         for one in view.prefill:
             uncached = max(1, request.token_count - depths.get(one.name, 0) * BLOCK)
             seconds = policy.costs.estimate_s(uncached, request.token_count) * policy.speeds.factor(one.name)
-            ahead_s, behind, waiting, there_s = plain_line(
+            ahead_s, behind, waiting, there_s, total_s = plain_line(
                 policy.backlog, one.name, seconds, now_s, request.precedence
             )
-            held_s, held_behind, _, _ = plain_line(wishes, one.name, seconds, since_s, request.precedence)
-            queue_s = ahead_s + held_s
-            if not one.is_stale:
-                queue_s += max(0, one.queued_requests - waiting) * typical_s
+            held_s, held_behind, _, _, held_total_s = plain_line(
+                wishes, one.name, seconds, since_s, request.precedence
+            )
+            unknown_s = 0.0 if one.is_stale else max(0, one.queued_requests - waiting) * typical_s
+            queue_s = ahead_s + held_s + unknown_s
             score = queue_s + seconds * (1 + behind + held_behind + kappa)
             score += self.regulars_s(one.name, queue_s, seconds, now_s)
             if waiting and there_s + seconds > AHEAD_S:
                 score += min(there_s, there_s + seconds - AHEAD_S) * view.waiting_requests / LOOK_AHEAD
             scores[one.name], queues[one.name] = score, queue_s
+            ends[one.name] = total_s + held_total_s + unknown_s + seconds
         if own_wish is not None:
             wishes.add(own_wish)
-        return scores, queues
+        return scores, queues, ends
 
 
 def plain_line(
     backlog: Backlog, name: str, seconds: float, now_s: float, precedence: Precedence
-) -> tuple[float, int, int, float]:
-    """Seconds ahead, prompts behind, prompts that wait, their seconds: by a walk over the work."""
+) -> tuple[float, int, int, float, float]:
+    """Seconds ahead, prompts behind, prompts that wait, their seconds, those of all: by a walk over the work."""
     order = backlog._order_key(seconds, now_s)
     ahead = Ahead(precedence, order)
     running_s = there_s = 0.0
@@ -110,7 +115,7 @@ def plain_line(
         there_s += work.prefill_s
         ahead.add(work.precedence or precedence, work.order, work.prefill_s, work.tokens)
         behind += (work.precedence or precedence) == precedence and work.order > order
-    return running_s + ahead.seconds(), behind, waiting, there_s
+    return running_s + ahead.seconds(), behind, waiting, there_s, running_s + there_s
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -159,7 +164,7 @@ def test_scores_are_those_of_the_formula(seed: int) -> None:
             other = Dispatched("r1", f"x{index}", rng.choice(prefill).name, hashes, 0.1, now_s, now_s + 3)
             policy.observe(other)
             twin.told.append(other)
-        scores, queues = twin.scores(request, view, now_s)
+        scores, queues, ends = twin.scores(request, view, now_s)
         typical_s = max(TYPICAL_FLOOR_S, policy.prefills.typical_s)
         answer = policy.place(request, view, now_s)
         if not isinstance(answer, Placement):
@@ -171,6 +176,9 @@ def test_scores_are_those_of_the_formula(seed: int) -> None:
             assert offer.score == pytest.approx(scores[offer.replica] + risk_s, rel=1e-9), (seed, index)
             assert offer.queue_s == pytest.approx(queues[offer.replica], rel=1e-9, abs=1e-12), (seed, index)
         assert answer.candidates[0].score <= min(offer.score for offer in answer.candidates) * (1 + 1e-9)
+        others_s = [ends_s for replica, ends_s in ends.items() if replica != answer.prefill]
+        lost_s = max(0.0, min(others_s) - answer.prefill_s)
+        assert policy.prefills._chosen[1] == pytest.approx(lost_s, rel=1e-9, abs=1e-9), (seed, index)
         compared += 1
         told = Dispatched(
             "r0",
