@@ -49,7 +49,7 @@ class ReplicaBits:
         self._names: list[str] = []
         """Empty: nobody's."""
         self._named: dict[int, list[str]] = {}
-        """Answers of `names_of` since a bit changed hands."""
+        """Answers of `names_of` since a bit was given back."""
 
     @property
     def names(self) -> list[str]:
@@ -64,7 +64,6 @@ class ReplicaBits:
         else:
             number = len(self._names)
             self._names.append(name)
-        self._named.clear()
         return number
 
     def give_back(self, mask: int) -> None:
