@@ -19,7 +19,8 @@ ALL: Final = 16
 """Up to this many replicas are all compared."""
 
 HOLDERS: Final = 8
-"""Holders of the prompt's blocks that are compared, the deepest first; of equals the least loaded."""
+"""Holders of the prompt's blocks that are compared. The least loaded of the deepest are half of them, those of the next
+deepest half of the rest, and so on: the deepest may all be busy, and one that holds a block less idle."""
 
 LIGHT: Final = 6
 """Least loaded replicas that are compared, whatever they hold."""
@@ -82,21 +83,31 @@ class Shortlist:
 
     def of(self, replicas: Sequence[ReplicaState], match: Match, load: Mapping[str, float]) -> list[Entry]:
         """Return whom to compare. `load`: what the least loaded are ordered by; who is not in it has none."""
-        if replicas is not self._replicas:
-            self._replicas, self._by_name = replicas, {one.name: one for one in replicas}
-        by_name, rng = self._by_name, self._rng
+        by_name, rng = self._named(replicas), self._rng
         if len(replicas) <= ALL:
             return [*zip(replicas, map(match.depths().get, by_name, _NONE), strict=True)]
         chosen: dict[str, int] = {}
+        left = HOLDERS
         for group in match.groups:
             names = list(filter(by_name.__contains__, match.names(group)))
-            for name in _lightest(names, HOLDERS - len(chosen), load, rng):
+            for name in _lightest(names, left if group is match.groups[-1] else (left + 1) // 2, load, rng):
                 chosen[name] = group.depth
-            if len(chosen) >= HOLDERS:
+            left = HOLDERS - len(chosen)
+            if not left:
                 break
         light = _lightest([one.name for one in window(replicas, rng)], LIGHT, load, rng)
         chosen.update(match.depths_of([name for name in light if name not in chosen]))
         return [(by_name[name], depth) for name, depth in chosen.items()]
+
+    def deepest(self, replicas: Sequence[ReplicaState], match: Match) -> int:
+        """Return how many blocks the one of `replicas` has or will have that has most."""
+        is_there = self._named(replicas).__contains__
+        return next((group.depth for group in match.groups if any(map(is_there, match.names(group)))), 0)
+
+    def _named(self, replicas: Sequence[ReplicaState]) -> dict[str, ReplicaState]:
+        if replicas is not self._replicas:
+            self._replicas, self._by_name = replicas, {one.name: one for one in replicas}
+        return self._by_name
 
 
 def below(count: int, rng: random.Random) -> int:
@@ -118,7 +129,7 @@ def window(replicas: Sequence[ReplicaState], rng: random.Random) -> Sequence[Rep
 
 
 def _lightest(names: list[str], count: int, load: Mapping[str, float], rng: random.Random) -> list[str]:
-    if len(names) > WINDOW:
+    if len(names) > WINDOW or (not load and len(names) > count):
         start = below(len(names), rng)
         names = (names[start:] + names[:start])[:WINDOW]
     if len(names) <= count or not load:
