@@ -109,6 +109,10 @@ class DecodeChoice:
                 taken = one.block_own if one.is_stale else one.block_reserved
                 if taken > 0 and taken + needed + total * head_room // 1000 > total:
                     continue
+                if (
+                    taken < one.block_reserved
+                ):  # an old report refuses nobody, but who falls silent is not the emptiest
+                    taken = one.block_reserved
                 full_s = FULL_S * (taken + needed - depth + HEAD_ROOM_BLOCKS) / total
             found.append((one, depth, full_s, full_s + (blocks - depth) * block_s))
         return found

@@ -29,6 +29,7 @@ from services.router.policy import (
     PoolView,
     Removed,
     ReplicaGone,
+    ReplicaState,
     RouterGone,
     Started,
     Stored,
@@ -175,9 +176,18 @@ class KappaPolicy:
         if now_s - self._measured_at_s > FRESH_S:
             self.costs.forget()
 
-    def expected(self, hashes: Sequence[int], token_count: int) -> tuple[int, float]:
-        """Return how many tokens of a prompt would be computed where most of it is in cache, and in how many seconds."""
-        uncached = max(1, token_count - self.mirror.depth(hashes) * self._block_tokens)
+    def expected(
+        self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
+    ) -> tuple[int, float]:
+        """Return how many tokens of a prompt would be computed where most of it is in cache, and in how many seconds.
+
+        That is one of `prefill`, or decode, which may hold the last reply too, if it ran what is left itself.
+        """
+        match = Match(self.mirror, hashes)
+        depth = match.groups[0].depth if match.groups else 0
+        if prefill and token_count - depth * self._block_tokens > self._local_tokens_max:
+            depth = self.prefills.deepest(prefill, match)
+        uncached = max(1, token_count - depth * self._block_tokens)
         return uncached, self.costs.estimate_s(uncached, token_count)
 
     def queue_s(self, replica: str, now_s: float) -> float:
@@ -195,9 +205,12 @@ class KappaPolicy:
         now_s: float,
     ) -> Own | None:
         """Return decode that runs the prompt itself, if that costs less than `paired_s`, or must be."""
-        uncached = request.token_count - max([depth for _, depth, _, _ in fitting]) * self._block_tokens
-        if paired_s < math.inf and max(1, uncached) > self._local_tokens_max:
-            return None
+        if paired_s < math.inf:
+            # The last token is always computed, to have logits.
+            tokens, tokens_max = request.token_count, self._local_tokens_max
+            fitting = [one for one in fitting if max(1, tokens - one[1] * self._block_tokens) <= tokens_max]
+            if not fitting:
+                return None
 
         def prefill_s(name: str, depth: int) -> float:
             return usual_s(depth) * self.speeds.factor(name)
@@ -206,10 +219,7 @@ class KappaPolicy:
             return self.backlog.queue_s(name, seconds, now_s)
 
         own = self._decodes.alone(fitting, prefill_s, queue_s)
-        # The last token is always computed, to have logits.
-        cached = min(own.matched_blocks * self._block_tokens, request.token_count - 1)
-        is_short = request.token_count - cached <= self._local_tokens_max
-        return own if paired_s == math.inf or (is_short and own.cost_s <= paired_s) else None
+        return own if own.cost_s <= paired_s else None
 
     # Learning
 

@@ -48,7 +48,7 @@ class ReplicaState:
     block_own: int = 0
     """Blocks of what this router sent and has not ended."""
     is_stale: bool = False
-    """The last report is too old to tell how full the replica is now: own counts tell."""
+    """The last report is too old to refuse anything by it: own counts tell. What a place costs is still read from it."""
     queued_requests: int = 0
     """Requests that wait at the replica, as last reported."""
     running_requests: int = 0
@@ -61,7 +61,7 @@ class ReplicaState:
 
     def has_ample_room(self) -> bool:
         """True if a quarter of the blocks is free, by the last report and what was sent since: a reservation is certain."""
-        return 0 < self.block_total <= 4 * (self.block_total - self.reserved())
+        return 0 < self.block_total <= 4 * (self.block_total - max(self.block_own, self.block_reserved))
 
 
 @dataclass(frozen=True, slots=True)

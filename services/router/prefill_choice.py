@@ -131,7 +131,7 @@ class PrefillChoice:
                 queue_s += held_s
                 behind += held_behind
                 ends_s += held_total_s
-            if replica.queued_requests > waiting and not replica.is_stale:  # of routers that we do not hear
+            if replica.queued_requests > waiting:  # of routers that we do not hear
                 unknown_s = (replica.queued_requests - waiting) * typical_s
                 queue_s += unknown_s
                 ends_s += unknown_s
@@ -146,6 +146,10 @@ class PrefillChoice:
                 score += held_s * waiting_here / LOOK_AHEAD
             found.append((name, depth, queue_s, seconds, score, may_go, ends_s + seconds))
         return found
+
+    def deepest(self, prefill: Sequence[ReplicaState], match: Match) -> int:
+        """Return how many blocks of the prompt are where most of it is."""
+        return self._shortlist.deepest(prefill, match)
 
     def lowest(self, offers: Sequence[Offer]) -> Offer:
         """Return the best of `offers`, of equals a random one."""

@@ -10,7 +10,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.drain import Drain
 from services.router.holdings import Holdings
 from services.router.lanes import MayGo
-from services.router.policy import Placement, PlacementRequest, PoolView, Wait
+from services.router.policy import Placement, PlacementRequest, PoolView, ReplicaState, Wait
 from services.router.queue import anybody
 from services.router.relayed import Relayed, Stage
 from services.router.replicas import Replica
@@ -50,8 +50,13 @@ class Forecast(Protocol):
         """Something would be refused by the estimates: forget those that nothing can correct any more."""
         ...
 
-    def expected(self, hashes: Sequence[int], token_count: int) -> tuple[int, float]:
-        """Return how many tokens of a prompt would be computed where most of it is in cache, and in how many seconds."""
+    def expected(
+        self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
+    ) -> tuple[int, float]:
+        """Return how many tokens of a prompt would be computed where most of it is in cache, and in how many seconds.
+
+        `prefill`: who may run it.
+        """
         ...
 
 
@@ -84,7 +89,8 @@ class Releases:
         if self.forecast is None:
             item.work = item.token_count
         else:
-            item.work, item.expected_s = self.forecast.expected(item.hashes, item.token_count)
+            prefill, _ = self.roster.look(item.arrived_s)
+            item.work, item.expected_s = self.forecast.expected(item.hashes, item.token_count, prefill)
 
     def foreseen_s(self, item: Relayed, wait_s: float) -> float | None:
         """Return the seconds to the first token of `item` after a wait of `wait_s`, if it is known and too long.

@@ -144,7 +144,7 @@ class Simulation:
         # Who may not go at once is ordered as at the replicas, by what it would take where most of it is in cache.
         policy, work, seconds = self._policies[router], tokens, 0.0
         if isinstance(policy, Forecast):  # other policies hold nothing back
-            work, seconds = policy.expected(self._load.hashes[index], tokens)
+            work, seconds = policy.expected(self._load.hashes[index], tokens, self._replicas)
         held = Held(index, tokens, OUTPUT_TOKENS_MAX, self._order(seconds, self._now_s), work)
         queue.add(held)
         self._pump(router)

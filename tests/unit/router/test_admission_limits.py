@@ -31,7 +31,9 @@ class Told:
     def doubt_costs(self, now_s: float) -> None:
         pass
 
-    def expected(self, hashes: Sequence[int], token_count: int) -> tuple[int, float]:
+    def expected(
+        self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
+    ) -> tuple[int, float]:
         return token_count, token_count * self._token_s
 
 

@@ -152,6 +152,63 @@ def test_who_has_waited_long_goes_where_it_does_not_fit(seed: int) -> None:
     assert isinstance(last, Placement) == (waiting_s <= 1.0)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_who_falls_silent_is_not_preferred(seed: int) -> None:
+    """Its last report is too old to refuse by, but it is no reason to take it for empty."""
+    rng = random.Random(seed)
+    policy, view = policy_of(4, 4, seed=seed), view_of(4, 4)
+    for decode in view.decode:
+        decode.block_total, decode.block_reserved, decode.block_own = 10_000, 8000, rng.randint(0, 4000)
+    for prefill in view.prefill:
+        prefill.queued_requests = 5
+    silent, crowded = rng.choice(view.decode), rng.choice(view.prefill)
+    silent.is_stale = crowded.is_stale = True
+    crowded.queued_requests = 20
+    assert not silent.has_ample_room() and silent.reserved() == silent.block_own
+    counts: Counter[str] = Counter()
+    for name in range(120):
+        answer = placed(policy.place(request(name, 100, name * 1000), view, 0.0))
+        assert answer.prefill != crowded.name
+        chosen = next(one for one in view.decode if one.name == answer.decode)
+        chosen.block_reserved += 10
+        chosen.block_own += 10
+        counts[chosen.name] += 1
+    assert all(28 <= counts[one.name] <= 32 for one in view.decode), counts
+
+
+def test_only_a_place_that_can_run_a_prompt_tells_what_it_will_take() -> None:
+    """Decode has the last reply too, but does not run what is long; a replica that drains has it for nobody."""
+    policy, view = policy_of(2, 1, local=100), view_of(2, 1)
+    for name, depth in (("d0", 90), ("p1", 50), ("p0", 20)):
+        policy.mirror.store(name, tuple(range(depth)))
+    whole, some = tuple(range(100)), tuple(range(99))
+    assert policy.expected(whole, 1005, view.prefill)[0] == 505
+    assert policy.expected(some[:95], 955, view.prefill)[0] == 55, "decode runs it"
+    assert policy.expected(whole, 1005, view.prefill[:1])[0] == 805
+    assert policy.expected(whole, 1005, [])[0] == 105, "there is only decode"
+    assert policy.expected((5000,), 15, view.prefill)[0] == 15
+    answer = placed(policy.place(request(tokens=1000), view, 0.0))
+    uncached, seconds = policy.expected(whole, 1000, view.prefill)
+    assert (answer.decode, answer.prefill) == ("d0", None) and uncached == 100
+    assert answer.prefill_s == pytest.approx(seconds)
+
+
+def test_decode_that_is_short_enough_runs_a_prompt_though_a_longer_one_there_were_cheaper() -> None:
+    """One decode replica has less left, behind a prompt that runs; the other is idle, and has too much left to run it."""
+    policy, view = policy_of(1, 2, local=512), view_of(1, 2)
+    hashes = tuple(range(18))
+    policy.mirror.store("d0", hashes)
+    policy.observe(dispatched(1, "d0", 0.06))
+    policy.observe(Started("router-0", f"{1:032x}", 0.0))
+    for name in range(2, 12):
+        policy.observe(dispatched(name, "p0", 1.0))
+        policy.observe(Started("router-0", f"{name:032x}", 0.0))
+    asked = PlacementRequest("f" * 32, hashes, 600, 50)
+    assert (answer := placed(policy.place(asked, view, 0.0))).prefill is None and answer.decode == "d0", (
+        answer
+    )
+
+
 def test_decode_goes_where_most_is_free_counting_what_it_holds() -> None:
     """Reserved blocks decide; held prefix blocks count as free; a refusing replica is left out; full pools wait."""
     policy = policy_of()

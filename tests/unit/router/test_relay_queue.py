@@ -124,7 +124,7 @@ def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
     (long,) = [item for item in desk.relay.holdings.items if item.token_count == 4000]
     (short,) = desk.policy.backlog.of("prefill-0")
     assert not short.started_s and short.prefill_s < 0.02
-    held_s = (desk.policy.expected((), 4000)[1] + short.prefill_s - 0.02) / AGEING
+    held_s = (desk.policy.costs.estimate_s(4000, 4000) + short.prefill_s - 0.02) / AGEING
     desk.wait(0.9 * held_s)
     assert long.released_s == 0.0
     desk.wait(0.2 * held_s)

@@ -85,7 +85,7 @@ class Twin:
             held_s, held_behind, _, _, held_total_s = plain_line(
                 wishes, one.name, seconds, since_s, request.precedence
             )
-            unknown_s = 0.0 if one.is_stale else max(0, one.queued_requests - waiting) * typical_s
+            unknown_s = max(0, one.queued_requests - waiting) * typical_s
             queue_s = ahead_s + held_s + unknown_s
             score = queue_s + seconds * (1 + behind + held_behind + kappa)
             score += self.regulars_s(one.name, queue_s, seconds, now_s)

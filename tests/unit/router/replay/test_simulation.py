@@ -19,6 +19,7 @@ from services.router.policy import (
     PlacementRequest,
     PoolView,
     Removed,
+    ReplicaState,
     Started,
     Stored,
     Wait,
@@ -89,7 +90,9 @@ class OneAtATime(Watcher):
     def doubt_costs(self, now_s: float) -> None:
         """Never."""
 
-    def expected(self, hashes: Sequence[int], token_count: int) -> tuple[int, float]:
+    def expected(
+        self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
+    ) -> tuple[int, float]:
         """Nothing is in cache."""
         return token_count, FLAT.seconds(token_count, token_count)
 
