@@ -27,7 +27,7 @@ EJECT_MAX_S: Final = 30.0
 class Ejection:
     """Of one replica. What was sent before its present state began tells nothing about that state."""
 
-    __slots__ = ("_level", "_noticed_s", "_since_s", "_trial", "failures", "until_s")
+    __slots__ = ("_level", "_noticed_s", "_since_s", "failures", "trial", "until_s")
 
     def __init__(self) -> None:
         self.failures = 0
@@ -38,12 +38,13 @@ class Ejection:
         self._since_s = float("-inf")
         self._noticed_s = float("-inf")
         """When the last failure that counted came."""
-        self._trial: object | None = None
+        self.trial: object | None = None
+        """The request that tries it."""
 
     def __repr__(self) -> str:
         if self.until_s is None:
             return f"Ejection(trusted, {self.failures} failures)"
-        return f"Ejection(until {self.until_s:.3f}, {self.failures} failures, trial {self._trial})"
+        return f"Ejection(until {self.until_s:.3f}, {self.failures} failures, trial {self.trial})"
 
     @property
     def is_ejected(self) -> bool:
@@ -52,17 +53,21 @@ class Ejection:
 
     def may_take(self, now_s: float) -> bool:
         """Return whether a new request may go there: it is trusted, or its time is over and no trial runs."""
-        return self.until_s is None or (now_s >= self.until_s and self._trial is None)
+        return self.until_s is None or (now_s >= self.until_s and self.trial is None)
 
-    def sent(self, request: object, now_s: float) -> None:
-        """`request` went there; the first one after the time is the trial."""
-        if self.until_s is not None and now_s >= self.until_s and self._trial is None:
-            self._trial = request
+    def sent(self, request: object, now_s: float) -> bool:
+        """`request` goes there; the first one after the time is the trial. Return whether this is one."""
+        if self.until_s is None or not self.may_take(now_s):
+            return False
+        self.trial = request
+        return True
 
-    def left(self, request: object) -> None:
-        """`request` is not there any more; a trial without a verdict makes room for another."""
-        if self._trial is request:
-            self._trial = None
+    def left(self, request: object) -> bool:
+        """`request` is not there any more. Return whether it was a trial: without a verdict it makes room for another."""
+        if self.trial is not request:
+            return False
+        self.trial = None
+        return True
 
     def on_failure(self, sent_s: float, now_s: float) -> bool:
         """The replica failed what was sent to it at `sent_s`. Return whether that ejects it now."""
@@ -76,14 +81,14 @@ class Ejection:
         self._since_s = now_s
         self.until_s = now_s + min(EJECT_MAX_S, EJECT_MIN_S * 2**self._level)
         self._level = min(self._level + 1, 8)
-        self._trial = None
+        self.trial = None
         return True
 
     def on_answer(self, sent_s: float) -> bool:
         """It began well what was sent to it at `sent_s`. Return whether that readmits it."""
         if sent_s < self._since_s or self.until_s is None:
             return False
-        self.until_s, self._trial = None, None
+        self.until_s, self.trial = None, None
         self.failures = EJECT_AFTER - 1
         return True
 
@@ -92,7 +97,7 @@ class Ejection:
         if sent_s < self._since_s:
             return False
         is_readmitted = self.until_s is not None
-        self.until_s, self._trial = None, None
+        self.until_s, self.trial = None, None
         self.failures = self._level = 0
         return is_readmitted
 
@@ -102,11 +107,13 @@ def trusted(replicas: list[Replica], now_s: float) -> list[ReplicaState]:
 
     Failures of most replicas at a time tell of the load, or of the network, and the rest could not carry it alone.
     """
-    trusted = [one for one in replicas if one.ejection.may_take(now_s)]
+    trusted: list[Replica] = []
+    ejected: list[Replica] = []
+    for one in replicas:
+        (trusted if one.ejection.may_take(now_s) else ejected).append(one)
     if not trusted:
         return [one.state for one in replicas]
     missing = len(replicas) - len(replicas) // 2 - len(trusted)
     if missing > 0:
-        ejected = [one for one in replicas if one not in trusted]
         trusted += sorted(ejected, key=lambda one: one.ejection.until_s or 0.0)[:missing]
     return [one.state for one in trusted]

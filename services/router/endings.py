@@ -63,6 +63,7 @@ class Endings:
         elif prefill is not None and heir is not None and heir is not item and heir.stage is Stage.GENERATING:
             heir.prefill, heir.prefill_slot, heir.stage = prefill, item.prefill_slot, Stage.TRANSFERRING
             prefill.slots[heir.prefill_slot] = heir
+            prefill.left(item)
             item.prefill, item.prefill_slot = None, 0
         if item.prefill is not None:
             self._linger(item, now_s, "REASON_ADOPTED")

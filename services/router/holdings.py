@@ -115,9 +115,8 @@ class Holdings:
     def detach_prefill(self, item: Relayed) -> None:
         """Prefill holds it no more, or will not be heard about it."""
         if item.prefill is not None:
-            if item.prefill_slot:
-                item.prefill.slots.pop(item.prefill_slot, None)
-                item.prefill.ejection.left(item)
+            item.prefill.slots.pop(item.prefill_slot, None)
+            item.prefill.left(item)  # also one that waits for decode's word: it may be the trial
             item.prefill, item.prefill_slot = None, 0
 
     def detach(self, item: Relayed, replica: Replica) -> None:

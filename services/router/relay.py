@@ -193,6 +193,9 @@ class Relay:
         self.holdings.assert_consistent()
         self.releases.roster.assert_consistent()
         for replica in self.replicas.values():
+            trial = replica.ejection.trial
+            if trial is not None:
+                assert isinstance(trial, Relayed) and replica in (trial.decode, trial.prefill), replica
             for slot, item in replica.slots.items():
                 assert item in self.holdings.items, f"{replica} holds {item}"
                 mine = item.decode_slot if item.decode is replica else item.prefill_slot

@@ -280,7 +280,9 @@ class Releases:
         item.decode_slot = decode.outbox.new_slot()
         decode.slots[item.decode_slot] = item
         decode.reserve(item.decode_slot, item.blocks)
-        decode.ejection.sent(item, now_s)
+        decode.sent(item, now_s)
+        if item.prefill is not None:  # now, not when decode has accepted it: others are placed meanwhile
+            item.prefill.sent(item, now_s)
         self._holdings.timetable.by(item, now_s + ACCEPT_S)
         phase = pb.PHASE_CONTEXT_AND_GENERATION if item.prefill is None else pb.PHASE_GENERATION_ONLY
         decode.outbox.submit(
@@ -299,7 +301,6 @@ class Releases:
         item.stage = Stage.PREFILLING
         item.prefill_slot = prefill.outbox.new_slot()
         prefill.slots[item.prefill_slot] = item
-        prefill.ejection.sent(item, now_s)
         item.start_by_s = now_s + START_S + 3 * (item.placement.estimate_s if item.placement else 0.0)
         self._holdings.timetable.by(item, item.start_by_s)
         submit = self._submit(item, item.prefill_slot, pb.PHASE_CONTEXT_ONLY)

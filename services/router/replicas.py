@@ -131,8 +131,11 @@ class Replica:
         return self.is_up and self.is_here() and self.is_ready
 
     def placeable_changed(self) -> None:
-        """Another answer of `is_placeable`, or another state, or it is ejected."""
+        """Another answer of `is_placeable`, or another state."""
         self._relay.releases.roster.changed()
+
+    def _trust_changed(self) -> None:
+        self._relay.releases.roster.trust_changed()
 
     def step_p95_us(self, now_s: float) -> int:
         """Return the engine's step that 95 of 100 reports of the last minute keep; 0 if none told."""
@@ -164,7 +167,7 @@ class Replica:
         """It failed something of its own doing that was sent to it at `sent_s`."""
         ejection = self.ejection
         if ejection.on_failure(sent_s, now_s):
-            self.placeable_changed()
+            self._trust_changed()
             self._relay.ejection_total += 1
             for_s = (ejection.until_s or now_s) - now_s
             log.warning(
@@ -175,12 +178,24 @@ class Replica:
     def answered_well(self, sent_s: float) -> None:
         """It began well what was sent to it at `sent_s`."""
         if self.ejection.on_answer(sent_s):
+            self._trust_changed()
             log.info("replica readmitted", extra={"replica": self.name})
 
     def ended_well(self, sent_s: float) -> None:
         """It ended well what was sent to it at `sent_s`."""
         if self.ejection.on_success(sent_s):
+            self._trust_changed()
             log.info("replica readmitted", extra={"replica": self.name})
+
+    def sent(self, item: Relayed, now_s: float) -> None:
+        """`item` is placed here."""
+        if self.ejection.sent(item, now_s):
+            self._trust_changed()
+
+    def left(self, item: Relayed) -> None:
+        """`item` is not here any more."""
+        if self.ejection.left(item):
+            self._trust_changed()
 
     # Blocks at decode, between two load reports.
 
@@ -202,7 +217,7 @@ class Replica:
         """A slot is over; its `blocks` come back."""
         item = self.slots.pop(slot, None)
         if item is not None:
-            self.ejection.left(item)
+            self.left(item)
             self.answered(slot)
             self.state.block_reserved = max(0, self.state.block_reserved - blocks)
             self.state.block_own = max(0, self.state.block_own - blocks)
@@ -301,6 +316,7 @@ class Replica:
         if report.engine_boot_id and report.engine_boot_id != self._engine_boot_id:
             if self._engine_boot_id:
                 self.ejection = Ejection()
+                self._trust_changed()
             self._engine_boot_id = report.engine_boot_id
         state = self.state
         state.block_total = report.block_total_count

@@ -1,4 +1,4 @@
-"""Which replicas may be sent new requests now. They are gone through only when one of them changed.
+"""Which replicas may be sent new requests now. They are gone through only when one of them changed, or may be tried again.
 
 Pure. A decision looks at a handful of replicas; asking each of a thousand whether it is there would cost more than that.
 """
@@ -6,6 +6,7 @@ Pure. A decision looks at a handful of replicas; asking each of a thousand wheth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from services.router.ejection import trusted
@@ -28,7 +29,11 @@ class Roster:
         self._prefill: list[Replica] = []
         self._decode: list[Replica] = []
         self._states: tuple[list[ReplicaState], list[ReplicaState]] | None = None
-        """What is to be answered as long as nothing changes; None while one is ejected."""
+        """What is to be answered as long as nothing changes; None: trust has changed."""
+        self._trusted_s = 0.0
+        """When that was found."""
+        self._tried_s = 0.0
+        """When the next ejected one may be tried."""
         self._oldest_s = 0.0
         """No report that was fresh when they were looked at is older."""
 
@@ -36,27 +41,30 @@ class Roster:
         """A replica came, went, or may be sent requests no more, or again."""
         self._is_known = False
 
+    def trust_changed(self) -> None:
+        """A replica was ejected or readmitted, or its trial began or ended."""
+        self._states = None
+
     def look(self, now_s: float) -> tuple[Sequence[ReplicaState], Sequence[ReplicaState]]:
         """Return prefill and decode. The last ones of a role are not ejected. Old reports are marked as stale."""
-        if self._is_known and self._states is not None and now_s - self._oldest_s <= STALE_S:
-            return self._states
         if not self._is_known:
             placeable = [one for one in self._replicas.values() if one.is_placeable()]
             self._prefill = [one for one in placeable if one.role == "prefill"]
             self._decode = [one for one in placeable if one.role == "decode"]
             self._states, self._is_known = None, True
-        everybody = [*self._prefill, *self._decode]
-        self._mark_stale(everybody, now_s)
-        if self._states is None:
-            states = trusted(self._prefill, now_s), trusted(self._decode, now_s)
-            if any(one.ejection.is_ejected for one in everybody):
-                return states  # the next one to be tried may be another, at any time
-            self._states = states
+            self._oldest_s = -inf
+        if now_s - self._oldest_s > STALE_S:
+            self._mark_stale(now_s)
+        if self._states is None or now_s >= self._tried_s:
+            self._states = trusted(self._prefill, now_s), trusted(self._decode, now_s)
+            self._trusted_s = now_s
+            ejections = (one.ejection.until_s for one in (*self._prefill, *self._decode))
+            self._tried_s = min((one for one in ejections if one is not None and one > now_s), default=inf)
         return self._states
 
-    def _mark_stale(self, replicas: Sequence[Replica], now_s: float) -> None:
+    def _mark_stale(self, now_s: float) -> None:
         oldest_s = now_s
-        for one in replicas:
+        for one in (*self._prefill, *self._decode):
             state = one.state
             reported_s = state.reported_at_s
             state.is_stale = now_s - reported_s > STALE_S
@@ -72,8 +80,6 @@ class Roster:
         assert self._prefill == [one for one in placeable if one.role == "prefill"], "a change was not told"
         assert self._decode == [one for one in placeable if one.role == "decode"], "a change was not told"
         if self._states is not None:
-            assert not any(one.ejection.is_ejected for one in placeable), "an ejection was not told"
-            kept = [*self._states[0], *self._states[1]]
-            assert all(
-                one.state is state for one, state in zip((*self._prefill, *self._decode), kept, strict=True)
-            )
+            for role, kept in zip((self._prefill, self._decode), self._states, strict=True):
+                found = trusted(role, self._trusted_s)
+                assert [*map(id, kept)] == [*map(id, found)], "a change of trust was not told"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kvmesh import blocks
 from kvmesh.attach.frames import pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
-from tests.unit.router.desk import Desk, asked_prefill, first
+from tests.unit.router.desk import A, Desk, asked_prefill, first
 
 
 def fail_on(desk: Desk, name: str) -> None:
@@ -95,6 +96,68 @@ def test_refusals_and_faults_of_clients_eject_nobody() -> None:
         else:
             desk.down(decode, failures=[pb.Failure(slot=submit.slot, code=pb.Failure.CODE_INVALID)])
     assert not any(replica.ejection.failures for replica, _ in desk.links.values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
+    """Decodes are so full that their word is waited for: a prompt that waits for it tries its prefill already."""
+    rng, desk, tried = random.Random(seed), Desk(prefills=2, queue=64), set()
+    desk.policy.prefills._dispatch_ahead_s = 100.0
+    full = pb.LoadReport(
+        engine_ready=True, block_total_count=1000, block_free_count=200, block_reserved_count=800
+    )
+    for name in ("decode-0", "decode-1"):
+        desk.down(name, load_report=full)
+    ejected = desk.links["prefill-0"][0]
+    for _ in range(3):
+        desk.now_s += 0.001
+        ejected.failed(desk.now_s, desk.now_s, "x")
+    desk.wait(1.1)
+    for _ in range(60):
+        if rng.random() < 0.6:
+            submit_another(desk)
+        else:  # the trial, too: then another may go there
+            slots = [item.slot for item in desk.relay.holdings.items if item.prefill is ejected]
+            slot = rng.choice([*slots, 1 + rng.randrange(desk.slot + 1)])
+            desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
+        for name in ("decode-0", "decode-1"):
+            for one in desk.up(name).submits:
+                if rng.random() < 0.3:
+                    desk.down(name, acceptances=[pb.Acceptance(slot=one.slot)])
+                elif rng.random() < 0.3:
+                    refusal = pb.Refusal(slot=one.slot, reason=pb.Refusal.REASON_KV_FULL)
+                    desk.down(name, refusals=[refusal])
+        there = [item for item in desk.relay.holdings.items if item.prefill is ejected]
+        assert len(there) <= 1, seed
+        tried |= {item.request_id for item in there}
+        desk.wait(0.06)
+    assert len(tried) >= 3, "what left made room for no other"
+
+
+def test_a_trial_whose_handoff_passes_to_an_adopter_is_over() -> None:
+    """Another stream adopts the request while decode pulls from the prefill that is tried."""
+    desk = Desk()
+    decode, decode_slot, prefill_slot = desk.handed_over()
+    prefill = desk.links["prefill-0"][0]
+    (item,) = desk.relay.holdings.items
+    for _ in range(3):
+        desk.now_s += 0.001
+        prefill.failed(desk.now_s, desk.now_s, "x")
+    desk.now_s += 2
+    desk.down(decode, load_report=pb.LoadReport(engine_ready=True))
+    prefill.sent(item, desk.now_s)
+    assert not prefill.ejection.may_take(desk.now_s)
+    desk.ask(
+        adopts=[
+            pb.Adopt(slot=9, request_id=A, attempt=1, position=1, credit_position=100, decode_replica=decode)
+        ]
+    )
+    (adopt,) = desk.up(decode).adopts
+    finish = pb.Finish(slot=decode_slot, end_position=1, reason=pb.Finish.REASON_ADOPTED)
+    desk.down(decode, acceptances=[pb.Acceptance(slot=adopt.slot)], finishes=[finish])
+    assert prefill.slots[prefill_slot] is not item
+    desk.down(decode, transfers=[pb.Transfer(slot=adopt.slot)])
+    assert prefill.ejection.may_take(desk.now_s)
 
 
 def submit_another(desk: Desk, **changes: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.router.ejection import EJECT_AFTER
 from tests.unit.router.peers import ORPHAN_S
 from tests.unit.router.world import World
 
@@ -35,6 +36,7 @@ def assert_nothing_left(world: World) -> None:
     assert world.mirror.expected_block_count == 0
     for replica in relay.replicas.values():
         assert not replica.slots
+        assert replica.ejection.trial is None
         assert replica.state.block_reserved == 0
     for session in relay.sessions:
         assert not session.slots
@@ -79,3 +81,30 @@ def test_without_faults_every_request_comes_through_in_its_first_attempt(seed: i
     finish_all(world)
     assert all(request.attempt == 1 for request in world.requests)
     assert_nothing_left(world)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_trial_stays_open(seed: int) -> None:
+    """Replicas are ejected and tried again and again; however a trial ends, a replica can be tried once more."""
+    world = World(seed, prefills=1 + seed % 3, decodes=1 + seed % 2, local_tokens=(0, 8)[seed % 2])
+    trials = 0
+    for _ in range(1200):
+        if world.rng.random() < 0.06:
+            world.submit(world.new_request())
+        if world.rng.random() < 0.01 and world.requests:
+            world.cancel(world.rng.choice(world.requests))
+        if world.rng.random() < 0.03:
+            replica = world.rng.choice(list(world.relay.replicas.values()))
+            for _ in range(EJECT_AFTER):
+                world.advance(0.001)
+                replica.failed(world.now_s, world.now_s, "test")
+        if world.rng.random() < 0.02:
+            world.advance(1.0)
+        before = {name: one.ejection.trial for name, one in world.relay.replicas.items()}
+        world.step()
+        world.check()
+        for name, one in world.relay.replicas.items():
+            trials += one.ejection.trial not in (None, before[name])
+    finish_all(world)
+    assert_nothing_left(world)
+    assert trials >= 3, seed

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.ejection import EJECT_AFTER
 from services.router.roster import STALE_S
 from tests.unit.router.desk import Desk
 
@@ -59,7 +60,53 @@ def test_views_have_what_a_look_at_each_finds(seed: int) -> None:
         kept += view.prefill is before.prefill
         assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
         assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
-    assert kept > 20, "the lists are made anew each time"
+    assert kept > 200, "the lists are made anew each time"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lists_are_kept_until_a_trial_begins_or_ends(seed: int) -> None:
+    """Requests come, wait for decode's word, go back and end, while replicas are ejected and tried."""
+    rng = random.Random(seed)
+    desk = Desk(prefills=4, queue=64)
+    desk.policy.prefills._dispatch_ahead_s = 100.0
+    full = pb.LoadReport(
+        engine_ready=True, block_total_count=1000, block_free_count=200, block_reserved_count=800
+    )
+    desk.down("decode-0", load_report=full)
+    desk.down("decode-1", load_report=full)
+    taken: dict[str, list[int]] = {"decode-0": [], "decode-1": []}
+    kept = 0
+    for number in range(400):
+        before = desk.relay.releases.view(desk.now_s)
+        replica = desk.links[rng.choice(list(desk.links))][0]
+        match rng.randrange(8):
+            case 0 if not replica.ejection.is_ejected:
+                for _ in range(EJECT_AFTER):
+                    desk.now_s += 0.001
+                    replica.failed(desk.now_s, desk.now_s, "test")
+            case 1 if rng.random() < 0.5:
+                replica.answered_well(desk.now_s)
+            case 2:
+                desk.wait(rng.choice((0.1, 0.5, 1.0)))
+            case 3 | 4:
+                desk.submit(request_id=f"{number + 1:032x}")
+            case 5 if taken["decode-0"]:
+                at = rng.randrange(len(taken["decode-0"]))
+                refusal = pb.Refusal(slot=taken["decode-0"].pop(at), reason=pb.Refusal.REASON_KV_FULL)
+                desk.down("decode-0", refusals=[refusal])
+            case 6 if taken["decode-1"]:
+                at = rng.randrange(len(taken["decode-1"]))
+                desk.down("decode-1", acceptances=[pb.Acceptance(slot=taken["decode-1"].pop(at))])
+            case _ if desk.slot:
+                cancel = pb.Cancel(slot=1 + rng.randrange(desk.slot), reason=pb.Cancel.REASON_CLIENT)
+                desk.ask(cancels=[cancel])
+        for name in taken:
+            taken[name] += [one.slot for one in desk.up(name).submits]
+        view = desk.relay.releases.view(desk.now_s)
+        kept += view.prefill is before.prefill
+        assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
+        assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
+    assert kept > 200, "the lists are made anew each time"
 
 
 def test_a_report_that_grows_old_is_found_without_a_change() -> None:
