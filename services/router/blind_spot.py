@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Final
+
+from services.router.policy import ReplicaState
 
 RATE_S: Final = 10.0
 """Time in which the memory of other routers' dispatches fades to 1/e."""
@@ -35,6 +37,8 @@ class BlindSpot:
         """Of what was heard since the last look."""
         self._lags: deque[float] = deque(maxlen=LAGS)
         self._ranks: dict[str, int] = {}
+        self._ranked: Sequence[ReplicaState] = ()
+        """All of these have a rank."""
         self._routers = 1
         self._index = 0
         self._taken = 0.0
@@ -63,8 +67,8 @@ class BlindSpot:
         if self._heard_s.pop(router, None) is not None:
             self._count_me()
 
-    def look(self, names: Collection[str], idle: int, now_s: float) -> None:
-        """A decision is due among the replicas `names`, `idle` of which have nothing to do as far as is known."""
+    def look(self, replicas: Sequence[ReplicaState], idle: int, now_s: float) -> None:
+        """A decision is due among `replicas`, `idle` of which have nothing to do as far as is known."""
         if not self._heard_s:
             return
         if self._freshest_s > -math.inf:
@@ -75,8 +79,10 @@ class BlindSpot:
             self._count_me()
             if not self._heard_s:
                 return
-        if not self._ranks.keys() >= set(names):  # all routers number them alike: by name
-            self._ranks = {name: rank for rank, name in enumerate(sorted({*self._ranks, *names}))}
+        if replicas is not self._ranked:
+            self._ranked, names = replicas, {one.name for one in replicas}
+            if not self._ranks.keys() >= names:  # all routers number them alike: by name
+                self._ranks = {name: rank for rank, name in enumerate(sorted({*self._ranks, *names}))}
         rate = self._faded(now_s) / RATE_S / len(self._heard_s)
         shares = min(self._routers, max(1, len(self._ranks)))
         self._taken = rate * min(self._lags, default=0.0) / max(1.0, idle / shares)
@@ -95,6 +101,7 @@ class BlindSpot:
         """The replica is gone."""
         if self._ranks.pop(replica, None) is not None:
             self._ranks = {name: rank for rank, name in enumerate(sorted(self._ranks))}
+            self._ranked = ()
 
     def _faded(self, now_s: float) -> float:
         return self._count * math.exp(min(0.0, self._counted_s - now_s) / RATE_S)

@@ -198,7 +198,7 @@ class PrefillChoice:
         """Let the blind spot know how many have nothing to do."""
         seen, ends_s = window(allowed, self._rng), self._backlog.ends_s
         idle = sum(ends_s.get(one.name, now_s) <= now_s for one in seen)
-        self._blind_spot.look([one.name for one in allowed], round(idle * len(allowed) / len(seen)), now_s)
+        self._blind_spot.look(allowed, round(idle * len(allowed) / len(seen)), now_s)
 
     # Learning
 
