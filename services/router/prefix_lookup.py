@@ -77,19 +77,17 @@ def _bisect(
             len(hashes),
             0,
         )  # all of mask hold what is at low; of what is at high, which may be the end, rest
-        while high - low > 1:
-            middle = (low + high) >> 1
+        while (middle := (low + high) >> 1) > low:
             value = hashes[middle]
             seen = shards[value >> 52].get(value & KEY, 0)
             if is_expected:
                 seen |= expected.get(value, 0)
-            seen &= mask
-            if seen == mask:
+            if seen & mask == mask:
                 low = middle
             else:
                 high, rest = middle, seen
         found.append(_tuple(Group, (high, mask & ~rest)))
-        low, mask = high, rest
+        low, mask = high, mask & rest
 
 
 def _scan(
