@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 FLUSH_BLOCKS = 64
 FLUSH_S = 0.005
+FLUSH_ENTRIES_MAX = 256
+"""Entries sent at once, about 2 ms, and PART_BLOCKS in them. More wait after Redis was slow."""
+
 BUFFER_BLOCKS_MAX = 65_536
 """Blocks that wait while Redis is slow; beyond it they are dropped and a snapshot is written instead."""
 
@@ -130,12 +133,14 @@ class Publisher:
                 await self._flush()
 
     async def close(self) -> None:
-        """Write a last snapshot, for a router that starts later. Never raises, takes at most CLOSE_S."""
+        """Write a last snapshot, for a router that starts later, and what waits. Never raises, takes at most CLOSE_S."""
         if not self._cache.epoch:
             return
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._write_snapshot()
+                while self._pending:
+                    await self._flush()
         except (RedisAway, TimeoutError):
             log.info("the last snapshot of the cache could not be written")
         except Exception:
@@ -167,13 +172,24 @@ class Publisher:
         self._is_snapshot_due = True
 
     def _take_pending(self) -> list[Command]:
-        batches, self._pending = self._pending, []
-        self.published_block_total += self._pending_blocks
-        self._pending_blocks = 0
+        """Return the first of what waits as commands, as much as may be sent at once."""
+        count = block_count = 0
+        for batch in self._pending[:FLUSH_ENTRIES_MAX]:
+            if count and block_count + len(batch.hashes) > PART_BLOCKS:
+                break
+            count += 1
+            block_count += len(batch.hashes)
+        batches = self._pending[:count]
+        del self._pending[:count]
+        self.published_block_total += block_count
+        self._pending_blocks -= block_count
         return [("XADD", self._stream, "*", events.FIELD, events.encode_batch(batch)) for batch in batches]
 
     async def _flush(self) -> None:
         await self._redis.pipeline(self._take_pending())
+        if self._pending:
+            self._news.set()
+            self._plenty.set()
 
     async def _write_snapshot(self) -> None:
         """Write what the cache holds now, then one entry in the stream that says so.
@@ -188,6 +204,7 @@ class Publisher:
             return
         # The content of this moment, whatever comes: every later event is told behind `stream_id`.
         is_gap, self._is_snapshot_due = self._is_snapshot_due, False
+        note = self._note()
         head = (self._replica, self._cache.epoch, self._cache.seq, stream_id, self._cache.block_count)
         data, size = bytearray(events.encode_snapshot_head(*head)), 0
         with self._cache.frozen() as parts:
@@ -204,21 +221,32 @@ class Publisher:
             size = await self._append(data, size, with_events=not is_gap)
             if self._is_snapshot_due:
                 return
-        life_s = min(86_400, max(60, int(self._interval_s * SNAPSHOT_LIFE_INTERVALS)))
-        commands: list[Command]
-        if size:
-            commands = [
-                ("RENAME", self._next_key, self._snapshot_key),
-                ("EXPIRE", self._snapshot_key, life_s),
-            ]
-        else:
-            commands = [("SET", self._snapshot_key, bytes(data), "EX", life_s)]
-        commands += self._take_pending()
-        commands.append(self._note(max(0, stream_id[0] - int(self._interval_s * RETENTION_INTERVALS * 1000))))
+        told: list[Command] = []
+        if not is_gap:  # else they follow
+            told = self._take_pending()
+            while self._pending:
+                await self._redis.pipeline(told)
+                if self._is_snapshot_due:
+                    return
+                told = self._take_pending()
+            note = self._note()
+        commands = [*self._put(data, size), *told]
+        oldest_ms = max(0, stream_id[0] - int(self._interval_s * RETENTION_INTERVALS * 1000))
+        trimmed = ("XADD", self._stream, "MINID", "~", oldest_ms, "*")
+        commands.append((*trimmed, events.FIELD, events.encode_batch(note)))
         await self._redis.pipeline(commands, atomic=True)
+        if self._pending:
+            self._news.set()
         self._breaks_seen = breaks
         self._snapshot_at_s = self._clock.now_s()
         self.snapshot_total += 1
+
+    def _put(self, data: bytearray, size: int) -> list[Command]:
+        """Return what makes a snapshot visible: `data`, or the `size` bytes that are written."""
+        life_s = min(86_400, max(60, int(self._interval_s * SNAPSHOT_LIFE_INTERVALS)))
+        if not size:
+            return [("SET", self._snapshot_key, bytes(data), "EX", life_s)]
+        return [("RENAME", self._next_key, self._snapshot_key), ("EXPIRE", self._snapshot_key, life_s)]
 
     async def _append(self, data: bytearray, size: int, *, with_events: bool) -> int:
         """Write `data` behind the `size` bytes of the snapshot that nobody reads yet; return what it has then."""
@@ -231,10 +259,7 @@ class Publisher:
             self._drop_pending()  # Redis has lost the parts before
         return size + len(data)
 
-    def _note(self, oldest_ms: int) -> Command:
-        """Return the entry that tells of a snapshot, and how many blocks there are now; what is older than that goes."""
-        after, self._told_seq = self._told_seq, self._cache.seq
-        count = self._cache.block_count
-        note = Batch(self._replica, self._cache.epoch, after, self._told_seq, Op.SNAPSHOT, (), count)
-        trimmed = ("XADD", self._stream, "MINID", "~", oldest_ms, "*")
-        return (*trimmed, events.FIELD, events.encode_batch(note))
+    def _note(self) -> Batch:
+        """Return the batch that tells of a snapshot, and how many blocks there are now. The next one may follow it."""
+        seq, count = self._cache.seq, self._cache.block_count
+        return Batch(self._replica, self._cache.epoch, self._told_seq, seq, Op.SNAPSHOT, (), count)

@@ -6,6 +6,7 @@ import asyncio
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvmesh.clock import VirtualClock
 from kvmesh.prefix_index import block_log, events, publisher
 from kvmesh.prefix_index.block_log import PART_BLOCKS, BlockLog
 from kvmesh.prefix_index.events import EventError
-from kvmesh.prefix_index.publisher import Publisher
+from kvmesh.prefix_index.publisher import FLUSH_ENTRIES_MAX, Publisher
 from kvmesh.prefix_index.translation import EngineEventError
 from kvmesh.redis_link import RedisAway
 from services.router import index_reader
@@ -39,6 +40,8 @@ class MemoryRedis:
         self.on_snapshot: Callable[[], None] = lambda: None
         self.written: list[int] = []
         """Bytes of each round trip of the publisher."""
+        self.commands: list[int] = []
+        """Commands in each."""
 
     async def execute(self, *command: Any) -> Any:
         await asyncio.sleep(0)
@@ -49,6 +52,7 @@ class MemoryRedis:
         self.written.append(
             sum(len(one) for command in commands for one in command if isinstance(one, bytes))
         )
+        self.commands.append(len(commands))
         await asyncio.sleep(0)
         answers = []
         for index, command in enumerate(commands):
@@ -185,6 +189,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_log, "PART_BLOCKS", 3)
     monkeypatch.setattr(publisher, "PART_BLOCKS", 3)
     monkeypatch.setattr(publisher, "FLUSH_S", 0.0)
+    monkeypatch.setattr(publisher, "FLUSH_ENTRIES_MAX", 2)
     monkeypatch.setattr(publisher, "BUFFER_BLOCKS_MAX", 40)
     monkeypatch.setattr(publisher, "AWAY_PAUSE_S", 0.0)
     monkeypatch.setattr(index_reader, "CHUNK_BYTES", 96)
@@ -324,12 +329,69 @@ async def test_events_behind_dropped_ones_wait_for_the_snapshot() -> None:
 
     def tell() -> None:
         nonlocal event_id
-        event_id += 1
-        data = {"type": "removed", "block_hashes": [4 * PART_BLOCKS - event_id]}
-        one.on_engine_message({"boot_id": "boot", "events": [{"event_id": event_id, "data": data}]})
+        if event_id < 8:
+            event_id += 1
+            data = {"type": "removed", "block_hashes": [4 * PART_BLOCKS - event_id]}
+            one.on_engine_message({"boot_id": "boot", "events": [{"event_id": event_id, "data": data}]})
         assert SNAPSHOT in redis.keys or not redis.stream
 
     redis.before = tell
     await one.close()
     assert one.snapshot_total == 1
-    assert len(redis.stream) >= event_id > 4
+    assert event_id == 8 and len(redis.stream) > 4
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+async def test_what_waited_for_a_slow_redis_is_sent_in_parts(is_snapshot: bool) -> None:
+    """Thousands of events, or some with many blocks, are not one message; after the last one the index is up to date."""
+    redis, clock = MemoryRedis(), VirtualClock()
+    link: Any = redis
+    one = Publisher(link, "m", "p", BLOCK, SALT, clock=clock)
+    one.on_engine_message(chain(40_000))
+    await one.close()
+    redis.written.clear()
+    redis.commands.clear()
+    gone = list(range(39_999, -1, -1))
+    for event_id, count in enumerate([1] * 3000 + [7000] * 5, 1):
+        taken, gone = gone[:count], gone[count:]
+        data = {"type": "removed", "block_hashes": taken}
+        one.on_engine_message({"boot_id": "boot", "events": [{"event_id": event_id, "data": data}]})
+    if is_snapshot:
+        await one.close()
+    else:
+        task = asyncio.create_task(one.run())
+        async with asyncio.timeout(5):
+            while len(redis.stream) < 3006:
+                await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    assert max(redis.commands) <= FLUSH_ENTRIES_MAX + 3
+    assert max(redis.written) <= 2 * 8 * PART_BLOCKS
+    batches = [events.decode_batch(data) for _, data in redis.stream[1:]]
+    assert [batch.after for batch in batches[:3005]] == list(range(3005))
+    assert one.dropped_block_total == 0
+    if is_snapshot:
+        assert batches[-1].block_count == one.block_count == 2000
+
+
+async def test_a_snapshot_is_given_up_when_its_engine_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    """A message that is missing while the last events before it are sent leaves the snapshot that was there."""
+    redis = MemoryRedis()
+    link: Any = redis
+    one = Publisher(link, "m", "p", BLOCK, SALT, clock=VirtualClock())
+    one.on_engine_message(chain(2000))
+    await one.close()
+    for event_id in range(1, 1001):
+        data = {"type": "removed", "block_hashes": [event_id]}
+        one.on_engine_message({"boot_id": "boot", "events": [{"event_id": event_id, "data": data}]})
+
+    def miss() -> None:
+        if len(redis.stream) == FLUSH_ENTRIES_MAX // 2:
+            with suppress(EngineEventError):
+                one.on_engine_message({"boot_id": "another", "events": []})
+
+    redis.before = miss
+    await one.close()
+    assert one.snapshot_total == 1 and not one.epoch
+    assert events.decode_snapshot_head(redis.keys[SNAPSHOT]).block_count == 2000
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
