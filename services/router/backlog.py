@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import Final, NamedTuple
@@ -44,6 +44,11 @@ class Work:
     tokens: int = 0
     order: float = 0.0
     """What its replica orders it by among its equals; set by the backlog."""
+
+    @property
+    def is_started(self) -> bool:
+        """True if its engine has it."""
+        return self.started_s is not None
 
 
 class Line(NamedTuple):
@@ -149,6 +154,8 @@ class Backlog:
         self._order_key = order_key
         self._work: dict[Key, Work] = {}
         self._replicas: dict[str, _Replica] = {}
+        self._routers: dict[str, dict[str, Work]] = {}
+        """By router, then by request id."""
         self._recent: dict[str, tuple[float, float]] = {}
         self._waiting_s = 0.0
         self.ends_s: dict[str, float] = {}
@@ -167,6 +174,8 @@ class Backlog:
         if work.precedence == USUAL:
             work.precedence = USUAL  # the very one: it is found faster
         self._work[work.key] = work
+        router, request_id = work.key
+        self._routers.setdefault(router, {})[request_id] = work
         replica = self._replicas.get(work.replica)
         if replica is None:
             replica = self._replicas[work.replica] = _Replica()
@@ -174,8 +183,10 @@ class Backlog:
         self._waiting_s += work.prefill_s
         self.ends_s[work.replica] = replica.ends_s(work.at_s)
         self.next_expiry_s = min(self.next_expiry_s, work.expires_s)
-        seconds = self.recent_s(work.replica, work.at_s) + work.prefill_s
-        self._recent[work.replica] = (seconds, work.at_s)
+        known = self._recent.get(work.replica)
+        at_s = work.at_s if known is None else max(work.at_s, known[1])  # others tell of older ones
+        faded_s = work.prefill_s * exp((work.at_s - at_s) / UTILISATION_S)
+        self._recent[work.replica] = (self.recent_s(work.replica, at_s) + faded_s, at_s)
         return old
 
     def start(self, key: Key, at_s: float) -> None:
@@ -198,6 +209,11 @@ class Backlog:
         work = self._work.pop(key, None)
         if work is None:
             return None
+        router, request_id = key
+        of_router = self._routers[router]
+        del of_router[request_id]
+        if not of_router:
+            del self._routers[router]
         replica = self._replicas[work.replica]
         if work.started_s is None:
             replica.leave(key)
@@ -230,9 +246,9 @@ class Backlog:
         found = self._replicas.get(replica)
         return [*found.running.values(), *found.waiting.values()] if found is not None else []
 
-    def by(self, router: str) -> list[Work]:
-        """Return the work `router` dispatched."""
-        return [work for work in self._work.values() if work.key[0] == router]
+    def by(self, router: str) -> Mapping[str, Work]:
+        """Return the work `router` dispatched, by request id. O(1); it changes with the backlog."""
+        return self._routers.get(router, {})
 
     def expired(self, now_s: float) -> list[Work]:
         """Return the work that should be removed: its time is over. Usually O(1)."""
@@ -303,6 +319,10 @@ class Backlog:
         """Raise AssertionError if the two views of the work differ."""
         listed = {work.key: work for name in self._replicas for work in self.of(name)}
         assert listed == self._work
+        by_router = {
+            (name, each): work for name, works in self._routers.items() for each, work in works.items()
+        }
+        assert by_router == self._work and all(self._routers.values())
         assert all(work.key == key for key, work in self._work.items())
         assert self.ends_s.keys() == self._replicas.keys()
         waiting_s = sum(replica.waiting_s for replica in self._replicas.values())

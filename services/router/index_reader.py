@@ -2,14 +2,13 @@
 
 A shell around `mirror`. One reader, strictly in the order of the stream, also while snapshots are loaded: events of other
 replicas do not wait for that. While Redis is away the mirror stays as it is.
-Whatever is read, the event loop gets a turn after SLICE_S.
+Whatever is read, the event loop gets its turns.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,14 +19,12 @@ from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
 from services.router.mirror import SLICE_BLOCKS, Load, Outcome, PrefixMirror
+from services.router.turns import Turns
 
 log = logging.getLogger(__name__)
 
 READ_COUNT: Final = 256
 BLOCK_MS: Final = 500
-SLICE_S: Final = 0.002
-"""The event loop gets a turn after this much work on events."""
-
 CHUNK_BYTES: Final = 1 << 18
 """A snapshot is read in parts of this size: neither Redis nor this loop stalls on a large one."""
 
@@ -68,7 +65,7 @@ class IndexReader:
         self._stream = key(mesh, "kv")
         self._mirror = mirror
         self._clock = clock or MonotonicClock()
-        self._turns = _Turns(self._clock)
+        self._turns = Turns(self._clock)
         self._position: StreamId = (0, 0)
         self._wanted: set[str] = set()
         self._to_load: dict[str, float] = {}
@@ -103,6 +100,7 @@ class IndexReader:
         await persist(self._follow, "index-reader", pause_s=AWAY_PAUSE_S)
 
     async def _follow(self) -> None:
+        await self._keep_up(UPKEEP_S)  # also while Redis is away
         await self._find_position()
         while True:
             now_s = self._clock.now_s()
@@ -318,26 +316,3 @@ class IndexReader:
                 self.unreadable_total += 1
                 log.warning("an entry of %s cannot be read: %s", self._stream, error)
                 yield events.parse_stream_id(raw_id), None
-
-
-class _Turns:
-    """Gives the event loop a turn after each SLICE_S of work."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._since_s = clock.now_s()
-
-    async def breathe(self) -> None:
-        """Let the loop run if this turn has been long enough."""
-        if self._clock.now_s() - self._since_s > SLICE_S:
-            await asyncio.sleep(0)
-            self._since_s = self._clock.now_s()
-
-    async def through(self, slices: Generator[None, None, Outcome]) -> Outcome:
-        """Run `slices` to their end, with a turn for the loop where one is due, and return what they return."""
-        while True:
-            try:
-                next(slices)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]  # Outcome: the type of StopIteration says less
-            await self.breathe()

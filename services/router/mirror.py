@@ -289,7 +289,8 @@ class PrefixMirror:
     def needs_upkeep(self) -> bool:
         """True if `upkeep` would find something."""
         table = self._table
-        return bool(self._dead) or table.is_short or table.is_over or table.masks.needs_purge
+        is_table = bool(self._dead) or table.is_short or table.is_over or table.masks.needs_purge
+        return is_table or self._overlay.is_leaving
 
     @property
     def is_far_over(self) -> bool:
@@ -297,10 +298,12 @@ class PrefixMirror:
         return self._table.is_far_over
 
     def upkeep(self) -> Iterator[None]:
-        """Sweep bits of replicas that are gone, grow, evict what is above the bound, forget masks that nobody uses.
+        """Take out what is expected no more, sweep bits of replicas that are gone, grow, evict what is above the bound,
+        forget masks that nobody uses.
 
         In slices, between which anything else may happen.
         """
+        yield from self._overlay.take_out(self.bit_of)
         if self._dead:
             dead = self._dead
             yield from self._table.sweep(dead)
@@ -344,6 +347,11 @@ class PrefixMirror:
         replica = self._replicas.get(name)
         if replica is not None:
             self._overlay.unexpect(name, replica.bit, hashes)
+
+    def unexpect_later(self, name: str, hashes: Sequence[int]) -> None:
+        """As `unexpect`, but in the slices of `upkeep`: for many requests at once."""
+        if name in self._replicas:
+            self._overlay.unexpect_later(name, hashes)
 
     # Bits
 

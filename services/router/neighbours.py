@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from services.router.backlog import Backlog
 from services.router.dispatch_notes import Ask, Entry, RollCall
@@ -33,12 +33,16 @@ REQUESTS_ASKED_MAX: Final = 256
 ALL: Final = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Protocol):
     """A dispatch of another router that is counted here."""
 
-    replica: str
-    is_started: bool
+    @property
+    def replica(self) -> str:
+        """Where."""
+
+    @property
+    def is_started(self) -> bool:
+        """True if its engine has it."""
 
 
 @dataclass(slots=True)
@@ -61,9 +65,9 @@ class _Router:
 class Neighbours:
     """Hears entries and tells the policy, by `observe`.
 
-    `known` returns the dispatches of a router that are counted here, by request id: it is the one memory of them, so that
-    whatever else was forgotten there comes back. Dispatches to replicas that `has_replica` denies are left aside until
-    they are known.
+    `known` returns the dispatches of a router that are counted here, by request id; it may change with what is observed.
+    It is the one memory of them, so that whatever else was forgotten there comes back. Dispatches to replicas that
+    `has_replica` denies are left aside until they are known.
     """
 
     def __init__(
@@ -119,7 +123,8 @@ class Neighbours:
         for note in entry.notes:
             match note:
                 case Dispatched():
-                    if self._has_replica(note.replica):
+                    if self._has_replica(note.replica) and not self._is_told_again(one, note):
+                        one.missing.discard(note.request_id)
                         self._observe(note)
                 case Started() | Finished():
                     self._observe(note)
@@ -128,6 +133,11 @@ class Neighbours:
                         self._observe(note)  # later ones were heard with their finishes
                 case RollCall():
                     self._roll_call(one, note, now_s)
+
+    def _is_told_again(self, one: _Router, note: Dispatched) -> bool:
+        """True if it is known as it is: somebody else had asked for it."""
+        here = self._known(one.name).get(note.request_id)
+        return here is not None and here.replica == note.replica and note.request_id not in one.missing
 
     def _roll_call(self, one: _Router, roll: RollCall, now_s: float) -> None:
         if one.misses_all and not roll.is_full:
@@ -148,10 +158,9 @@ class Neighbours:
                 elif started_s is not None and not here.is_started:
                     self.healed_total += 1
                     self._observe(Started(one.name, request_id, started_s))
-        for request_id in known:
-            if request_id not in listed:
-                self.healed_total += 1
-                self._observe(Finished(one.name, request_id, now_s))
+        for request_id in [each for each in known if each not in listed]:
+            self.healed_total += 1
+            self._observe(Finished(one.name, request_id, now_s))
         self.healed_total += len(missing - one.missing)
         one.missing = missing
         one.misses_all = False
@@ -194,8 +203,4 @@ def _is_to_ask(one: _Router, now_s: float) -> bool:
 
 def counted_in(backlog: Backlog) -> Callable[[str], Mapping[str, Known]]:
     """Return the `known` of Neighbours that reads `backlog`."""
-
-    def known(router: str) -> Mapping[str, Known]:
-        return {work.key[1]: Known(work.replica, work.started_s is not None) for work in backlog.by(router)}
-
-    return known
+    return backlog.by

@@ -5,7 +5,12 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+SLICE_BLOCKS: Final = 1024
+"""Blocks taken out in one slice: about half a millisecond."""
 
 
 class Overlay:
@@ -17,6 +22,8 @@ class Overlay:
         """Counts whatever changes a mask."""
         self._counts: dict[str, dict[int, int]] = {}
         """By replica: block -> dispatched and unfinished requests that will leave it there."""
+        self._leaving: deque[tuple[str, Sequence[int]]] = deque()
+        """What `take_out` has still to unexpect, by replica."""
 
     def expect(self, name: str, bit: int, hashes: Sequence[int]) -> None:
         """One more request leaves `hashes` at `name`, whose bit is `bit`."""
@@ -40,6 +47,24 @@ class Overlay:
                 del counts[value]
                 self._clear(value, bit)
 
+    def unexpect_later(self, name: str, hashes: Sequence[int]) -> None:
+        """Undo one `expect` with the next `take_out`: for many at once. O(1)."""
+        self._leaving.append((name, hashes))
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if `take_out` has something to do."""
+        return bool(self._leaving)
+
+    def take_out(self, bit_of: Callable[[str], int]) -> Iterator[None]:
+        """Undo what is to be undone, in slices. `bit_of`: the bit of a replica by now."""
+        while self._leaving:
+            name, hashes = self._leaving.popleft()
+            if len(hashes) > SLICE_BLOCKS:
+                self._leaving.appendleft((name, hashes[SLICE_BLOCKS:]))
+            self.unexpect(name, bit_of(name), hashes[:SLICE_BLOCKS])
+            yield
+
     def move(self, name: str, old: int, new: int) -> None:
         """`name` has another bit."""
         self.changes += 1
@@ -49,6 +74,7 @@ class Overlay:
     def drop(self, name: str, bit: int) -> None:
         """Nothing is expected of `name` any more."""
         self.changes += 1
+        self._leaving = deque(one for one in self._leaving if one[0] != name)
         for value in self._counts.pop(name, ()):
             self._clear(value, bit)
 

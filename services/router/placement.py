@@ -63,7 +63,7 @@ class KappaPolicy:
     """Prices replicas and chooses the cheapest pair.
 
     Owns the backlog and the cost model, and feeds the mirror.
-    Invariant: the overlay holds exactly the blocks of the backlog.
+    Invariant: once the mirror's upkeep is done, the overlay holds exactly the blocks of the backlog.
     """
 
     def __init__(
@@ -158,14 +158,12 @@ class KappaPolicy:
             case Removed():
                 self.mirror.remove(event.replica, event.hashes)
             case ReplicaGone():
-                for work in self.backlog.of(event.replica):
-                    self._remove(work)
+                self._forget(self.backlog.of(event.replica))
                 for each in (self.backlog, self.reconciliation, self.speeds, self.prefills):
                     each.forget(event.replica)
             case RouterGone():
                 self.prefills.gone(event.router)
-                for work in self.backlog.by(event.router):
-                    self._remove(work)
+                self._forget(list(self.backlog.by(event.router).values()))
 
     def knows_costs(self) -> bool:
         """True once enough prompts were measured to refuse work by the estimates."""
@@ -263,13 +261,16 @@ class KappaPolicy:
         self.costs.observe(hit.computed_tokens, total, hit.prefill_s / self.speeds.factor(replica))
         self._measured_at_s = at_s
 
-    def _remove(self, work: Work) -> None:
-        self.backlog.remove(work.key)
-        self.mirror.unexpect(work.replica, work.hashes)
-
     def _expire(self, now_s: float) -> None:
         for work in self.backlog.expired(now_s):
-            self._remove(work)
+            self.backlog.remove(work.key)
+            self.mirror.unexpect(work.replica, work.hashes)
+
+    def _forget(self, works: Sequence[Work]) -> None:
+        """They may be thousands: their blocks are left to the mirror's upkeep."""
+        for work in works:
+            self.backlog.remove(work.key)
+            self.mirror.unexpect_later(work.replica, work.hashes)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if the overlay and the backlog disagree."""

@@ -80,6 +80,7 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
     assert len(one.policy.backlog) == 0, "own notes come back as nobody's"
     two.dispatches.set_routers([("router-1", "boot-router-1")])
     assert len(two.policy.backlog) == 0
+    list(two.policy.mirror.upkeep())
     assert two.policy.mirror.expected_block_count == 0
     two.policy.assert_consistent()
     await one.close()

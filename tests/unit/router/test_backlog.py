@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
 from kvmesh.queue_order import ORDERS
-from services.router.backlog import Backlog, Work
+from services.router.backlog import UTILISATION_S, Backlog, Work
 from services.router.precedence import USUAL, Precedence
 
 HIGH = Precedence(6)
@@ -60,3 +61,27 @@ def test_totals_are_what_a_walk_finds(seed: int) -> None:
                 assert line.ahead_s == pytest.approx(running_s + sum(w.prefill_s for w in ahead))
                 assert line.behind == len(waiting) - len(ahead)
             assert (replica in backlog.ends_s) == bool(there)
+
+
+def test_the_work_of_a_router_is_found_without_a_search() -> None:
+    """What `by` returned once goes on telling: it is no copy, made by a walk over everybody's work."""
+    backlog = Backlog("r0")
+    for router in ("r0", "r1"):
+        backlog.add(Work((router, "a"), "p", (), 0.1, 1.0, 60.0))
+    works = backlog.by("r1")
+    backlog.add(Work(("r1", "b"), "p", (), 0.1, 1.0, 60.0))
+    assert list(works) == ["a", "b"] and not backlog.by("r2")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_recent_work_is_the_same_in_whatever_order_it_is_told(seed: int) -> None:
+    """Others tell late what they dispatched before."""
+    rng = random.Random(seed)
+    works = [
+        Work(("r1", str(index)), "p", (), rng.random(), rng.uniform(-50.0, 50.0), 1e9) for index in range(20)
+    ]
+    expected_s = sum(work.prefill_s * math.exp((work.at_s - 60.0) / UTILISATION_S) for work in works)
+    backlog = Backlog("r0")
+    for work in works:
+        backlog.add(work)
+    assert backlog.recent_s("p", 60.0) == pytest.approx(expected_s)

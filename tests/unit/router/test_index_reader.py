@@ -10,8 +10,10 @@ import pytest
 from kvmesh import blocks
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
-from services.router.index_reader import CHUNK_BYTES, READ_COUNT, SLICE_S, IndexReader
+from kvmesh.redis_link import RedisAway
+from services.router.index_reader import CHUNK_BYTES, READ_COUNT, IndexReader
 from services.router.mirror import SLICE_BLOCKS, PrefixMirror
+from services.router.turns import SLICE_S
 from tests.unit.prefix_index.test_publisher import MemoryRedis
 
 
@@ -177,6 +179,25 @@ async def test_a_damaged_snapshot_leaves_what_was_known(change: str) -> None:
     list(mirror.upkeep())
     assert mirror.block_count == 2
     mirror.assert_consistent()
+
+
+class AwayRedis(StoredRedis):
+    """Never answers."""
+
+    async def execute(self, *command: Any) -> Any:
+        raise RedisAway("it is away")
+
+
+async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
+    """What is expected no more is taken out all the same."""
+    mirror, many = PrefixMirror(), tuple(range(100_000))
+    _, task = await follow(AwayRedis(), mirror)
+    mirror.expect("p", many)
+    mirror.unexpect_later("p", many)
+    await kept_up(mirror)
+    assert not mirror.expected_block_count
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def test_a_batch_of_many_blocks_is_cut_into_slices() -> None:

@@ -92,6 +92,8 @@ class Router:
             self.roll_s = self.now_s + ROLL_S
             self.exchange.call_roll()
         self.exchange.neighbours.look(self.now_s)
+        for _ in zip(range(self.world.rng.randrange(3)), self.policy.mirror.upkeep(), strict=False):
+            pass  # what is left stays for another time
         while (entry := self.exchange.next_entry(self.now_s)) is not None:
             self.world.send(self, encode(entry, self.now_s))
 
@@ -270,6 +272,7 @@ def test_estimates_are_the_truth_a_moment_after_the_last_loss(seed: int, loss: f
     world.rest(0.1)
     for router in world.routers.values():
         assert len(router.policy.backlog) == 0
+        list(router.policy.mirror.upkeep())
         assert router.policy.mirror.expected_block_count == 0
 
 
@@ -330,6 +333,33 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
     else:
         raise AssertionError(f"{len(told)} were told, and no end of it")
     assert sorted(told) == sorted(exchange.open.request_ids()), "some are told twice, or not"
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_what_is_told_again_is_no_news_to_those_who_know_it(seed: int) -> None:
+    """A router that starts asks for all; for the others nothing began or was dispatched anew."""
+    world = World(seed, 0.0)
+    world.rest(0.1)
+    for _ in range(60):
+        world.rng.choice((world.dispatch, world.dispatch, world.start, world.finish))()
+        world.tick()
+    world.rest(0.1)
+    later_s = {name: router.now_s + 1.0 for name, router in world.routers.items()}
+
+    def known(router: Router) -> object:
+        backlog = router.policy.backlog
+        works = [work for replica in world.replicas for work in backlog.of(replica)]
+        return (
+            [(work.key, work.started_s, work.begun_s) for work in works],
+            [backlog.recent_s(replica, later_s[router.name]) for replica in world.replicas],
+        )
+
+    before = {name: known(router) for name, router in world.routers.items()}
+    world.boot("r9")
+    world.rest(0.1)
+    assert world.routers["r9"].believed() == world.truth()
+    assert {name: known(world.routers[name]) for name in before} == before
 
 
 def test_a_new_router_knows_what_prompts_take() -> None:
