@@ -9,8 +9,10 @@ from prometheus_client import generate_latest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import VirtualClock
+from kvmesh.config import MeshConfig
 from kvmesh.metrics import Metrics
 from services.router import telemetry
+from services.router.main import Place, Router
 from services.router.policy import Dispatched, Placement
 from services.router.relayed import Relayed, Stage
 from tests.unit.router.desk import Desk
@@ -111,3 +113,15 @@ def test_the_imbalance_is_the_most_over_the_mean_whoever_dispatched_it() -> None
     assert imbalance() == pytest.approx(1.0)
     clock.advance(1000)
     assert imbalance() == 0.0
+
+
+async def test_a_router_names_the_replicas_it_has() -> None:
+    """Those of its links, from the first moment on, and no others."""
+    place = Place("router-0", "127.0.0.1:0", "redis://127.0.0.1:1", 0)
+    router = Router(MeshConfig(), place)
+    for names in (["prefill-0", "decode-0"], ["prefill-1", "decode-0"]):
+        router.on_replicas(names)
+        named = {name for name in values(router.metrics) if name.startswith("placed_seconds")}
+        assert named == {f'placed_seconds_total{{replica="{name}"}}' for name in names}
+    router.close()
+    await router.redis.close()
