@@ -38,8 +38,8 @@ class BlockLog:
         self._count = 0
         self._read_at = self._read_end = 0
         """What of the log is still to be read."""
-        self._gone_late: list[int] = []
-        """Places that become gaps when everything is read."""
+        self._gone_late: dict[int, list[int]] = {}
+        """Places that become gaps when they have been read, by the number of the part."""
         self._closed = self._looked = 0
         """Gaps are being closed: there is none before `_closed`, and nothing but gaps from there to `_looked`."""
 
@@ -93,7 +93,7 @@ class BlockLog:
         self._old_places, self._places = self._places, _shards()
         self._hashes, self._keys, self._count = array("Q"), array("Q"), 0
         self._read_at = self._read_end = 0
-        self._gone_late = []
+        self._gone_late = {}
         self._closed = self._looked = 0
 
     @contextmanager
@@ -109,22 +109,26 @@ class BlockLog:
             yield self._parts()
         finally:
             self._read_at = self._read_end = 0
-            for at in self._gone_late:
-                self._hashes[at] = _GONE
-            self._gone_late = []
+            for part in self._gone_late.copy():
+                self._bury_late(part)
 
     def _parts(self) -> Iterator[bytes]:
         while self._read_at < self._read_end:
-            end = min(self._read_at + PART_BLOCKS, self._read_end)
-            part = self._hashes[self._read_at : end]
+            start, end = self._read_at, min(self._read_at + PART_BLOCKS, self._read_end)
+            part = self._hashes[start:end]
             self._read_at = end
+            self._bury_late(start // PART_BLOCKS)
             yield array("Q", filter(None, part)).tobytes()
 
     def _bury(self, at: int) -> None:
         self._count -= 1
         if self._read_at <= at < self._read_end:
-            self._gone_late.append(at)
+            self._gone_late.setdefault(at // PART_BLOCKS, []).append(at)
         else:
+            self._hashes[at] = _GONE
+
+    def _bury_late(self, part: int) -> None:
+        for at in self._gone_late.pop(part, ()):
             self._hashes[at] = _GONE
 
     def _close_gaps(self) -> None:
