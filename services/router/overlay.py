@@ -57,12 +57,15 @@ class Overlay:
         return bool(self._leaving)
 
     def take_out(self, bit_of: Callable[[str], int]) -> Iterator[None]:
-        """Undo what is to be undone, in slices. `bit_of`: the bit of a replica by now."""
+        """Undo what is to be undone, in slices, from the end of a prompt: what is still expected has its ancestors.
+
+        `bit_of`: the bit of a replica by now.
+        """
         while self._leaving:
             name, hashes = self._leaving.popleft()
             if len(hashes) > SLICE_BLOCKS:
-                self._leaving.appendleft((name, hashes[SLICE_BLOCKS:]))
-            self.unexpect(name, bit_of(name), hashes[:SLICE_BLOCKS])
+                self._leaving.appendleft((name, hashes[:-SLICE_BLOCKS]))
+            self.unexpect(name, bit_of(name), hashes[-SLICE_BLOCKS:])
             yield
 
     def move(self, name: str, old: int, new: int) -> None:

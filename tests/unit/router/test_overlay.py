@@ -61,7 +61,7 @@ def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
 
 
 def test_no_slice_takes_out_more_than_its_share() -> None:
-    """A thousand blocks leave in a slice, of however many requests."""
+    """A thousand blocks leave in a slice, of however many requests, and none before its descendants."""
     mirror = PrefixMirror()
     mirror.add("p0")
     prompts = [tuple(range(index << 20, (index << 20) + 3000)) for index in range(20)]
@@ -75,4 +75,7 @@ def test_no_slice_takes_out_more_than_its_share() -> None:
     for _ in mirror.upkeep():
         assert left - mirror.expected_block_count <= SLICE_BLOCKS
         left = mirror.expected_block_count
+        for prompt in prompts:
+            is_there = [value in mirror._overlay.masks for value in prompt]
+            assert is_there == sorted(is_there, reverse=True)
     assert left == 0 and not mirror.needs_upkeep
