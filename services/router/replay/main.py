@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -32,18 +31,20 @@ from services.router.replay.servers import Order
 from services.router.replay.trace import BLOCK_TOKENS, Trace, TraceError, read
 
 DEFAULT_POLICIES: Final = f"kvmesh,llm-d,preble,dynamo,sglang,least-outstanding,round-robin,{BOUND}"
+DEFAULT_REPLICAS: Final = "8"
 DEFAULT_COST: Final = "8b"
 DEFAULT_SHARE: Final = ".3"
 DEFAULT_SIZES: Final = "16GiB,64GiB,256GiB"
 DEFAULTS: Final = MeshConfig()
 DEFAULT_ORDER: Final = Order(DEFAULTS.prefill.queue_order)
 COST_OF: Final = "--cost-of"
+SVG: Final = ".svg"
 PIPE_COLUMNS: Final = 110
-OFF: Final = "off"
 JOBS_MAX: Final = 256
 SEEDS_MAX: Final = 100
 ROUTERS_MAX: Final = 64
 COPIES_MAX: Final = 64
+SPEED: Final = 1.0
 STALENESS_MAX_MS: Final = 60_000
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -62,20 +63,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def replay(
     trace: Annotated[Path, typer.Argument(help="Requests in the Mooncake format: JSON lines, perhaps .gz.")],
     replicas: Annotated[
-        str, typer.Option(help="Numbers of prefill replicas to compare at.", show_default="8")
-    ] = "",
+        str | None,
+        typer.Option(help="Numbers of prefill replicas to compare at.", show_default=DEFAULT_REPLICAS),
+    ] = None,
     load: Annotated[
         str, typer.Option(help="Loads: work of one pooled cache over what the replicas can do.")
     ] = ".5,.7,.85",
     cache: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Cache: a share of the trace's unique blocks in all replicas together, or GiB per replica (80GiB).",
             show_default=f"{DEFAULT_SHARE}; sizing: {DEFAULT_SIZES}",
         ),
-    ] = "",
+    ] = None,
     policies: Annotated[
-        str, typer.Option(help=f"Policies to compare, or all: {', '.join((*POLICIES, BOUND))}.")
+        str,
+        typer.Option(
+            help=f"Policies to compare, or all: {', '.join(POLICIES)}; and {BOUND}, which is none: one queue and one "
+            "pooled cache, first come first served."
+        ),
     ] = DEFAULT_POLICIES,
     order: Annotated[Order, typer.Option(help="In which a replica serves what waits there.")] = DEFAULT_ORDER,
     cost: Annotated[
@@ -127,7 +133,7 @@ def replay(
         ),
     ] = None,
     goodput: Annotated[float, typer.Option(help="Share of first tokens in time that is enough.")] = 0.9,
-    speed: Annotated[float, typer.Option(help="Play the trace so many times as fast when sizing.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="Play the trace so many times as fast when sizing.")] = SPEED,
     requests: Annotated[int, typer.Option(help="Take the first so many; 0: all.")] = 0,
     copies: Annotated[int, typer.Option(help="Lay so many copies of the trace over each other.")] = 1,
     block_tokens: Annotated[int, typer.Option(help="Tokens per id of hash_ids.")] = BLOCK_TOKENS,
@@ -161,12 +167,12 @@ def replay(
         ("--jobs", jobs, 0, JOBS_MAX),
     ):
         options.number(option, str(value), low, high)
-    is_sized = size if size is not None else not replicas
-    ahead_s = (
-        math.inf
-        if dispatch_ahead_s == OFF
-        else options.number("--dispatch-ahead-s", dispatch_ahead_s, 0.01, 60, " s")
-    )
+    ahead_s = options.ahead_s("--dispatch-ahead-s", dispatch_ahead_s)
+    is_sized = size if size is not None else replicas is None
+    if speed != SPEED and not is_sized:
+        raise BadOption(f"--speed = {speed:g} is for sizing, and nothing is sized: say --size.")
+    if plot_file is not None:
+        _writable(plot_file)
     found = _trace(trace, block_tokens, requests)
     known = None
     if cost_of is not None:
@@ -187,24 +193,33 @@ def replay(
             copies=copies,
             speed=speed,
         ),
-        replicas=options.listed("--replicas", replicas or "8", options.replicas),
+        replicas=options.listed(
+            "--replicas", DEFAULT_REPLICAS if replicas is None else replicas, options.replicas
+        ),
         loads=options.listed("--load", load, options.load),
-        caches=options.listed("--cache", cache or DEFAULT_SHARE, options.cache),
+        caches=options.listed("--cache", DEFAULT_SHARE if cache is None else cache, options.cache),
         policies=options.policies(policies),
         seeds=seeds,
-        sizes=options.listed("--cache", cache or DEFAULT_SIZES, options.cache) if is_sized else (),
+        sizes=options.listed("--cache", DEFAULT_SIZES if cache is None else cache, options.cache)
+        if is_sized
+        else (),
         goodput=goodput,
     )
     for one in plan.caches:
         one.blocks(model, block_tokens)  # refuses what holds none, before anything runs
-    if plot_file is not None and not plot_file.parent.is_dir():
-        raise BadOption(f'--plot = "{plot_file}": the folder does not exist.')
-    if plot_file is not None and plot_file.is_dir():
-        raise BadOption(f'--plot = "{plot_file}" is a folder: the name of a file is needed.')
     try:
         raise typer.Exit(_run(plan, jobs or os.cpu_count() or 1, as_json=as_json, plot_file=plot_file))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _writable(file: Path) -> None:
+    if not file.parent.is_dir():
+        raise BadOption(f'--plot = "{file}": the folder does not exist.')
+    if file.is_dir():
+        raise BadOption(f'--plot = "{file}" is a folder: the name of a file is needed.')
+    if file.suffix.lower() != SVG:
+        raise BadOption(f'--plot = "{file}" does not end in {SVG}: SVG is what is written.')
 
 
 def _trace(path: Path, block_tokens: int, requests: int) -> Trace:
@@ -241,16 +256,19 @@ def _run(plan: Plan, jobs: int, *, as_json: bool, plot_file: Path | None) -> int
         bar.update(sizing, visible=False)
         comparing = bar.add_task("comparing", total=plan.run_count)
         compared = plan.compare(runner, lambda: bar.advance(comparing))
+    doubts = plan.doubts(compared)
     if as_json:
-        found = {**plan.described(), **tables.as_json(compared, sized, plan.goodput, plan.policies[0])}
+        found = {
+            **plan.described(),
+            "warnings": doubts,
+            **tables.as_json(compared, sized, plan.goodput, plan.policies[0]),
+        }
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
-        for line in plan.headlines():
+        for line in (*plan.headlines(), *doubts):
             console.print(line, highlight=False)
         if sized:
-            console.print(
-                tables.sizing(sized, plan.goodput, plan.policies[0], plan.cost, plan.trace.block_tokens)
-            )
+            console.print(tables.sizing(sized, plan))
         for one in compared:
             console.print(tables.comparison(one, plan.cost, plan.trace.block_tokens))
     if plot_file is not None:  # last: what was found is told even if the file cannot be written

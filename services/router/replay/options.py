@@ -16,6 +16,8 @@ LOAD_MAX: Final = 10.0
 CACHE_MAX: Final = 100.0
 GIB_MAX: Final = 1e6
 SECONDS_MAX: Final = 100.0
+AHEAD_MAX_S: Final = 60.0
+OFF: Final = "off"
 KV_BYTES_MAX: Final = 1 << 30
 
 Value = TypeVar("Value")
@@ -47,10 +49,12 @@ class Cache:
 
 def listed(option: str, text: str, read: Callable[[str, str], Value]) -> list[Value]:
     """Read values with commas between them; the same one twice counts once."""
-    values = [read(option, part.strip()) for part in text.split(",") if part.strip()]
-    if not values:
+    parts = [part.strip() for part in text.split(",")]
+    if not any(parts):
         raise BadOption(f'{option} = "{text}" names nothing: values with commas between them are needed.')
-    return list(dict.fromkeys(values))
+    if not all(parts):
+        raise BadOption(f'{option} = "{text}" has nothing before or after a comma: a value is needed there.')
+    return list(dict.fromkeys(read(option, part) for part in parts))
 
 
 def number(option: str, text: str, low: float, high: float, unit: str = "") -> float:
@@ -95,6 +99,11 @@ def policy(option: str, text: str) -> str:
 def policies(text: str) -> Sequence[str]:
     """Read names of policies; all is all of them."""
     return [*POLICIES, BOUND] if text == "all" else listed("--policies", text, policy)
+
+
+def ahead_s(option: str, text: str) -> float:
+    """Read how many unstarted seconds are sent ahead; infinite if off."""
+    return math.inf if text == OFF else number(option, text, 0.01, AHEAD_MAX_S, f" s, or {OFF}")
 
 
 def cost(text: str, slo_s: float | None, kv_bytes: int | None = None) -> Cost:

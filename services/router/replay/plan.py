@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from services.router.replay.cost import Cost
 from services.router.replay.measured import Measured
@@ -19,6 +19,9 @@ from services.router.replay.trace import Trace
 
 SEED = 1
 """The first one."""
+
+SHORT: Final = 5
+"""Times the longest prompt's seconds that requests should come for. In less, queues are still growing when it ends."""
 
 
 class Runs(Protocol):
@@ -170,6 +173,31 @@ class Plan:
             f"({self.cost.gib(load.unique_blocks, load.block_tokens):,.0f} GiB); prefill as {self.cost.name}, "
             f"{self.row.order.value}"
         )
+
+    def pace(self) -> str:
+        """Return in words how fast requests come where replicas are counted."""
+        load = self.replay.workload(SEED, self.row.copies)
+        rate = len(load) / load.span_s * self.row.speed
+        return f"{self._times()}, {f'{rate:.3g}' if rate < 1000 else f'{rate:,.0f}'} requests/s"
+
+    def doubts(self, compared: Sequence[Compared]) -> list[str]:
+        """Return a warning if requests come within so short a time that queues hardly begin to build up."""
+        longest_s = self.cost.seconds(self.trace.longest_tokens, self.trace.longest_tokens)
+        load = self.replay.workload(SEED, self.row.copies)
+        spans = [
+            (len(load) / one.requests_per_s, f"{one.row.replicas} replicas and load {one.row.load:g}")
+            for one in compared
+        ]
+        if self.sizes:
+            spans.append((load.span_s / self.row.speed, self._times()))
+        span_s, where = min(spans)
+        if span_s >= SHORT * longest_s:
+            return []
+        told = f"not {SHORT} times its longest prefill ({longest_s:.3g} s)"
+        return [f"Too short: at {where} the trace lasts {span_s:.3g} s, {told}."]
+
+    def _times(self) -> str:
+        return f"{f'{self.row.speed:g} times ' if self.row.speed != 1 else ''}the trace's rate"
 
     def described(self) -> dict[str, Any]:
         """Return what the trace is, by name."""

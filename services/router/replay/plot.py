@@ -12,11 +12,15 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from services.router.replay.measures import Measures
+from services.router.replay.runs import BOUND
 
 COLOURS: Final = (
-    *("#0b6e4f", "#d1495b", "#2e4057", "#edae49", "#7b2d8b", "#00798c", "#8d6a43", "#5c6bc0"),
-    *("#9e9e9e", "#c2185b", "#689f38", "#f4511e", "#0288d1", "#6d4c41", "#455a64", "#afb42b"),
+    *("#0b6e4f", "#d1495b", "#2747d9", "#edae49", "#8e2d8b", "#4fb3e8", "#8d6a43", "#222222"),
+    *("#9e9e9e", "#f06fb4", "#7ab648", "#f4511e", "#7fd6c2", "#5a1f0e", "#c8b0f0", "#d8d23c"),
 )
+DASHED: Final = ' stroke-dasharray="6 4"'
+"""What is no policy."""
+
 WIDTH, HEIGHT = 420, 280
 LEFT, TOP, RIGHT, BOTTOM = 58, 34, 12, 40
 LEGEND_WIDTH: Final = 150
@@ -74,9 +78,7 @@ def svg(title: str, panels: Sequence[Panel]) -> str:
     for index, policy in enumerate(policies):
         y = 70 + 18 * index
         x = len(CHARTS) * WIDTH + 10
-        parts.append(
-            f'<line x1="{x}" y1="{y - 4}" x2="{x + 22}" y2="{y - 4}" stroke="{colours[policy]}" stroke-width="2"/>'
-        )
+        parts.append(f'<line x1="{x}" y1="{y - 4}" x2="{x + 22}" y2="{y - 4}" {_stroke(policy, colours)}/>')
         parts.append(f'<text x="{x + 28}" y="{y}">{escape(policy)}</text>')
     parts.append("</svg>\n")
     return "\n".join(parts)
@@ -114,9 +116,13 @@ def _chart(chart: _Chart, panel: Panel, colours: dict[str, str]) -> list[str]:
         drawn = [(x_of(load), y_of(chart.value(seen))) for load, seen in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
         colour = colours[line.policy]
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{path}" fill="none" {_stroke(line.policy, colours)}/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in drawn]
     return parts
+
+
+def _stroke(policy: str, colours: dict[str, str]) -> str:
+    return f'stroke="{colours[policy]}" stroke-width="2"{DASHED if policy == BOUND else ""}'
 
 
 def _axis(values: Sequence[float], *, is_log: bool) -> tuple[float, float, list[float]]:

@@ -1,4 +1,4 @@
-"""What no router can do: one pooled cache for all replicas. The measure of work, and two bounds. Pure."""
+"""One pooled cache for all replicas, which no router has: the measure of work, and one queue in front of it. Pure."""
 
 from __future__ import annotations
 

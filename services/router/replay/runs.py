@@ -19,7 +19,7 @@ from services.router.replay.trace import Trace
 from services.router.replay.workload import Workload, workload
 
 BOUND = "one-queue"
-"""Not a policy: what one queue and one cache for all replicas would do."""
+"""Not a policy: one queue and one pooled cache for all replicas, first come first served."""
 
 
 @dataclass(frozen=True, slots=True)

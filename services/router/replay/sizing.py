@@ -46,3 +46,9 @@ class Search:
     def measures(self) -> Measures | None:
         """Return how that number did."""
         return self.tried[self.found] if self.found is not None else None
+
+    @property
+    def goodput_with_one_less(self) -> float | None:
+        """Return what one replica less than `found` gives; None if none would be left, or nothing is found."""
+        less = self.tried.get(self.found - 1) if self.found is not None else None
+        return less.goodput if less is not None else None

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from services.router.replay.cost import Cost
 from services.router.replay.measures import Measures, mean, spread
-from services.router.replay.plan import Compared, Sized
+from services.router.replay.plan import Compared, Plan, Sized
 from services.router.replay.runs import BOUND, Row
 
 COLUMNS = (
@@ -26,6 +26,9 @@ COLUMNS = (
     ("work", "work"),
 )
 SHARES = ("goodput", "hit")
+SIZING_TITLES = (
+    *("cache", "GiB each", "replicas", "mean s", "p99", "goodput", "goodput with\none less", "hit", "busy"),
+)
 
 
 def comparison(one: Compared, cost: Cost, block_tokens: int) -> Table:
@@ -55,7 +58,7 @@ def _table(title: str) -> Table:
     return Table(
         title=title,
         title_justify="left",
-        min_width=len(title),
+        min_width=max(len(line) for line in title.split("\n")),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -70,25 +73,26 @@ def _cell(name: str, seen: Measures, around: Measures | None) -> str:
     return text
 
 
-def sizing(rows: Sequence[Sized], goodput: float, policy: str, cost: Cost, block_tokens: int) -> Table:
+def sizing(rows: Sequence[Sized], plan: Plan) -> Table:
     """Return the table of what is needed."""
-    table = _table(
-        f"Prefill replicas for {goodput:.0%} of first tokens in time at the trace's rate, {policy}"
-    )
-    for title in ("cache", "GiB each", "replicas", "mean s", "p99", "goodput", "hit", "busy"):
+    title = f"Prefill replicas for {100 * plan.goodput:g}% of first tokens in time, {plan.policies[0]}"
+    table = _table(f"{title},\nat {plan.pace()}")
+    for title in SIZING_TITLES:
         table.add_column(title, justify="right" if title != "cache" else "left")
     for one in rows:
         seen, count = one.search.measures, one.search.found
         if seen is None or count is None or one.capacity is None:
             table.add_row(str(one.cache), "", f"more than {max(one.search.tried)}")
             continue
+        less = one.search.goodput_with_one_less
         table.add_row(
             str(one.cache),
-            f"{cost.gib(one.capacity, block_tokens):,.0f}",
+            f"{plan.cost.gib(one.capacity, plan.trace.block_tokens):,.0f}",
             str(count),
             f"{seen.mean_s:.2f}",
             f"{seen.p99_s:.2f}",
             f"{seen.goodput:.3f}",
+            "" if less is None else f"{less:.3f}",
             f"{seen.hit:.3f}",
             f"{seen.busy:.0%}",
         )
@@ -116,6 +120,7 @@ def as_json(rows: Sequence[Compared], sized: Sequence[Sized], goodput: float, po
                 "policy": policy,
                 "replicas": one.search.found,
                 "figures": one.search.measures.as_dict() if one.search.measures else None,
+                "goodput_with_one_less": one.search.goodput_with_one_less,
                 "tried": {str(count): seen.goodput for count, seen in sorted(one.search.tried.items())},
             }
             for one in sized

@@ -102,7 +102,8 @@ def _record(line: str, number: int, block_tokens: int, name: str) -> Record:
     try:
         row: Any = json.loads(line)
     except ValueError as error:
-        raise TraceError(f"{name} line {number}: no JSON: {error}") from None
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)  # without "line 1"
+        raise TraceError(f"{name} line {number}: no JSON: {reason}") from None
     if not isinstance(row, dict):
         raise TraceError(f"{name} line {number}: no JSON object")
     for field in ("timestamp", "input_length", "hash_ids"):

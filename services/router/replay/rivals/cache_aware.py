@@ -2,8 +2,10 @@
 
 sglang-router 0.3 (`--help`, docs): if max - min in flight > abs and max > rel * min: the least loaded. Else the longest
 match in a tree of what was sent where; a match above the threshold goes there, otherwise to the smallest tree. Defaults
-.3 / 64 / 1.5. smg (`--help`): the highest overlap by KV events, of equals the least loaded, then the smallest cache;
-imbalance (32, 1.1) sends to the least loaded.
+.3 / 64 / 1.5. smg before 1.13 (its source): the highest overlap by KV events, of equals the least loaded, then the
+smallest cache; imbalance (32, 1.1, its library's defaults) sends to the least loaded. No share of the prompt is needed:
+one block that all prompts begin with keeps new ones at its holders until counts are uneven. smg 1.13, which is not
+simulated, wants a match above .3.
 """
 
 from __future__ import annotations

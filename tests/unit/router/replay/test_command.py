@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +19,7 @@ from services.router.replay.cost import COSTS
 from services.router.replay.main import main
 from services.router.replay.measures import Measures
 from services.router.replay.options import BadOption, Cache
-from services.router.replay.plot import CHARTS, Line, Panel, svg
+from services.router.replay.plot import CHARTS, COLOURS, Line, Panel, svg
 from services.router.replay.sizing import REPLICAS_MAX, Search
 from tests.unit.router.replay import small
 
@@ -44,7 +47,8 @@ def test_a_plain_replay_sizes_and_compares(trace: str, capsys: pytest.CaptureFix
     """Both questions are answered without an option."""
     status, out, _ = run(capsys, trace)
     assert status == 0
-    assert "150 requests" in out and "Prefill replicas for 90% of first tokens in time" in out
+    assert "150 requests" in out and "Prefill replicas for 90% of first tokens in time, kvmesh" in out
+    assert "at the trace's rate, " in out and "one less" in out
     assert out.count("load 0.7") == 1 and out.count("round-robin") == 3
 
 
@@ -68,7 +72,9 @@ def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.Captur
     assert [one["cache"] for one in told["sizing"]] == ["0.3", "4GiB"]
     for one in told["sizing"]:
         assert one["tried"][str(one["replicas"])] >= 0.9
-        assert one["replicas"] == 1 or one["tried"][str(one["replicas"] - 1)] < 0.9
+        less = one["tried"].get(str(one["replicas"] - 1))
+        assert one["goodput_with_one_less"] == less
+        assert (less is None) == (one["replicas"] == 1) and (less or 0) < 0.9
     picture = ET.fromstring(plot.read_text(encoding="utf-8"))
     lines = picture.findall(".//{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 4 * len(CHARTS) * 3
@@ -81,6 +87,11 @@ def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.Captur
         (["--replicas", "2.5"], "--replicas = 2.5 is no whole number"),
         (["--load", "high"], '--load = "high" is no number: allowed are 0.01 to 10.'),
         (["--load", ","], '--load = "," names nothing'),
+        (["--replicas", ""], '--replicas = "" names nothing'),
+        (["--cache", ""], '--cache = "" names nothing'),
+        (["--replicas", "4,,8"], '--replicas = "4,,8" has nothing before or after a comma'),
+        (["--policies", "kvmesh,"], '--policies = "kvmesh," has nothing before or after a comma'),
+        (["--replicas", "4", "--speed", "2"], "--speed = 2 is for sizing, and nothing is sized: say --size."),
         (["--cache", "0GiB"], "--cache = 0 is out of range"),
         (["--cache", "0.05GiB"], "--cache = 0.05GiB holds no block: one takes 0.062 GiB."),
         (["--cache", "8GB"], "allowed are 0 to 100, a share, or GiB per replica (80GiB)."),
@@ -89,10 +100,15 @@ def test_json_tells_everything(trace: str, tmp_path: Path, capsys: pytest.Captur
         (["--seeds", "0"], "--seeds = 0 is out of range"),
         (["--cost", "9b"], '--cost = "9b" is neither one of 8b, 70b nor c0,a,b'),
         (["--cost", "0,0,0"], "makes prompts free"),
-        (["--dispatch-ahead-s", "never"], '--dispatch-ahead-s = "never" is no number'),
+        (
+            ["--dispatch-ahead-s", "no"],
+            '--dispatch-ahead-s = "no" is no number: allowed are 0.01 to 60 s, or off.',
+        ),
         (["--slo-s", "nan"], "--slo-s = nan is out of range"),
         (["--plot", "/no/such/folder/a.svg"], "the folder does not exist"),
         (["--plot", "/"], '--plot = "/" is a folder'),
+        (["--plot", "x.png"], '--plot = "x.png" does not end in .svg'),
+        (["--plot", "x"], '--plot = "x" does not end in .svg'),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_sentence(
@@ -110,6 +126,39 @@ def test_a_trace_without_time_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     path.write_text('{"timestamp": 3, "input_length": 5, "hash_ids": [1]}\n', encoding="utf-8")
     status, _, err = run(capsys, str(path))
     assert status == 2 and "all timestamps are 3" in err
+
+
+def test_speed_is_told_with_the_rate(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is sized for is the trace's rate times the speed."""
+    arguments = ("--policies", "kvmesh", "--load", ".5", "--cache", "4GiB")
+    heading = re.compile(r"at (\d+ times |)the trace's rate, (\S+) requests/s")
+    (plain,) = heading.findall(run(capsys, trace, *arguments)[1])
+    (fast,) = heading.findall(run(capsys, trace, *arguments, "--speed", "3")[1])
+    assert (plain[0], fast[0]) == ("", "3 times ")
+    assert float(fast[1]) == pytest.approx(3 * float(plain[1]), rel=0.01)
+
+
+@pytest.mark.parametrize(("speed", "is_short"), [("1", False), ("30", True)])
+def test_a_short_trace_is_doubted(
+    trace: str, capsys: pytest.CaptureFixture[str], speed: str, is_short: bool
+) -> None:
+    """One line, and in the JSON: queues hardly build up while it lasts."""
+    arguments = ("--policies", "kvmesh", "--load", ".1", "--replicas", "1", "--size", "--speed", speed)
+    _, out, _ = run(capsys, trace, *arguments, "--cache", "4GiB")
+    lines = [line for line in out.splitlines() if "Too short" in line]
+    assert len(lines) == is_short
+    assert all("30 times the trace's rate" in line and "longest prefill" in out for line in lines)
+    told = json.loads(run(capsys, trace, *arguments, "--cache", "4GiB", "--json")[1])
+    assert len(told["warnings"]) == is_short
+
+
+def test_a_row_for_which_the_trace_is_short_is_doubted(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More replicas, more requests a second, the sooner it is over."""
+    arguments = ("--policies", "one-queue", "--load", ".1,.5", "--replicas", "2,256")
+    _, out, _ = run(capsys, trace, *arguments)
+    assert out.count("Too short: at 256 replicas and load 0.5 ") == 1
 
 
 def test_a_plot_that_cannot_be_written_does_not_lose_the_figures(
@@ -164,11 +213,12 @@ def test_a_search_finds_the_smallest_that_is_enough() -> None:
             assert count not in search.tried and 1 <= count <= REPLICAS_MAX
             search.tried[count] = measures(0.95 if count >= enough else 0.5)
         assert search.found == enough and search.measures == measures(0.95)
+        assert search.goodput_with_one_less == (0.5 if enough > 1 else None)
         assert len(search.tried) <= 30
     search = Search(0.9, 3)
     while (count := search.next()) is not None:
         search.tried[count] = measures(0.1)
-    assert search.found is None and REPLICAS_MAX in search.tried
+    assert search.found is None and REPLICAS_MAX in search.tried and search.goodput_with_one_less is None
 
 
 def test_a_plot_of_one_load_is_drawn() -> None:
@@ -176,3 +226,31 @@ def test_a_plot_of_one_load_is_drawn() -> None:
     text = svg("<&>", [Panel("4 replicas", [Line("kvmesh", [(0.7, measures(0.5))])])])
     assert ET.fromstring(text).tag.endswith("svg") and "kvmesh" in text
     assert text == svg("<&>", [Panel("4 replicas", [Line("kvmesh", [(0.7, measures(0.5))])])])
+
+
+def lab(colour: str) -> tuple[float, float, float]:
+    """Return CIELAB coordinates of an sRGB colour: distances are differences seen."""
+    shares = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in shares]
+    red, green, blue = linear
+    xyz = (
+        (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047,
+        0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883,
+    )
+    x, y, z = (one ** (1 / 3) if one > 0.008856 else 7.787 * one + 16 / 116 for one in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_colours_of_a_plot_are_told_apart() -> None:
+    """The first eight, those of a plain replay, well."""
+    for (i, one), (j, other) in itertools.combinations(enumerate(COLOURS), 2):
+        assert math.dist(lab(one), lab(other)) > (40 if max(i, j) < 8 else 30), (one, other)
+
+
+def test_what_is_no_policy_is_dashed() -> None:
+    """In the charts and in the legend."""
+    points = [(0.7, measures(0.5))]
+    text = svg("t", [Panel("p", [Line("kvmesh", points), Line("one-queue", points)])])
+    dashed = [one.get("stroke") for one in ET.fromstring(text).iter() if one.get("stroke-dasharray")]
+    assert dashed == [COLOURS[1]] * (len(CHARTS) + 1)

@@ -66,6 +66,14 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, row: object, words: list[s
     assert "\n" not in str(caught.value)
 
 
+def test_broken_json_is_placed_once(tmp_path: Path) -> None:
+    """The line of the file is told, not the parser's idea of it."""
+    with pytest.raises(TraceError) as caught:
+        read(written(tmp_path, GOOD, '{"timestamp": 1,'))
+    assert str(caught.value).startswith("t.jsonl line 2: no JSON: ")
+    assert str(caught.value).count("line ") == 1 and "column" not in str(caught.value)
+
+
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     """A missing file, an empty one, and one that is not what its name says."""
     with pytest.raises(TraceError, match="cannot be read: No such file"):
