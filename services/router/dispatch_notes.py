@@ -127,8 +127,19 @@ def is_of(data: bytes, router: str) -> bool:
     return data.startswith(_MAGIC + _text(router))
 
 
+def seq_of(data: bytes, router: str, boot_id: str) -> int | None:
+    """Return the number of the entry in `data` if it is of that process, told without reading it."""
+    head = _MAGIC + _text(router) + _text(boot_id)
+    if not data.startswith(head) or len(data) < len(head) + 8:
+        return None
+    return int.from_bytes(data[len(head) : len(head) + 8], "little")
+
+
 def decode(data: bytes, now_s: float, life_s: float) -> Entry:
-    """Return the entry in `data`, as seen at `now_s`; dispatches are forgotten `life_s` later. Raises NoteError."""
+    """Return the entry in `data`, sent at `now_s` of the reader's clock; dispatches are forgotten `life_s` later.
+
+    Raises NoteError.
+    """
     try:
         return _Reader(data, now_s, life_s).entry()
     except (struct.error, UnicodeDecodeError, IndexError) as error:
@@ -205,10 +216,9 @@ class _Reader:
         for _ in range(count):
             replica = self._text()
             prompts: dict[str, float | None] = {}
-            for _ in range(self._numbers("<I")[0]):
-                request_id = self._request()
-                (age_us,) = self._numbers("<Q")
-                prompts[request_id] = None if age_us == NOT_STARTED else self._ago(age_us)
+            (open_count,) = self._numbers("<I")
+            for request, age_us in struct.iter_unpack("<16sQ", self._take(24 * open_count)):
+                prompts[request.hex()] = None if age_us == NOT_STARTED else self._ago(age_us)
             open_[replica] = prompts
         return RollCall(open_, bool(is_full))
 

@@ -17,9 +17,10 @@ from kvmesh.tasks import persist
 from services.router import dispatch_notes
 from services.router.dispatch_notes import Entry, NoteError
 from services.router.exchange import Exchange
-from services.router.holdings import DISPATCH_LIFE_S, Note
+from services.router.holdings import Note
 from services.router.neighbours import ROLL_S, Known, Neighbours
 from services.router.policy import Event
+from services.router.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ LIFE_S: Final = 60
 """The stream goes so long after the last entry of the last router."""
 
 ENTRIES_MAX: Final = 10_000
-"""Kept where the age of entries is not known yet."""
+"""Kept where the age of entries is not known yet, or does not tell."""
 
 READ_PAUSE_S: Final = 0.002
 """After a read, so that many routers cost no read for each of their entries."""
@@ -69,8 +70,8 @@ class Dispatches:
         self.unreadable_total = 0
         self._redis = redis
         self._stream = key(mesh, "dispatches")
-        self._router = router
         self._clock = clock or MonotonicClock()
+        self._turns = Turns(self._clock)
         self._writing: Entry | None = None
         self._news = asyncio.Event()
         self._position: StreamId | None = None
@@ -117,13 +118,15 @@ class Dispatches:
             self._news.clear()
             while (entry := self.exchange.next_entry(self._clock.now_s())) is not None:
                 self._writing = entry
-                data = dispatch_notes.encode(entry, self._clock.now_s())
+                data = self.exchange.encoded(entry, self._clock.now_s())
                 await self._redis.execute(
                     *("XADD", self._stream, *self._trim(), "*"), *(dispatch_notes.FIELD, data)
                 )
                 self._writing = None
                 if self._clock.now_s() >= self._prolong_at_s:
                     await self._redis.execute("EXPIRE", self._stream, LIFE_S)
+                    # If the clock of Redis was set back, no entry ages until it is where it was.
+                    await self._redis.execute("XTRIM", self._stream, "MAXLEN", "~", ENTRIES_MAX)
                     self._prolong_at_s = self._clock.now_s() + LIFE_S / 4
                 await asyncio.sleep(FLUSH_S)
 
@@ -155,9 +158,11 @@ class Dispatches:
                 *("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS),
                 *("STREAMS", self._stream, format_stream_id(self._position)),
             )
+            read_s = self._clock.now_s()
             for entry_id, fields in answer[0][1] if answer else ():
                 self._position = parse_stream_id(entry_id)
-                self._take((fields or {}).get(dispatch_notes.FIELD, b""))
+                await self._take((fields or {}).get(dispatch_notes.FIELD, b""), read_s)
+                await self._turns.breathe()
             if answer:
                 await asyncio.sleep(READ_PAUSE_S)
             else:
@@ -174,17 +179,12 @@ class Dispatches:
         if self._position is None or end < self._position:
             self._position = end
 
-    def _take(self, data: bytes) -> None:
-        if dispatch_notes.is_of(data, self._router):
-            return
-        now_s = self._clock.now_s()
+    async def _take(self, data: bytes, read_s: float) -> None:
         try:
-            entry = dispatch_notes.decode(data, now_s, DISPATCH_LIFE_S)
+            await self._turns.through(self.exchange.reading(data, read_s))
         except NoteError as error:
             self.unreadable_total += 1
             log.warning("notes of a router cannot be read: %s", error)
-            return
-        self.neighbours.take(entry, now_s)
 
 
 def _nothing() -> None:

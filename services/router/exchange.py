@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Final
 
+from services.router import dispatch_notes
 from services.router.dispatch_notes import NOTES_MAX, Entry, Told
-from services.router.holdings import Note
+from services.router.holdings import DISPATCH_LIFE_S, Note
 from services.router.neighbours import ALL, Neighbours
 from services.router.open_dispatches import OpenDispatches
 from services.router.policy import Dispatched, Finished, Started
+from services.router.transit import Transit
 
 WAITING_MAX: Final = 8 * NOTES_MAX
 """Notes that wait to be written; the oldest are dropped beyond it."""
 
-HASHES_MAX: Final = 32_768
-"""Blocks named in one entry, unless a single note names more: 256 kB."""
+TOLD_MAX: Final = NOTES_MAX // 4
+"""Notes in one entry: it is encoded and decoded in one go, in some milliseconds."""
+
+HASHES_MAX: Final = 8192
+"""Blocks named in one entry, unless a single note names more: 64 kB."""
 
 
 class Exchange:
-    """Own notes come in by `note`, entries of others by `neighbours.take`; `next_entry` is what is to be written.
+    """Own notes come in by `note`; `next_entry` is what is to be written, `reading` takes what is read.
 
     While there is no other router nothing is written but answers to one that starts.
     """
@@ -28,6 +33,7 @@ class Exchange:
     def __init__(self, router: str, boot_id: str, neighbours: Neighbours) -> None:
         self.neighbours = neighbours
         self.open = OpenDispatches()
+        self.transit = Transit()
         self.dropped_total = 0
         """Dispatches, starts and finishes that were not written."""
         self.may_ask = False
@@ -94,9 +100,9 @@ class Exchange:
             self._is_roll_due = True
         notes: list[Told] = []
         if self.may_ask:
-            notes += self.neighbours.asks(now_s)[: NOTES_MAX // 2]
+            notes += self.neighbours.asks(now_s)[: TOLD_MAX // 2]
         hashes = 0
-        while self._waiting and len(notes) < NOTES_MAX - 1:
+        while self._waiting and len(notes) < TOLD_MAX - 1:
             note = self._waiting[0]
             if isinstance(note, Dispatched):
                 hashes += len(note.hashes)
@@ -110,3 +116,18 @@ class Exchange:
             return None
         self._seq += 1
         return Entry(self._router, self._boot_id, self._seq, notes)
+
+    def encoded(self, entry: Entry, now_s: float) -> bytes:
+        """Return `entry` as bytes to be written now."""
+        self.transit.sent(entry.seq, now_s)
+        return dispatch_notes.encode(entry, now_s)
+
+    def reading(self, data: bytes, now_s: float) -> Generator[None, None, None]:
+        """Take an entry that was read, note by note; own ones come back too. Raises NoteError."""
+        if dispatch_notes.is_of(data, self._router):
+            seq = dispatch_notes.seq_of(data, self._router, self._boot_id)
+            if seq is not None:
+                self.transit.read(seq, now_s)
+            return
+        entry = dispatch_notes.decode(data, now_s - self.transit.seconds, DISPATCH_LIFE_S)
+        yield from self.neighbours.taking(entry, now_s)

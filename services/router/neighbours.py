@@ -7,7 +7,7 @@ has no dispatches: if it lives, they come back with its next roll call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -106,6 +106,11 @@ class Neighbours:
 
     def take(self, entry: Entry, now_s: float) -> None:
         """Take an entry; one that is not newer than the last of its router is no news."""
+        for _ in self.taking(entry, now_s):
+            pass
+
+    def taking(self, entry: Entry, now_s: float) -> Generator[None, None, None]:
+        """Take an entry note by note; anything else may happen in between."""
         if entry.router == self._router:
             return
         for note in entry.notes:
@@ -121,6 +126,8 @@ class Neighbours:
         one.heard_s = now_s
         one.is_silent = False
         for note in entry.notes:
+            if self._routers.get(one.name) is not one:
+                return  # what is left of it is of a router that is gone
             match note:
                 case Dispatched():
                     if self._has_replica(note.replica) and not self._is_told_again(one, note):
@@ -133,6 +140,7 @@ class Neighbours:
                         self._observe(note)  # later ones were heard with their finishes
                 case RollCall():
                     self._roll_call(one, note, now_s)
+            yield
 
     def _is_told_again(self, one: _Router, note: Dispatched) -> bool:
         """True if it is known as it is: somebody else had asked for it."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.redis_link import RedisLink
-from services.router.dispatches import LIFE_S, Dispatches
+from services.router.dispatches import ENTRIES_MAX, LIFE_S, Dispatches
 from services.router.mirror import PrefixMirror
 from services.router.neighbours import counted_in
 from services.router.placement import KappaPolicy
@@ -19,8 +21,10 @@ from services.router.policy import Dispatched, Finished, Hit, Started
 class Side:
     """One router's policy and its dispatches."""
 
-    def __init__(self, url: str, name: str) -> None:
-        self.link = RedisLink(url)
+    def __init__(
+        self, url: str, name: str, link: RedisLink | None = None, clock: Clock | None = None
+    ) -> None:
+        self.link = link or RedisLink(url)
         self.policy = KappaPolicy(
             name,
             PrefixMirror(),
@@ -38,6 +42,7 @@ class Side:
             self.policy.observe,
             counted_in(self.policy.backlog),
             lambda replica: replica == "prefill-0",
+            clock,
         )
         self.task = asyncio.create_task(self.dispatches.run())
 
@@ -85,6 +90,49 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
     two.policy.assert_consistent()
     await one.close()
     await two.close()
+
+
+class SlowLink(RedisLink):
+    """What is written takes its time."""
+
+    async def execute(self, *command: Any) -> Any:
+        if command[0] == "XADD":
+            await asyncio.sleep(0.1)
+        return await super().execute(*command)
+
+
+class JumpingClock(MonotonicClock):
+    """May be set forward."""
+
+    ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+
+async def test_how_long_entries_take_is_measured_on_own_ones(redis_server: Any) -> None:
+    """A tenth of a second to write is one for others to hear."""
+    side = Side(redis_server.url, "router-0", SlowLink(redis_server.url))
+    side.dispatches.set_routers([("router-0", "boot-router-0"), ("router-1", "boot-router-1")])
+    await until(lambda: side.dispatches.exchange.transit.seconds >= 0.1)
+    assert side.dispatches.exchange.transit.seconds < 1.0
+    await side.close()
+
+
+async def test_the_stream_is_bounded_though_its_entries_do_not_age(redis_server: Any) -> None:
+    """The clock of Redis was once an hour ahead: until then all entries are as young as the last one."""
+    clock = JumpingClock()
+    side = Side(redis_server.url, "router-0", clock=clock)
+    await side.link.execute("XADD", "m:dispatches", f"{round(time.time() + 3600) * 1000}-0", "b", b"x")
+    side.dispatches.set_routers([("router-0", "boot-router-0"), ("router-1", "boot-router-1")])
+    await until(lambda: side.dispatches.exchange.transit.seconds > 0)
+    for _ in range(3):
+        await side.link.pipeline([("XADD", "m:dispatches", "*", "c", b"")] * 5000)
+    clock.ahead_s = LIFE_S
+    async with asyncio.timeout(10):
+        while await side.link.execute("XLEN", "m:dispatches") > 1.1 * ENTRIES_MAX:
+            await asyncio.sleep(0.01)
+    await side.close()
 
 
 async def test_the_stream_goes_when_no_router_is_left(redis_server: Any) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.backlog import Backlog
-from services.router.dispatch_notes import Ask, Entry, RollCall, decode, encode
+from services.router.dispatch_notes import Ask, Entry, RollCall
 from services.router.exchange import Exchange
 from services.router.mirror import PrefixMirror
 from services.router.neighbours import ROLL_S, SILENT_S, Neighbours, counted_in
@@ -42,6 +42,7 @@ class Prompt:
     replica: str
     request_id: str
     hashes: tuple[int, ...]
+    at_s: float
     is_started: bool = False
 
 
@@ -95,10 +96,10 @@ class Router:
         for _ in zip(range(self.world.rng.randrange(3)), self.policy.mirror.upkeep(), strict=False):
             pass  # what is left stays for another time
         while (entry := self.exchange.next_entry(self.now_s)) is not None:
-            self.world.send(self, encode(entry, self.now_s))
+            self.world.send(self.exchange.encoded(entry, self.now_s))
 
     def hear(self, data: bytes) -> None:
-        self.exchange.neighbours.take(decode(data, self.now_s, 60.0), self.now_s)
+        list(self.exchange.reading(data, self.now_s))
 
     def believed(self) -> set[tuple[str, str, str, bool]]:
         backlog = self.policy.backlog
@@ -122,6 +123,8 @@ class World:
         self.dead_since: dict[str, float] = {}
         self.wire: list[tuple[float, str, bytes]] = []
         self.boots = 0
+        self.lag_s = TICK_S / 2
+        """Of each entry, until it is read; the same for those who wrote it."""
         for index in range(routers):
             self.boot(f"r{index}")
 
@@ -137,11 +140,11 @@ class World:
         for one in self.routers.values():
             one.exchange.set_routers(leased, one.now_s)
 
-    def send(self, sender: Router, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         for name in self.routers:
-            if name == sender.name or self.rng.random() < self.loss:
+            if self.rng.random() < self.loss:
                 continue
-            delay_s = self.rng.uniform(0.001, 0.02) if self.loss else TICK_S / 2
+            delay_s = self.rng.uniform(0.001, 0.02) if self.loss else self.lag_s
             if self.rng.random() < self.loss:  # late, behind others
                 delay_s += 0.1
             self.wire.append((self.now_s + delay_s, name, data))
@@ -170,6 +173,7 @@ class World:
             self.rng.choice(self.replicas),
             f"{self.rng.getrandbits(128):032x}",
             tuple(range(start, start + 8)),
+            self.now_s,
         )
         self.prompts.append(prompt)
         router.tell(
@@ -207,6 +211,7 @@ class World:
             prompt = self.rng.choice(self.prompts)
             self.end(prompt)
             prompt.replica, prompt.is_started = self.rng.choice(self.replicas), False
+            prompt.at_s = self.now_s
             self.prompts.append(prompt)
             router = self.routers[prompt.router]
             router.tell(
@@ -333,6 +338,25 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
     else:
         raise AssertionError(f"{len(told)} were told, and no end of it")
     assert sorted(told) == sorted(exchange.open.request_ids()), "some are told twice, or not"
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.floats(0.0, 0.5))
+def test_the_way_through_redis_counts_in_the_age_of_a_dispatch(seed: int, lag_s: float) -> None:
+    """Whatever the clocks say and however long entries are under way, everybody knows when something was dispatched."""
+    world = World(seed, 0.0)
+    world.lag_s = lag_s
+    world.rest(10 * ROLL_S)
+    for _ in range(100):
+        world.rng.choice((world.dispatch, world.dispatch, world.start, world.finish, world.again))()
+        world.tick()
+    world.rest(1.0)
+    real_s = {one.request_id: one.at_s for one in world.prompts}
+    for router in world.routers.values():
+        assert router.believed() == world.truth()
+        for replica in world.replicas:
+            for work in router.policy.backlog.of(replica):
+                assert abs(work.at_s - router.offset_s - real_s[work.key[1]]) < 1.5 * TICK_S
 
 
 @settings(max_examples=20)
