@@ -85,13 +85,15 @@ class Attempt:
         row.estimate.CopyFrom(of_us(placement.estimate_us))
         row.reason = placement.reason
         for candidate in placement.candidates:
-            row.candidates.add(
+            told = row.candidates.add(
                 replica=candidate.replica,
                 matched_block_count=candidate.matched_block_count,
                 queue=of_us(candidate.queue_us),
                 prefill=of_us(candidate.prefill_us),
                 score=candidate.score,
             )
+            if candidate.HasField("decode_us"):
+                told.decode.CopyFrom(of_us(candidate.decode_us))
 
 
 def of_us(microseconds: int) -> Duration:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.backlog import Backlog, Work
+from services.router.comparison import with_decode_alone, with_prefills
 from services.router.costs import CostModel
 from services.router.decode_choice import DecodeChoice, Fitting, Own
 from services.router.mirror import PrefixMirror
 from services.router.policy import (
-    Candidate,
     Dispatched,
     Event,
     Finished,
@@ -35,7 +36,7 @@ from services.router.policy import (
     Stored,
     Wait,
 )
-from services.router.prefill_choice import MAY_GO, SCORE, Offer, PrefillChoice, UsualSeconds
+from services.router.prefill_choice import MAY_GO, SCORE, PrefillChoice, UsualSeconds
 from services.router.reconciliation import Reconciliation
 from services.router.shortlist import Match
 from services.router.speeds import Speeds
@@ -52,8 +53,6 @@ OBSERVATIONS_MIN: Final = 8
 FRESH_S: Final = 10.0
 """Estimates by which something is refused are of prompts measured within this: older ones may be what keeps everybody away,
 and then nothing would ever correct them."""
-
-CANDIDATES_MAX: Final = 16
 
 _tuple: Final = tuple.__new__
 """Makes a named tuple of a tuple, in a third of the time."""
@@ -125,19 +124,23 @@ class KappaPolicy:
         prefill: str | None = None
         if own is not None:
             decode = own.decode
-            chosen = (decode.name, *own[1:])
+            matched_blocks, queue_s, seconds = own[1:4]
         else:
             assert best is not None, "no prefill replica, and decode does not run it"
-            prefill, chosen = best[0], best[:5]
+            prefill, matched_blocks, queue_s, seconds = best[:4]
             if not best[MAY_GO]:
-                prefills.hold(request, prefill, best[3], now_s)
+                prefills.hold(request, prefill, seconds, now_s)
                 return Wait(f"{prefill} has work ahead", now_s + RECHECK_S, prefill)
             prefills.chose(request, best, offers)
-        _, matched_blocks, queue_s, seconds, _ = chosen
-        explained = _explained(Candidate(*chosen), offers) if request.explain else ()
-        return _tuple(
-            Placement, (prefill, decode.name, matched_blocks, seconds, queue_s + seconds, explained)
+        placement = _tuple(
+            Placement, (prefill, decode.name, matched_blocks, seconds, queue_s + seconds, (), ())
         )
+        if not request.explain:
+            return placement
+        terms = partial(prefills.terms, now_s=now_s)
+        if own is not None:
+            return with_decode_alone(placement, own, offers, handoff_s, terms)
+        return with_prefills(placement, offers, fitting, terms)
 
     def observe(self, event: Event) -> None:
         """Learn what happened. Dispatches of other routers are told the same way as own ones."""
@@ -276,8 +279,3 @@ class KappaPolicy:
         """Raise AssertionError if the overlay and the backlog disagree."""
         self.backlog.assert_consistent()
         self.mirror.assert_consistent()
-
-
-def _explained(chosen: Candidate, offers: Sequence[Offer]) -> tuple[Candidate, ...]:
-    others = sorted((one for one in offers if one[0] != chosen.replica), key=lambda one: one[SCORE])
-    return (chosen, *(Candidate(*one[:5]) for one in others[: CANDIDATES_MAX - 1]))

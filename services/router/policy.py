@@ -86,6 +86,26 @@ class Candidate:
     queue_s: float
     prefill_s: float
     score: float
+    """Seconds: all of these, and what those lose who wait anywhere."""
+    regulars_s: float = 0.0
+    """What those lose who will come for its cache."""
+    risk_s: float = 0.0
+    """The chance that another router has just taken it, times a typical prompt."""
+    decode_s: float = 0.0
+    """What decode costs: its fullness, and the handoff and its blocks, or the streams that stand still. 0 where a prefill
+    replica was chosen: it is the same for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCandidate:
+    """One decode replica with room. The smallest sum of costs wins."""
+
+    replica: str
+    matched_blocks: int
+    full_s: float
+    """What its fullness costs."""
+    move_s: float
+    """What it costs to move the blocks that it does not hold."""
 
 
 class Placement(NamedTuple):
@@ -102,6 +122,8 @@ class Placement(NamedTuple):
     """Seconds until the first token, queue included."""
     candidates: tuple[Candidate, ...] = ()
     """The chosen one first, then the best; only if they were asked for."""
+    decode_candidates: tuple[DecodeCandidate, ...] = ()
+    """The same; none where decode runs the prompt itself."""
 
 
 @dataclass(frozen=True, slots=True)

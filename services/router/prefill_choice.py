@@ -162,6 +162,13 @@ class PrefillChoice:
         ties = [one for one in offers if one[SCORE] <= lowest]
         return ties[below(len(ties), self._rng)]
 
+    def terms(self, offer: Offer, now_s: float) -> tuple[float, float]:
+        """Return what of the score of `offer`, made at `now_s` and the last decision, are regulars and risk."""
+        name, _, queue_s, seconds, *_ = offer
+        busy = self._backlog.recent_s(name, now_s) / UTILISATION_S
+        risk_s = self._blind_spot.risk(name) * max(self.typical_s, TYPICAL_FLOOR_S)
+        return self._regulars.delay_s(name, queue_s, seconds, busy, now_s), risk_s
+
     def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
         lost_s = 0.0

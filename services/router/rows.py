@@ -29,13 +29,15 @@ def placement_row(item: Relayed, placement: Placement, now_s: float) -> pb.Place
     if placement.candidates:
         row.reason = why(placement, waited_s=now_s - item.arrived_s, waited_for=item.waited_for)
     for one in placement.candidates:
-        row.candidates.add(
+        told = row.candidates.add(
             replica=one.replica,
             matched_block_count=one.matched_blocks,
             queue_us=as_us(one.queue_s),
             prefill_us=as_us(one.prefill_s),
             score=one.score,
         )
+        if placement.prefill is None:
+            told.decode_us = as_us(one.decode_s)
     return row
 
 

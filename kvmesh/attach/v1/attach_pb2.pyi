@@ -607,6 +607,7 @@ class Candidate(_message.Message):
     QUEUE_US_FIELD_NUMBER: _builtins.int
     PREFILL_US_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    DECODE_US_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """The replica that would run the prompt."""
     matched_block_count: _builtins.int
@@ -616,7 +617,11 @@ class Candidate(_message.Message):
     prefill_us: _builtins.int
     """Microseconds of prefill for the uncached part."""
     score: _builtins.float
-    """What was compared; the smallest wins. Seconds."""
+    """What was compared; the smallest wins. Seconds: the times of this message, and what the request costs others."""
+    decode_us: _builtins.int
+    """Microseconds that decode costs: how full it is, and the handoff and its blocks, or the streams that stand still.
+    Absent where the prompt runs on a prefill replica: it is the same for all of them then.
+    """
     def __init__(
         self,
         *,
@@ -625,12 +630,15 @@ class Candidate(_message.Message):
         queue_us: _builtins.int = ...,
         prefill_us: _builtins.int = ...,
         score: _builtins.float = ...,
+        decode_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_us", b"_decode_us", "decode_us", b"decode_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched_block_count", b"matched_block_count", "prefill_us", b"prefill_us", "queue_us", b"queue_us", "replica", b"replica", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_us", b"_decode_us", "decode_us", b"decode_us", "matched_block_count", b"matched_block_count", "prefill_us", b"prefill_us", "queue_us", b"queue_us", "replica", b"replica", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__decode_us: _TypeAlias = _typing.Literal["decode_us"]  # noqa: Y015
+    _WhichOneofArgType__decode_us: _TypeAlias = _typing.Literal["_decode_us", b"_decode_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_us) -> _WhichOneofReturnType__decode_us | None: ...
 
 Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
 

@@ -786,12 +786,13 @@ class CandidateExplanation(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """The replica."""
     matched_block_count: _builtins.int
     """Full blocks expected in its cache."""
     score: _builtins.float
-    """What was compared; the smallest wins. Seconds."""
+    """What was compared; the smallest wins. Seconds: the times of this message, and what the request costs others."""
     @_builtins.property
     def queue(self) -> _duration_pb2.Duration:
         """Work in front of the request."""
@@ -799,6 +800,12 @@ class CandidateExplanation(_message.Message):
     @_builtins.property
     def prefill(self) -> _duration_pb2.Duration:
         """Prefill of the uncached part."""
+
+    @_builtins.property
+    def decode(self) -> _duration_pb2.Duration:
+        """What decode costs: how full it is, and the handoff and its blocks, or the streams that stand still. Absent where the
+        prompt runs on a prefill replica: it is the same for all of them then.
+        """
 
     def __init__(
         self,
@@ -808,10 +815,11 @@ class CandidateExplanation(_message.Message):
         queue: _duration_pb2.Duration | None = ...,
         prefill: _duration_pb2.Duration | None = ...,
         score: _builtins.float = ...,
+        decode: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched_block_count", b"matched_block_count", "prefill", b"prefill", "queue", b"queue", "replica", b"replica", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "matched_block_count", b"matched_block_count", "prefill", b"prefill", "queue", b"queue", "replica", b"replica", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

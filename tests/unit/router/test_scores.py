@@ -174,6 +174,8 @@ def test_scores_are_those_of_the_formula(seed: int) -> None:
         for offer in answer.candidates:
             risk_s = spot.risk(offer.replica) * typical_s if spot.routers > 1 else 0.0
             assert offer.score == pytest.approx(scores[offer.replica] + risk_s, rel=1e-9), (seed, index)
+            regulars_s = twin.regulars_s(offer.replica, offer.queue_s, offer.prefill_s, now_s)
+            assert (offer.regulars_s, offer.risk_s) == pytest.approx((regulars_s, risk_s)), (seed, index)
             assert offer.queue_s == pytest.approx(queues[offer.replica], rel=1e-9, abs=1e-12), (seed, index)
         assert answer.candidates[0].score <= min(offer.score for offer in answer.candidates) * (1 + 1e-9)
         others_s = [ends_s for replica, ends_s in ends.items() if replica != answer.prefill]
