@@ -82,7 +82,7 @@ class Answers:
         clamp(first, item, now_s)
         item.cached_tokens = first.cached_token_count
         item.next_position += 1
-        self._holdings.settle(item, now_s, hit_of(first, self._block_tokens, is_measured=is_prefill))
+        self._holdings.settle(item, now_s, hit_of(first, replica, self._block_tokens, now_s))
         item.hashes = ()
         handoff, first.context_phase_params = first.context_phase_params, b""
         first.slot = item.slot

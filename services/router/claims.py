@@ -30,14 +30,24 @@ def clamp(first: pb.FirstToken, item: Relayed, now_s: float) -> None:
         first.prefill_us = prefill_us
 
 
-def hit_of(first: pb.FirstToken, block_tokens: int, *, is_measured: bool) -> Hit:
-    """Return what the prompt's computation teaches; its time only where it was measured alone."""
+def hit_of(first: pb.FirstToken, replica: Replica, block_tokens: int, now_s: float) -> Hit:
+    """Return what the prompt's computation by `replica` teaches."""
+    prefill_s, local_s = first.prefill_us / 1e6, 0.0
+    if replica.role == "decode":
+        prefill_s, local_s = 0.0, _local_s(prefill_s, replica, now_s)
     return Hit(
         cached_tokens=first.cached_token_count,
         computed_tokens=first.computed_token_count,
         cached_blocks=count_for(first.cached_token_count, block_tokens),
-        prefill_s=first.prefill_us / 1e6 if is_measured else 0.0,
+        prefill_s=prefill_s,
+        local_s=local_s,
     )
+
+
+def _local_s(seconds: float, decode: Replica, now_s: float) -> float:
+    """Return what of `seconds` `decode` can have spent on it: not the time before it had computed the prompt before."""
+    before_s, decode.computed_s = decode.computed_s, now_s
+    return min(seconds, now_s - before_s)
 
 
 def blame(item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:

@@ -17,6 +17,7 @@ from services.router.backlog import Backlog, Work
 from services.router.comparison import with_decode_alone, with_prefills
 from services.router.costs import CostModel
 from services.router.decode_choice import DecodeChoice, Fitting, Own
+from services.router.local_speeds import LocalSpeeds
 from services.router.mirror import PrefixMirror
 from services.router.policy import (
     Dispatched,
@@ -86,6 +87,7 @@ class KappaPolicy:
         self.reconciliation = Reconciliation(self.backlog)
         self.costs = CostModel()
         self.speeds = Speeds()
+        self.local_speeds = LocalSpeeds()
         self.prefills = PrefillChoice(router, self.backlog, rng, dispatch_ahead_s, order_key)
         self._measured_at_s = float("-inf")
         self.estimate_total_s = 0.0
@@ -162,7 +164,13 @@ class KappaPolicy:
                 self.mirror.remove(event.replica, event.hashes)
             case ReplicaGone():
                 self._forget(self.backlog.of(event.replica))
-                for each in (self.backlog, self.reconciliation, self.speeds, self.prefills):
+                for each in (
+                    self.backlog,
+                    self.reconciliation,
+                    self.speeds,
+                    self.local_speeds,
+                    self.prefills,
+                ):
                     each.forget(event.replica)
             case RouterGone():
                 self.prefills.gone(event.router)
@@ -214,7 +222,7 @@ class KappaPolicy:
                 return None
 
         def prefill_s(name: str, depth: int) -> float:
-            return usual_s(depth) * self.speeds.factor(name)
+            return usual_s(depth) * self.local_speeds.factor(name, now_s)
 
         def queue_s(name: str, seconds: float) -> float:
             return self.backlog.queue_s(name, seconds, now_s)
@@ -257,6 +265,9 @@ class KappaPolicy:
                 self.estimate_total_s += work.prefill_s
                 self.measured_total_s += hit.prefill_s
             self._measured(work.replica, hit, event.at_s)
+        elif hit.local_s > 0:
+            usual_s = self.costs.estimate_s(hit.computed_tokens, hit.cached_tokens + hit.computed_tokens)
+            self.local_speeds.observe(work.replica, usual_s, hit.local_s, event.at_s)
 
     def _measured(self, replica: str, hit: Hit, at_s: float) -> None:
         total = hit.cached_tokens + hit.computed_tokens

@@ -182,7 +182,9 @@ class Hit:
     computed_tokens: int
     cached_blocks: int
     prefill_s: float
-    """0: not measured."""
+    """0: not measured, or not at a prefill replica."""
+    local_s: float = 0.0
+    """What it took decode, which ran it beside its streams. 0: not measured, or at a prefill replica."""
 
 
 @dataclass(frozen=True, slots=True)

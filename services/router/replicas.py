@@ -101,6 +101,8 @@ class Replica:
         """When a decode last said that it has KV blocks of this prefill."""
         self.lost_handoffs: dict[str, float] = {}
         """Prefills whose handoffs this decode lost since it last got one, and when it lost the first of each."""
+        self.computed_s = float("-inf")
+        """When this decode last had computed a prompt of its own."""
         self._engine_boot_id = ""
         self._unanswered: dict[int, int] = {}
         """KV blocks of submits that decode has not answered, by slot: no report counts them yet."""

@@ -53,7 +53,7 @@ class Speeds:
         if self._until_centre <= 0 or count == 0:
             self._centre_again()
         else:
-            self.factors[replica] = _factor(log - self._centre)
+            self.factors[replica] = factor_of(log - self._centre)
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
@@ -65,9 +65,10 @@ class Speeds:
         logs = sorted(log for log, _ in self._seen.values())
         middle = len(logs) // 2
         self._centre = logs[middle] if len(logs) % 2 else (logs[middle - 1] + logs[middle]) / 2
-        self.factors = {name: _factor(log - self._centre) for name, (log, _) in self._seen.items()}
+        self.factors = {name: factor_of(log - self._centre) for name, (log, _) in self._seen.items()}
         self._until_centre = max(CENTRE_EVERY, len(logs)) if len(logs) > 1 else 1
 
 
-def _factor(log: float) -> float:
+def factor_of(log: float) -> float:
+    """Return the factor of a logarithm; what is less than DOUBT is none."""
     return math.exp(math.copysign(max(0.0, abs(log) - DOUBT), log))
