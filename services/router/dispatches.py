@@ -25,7 +25,7 @@ from services.router.turns import Turns
 log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 0.003
-"""Between two writes; a note after a pause goes at once."""
+"""Between two writes, unless more is there than one can hold; a note after a pause goes at once."""
 
 KEPT_MS: Final = 10_000
 """Entries older than this are trimmed: a reader that stood still for longer asks for what it missed."""
@@ -117,7 +117,7 @@ class Dispatches:
             await self._news.wait()
             self._news.clear()
             while (entry := self.exchange.next_entry(self._clock.now_s())) is not None:
-                self._writing = entry
+                self._writing, pause_s = entry, 0.0 if self.exchange.has_rest else FLUSH_S
                 data = self.exchange.encoded(entry, self._clock.now_s())
                 await self._redis.execute(
                     *("XADD", self._stream, *self._trim(), "*"), *(dispatch_notes.FIELD, data)
@@ -128,7 +128,7 @@ class Dispatches:
                     # If the clock of Redis was set back, no entry ages until it is where it was.
                     await self._redis.execute("XTRIM", self._stream, "MAXLEN", "~", ENTRIES_MAX)
                     self._prolong_at_s = self._clock.now_s() + LIFE_S / 4
-                await asyncio.sleep(FLUSH_S)
+                await asyncio.sleep(pause_s)
 
     def _trim(self) -> tuple[str | int, ...]:
         if self._position is None:

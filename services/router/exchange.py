@@ -82,6 +82,11 @@ class Exchange:
             self.may_ask and self.neighbours.has_asks(now_s)
         )
 
+    @property
+    def has_rest(self) -> bool:
+        """True right after `next_entry` if its entry could not hold all."""
+        return bool(self._waiting)
+
     def next_entry(self, now_s: float) -> Entry | None:
         """Return what is to be written now. The roll is called last: everything on it was told before."""
         asked = self.neighbours.asked

@@ -102,6 +102,7 @@ def test_entries_are_short() -> None:
         while (entry := exchange.next_entry(0.0)) is not None:
             notes = [note for note in entry.notes if isinstance(note, Dispatched)]
             told += len(notes)
+            assert exchange.has_rest == (told < count), "who has more to write need not wait for it"
             assert len(entry.notes) <= 256
             assert len(notes) <= 1 or len(dispatch_notes.encode(entry, 0.0)) < 100_000
         assert told == count
