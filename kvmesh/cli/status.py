@@ -42,7 +42,7 @@ class PrefillCosts(msgspec.Struct, frozen=True, kw_only=True):
     b_s: float
     measured_prompts: int
     factors: dict[str, float]
-    """Times as long as at a usual replica; those like all are left out."""
+    """Prefill replicas, and times as long as at a usual one; those like all are left out."""
 
     def words(self) -> list[str]:
         """Return it in words; empty while it is assumed."""
@@ -98,8 +98,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         words = []
         if prompt and cached is not None and expected is not None:
             words.append(f"{cached / prompt:.0%} cached ({expected / prompt:.0%} expected)")
-        if imbalance:
-            words.append(f"imbalance {imbalance:.2f}")
+        if prompt and imbalance is not None:
+            words.append(
+                f"imbalance {imbalance:.2f}" if imbalance else "imbalance -"
+            )  # 0: too little to tell
         return words
 
 
@@ -161,7 +163,8 @@ def _costs(told: router.GetStatusResponse) -> PrefillCosts | None:
         factors={
             view.replica: view.prefill_factor
             for view in told.replicas
-            if view.prefill_factor not in (0.0, 1.0)  # 0: not told
+            if view.role != router.ReplicaView.ROLE_DECODE
+            and view.prefill_factor not in (0.0, 1.0)  # 0: not told
         },
     )
 

@@ -79,7 +79,11 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             dispatched_request_count=len(replica.slots),
             ejected=replica.ejection.is_ejected,
             failure_count=replica.ejection.failures,
-            prefill_factor=self._policy.speeds.factor(replica.name),
+            prefill_factor=(
+                self._policy.speeds.factor(replica.name)
+                if is_prefill
+                else self._policy.local_speeds.factor(replica.name, now_s)
+            ),
         )
         if replica.report is not None:
             view.load_report.CopyFrom(replica.report)
