@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvmesh.cli.generate import Message, RequestFailed, chat, stream
-from kvmesh.cli.screen import explanation_table
+from kvmesh.cli.screen import explanation_table, reason
 from kvmesh.cli.supervisor import ProcessFailed, Stopped
 from kvmesh.cli.up import running_mesh
 from kvmesh.config import MeshConfig
@@ -56,6 +56,10 @@ async def demo(console: Console) -> int:
                 console.print(f"{len(mesh.processes)} processes are ready.")
                 turns = await supervisor.attend(dialogue(console, mesh.addresses_of("frontend")))
                 console.print(explanation_table(turns))
+                for title, finished in turns:
+                    console.print(
+                        f"{title}: {reason(finished)}", markup=False, highlight=False, soft_wrap=True
+                    )
     except Stopped:
         return 130
     except (ProcessFailed, RequestFailed) as failed:

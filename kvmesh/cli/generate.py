@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from kvmesh.cli.screen import candidates_table, explanation_table
+from kvmesh.cli.screen import candidates_table, explanation_table, reason
 from kvmesh.client import Client, GenerateError, MeshUnavailable, Patience
 from kvmesh.config import ConfigError
 from kvmesh.inference.v1 import inference_pb2 as inference
@@ -111,6 +111,8 @@ async def generate(
             candidates = candidates_table(finished)
             if candidates is not None:
                 console.print(candidates)
+            if reason(finished):
+                console.print(reason(finished), markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

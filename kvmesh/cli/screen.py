@@ -91,29 +91,38 @@ def explanation_table(answers: Iterable[tuple[str, inference.Finished]]) -> Tabl
 
 
 def candidates_table(finished: inference.Finished) -> Table | None:
-    """Return what the router compared for the last attempt, the chosen one first; None if it compared nothing."""
+    """Return what the router compared for the last attempt, the chosen one first; None if it compared nothing.
+
+    The score of each is the sum of the times beside it.
+    """
     attempts = finished.explanation.attempts
     if not attempts or not attempts[-1].candidates:
         return None
     last = attempts[-1]
-    table = Table("candidate", caption=last.reason or None, caption_justify="left")
-    for name in ("blocks matched", "queue", "prefill", "score"):
+    has_decode = any(one.HasField("decode") for one in last.candidates)
+    table = Table("candidate")
+    for name in ("matched", "queue", "prefill", "to others", *(["decode"] if has_decode else []), "score"):
         table.add_column(name, justify="right")
     for one in last.candidates:
-        table.add_row(
-            one.replica,
-            f"{one.matched_block_count} of {last.prompt_block_count}",
-            f"{_ms(one.queue)} ms",
-            f"{_ms(one.prefill)} ms",
-            f"{one.score:.4f}",
-        )
+        known_ms = [_ms(one.queue), _ms(one.prefill), *([_ms(one.decode)] if has_decode else [])]
+        score_ms = one.score * 1e3
+        others_ms = max(0.0, score_ms - sum(known_ms))
+        times_ms = [*known_ms[:2], others_ms, *known_ms[2:], score_ms]
+        matched = f"{one.matched_block_count} of {last.prompt_block_count}"
+        table.add_row(one.replica, matched, *(f"{time_ms:.1f} ms" for time_ms in times_ms))
     return table
+
+
+def reason(finished: inference.Finished) -> str:
+    """Return why the last attempt went where it did, in words; empty if the router did not say."""
+    attempts = finished.explanation.attempts
+    return attempts[-1].reason if attempts else ""
 
 
 def _explained(finished: inference.Finished) -> dict[str, str]:
     explanation = finished.explanation
     last = explanation.attempts[-1] if explanation.attempts else inference.AttemptExplanation()
-    transfer = f"{_ms(last.transfer)} ms" if last.HasField("transfer") else "none"
+    transfer = f"{_ms(last.transfer):.1f} ms" if last.HasField("transfer") else "none"
     return {
         "prompt": f"{finished.usage.prompt_token_count} tokens",
         "output": f"{finished.usage.output_token_count} tokens",
@@ -123,16 +132,16 @@ def _explained(finished: inference.Finished) -> dict[str, str]:
         "decode": last.decode_replica or "-",
         "blocks matched": f"{last.matched_block_count} of {last.prompt_block_count}",
         "tokens cached": f"{last.cached_token_count} of {finished.usage.prompt_token_count}",
-        "queue at router": f"{_ms(last.router_queue)} ms",
-        "queue at replica": f"{_ms(last.replica_queue)} ms",
-        "prefill time": f"{_ms(last.prefill)} ms",
+        "queue at router": f"{_ms(last.router_queue):.1f} ms",
+        "queue at replica": f"{_ms(last.replica_queue):.1f} ms",
+        "prefill time": f"{_ms(last.prefill):.1f} ms",
         "transfer": transfer,
-        "time to first token": f"{_ms(explanation.time_to_first_token)} ms",
-        "total": f"{_ms(explanation.total)} ms",
+        "time to first token": f"{_ms(explanation.time_to_first_token):.1f} ms",
+        "total": f"{_ms(explanation.total):.1f} ms",
         "attempts, adoptions": f"{len(explanation.attempts)}, {explanation.adoption_count}",
     }
 
 
-def _ms(duration: object) -> str:
+def _ms(duration: object) -> float:
     nanoseconds: int = duration.ToNanoseconds()  # type: ignore[attr-defined]  # a protobuf Duration
-    return f"{nanoseconds / 1e6:.1f}"
+    return nanoseconds / 1e6

@@ -14,6 +14,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
 from services.frontend import answers, messages
+from services.frontend.attempts import Attempt
 from services.frontend.core import FrontendCore
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
@@ -611,6 +612,24 @@ def test_the_explanation_tells_every_attempt() -> None:
     assert second.start_position >= 10
     assert told.usage.recomputed_token_count > 0
     assert told.explanation.total.ToNanoseconds() >= told.explanation.time_to_first_token.ToNanoseconds()
+
+
+def test_candidates_are_told_as_the_router_told_them() -> None:
+    """Also what decode costs, where that was compared: 0 is not absent."""
+    placement = pb.Placement(decode_replica="decode-0", reason="it is less")
+    placement.candidates.add(replica="decode-0", prefill_us=10_200, decode_us=9_800, score=0.02)
+    placement.candidates.add(replica="prefill-0", queue_us=7, decode_us=0, score=0.03)
+    placement.candidates.add(replica="prefill-1", matched_block_count=3)
+    attempt = Attempt(
+        1, inference_pb2.AttemptExplanation.CAUSE_FIRST, 0, 9, "router-0", 0.0, placement=placement
+    )
+    told = attempt.explanation(1)
+    assert told.reason == "it is less"
+    chosen, *others = told.candidates
+    assert (chosen.replica, chosen.prefill.ToMicroseconds(), chosen.score) == ("decode-0", 10_200, 0.02)
+    assert chosen.decode.ToMicroseconds() == 9_800
+    assert [each.HasField("decode") for each in others] == [True, False]
+    assert (others[0].queue.ToMicroseconds(), others[1].matched_block_count) == (7, 3)
 
 
 def test_the_retry_budget_is_a_share_and_a_trickle() -> None:
