@@ -117,7 +117,13 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Keep this many tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Make the draws repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the output here; may be repeated.")] = None,
-    session: Annotated[str, typer.Option(help="Name of the conversation.")] = "",
+    session: Annotated[
+        str,
+        typer.Option(
+            help="Name of the conversation. The mesh keeps no history: what is cached is found by the text, "
+            "so send all messages again."
+        ),
+    ] = "",
     deadline: Annotated[
         float,
         typer.Option(
