@@ -11,6 +11,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock, wall_ns
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
+from services.router.backlog import UTILISATION_S
 from services.router.dispatches import Dispatches
 from services.router.index_reader import IndexReader
 from services.router.placement import KappaPolicy
@@ -28,8 +29,8 @@ DOOR_REASONS: Final = (
     pb.Refusal.REASON_NO_REPLICA,
 )
 
-IDLE_S: Final = 1e-3
-"""Less work than this says nothing of how it is spread."""
+SPREAD_PROMPTS: Final = 3
+"""Less work than this many typical prompts per replica says nothing of how it is spread."""
 
 GOOD = frozenset(("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON_SUPERSEDED", "cancelled"))
 """Outcomes that are no errors."""
@@ -153,7 +154,7 @@ def export(
     export_sharing(dispatches, policy, metrics)
     metrics.gauge(
         "imbalance",
-        "Work dispatched lately to the prefill replica with the most, over the mean of all; 0 while there is none.",
+        "Work dispatched lately to the prefill replica with the most, over the mean of all; 0 while there is too little.",
         lambda: imbalance(relay, policy, clock.now_s()),
     )
     metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: relay.relayed_count)
@@ -181,11 +182,15 @@ def export(
 
 
 def imbalance(relay: Relay, policy: KappaPolicy, now_s: float) -> float:
-    """Return the most work that a placeable prefill replica was sent lately by anybody, over the mean; 0 without any."""
+    """Return the most work that a placeable prefill replica was sent lately by anybody, over the mean.
+
+    0 while that is less than some typical prompts per replica, and half of what a replica can do in the time that counts.
+    """
     names = [one.name for one in relay.replicas.values() if one.role == "prefill" and one.is_placeable()]
     work_s = [policy.backlog.recent_s(name, now_s) for name in names]
     total_s = sum(work_s)
-    return max(work_s) * len(work_s) / total_s if total_s > IDLE_S else 0.0
+    enough_s = len(work_s) * min(SPREAD_PROMPTS * policy.prefills.typical_s, UTILISATION_S / 2)
+    return max(work_s) * len(work_s) / total_s if 0 < enough_s <= total_s else 0.0
 
 
 def export_sharing(dispatches: Dispatches, policy: KappaPolicy, metrics: Metrics) -> None:

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -27,7 +28,7 @@ from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import Member, MeshBusy, MeshFile, NoMesh, held, read_mesh, write_mesh
 from kvmesh.cli.processes import Process, processes_of
 from kvmesh.cli.readiness import ReadyLine
-from kvmesh.cli.status import status
+from kvmesh.cli.status import Report, status
 from kvmesh.cli.up import up
 from kvmesh.client import Client
 from kvmesh.config import ConfigError, Decode, Engine, Frontend, MeshConfig, Prefill, Redis
@@ -42,6 +43,13 @@ from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 from kvmesh.server import MeshServer
 
 SERVICE = "kvmesh.inference.v1.InferenceService"
+
+REASON = "prefill-1 is ready first: 2.5 ms of queue, 9.0 ms of prefill with 7 blocks cached; next is [prefill-4]: longer."
+COMPARED: dict[str, list[Any]] = {
+    "apart": [("prefill-1", 7, 2500, 9000, 0.0125), ("prefill-4", 0, 0, 450_000, 0.5)],
+    "local": [("decode-0", 7, 0, 10_200, 9800, 0.02), ("prefill-1", 7, 0, 10_200, 20_400, 0.0316)],
+}
+"""Name, matched blocks; microseconds of queue, prefill and, where decode runs the prompt, of decode; score."""
 
 
 class FakeFrontend(inference_grpc.InferenceServiceServicer):
@@ -77,9 +85,11 @@ class FakeFrontend(inference_grpc.InferenceServiceServicer):
             )
             attempt.matched_block_count, attempt.prompt_block_count = 7, 9
             attempt.transfer.FromNanoseconds(2_500_000)
-            attempt.candidates.add(replica="prefill-1", matched_block_count=7, score=0.0125)
-            attempt.candidates.add(replica="prefill-4", score=0.5)
-            attempt.reason = "prefill-1 is ready first."
+            for name, matched, *times_us, score in COMPARED.get(request.text, ()):
+                row = attempt.candidates.add(replica=name, matched_block_count=matched, score=score)
+                for duration, time_us in zip((row.queue, row.prefill, row.decode), times_us, strict=False):
+                    duration.FromMicroseconds(time_us)
+            attempt.reason = REASON
         yield inference.GenerateResponse(finished=finished)
 
 
@@ -145,13 +155,40 @@ async def test_what_is_left_is_known_with_the_answer() -> None:
                 assert client.remaining.tokens == 17
 
 
-async def test_generate_explains(capfd: pytest.CaptureFixture[str]) -> None:
-    """Where it ran and what was cached goes to stderr, so that stdout stays the answer."""
-    request = inference.GenerateRequest(text="x", options=inference.GenerateOptions(explain=True))
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (
+            "apart",
+            [
+                ["candidate", "matched", "queue", "prefill", "to others", "score"],
+                ["prefill-1", "7 of 9", "2.5 ms", "9.0 ms", "1.0 ms", "12.5 ms"],
+                ["prefill-4", "0 of 9", "0.0 ms", "450.0 ms", "50.0 ms", "500.0 ms"],
+            ],
+        ),
+        (
+            "local",
+            [
+                ["candidate", "matched", "queue", "prefill", "to others", "decode", "score"],
+                ["decode-0", "7 of 9", "0.0 ms", "10.2 ms", "0.0 ms", "9.8 ms", "20.0 ms"],
+                ["prefill-1", "7 of 9", "0.0 ms", "10.2 ms", "1.0 ms", "20.4 ms", "31.6 ms"],
+            ],
+        ),
+    ],
+)
+async def test_generate_explains(
+    text: str, rows: list[list[str]], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it ran and why goes to stderr, so that stdout stays the answer: times that add up, the reason on one line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    request = inference.GenerateRequest(text=text, options=inference.GenerateOptions(explain=True))
     assert await answer(request) == (0, "It wäs dark\n")
     shown = capfd.readouterr().err
     assert all(part in shown for part in ("prefill-1", "decode-0", "7 of 9", "2.5 ms"))
-    assert all(part in shown for part in ("prefill-4", "0 of 9", "0.0125", "prefill-1 is ready first."))
+    compared = shown[shown.index("candidate") - 2 :].splitlines()
+    cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in compared]
+    assert [row for row in cells if row] == rows
+    assert compared[-1] == REASON
 
 
 @pytest.mark.parametrize(
@@ -179,6 +216,15 @@ async def test_no_frontend_is_one_sentence(free_port: int, capfd: pytest.Capture
     request = inference.GenerateRequest(text="x")
     assert await generate([f"127.0.0.1:{free_port}"], request, 10, as_json=False) == 1
     assert capfd.readouterr().err.startswith(f"No frontend answers at 127.0.0.1:{free_port}: ")
+
+
+async def test_the_help_says_that_a_session_keeps_no_history(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever continues a conversation sends all of it."""
+    monkeypatch.setenv("COLUMNS", "250")
+    code, _ = await kvmesh("generate", "--help", stdout=1)
+    assert code == 0 and "send all messages again" in capfd.readouterr().out
 
 
 async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -405,6 +451,19 @@ async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture
     reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
     assert reports["router"]["redis_connected"] is True
     assert reports["decode"]["metrics"]["kvmesh_decode_reserved_blocks"] == 21
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "imbalance", "words"),
+    [(0, 0.0, ""), (200, 0.0, "imbalance -"), (200, 1.254, "imbalance 1.25")],
+)
+def test_an_imbalance_is_told_where_there_is_enough_work(
+    prompt_tokens: float, imbalance: float, words: str
+) -> None:
+    """All of one prompt at one of two replicas says nothing."""
+    metrics = {"kvmesh_router_prompt_tokens_total": prompt_tokens, "kvmesh_router_imbalance": imbalance}
+    report = Report(name="r", role="router", address="", is_healthy=True, metrics=metrics)
+    assert report.held() == words
 
 
 @pytest.mark.parametrize(
