@@ -39,8 +39,9 @@ def _local(chosen: Candidate, others: list[Candidate]) -> str:
     if not others:
         return f"{chosen.replica} decodes and runs the prompt, too: no prefill replica takes requests."
     return (
-        f"{chosen.replica} decodes and runs the prompt, too: with what decode costs, that is {_ms(chosen.score)}; "
-        f"with a prefill on {others[0].replica} and a handoff it is {_ms(others[0].score)}."
+        f"{chosen.replica} decodes and runs the prompt, too, with {_blocks(chosen.matched_blocks)} cached: "
+        f"with what decode costs, that is {_ms(chosen.score)}; "
+        f"with a prefill on {others[0].replica} and a handoff, {_ms(others[0].score)}."
     )
 
 

@@ -70,7 +70,7 @@ def test_the_demo_finds_its_opening_in_cache(tmp_path: Path) -> None:
     opened_ms, continued_ms = (float(cell.split()[0]) for cell in row("time to first token"))
     assert continued_ms < opened_ms
     (why,) = (line for line in done.stdout.splitlines() if line.startswith("continued: "))
-    assert re.match(r"continued: (?:After .*: )?prefill-\d .* cached", why), why
+    assert re.match(r"continued: (?:After .*: )?(?:prefill|decode)-\d .* cached", why), why
     assert processes_naming(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
 

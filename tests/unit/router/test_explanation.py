@@ -133,8 +133,8 @@ NOBODY_WAITS = candidate("p1", 0.0, 0.1, 0.1)
                 local=True,
             ),
             (
-                "decode-1 decodes and runs the prompt, too: with what decode costs, that is 20.0 ms; "
-                "with a prefill on p1 and a handoff it is 30.6 ms."
+                "decode-1 decodes and runs the prompt, too, with 9 blocks cached: with what decode costs, that is 20.0 ms; "
+                "with a prefill on p1 and a handoff, 30.6 ms."
             ),
         ),
         (
@@ -274,7 +274,9 @@ def test_a_prompt_that_decode_runs_is_explained() -> None:
     (row,) = desk.told().placements
     assert not row.prefill_replica
     assert [each.replica for each in row.candidates] == [row.decode_replica, "prefill-0"]
-    assert row.reason.startswith(f"{row.decode_replica} decodes and runs the prompt, too: with what")
+    assert row.reason.startswith(
+        f"{row.decode_replica} decodes and runs the prompt, too, with 0 blocks cached"
+    )
     chosen, other = row.candidates
     assert chosen.score < other.score
     for one in row.candidates:
