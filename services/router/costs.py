@@ -92,8 +92,9 @@ class CostModel:
     def _fit(self) -> None:
         """Minimize the squared relative error with no coefficient below 0."""
         c0, a, b = self._coefficients
-        # Unknowns are in units of the prior: 1 means "as the prior says".
-        s0, s1, s2 = PRIOR
+        # Unknowns are in units of the estimates before, or of the prior where that is larger: what the observations have
+        # shown to be fifty times the prior is not drawn to it fifty times as hard.
+        s0, s1, s2 = map(max, PRIOR, self._coefficients)
         g00 = g01 = g02 = g11 = g12 = g22 = t0 = t1 = t2 = ratio = 0.0
         for (tokens, products, _), seconds in zip(self._seen, self._plausible_s(), strict=True):
             weight = 1.0 / (c0 + a * tokens + b * products)
@@ -110,7 +111,8 @@ class CostModel:
             ratio += r0 + r1 + r2
         prior = PRIOR_WEIGHT * (ratio / len(self._seen)) ** 2  # on the scale of the weighted observations
         gram = [[g00 + prior, g01, g02], [g01, g11 + prior, g12], [g02, g12, g22 + prior]]
-        best = _minimum(gram, [t0 + prior, t1 + prior, t2 + prior])
+        p0, p1, p2 = (prior * usual / unit for usual, unit in zip(PRIOR, (s0, s1, s2), strict=True))
+        best = _minimum(gram, [t0 + p0, t1 + p1, t2 + p2])
         if best is not None:
             x0, x1, x2 = best
             self._coefficients = (x0 * s0, x1 * s1, x2 * s2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -80,6 +81,37 @@ def test_it_follows_an_engine_that_changes() -> None:
             uncached = rng.randint(1, 2000)
             model.observe(uncached, uncached, factor * (0.01 + uncached * 1e-4))
         assert model.estimate_s(1000, 1000) == pytest.approx(factor * 0.11, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("exponents", [(1, 0, 2), (0, 1.5, 0), (-1, -1, 1.5), (0.5, 0.5, -2)])
+def test_an_engine_far_from_the_prior_is_learnt_as_it_is(exponents: Sequence[float], seed: int) -> None:
+    """Each coefficient times ten to its exponent, no noise: within 3 % amid the window, and 10 % at its ends."""
+    rng, model = random.Random(seed), CostModel()
+    c0, a, b = (usual * 10**exponent for usual, exponent in zip(PRIOR, exponents, strict=True))
+
+    def true_s(tokens: int) -> float:
+        return c0 + tokens * (a + b * tokens / 2)
+
+    for _ in range(256):
+        tokens = round(64 * 64 ** rng.random())
+        model.observe(tokens, tokens, true_s(tokens))
+    for tokens, near in ((64, 0.1), (256, 0.03), (1024, 0.03), (4096, 0.1)):
+        assert model.estimate_s(tokens, tokens) == pytest.approx(true_s(tokens), rel=near), tokens
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nonsense_is_forgotten(seed: int) -> None:
+    """A window of absurd prefills bends everything; two windows later nothing of it is left."""
+    rng, model = random.Random(seed), CostModel()
+    for _ in range(128):
+        total = rng.choice((1, 10, 10_000, 10_000_000))
+        model.observe(rng.choice((0, 1, total)), total, 10 ** rng.uniform(-9, 4))
+    for _ in range(256):
+        tokens = round(100 * 40 ** rng.random())
+        model.observe(tokens, tokens, 0.02 + tokens * 1e-4)
+    for tokens in (100, 700, 4000):
+        assert model.estimate_s(tokens, tokens) == pytest.approx(0.02 + tokens * 1e-4, rel=0.05)
 
 
 def test_before_the_first_observation_the_prior_counts() -> None:
