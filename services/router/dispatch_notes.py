@@ -135,22 +135,23 @@ def seq_of(data: bytes, router: str, boot_id: str) -> int | None:
     return int.from_bytes(data[len(head) : len(head) + 8], "little")
 
 
-def decode(data: bytes, now_s: float, life_s: float) -> Entry:
-    """Return the entry in `data`, sent at `now_s` of the reader's clock; dispatches are forgotten `life_s` later.
+def decode(data: bytes, now_s: float, life_s: float, under_way_s: float = 0.0) -> Entry:
+    """Return the entry in `data`, read at `now_s` and sent `under_way_s` before; dispatches are forgotten `life_s` later.
 
     Raises NoteError.
     """
     try:
-        return _Reader(data, now_s, life_s).entry()
+        return _Reader(data, now_s, life_s, under_way_s).entry()
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise NoteError(f"notes of {len(data)} bytes cannot be read: {error}") from None
 
 
 class _Reader:
-    def __init__(self, data: bytes, now_s: float, life_s: float) -> None:
+    def __init__(self, data: bytes, now_s: float, life_s: float, under_way_s: float) -> None:
         self._data = data
         self._at = 0
         self._now_s = now_s
+        self._sent_s = now_s - under_way_s
         self._life_s = life_s
 
     def entry(self) -> Entry:
@@ -177,7 +178,7 @@ class _Reader:
             if has_hit > 1:
                 raise NoteError(f"has_hit is {has_hit}; 0 or 1 is allowed")
             hit = self._hit()
-            return Finished(router, request_id, self._now_s, hit if has_hit else None)
+            return Finished(router, request_id, self._sent_s, hit if has_hit else None)
         if kind == b"\x04":
             return self._roll_call()
         if kind == b"\x05":
@@ -229,7 +230,7 @@ class _Reader:
         return self._ago(self._numbers("<Q")[0])
 
     def _ago(self, age_us: int) -> float:
-        return self._now_s - min(age_us / 1e6, AGE_MAX_S)
+        return self._sent_s - min(age_us / 1e6, AGE_MAX_S)
 
     def _take(self, size: int) -> bytes:
         end = self._at + size

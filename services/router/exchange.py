@@ -134,5 +134,5 @@ class Exchange:
             if seq is not None:
                 self.transit.read(seq, now_s)
             return
-        entry = dispatch_notes.decode(data, now_s - self.transit.seconds, DISPATCH_LIFE_S)
+        entry = dispatch_notes.decode(data, now_s, DISPATCH_LIFE_S, self.transit.seconds)
         yield from self.neighbours.taking(entry, now_s)
