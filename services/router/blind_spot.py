@@ -22,7 +22,7 @@ SILENT_S: Final = 30.0
 """A router that dispatched nothing for this long does not count."""
 
 LAGS: Final = 16
-"""Of the last so many news the freshest tells the lag: the others waited for this router to look."""
+"""Of the last so many news the freshest tells the lag: the others waited for something."""
 
 
 class BlindSpot:
@@ -33,8 +33,6 @@ class BlindSpot:
         self._heard_s: dict[str, float] = {}
         self._count = 0.0
         self._counted_s = 0.0
-        self._freshest_s = -math.inf
-        """Of what was heard since the last look."""
         self._lags: deque[float] = deque(maxlen=LAGS)
         self._ranks: dict[str, int] = {}
         self._ranked: Sequence[ReplicaState] = ()
@@ -50,15 +48,15 @@ class BlindSpot:
         """Routers that dispatch, this one included."""
         return self._routers
 
-    def heard(self, router: str, at_s: float) -> None:
-        """Another router dispatched something at `at_s`."""
+    def heard(self, router: str, at_s: float, heard_s: float | None = None) -> None:
+        """Another router dispatched something at `at_s`, and this one heard of it at `heard_s`, or at once."""
         if router == self._own:
             return
         is_new = router not in self._heard_s
         self._heard_s[router] = max(at_s, self._heard_s.get(router, -math.inf))
         self._count = self._faded(at_s) + 1
         self._counted_s = max(at_s, self._counted_s)
-        self._freshest_s = max(self._freshest_s, at_s)
+        self._lags.append(max(0.0, heard_s - at_s) if heard_s is not None else 0.0)
         if is_new:
             self._count_me()
 
@@ -71,9 +69,6 @@ class BlindSpot:
         """A decision is due among `replicas`, `idle` of which have nothing to do as far as is known."""
         if not self._heard_s:
             return
-        if self._freshest_s > -math.inf:
-            self._lags.append(max(0.0, now_s - self._freshest_s))
-            self._freshest_s = -math.inf
         if now_s - min(self._heard_s.values()) > SILENT_S:
             self._heard_s = {one: at_s for one, at_s in self._heard_s.items() if now_s - at_s <= SILENT_S}
             self._count_me()

@@ -200,7 +200,8 @@ class _Reader:
         hashes = blocks.unpack(self._take(8 * count))
         expires_s = self._now_s + self._life_s + 10 * prefill_s
         precedence = self._precedence()
-        return Dispatched(router, request_id, replica, hashes, prefill_s, at_s, expires_s, precedence, tokens)
+        sent = router, request_id, replica, hashes, prefill_s, at_s, expires_s, precedence, tokens
+        return Dispatched(*sent, heard_s=self._now_s)
 
     def _precedence(self) -> Precedence | None:
         is_known, band, is_resumed, priority, weight, size = struct.unpack(

@@ -152,6 +152,8 @@ class Dispatched:
     """None: not told."""
     token_count: int = 0
     """Of the prompt."""
+    heard_s: float | None = None
+    """When this router heard of it; None: at once."""
 
 
 @dataclass(frozen=True, slots=True)

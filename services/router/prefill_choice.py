@@ -212,7 +212,7 @@ class PrefillChoice:
     def dispatched(self, event: Dispatched, *, is_own: bool) -> None:
         """A router sent something somewhere."""
         if not is_own:
-            self._blind_spot.heard(event.router, event.at_s)
+            self._blind_spot.heard(event.router, event.at_s, event.heard_s)
             return
         self._dispatch_total += 1
         smoothing = max(TYPICAL_SMOOTHING, 1 / (TYPICAL_START + self._dispatch_total))

@@ -220,6 +220,7 @@ class Simulation:
             expires_s,
             request.precedence,
             request.token_count,
+            heard_s=now_s + self._cluster.delay_s,
         )
         self._policies[router].observe(told)
         if len(self._policies) > 1:

@@ -31,7 +31,7 @@ def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
     for _ in range(300):
         now_s += rng.choice((0.0, 0.01, 1.0, 15.0))
         router, name = f"r{rng.randrange(4)}", rng.choice(names)
-        choice, heard_s = rng.randrange(8), now_s - rng.choice((0.0, 0.1))
+        choice, at_s = rng.randrange(8), now_s - rng.choice((0.0, 0.1))
         if choice == 2:
             replicas = [ReplicaState(one) for one in rng.sample(names, rng.randrange(1, 12))]
         for spot in (kept, anew):
@@ -40,7 +40,7 @@ def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
             elif choice == 1:
                 spot.forget(name)
             else:
-                spot.heard(router, heard_s)
+                spot.heard(router, at_s, now_s)
         kept.look(replicas, 3, now_s)
         anew.look([*replicas], 3, now_s)
         assert [kept.risk(one) for one in names] == [anew.risk(one) for one in names], seed
@@ -56,3 +56,17 @@ def test_a_sequence_is_gone_through_once() -> None:
     spot.forget("p3")
     spot.look(replicas, 3, 20.0)
     assert replicas.looks == 2
+
+
+@pytest.mark.parametrize("gap_s", [0.01, 0.1, 1.0])
+def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decision(gap_s: float) -> None:
+    """Heard at once nothing is dearer, however seldom is decided; heard late it is the dearer the later."""
+    names, risks = [f"p{index}" for index in range(6)], []
+    for lag_s in (0.0, 0.05, 0.5):
+        spot, now_s = BlindSpot("r1"), 0.0
+        for number in range(400):
+            spot.heard(f"r{2 + number % 2}", now_s - lag_s, now_s)
+            spot.look([ReplicaState(name) for name in names], 6, now_s + gap_s / 2)
+            now_s += gap_s
+        risks.append(sum(map(spot.risk, names)))
+    assert risks[0] == 0.0 < risks[1] < risks[2]

@@ -41,7 +41,7 @@ def at(clock_s: float) -> st.SearchStrategy[list[Told]]:
         st.one_of(
             st.builds(
                 lambda request, replica, hashes, at_s, precedence, tokens: Dispatched(
-                    "r", request, replica, hashes, 0.5, at_s, clock_s + 60 + 5, precedence, tokens
+                    "r", request, replica, hashes, 0.5, at_s, clock_s + 60 + 5, precedence, tokens, clock_s
                 ),
                 *(REQUESTS, NAMES, HASHES, moments, PRECEDENCES, st.integers(0, 2**32 - 1)),
             ),
@@ -83,7 +83,7 @@ def test_times_are_of_the_readers_clock(data: st.DataObject) -> None:
             "b",
             1,
             [
-                Dispatched("r", "a" * 32, "p", (1,), 0.5, clock_s - seed, clock_s + 65),
+                Dispatched("r", "a" * 32, "p", (1,), 0.5, clock_s - seed, clock_s + 65, heard_s=clock_s),
                 Started("r", "a" * 32, clock_s - seed),
                 RollCall({"p": {"a" * 32: clock_s - seed, "b" * 32: None}}),
             ],
