@@ -24,6 +24,9 @@ SILENT_S: Final = 30.0
 LAGS: Final = 16
 """Of the last so many news the freshest tells the lag: the others waited for something."""
 
+HEALED_S: Final = 1.0
+"""What is heard later than this was told again, because its first news was lost: it does not tell how late news is."""
+
 
 class BlindSpot:
     """Knows how late the others' dispatches are heard, and whose replica is whose."""
@@ -54,9 +57,12 @@ class BlindSpot:
             return
         is_new = router not in self._heard_s
         self._heard_s[router] = max(at_s, self._heard_s.get(router, -math.inf))
-        self._count = self._faded(at_s) + 1
-        self._counted_s = max(at_s, self._counted_s)
-        self._lags.append(max(0.0, heard_s - at_s) if heard_s is not None else 0.0)
+        last_s = max(at_s, self._counted_s)
+        self._count = self._faded(last_s) + math.exp((at_s - last_s) / RATE_S)
+        self._counted_s = last_s
+        lag_s = max(0.0, heard_s - at_s) if heard_s is not None else 0.0
+        if lag_s < HEALED_S:
+            self._lags.append(lag_s)
         if is_new:
             self._count_me()
 

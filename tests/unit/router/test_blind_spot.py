@@ -70,3 +70,20 @@ def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decisio
             now_s += gap_s
         risks.append(sum(map(spot.risk, names)))
     assert risks[0] == 0.0 < risks[1] < risks[2]
+
+
+def test_what_is_told_again_changes_nothing() -> None:
+    """After a loss others tell all that is still open, which is old: live news alone says how late and how many."""
+    spot, replicas, now_s = BlindSpot("r1"), [ReplicaState(f"p{index}") for index in range(6)], 100.0
+
+    def risk() -> float:
+        spot.look(replicas, 6, now_s)
+        return sum(spot.risk(one.name) for one in replicas)
+
+    for number in range(200):
+        now_s += 0.05
+        spot.heard(f"r{2 + number % 2}", now_s - 0.02, now_s)
+    before = risk()
+    for number in range(100):
+        spot.heard(f"r{2 + number % 2}", now_s - 40.0 - number, now_s)
+    assert before > 0 and risk() == pytest.approx(before, rel=0.02)
