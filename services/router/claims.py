@@ -18,6 +18,9 @@ OWN_FAULTS: Final = (
 )
 """Failures that are the replica's own doing."""
 
+TOGETHER_S: Final = 0.02
+"""First tokens of one decode replica that come closer together than this may be of one step of its engine."""
+
 
 def clamp(first: pb.FirstToken, item: Relayed, now_s: float) -> None:
     """Cut what a replica claims down to what can be: it is learned from, and goes on into narrower fields."""
@@ -45,9 +48,14 @@ def hit_of(first: pb.FirstToken, replica: Replica, block_tokens: int, now_s: flo
 
 
 def _local_s(seconds: float, decode: Replica, now_s: float) -> float:
-    """Return what of `seconds` `decode` can have spent on it: not the time before it had computed the prompt before."""
-    before_s, decode.computed_s = decode.computed_s, now_s
-    return min(seconds, now_s - before_s)
+    """Return what of `seconds` `decode` can have spent on it: not the time before it had computed the prompt before.
+
+    0: not known. Prompts that an engine computes in one step are told one after another, but took it as long as the first.
+    """
+    gap_s, decode.computed_s = now_s - decode.computed_s, now_s
+    if gap_s >= seconds:
+        return seconds
+    return gap_s if gap_s > TOGETHER_S else 0.0
 
 
 def blame(item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:

@@ -92,6 +92,8 @@ class Holdings:
     def linger(self, item: Relayed, now_s: float, until_s: float, outcome: str) -> None:
         """Keep only its handoff until then; it has ended for everybody else."""
         prefill, prefill_slot = item.prefill, item.prefill_slot
+        if prefill is not None:
+            prefill.left(item)  # its handoff tells nothing more of the replica
         item.prefill, item.prefill_slot = None, 0
         self.end(item, now_s, outcome)
         item.prefill, item.prefill_slot, item.stage = prefill, prefill_slot, Stage.LINGERING

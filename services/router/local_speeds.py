@@ -42,6 +42,10 @@ class LocalSpeeds:
         for name, log in logs.items():
             self._seen[name] = (log + step, at_s)
 
+    def clear(self) -> None:
+        """Forget all: what a prefill replica would take was a guess, and the factors stood on it."""
+        self._seen.clear()
+
     def forget(self, replica: str) -> None:
         """The replica is gone."""
         self._seen.pop(replica, None)

@@ -194,7 +194,7 @@ class KappaPolicy:
         """
         match = Match(self.mirror, hashes)
         depth = match.groups[0].depth if match.groups else 0
-        if prefill and token_count - depth * self._block_tokens > self._local_tokens_max:
+        if prefill and max(1, token_count - depth * self._block_tokens) > self._local_tokens_max:
             depth = self.prefills.deepest(prefill, match)
         uncached = max(1, token_count - depth * self._block_tokens)
         return uncached, self.costs.estimate_s(uncached, token_count)
@@ -273,6 +273,8 @@ class KappaPolicy:
         total = hit.cached_tokens + hit.computed_tokens
         self.speeds.observe(replica, self.costs.estimate_s(hit.computed_tokens, total), hit.prefill_s)
         self.costs.observe(hit.computed_tokens, total, hit.prefill_s / self.speeds.factor(replica))
+        if self.costs.observation_total == OBSERVATIONS_MIN:
+            self.local_speeds.clear()  # they stood on a guess
         self._measured_at_s = at_s
 
     def _expire(self, now_s: float) -> None:

@@ -140,3 +140,41 @@ def test_a_prompt_of_decode_is_not_charged_with_the_one_before(monkeypatch: pyte
             token.prefill_us = round((desk.now_s - 50.0) * 1e6)
         desk.down("decode-0", first_tokens=tokens)
     assert seen == [("decode-0", pytest.approx(seconds)) for seconds in (0.5, 0.1, 0.2)]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 8])
+def test_prompts_that_one_step_computes_take_as_long_as_the_step(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their first tokens come one message after another: the first tells what the step took, the others tell nothing."""
+    desk, seen = Desk(prefills=0), list[float]()
+    monkeypatch.setattr(desk.policy.local_speeds, "observe", lambda *told: seen.append(told[2]))
+    monkeypatch.setattr(desk.links["decode-1"][0], "is_draining", True)
+    for number in range(5):
+        slots = []
+        for index in range(batch):
+            desk.submit(request_id=f"{number * batch + index:032x}")
+            slots.append(desk.placed()[1].slot)
+        desk.wait(0.075)
+        for slot in slots:
+            told = first(slot)
+            told.prefill_us = 75_000
+            desk.down("decode-0", starts=[pb.Start(slot=slot)], first_tokens=[told])
+            desk.down(
+                "decode-0", finishes=[pb.Finish(slot=slot, end_position=1, reason=pb.Finish.REASON_LENGTH)]
+            )
+            desk.wait(0.0005)
+    assert seen and all(seconds == 0.0 or seconds == pytest.approx(0.075, rel=0.1) for seconds in seen), seen
+    assert sum(seconds > 0.0 for seconds in seen) == 5
+
+
+def test_what_was_learnt_against_a_guess_is_forgotten_with_it() -> None:
+    """Decode ran all prompts before a prefill replica came: once that was measured, decode is as quick as it is."""
+    mesh = Mesh(prefills=0)
+    for _ in range(100):
+        mesh.run(0.2)
+    mesh.view = PoolView([ReplicaState("p0")], mesh.view.decode)
+    mesh.policy.mirror.add("p0")
+    for _ in range(60):
+        mesh.run(0.2, prefill_s=0.2)
+    assert sum(mesh.run(0.2, prefill_s=0.2).prefill is None for _ in range(60)) > 50

@@ -187,6 +187,9 @@ def test_only_a_place_that_can_run_a_prompt_tells_what_it_will_take() -> None:
     assert policy.expected(whole, 1005, view.prefill[:1])[0] == 805
     assert policy.expected(whole, 1005, [])[0] == 105, "there is only decode"
     assert policy.expected((5000,), 15, view.prefill)[0] == 15
+    policy._local_tokens_max = 0
+    assert policy.expected(some[:90], 900, view.prefill)[0] == 400, "decode holds it whole, and runs nothing"
+    policy._local_tokens_max = 100
     answer = placed(policy.place(request(tokens=1000), view, 0.0))
     uncached, seconds = policy.expected(whole, 1000, view.prefill)
     assert (answer.decode, answer.prefill) == ("d0", None) and uncached == 100

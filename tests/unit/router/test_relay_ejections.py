@@ -256,3 +256,20 @@ def test_half_of_a_role_is_ejected_at_most(count: int) -> None:
         assert len(offered) == max(count - ejected, count - count // 2)
         assert set(names[ejected:]) <= set(offered)
         desk.wait(0.01)
+
+
+def test_a_handoff_that_lingers_is_no_trial() -> None:
+    """The ejected prefill computed the prompt and decode was lost: others may try it while the handoff waits."""
+    desk = Desk(prefills=2)
+    ejected, other = desk.links["prefill-0"][0], desk.links["prefill-1"][0]
+    for _ in range(3):
+        ejected.failed(desk.now_s, desk.now_s, "x")
+    desk.wait(1.1)
+    other.is_draining = True
+    decode, _, slot = desk.reserved(request_id=A)
+    other.is_draining = False
+    desk.down("prefill-0", starts=[pb.Start(slot=slot)])
+    desk.down("prefill-0", first_tokens=[first(slot)])
+    assert ejected.ejection.trial is not None
+    desk.lose(decode)
+    assert desk.relay.holdings.items and ejected.ejection.trial is None
