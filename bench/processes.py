@@ -20,6 +20,7 @@ from typing import Any
 
 from bench import accounting
 from kvmesh.child import bound_command
+from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
 
 START_TIMEOUT_S = 60.0
@@ -206,10 +207,8 @@ class Fleet:
 
 
 def free_port() -> int:
-    """Return a port nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    """Return a port nobody listens on now, and that no outgoing connection will take."""
+    return next(free_ports("127.0.0.1", 1))
 
 
 @contextlib.contextmanager
