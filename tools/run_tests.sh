@@ -7,8 +7,8 @@ cd "$(dirname "$0")/.." || exit 1
 
 python=.venv/bin/python
 marks=(-m "not exactness and not upgrade")
-in_containers=(tests/chaos tests/integration/containers tests/integration/images tests/integration/upgrade
-  tests/integration/buckets/test_cluster.py)
+beside=(tests/chaos tests/integration/containers tests/integration/images tests/integration/upgrade
+  tests/integration/buckets/test_cluster.py tests/integration/faults)
 background=""
 trap '[ -z "$background" ] || kill "$background" 2>/dev/null' EXIT
 trap 'exit 130' INT TERM
@@ -26,10 +26,10 @@ cat .kvmesh/images.log
 [ $built = 0 ] || echo "The images could not be built." >&2
 [ $tested = 0 ] && [ $built = 0 ] || exit 1
 
-echo "The mesh in processes; the mesh in containers meanwhile, its log is .kvmesh/containers.log."
-"$python" -m pytest -q "${marks[@]}" "${in_containers[@]}" >.kvmesh/containers.log 2>&1 &
+echo "The mesh in processes; the mesh in containers and under faults meanwhile, its log is .kvmesh/containers.log."
+"$python" -m pytest -q "${marks[@]}" "${beside[@]}" >.kvmesh/containers.log 2>&1 &
 background=$!
-"$python" -m pytest -q "${marks[@]}" tests/integration "${in_containers[@]/#/--ignore=}"
+"$python" -m pytest -q "${marks[@]}" tests/integration "${beside[@]/#/--ignore=}"
 tested=$?
 wait "$background"
 contained=$?
