@@ -164,11 +164,6 @@ class PrefixMirror:
                 depths[name] = depth
         return depths
 
-    def depth(self, hashes: Sequence[int]) -> int:
-        """Return the largest depth among the live replicas."""
-        found = self.groups(hashes)
-        return found[0].depth if found else 0
-
     def names_of(self, mask: int) -> list[str]:
         """Return the names of the replicas in a group's `mask`."""
         return self._bits.names_of(mask)

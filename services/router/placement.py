@@ -193,7 +193,7 @@ class KappaPolicy:
         That is one of `prefill`, or decode, which may hold the last reply too, if it ran what is left itself.
         """
         match = Match(self.mirror, hashes)
-        depth = match.groups[0].depth if match.groups else 0
+        depth = match.deepest
         if prefill and max(1, token_count - depth * self._block_tokens) > self._local_tokens_max:
             depth = self.prefills.deepest(prefill, match)
         uncached = max(1, token_count - depth * self._block_tokens)

@@ -66,7 +66,6 @@ class Releases:
     def __init__(
         self, holdings: Holdings, replicas: Mapping[str, Replica], forecast: Forecast | None = None
     ) -> None:
-        self.release_total = 0
         self.drain = Drain()
         self.forecast = forecast
         self._holdings = holdings
@@ -271,7 +270,6 @@ class Releases:
         """Submit to decode, which reserves KV; where it runs the prompt too, that is all."""
         assert item.submit is not None and item.outbox is not None, item
         decode = self._replicas[placement.decode]
-        self.release_total += 1
         item.stage = Stage.RESERVING
         item.placement = placement
         item.released_s = now_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,7 @@ class Run:
     expires_s: float = float("inf")
 
 
-class Peer:
+class Peer(ABC):
     """A fake prefill or decode replica."""
 
     role: Any = "decode"
@@ -137,14 +138,14 @@ class Peer:
             assert number > self.last_slot[id(link)], "a slot number was used twice"
             self.last_slot[id(link)] = number
 
-    def on_request(self, link: Link, message: pb.AttachRequest) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def on_request(self, link: Link, message: pb.AttachRequest) -> None: ...
 
-    def close(self, link: Link) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self, link: Link) -> None: ...
 
-    def act(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def act(self) -> None: ...
 
     def expire(self) -> None:
         self.runs = [run for run in self.runs if run.expires_s > self.world.now_s]
