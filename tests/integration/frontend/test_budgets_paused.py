@@ -49,7 +49,7 @@ def redis(free_port: int, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[bytes], free_port: int) -> None:
-    """Three frontends with three times the limit; everything is told in the end, and settled once."""
+    """Three frontends with eight times the limit; everything is told in the end, and settled once."""
     draw, loop = random.Random(1), asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         links = [RedisLink(f"redis://127.0.0.1:{free_port}/0") for _ in range(FRONTENDS)]
@@ -62,7 +62,7 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
         ]
         started_s = loop.time()
         for frontend in frontends:
-            frontend.start(Load(15, [caller(ACCOUNT)], seconds_mean=0.5, resumed=0, leave=0.05))
+            frontend.start(Load(40, [caller(ACCOUNT)], seconds_mean=0.5, resumed=0, leave=0.05))
         await asyncio.sleep(3)
         redis.send_signal(signal.SIGSTOP)
         paused_s = loop.time()
@@ -86,7 +86,8 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
     for tenth in range(round((ended_s - back_s) * 10)):
         begin_s = back_s + tenth / 10
         taken = admitted(uses, begin_s, begin_s + 1)
-        assert taken <= per_s + 0.3 * BURST, f"{taken} from {tenth} tenths after the return"
+        # Eight times the rate is asked for: had Redis not been told, a full bucket would be gone within this second.
+        assert taken <= per_s + BURST / 2, f"{taken} from {tenth} tenths after the return"
     for frontend in frontends:
         assert frontend.budgets.outage.total >= 1 and frontend.counts["LOCAL"] > 5, frontend.counts
         assert frontend.budgets.open_count == frontend.budgets.owed_count == 0
