@@ -77,6 +77,11 @@ class Outcome:
         return max(reader.pause_s for reader in self.moved)
 
     @property
+    def usual_pause_s(self) -> float:
+        """Longest wait of those that nothing happened to: what a busy machine adds."""
+        return max(reader.pause_s for reader in self.stayed)
+
+    @property
     def adopted(self) -> int:
         """Moved streams whose running attempt was taken over."""
         return sum(finish(reader).explanation.adoption_count > 0 for reader in self.moved)
@@ -125,7 +130,7 @@ async def test_kill_of_a_frontend_costs_a_pause(mesh: Mesh) -> None:
     assert 0 < len(seen.moved) < STREAMS
     assert seen.adopted == len(seen.moved)
     assert seen.recomputed == 0
-    assert seen.pause_s < 1.0
+    assert seen.pause_s < 1.0 + seen.usual_pause_s
     await mesh.idle(5)
 
 
@@ -139,7 +144,7 @@ async def test_a_frozen_frontend_is_noticed(mesh: Mesh) -> None:
     assert 0 < len(seen.moved) < STREAMS
     assert seen.adopted == len(seen.moved)
     assert seen.recomputed == 0
-    assert seen.pause_s < 3.5
+    assert seen.pause_s < 3.5 + seen.usual_pause_s
     os.kill(mesh.parts["frontend-0"].pid, signal.SIGCONT)
     await mesh.idle(10)
 
@@ -157,6 +162,6 @@ async def test_a_frontend_that_drains_hands_its_streams_over(mesh: Mesh) -> None
     assert 0 < len(seen.moved) < STREAMS
     assert seen.adopted == len(seen.moved)
     assert seen.recomputed == 0
-    assert seen.pause_s < 1.0
+    assert seen.pause_s < 1.0 + seen.usual_pause_s
     assert ended[0] < 10
     await mesh.idle(5)

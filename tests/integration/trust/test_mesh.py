@@ -177,4 +177,4 @@ async def test_a_client_without_a_certificate_gets_nothing(mesh: TrustedMesh, fo
                 inference_pb2_grpc.InferenceServiceStub(channel), requests(1)[0], timeout_s=20
             )
             assert answer.code is grpc.StatusCode.UNAVAILABLE and not answer.ids
-            assert asyncio.get_running_loop().time() - began_s < 2.0
+            assert asyncio.get_running_loop().time() - began_s < 10  # not the 20 s of the call
