@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All tests, those that mostly wait beside those that compute: the images are built beside the unit tests, and the mesh in
-# containers is tried beside the mesh in processes. What goes on in the background is shown when it is over.
+# All tests, two at a time: the images are built and the simulations run beside the unit tests, and the mesh in containers is
+# tried beside the mesh in processes. What goes on in the background is shown when it is over.
 # Usage: run_tests.sh [BASE]: the images' base, empty makes one. Exit status 0 if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -14,17 +14,19 @@ trap '[ -z "$background" ] || kill "$background" 2>/dev/null' EXIT
 trap 'exit 130' INT TERM
 mkdir -p .kvmesh
 
-echo "Unit tests and simulations; the images are built meanwhile."
-TAG=dev BASE="${1:-}" deploy/images/build.sh --if-possible >.kvmesh/images.log 2>&1 &
+echo "Unit tests; the images are built and the simulations run meanwhile, their log is .kvmesh/simulations.log."
+{
+  TAG=dev BASE="${1:-}" deploy/images/build.sh --if-possible || { echo "The images could not be built."; exit 1; }
+  exec "$python" -m pytest -q tests/simulation
+} >.kvmesh/simulations.log 2>&1 &
 background=$!
-"$python" -m pytest -q --ignore=tests/unit/repo tests/unit tests/simulation
+"$python" -m pytest -q --ignore=tests/unit/repo tests/unit
 tested=$?
 wait "$background"
-built=$?
+simulated=$?
 background=""
-cat .kvmesh/images.log
-[ $built = 0 ] || echo "The images could not be built." >&2
-[ $tested = 0 ] && [ $built = 0 ] || exit 1
+cat .kvmesh/simulations.log
+[ $tested = 0 ] && [ $simulated = 0 ] || exit 1
 
 echo "The mesh in processes; the mesh in containers and under faults meanwhile, its log is .kvmesh/containers.log."
 "$python" -m pytest -q "${marks[@]}" "${beside[@]}" >.kvmesh/containers.log 2>&1 &
