@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 TAG ?= dev
 BASE ?=
 MINUTES ?= 20
+DRAW ?= 0
 ONLY ?=
 SEED ?=
 # A run by name leaves the record alone; the whole matrix goes on where it was stopped, and is the record when it is done.
@@ -59,8 +60,8 @@ bench-peers: setup  ## The same fault and the same conversations under routers f
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
 	$(BIN)/python -m bench.peers.conversations --write docs/measurements/peers.md
 
-bench-routing: setup  ## Placement against other routers' policies on replayed traces, 15 rows; writes docs/measurements (minutes)
-	$(BIN)/python -m bench.routing --write docs/measurements/routing.md
+bench-routing: setup  ## Placement against other routers' policies on replayed traces, 15 rows and DRAW more (0); writes docs/measurements (minutes)
+	$(BIN)/python -m bench.routing --draw "$(DRAW)" --write docs/measurements/routing.md
 
 bench-routing-full: setup  ## All rows; goes on where it was stopped (hours)
 	$(BIN)/python -m bench.routing --full --write docs/measurements/routing.md

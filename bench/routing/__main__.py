@@ -1,4 +1,4 @@
-"""The command: `python -m bench.routing [--full] [--only WORDS] [--jobs N] [--results FILE] [--write PAGE]`."""
+"""The command: `python -m bench.routing [--full] [--draw N] [--only WORDS] [--jobs N] [--results FILE] [--write PAGE]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.report import NOTES
 from bench.routing import page
 from bench.routing.page import Found
 from bench.routing.record import Record, code
-from bench.routing.rows import LARGE_REQUESTS, NAMES, SEEDS, TRACES, Case, fifteen, full
+from bench.routing.rows import LARGE_REQUESTS, NAMES, SEEDS, TRACES, Case, drawn, fifteen, full
 from kvmesh.config import ROOT
 from services.router.replay.measures import Measures
 from services.router.replay.processes import Runner, Task
@@ -30,6 +30,12 @@ MADE: Final = ("date", "commit", "python")
 
 def routing(
     is_full: Annotated[bool, typer.Option("--full", help="Every row; hours.")] = False,
+    draw: Annotated[
+        int,
+        typer.Option(
+            help="Besides the fifteen rows so many of all, drawn by chance.", min=0, max=len(full())
+        ),
+    ] = 0,
     only: Annotated[str, typer.Option(help="Only rows whose names hold all these words, with commas.")] = "",
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.", min=0, max=256)] = 0,
     results: Annotated[Path, typer.Option(help="Runs made so far; more are appended.")] = RESULTS,
@@ -39,7 +45,7 @@ def routing(
     words = [word.strip() for word in only.split(",") if word.strip()]
     cases = [
         case
-        for case in (full() if is_full else fifteen())
+        for case in dict.fromkeys([*fifteen(), *(drawn() if is_full else drawn()[:draw])])
         if all(word in case.name.split(", ") for word in words)
     ]
     if not cases:
@@ -53,10 +59,11 @@ def routing(
     known = dict.fromkeys([*fifteen(), *full()])
     rows = [found for case in known if (found := _found(case, record)) is not None]
     console = Console()
-    console.print_json(json.dumps(page.verdict(rows)))
+    console.print_json(json.dumps(page.verdicts(rows)))
     if write is not None:
         about = {**{name: made[name] for name in MADE}, "code": code()}
         command = "make bench-routing-full" if is_full else "make bench-routing"
+        command += f" DRAW={draw}" if draw else ""
         notes = ""
         if write.exists():
             _, mark, notes = write.read_text(encoding="utf-8").partition(NOTES)

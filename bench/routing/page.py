@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.routing.rows import NAMES, OURS, SEEDS, Case
+from bench.routing.rows import NAMES, OURS, SEEDS, Case, drawn, fifteen
 from services.router.replay.measures import Measures, mean, spread
 from services.router.replay.runs import BOUND
 from services.router.replay.tables import figures, row_dict
-
-DETAILED_MAX = 20
-"""Rows up to which the page shows every policy of every row."""
 
 GAIN_AIM = 0.90
 GAIN_TEXT = "geometric mean over rows of the mean TTFT at least 10 % below the best single other policy"
 ROW_AIM = 1.10
 ROW_TEXT = "no row more than 10 % behind the row's best"
 
-INTRODUCTION = """The whole grid: `make bench-routing-full`. All figures are simulated; what is simulated, and where the
+INTRODUCTION = """More rows, drawn by chance from the whole grid: `make bench-routing DRAW=100`; all of them:
+`make bench-routing-full`. All figures are simulated; what is simulated, and where the
 rivals' rules come from: [replay](../replay.md). The traces: [bench/traces](../../bench/traces/README.md)."""
 
 OVERALL = """TTFT and p99: geometric means over rows, in seconds. one-queue is no policy: one queue and one pooled
@@ -96,12 +95,30 @@ def verdict(rows: Sequence[Found]) -> dict[str, Any]:
     }
 
 
+def groups(rows: Sequence[Found]) -> dict[str, list[Found]]:
+    """Return what is judged apart: the rows that were chosen, and those that were drawn, if any were."""
+    known = {row.case: row for row in rows}
+    chosen = [known[case] for case in fifteen() if case in known]
+    by_chance = [known[case] for case in itertools.takewhile(known.__contains__, drawn())]
+    found = {f"{len(chosen)} chosen rows": chosen} if chosen else {}
+    if by_chance:
+        count = len(drawn())
+        what = "all" if len(by_chance) == count else "drawn by chance"
+        found[f"{len(by_chance)} of {count} rows, {what}"] = by_chance
+    return found
+
+
+def verdicts(rows: Sequence[Found]) -> dict[str, dict[str, Any]]:
+    """Return the verdict on each group."""
+    return {name: verdict(group) for name, group in groups(rows).items()}
+
+
 def as_json(rows: Sequence[Found], made: Mapping[str, str]) -> dict[str, Any]:
     """Return everything."""
     return {
         "made": dict(made),
         "seeds": list(SEEDS),
-        "verdict": verdict(rows),
+        "verdicts": verdicts(rows),
         "rows": [
             {
                 "name": row.case.name,
@@ -116,32 +133,39 @@ def as_json(rows: Sequence[Found], made: Mapping[str, str]) -> dict[str, Any]:
 
 def page(rows: Sequence[Found], made: Mapping[str, str], command: str) -> str:
     """Return the page."""
-    told = verdict(rows)
-    gain = f"{_percent(told['ratio'])} against {told['best_other']}"
-    worst = (
-        f"{_percent(told['worst_row_ratio'])} against {told['worst_row_best_other']}: {told['worst_row']}; "
-        f"{len(told['rows_behind_aim'])} rows behind"
-    )
-    by_ttft = sorted(NAMES, key=lambda name: told["geometric_mean_s"][name])
     parts = [
         *("# Placement, by replayed traces", "", f"Made by `{command}`. {INTRODUCTION}", ""),
         *(f"- {name}: {value}" for name, value in made.items()),
         f"- rows: {len(rows)}; seeds per row: {len(SEEDS)}; means over them, ± half the distance of the extremes",
-        *("", "| aim | measured | |", "|---|---|---|"),
-        f"| {GAIN_TEXT} | {gain} | {_met(told['ratio'] <= GAIN_AIM)} |",
-        f"| {ROW_TEXT} | {worst} | {_met(told['worst_row_ratio'] <= ROW_AIM)} |",
-        *("", f"kvmesh is first in {told['rows_best']} of {len(rows)} rows.", ""),
-        *("## Policies over all rows", "", OVERALL, ""),
-        *_head("policy", "TTFT s", "over kvmesh", "p99 s", "goodput", "hit", "imbalance", "work"),
-        *(_overall(rows, policy) for policy in by_ttft),
-        *("", "## Rows", "", WORDS, ""),
+        *("", "| aim | rows | measured | |", "|---|---|---|---|"),
+    ]
+    for name, told in verdicts(rows).items():
+        gain = f"{_percent(told['ratio'])} against {told['best_other']}"
+        worst = (
+            f"{_percent(told['worst_row_ratio'])} against {told['worst_row_best_other']}: {told['worst_row']}; "
+            f"{len(told['rows_behind_aim'])} rows behind; first in {told['rows_best']} of {told['rows']}"
+        )
+        parts += [
+            f"| {GAIN_TEXT} | {name} | {gain} | {_met(told['ratio'] <= GAIN_AIM)} |",
+            f"| {ROW_TEXT} | {name} | {worst} | {_met(told['worst_row_ratio'] <= ROW_AIM)} |",
+        ]
+    parts += ["", "## Policies", "", OVERALL, ""]
+    for name, group in groups(rows).items():
+        by_ttft = sorted(NAMES, key=lambda policy: geometric(group, policy))
+        parts += [
+            *(f"### Over {name}", ""),
+            *_head("policy", "TTFT s", "over kvmesh", "p99 s", "goodput", "hit", "imbalance", "work"),
+            *(_overall(group, policy) for policy in by_ttft),
+            "",
+        ]
+    parts += [
+        *("## Rows", "", WORDS, ""),
         *_head("row", "kvmesh: mean s", "p50", "p99", "goodput", "hit", "imbalance", *OTHER_COLUMNS),
         *(_row(row) for row in rows),
-        "",
+        *("", "## Every policy, in the chosen rows", "", CHANCE, ""),
     ]
-    if len(rows) <= DETAILED_MAX:
-        parts += ["## Every policy", "", CHANCE, ""]
-        for row in rows:
+    for row in rows:
+        if row.case in fifteen():
             parts += _detail(row)
     return "\n".join(parts)
 
