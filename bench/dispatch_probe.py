@@ -19,12 +19,11 @@ import uvloop
 from bench import control
 from kvmesh.clock import MonotonicClock
 from kvmesh.redis_link import RedisLink
-from services.router.dispatches import Dispatches
-from services.router.holdings import DISPATCH_LIFE_S
-from services.router.mirror import PrefixMirror
-from services.router.neighbours import counted_in
-from services.router.placement import KappaPolicy
-from services.router.policy import Dispatched, Event, Finished, Started
+from services.router.index.mirror import PrefixMirror
+from services.router.placement.kappa import KappaPolicy
+from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event, Finished, Started
+from services.router.sharing.dispatches import Dispatches
+from services.router.sharing.neighbours import counted_in
 
 MESH = "bench"
 REPLICA = "prefill-0"

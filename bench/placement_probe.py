@@ -18,9 +18,9 @@ from typing import Any
 
 from bench import accounting, control
 from bench.index_probe import block_hash
-from services.router.mirror import PrefixMirror
-from services.router.placement import KappaPolicy
-from services.router.policy import (
+from services.router.index.mirror import PrefixMirror
+from services.router.placement.kappa import KappaPolicy
+from services.router.placement.policy import (
     Dispatched,
     Finished,
     Hit,

@@ -21,9 +21,9 @@ from services.router.replay.tables import row_dict
 
 ROUTER: Final = ROOT / "services" / "router"
 SIMULATOR: Final = (ROUTER / "replay" / "runs.py", ROUTER / "replay")
-"""Where it begins, and the folder whose modules belong to it."""
+"""Where it begins, and the folder whose modules belong to it, those of packages in it as well."""
 
-POLICY: Final = (ROUTER / "placement.py", ROUTER)
+POLICY: Final = (ROUTER / "placement" / "kappa.py", ROUTER)
 RIVALS: Final = ROUTER / "replay" / "rivals"
 QUEUE_ORDER: Final = ROOT / "kvmesh" / "queue_order.py"
 CATALOGUE: Final = ROUTER / "replay" / "catalogue.py"
@@ -75,7 +75,7 @@ def _code(*, is_ours: bool) -> str:
 
 
 def _closure(path: Path, folder: Path, seen: set[Path]) -> Iterator[Path]:
-    """Yield `path` and what it imports of `folder`, but for what was `seen`."""
+    """Yield `path` and what it imports of `folder`, but for rivals and for what was `seen`."""
     if path in seen:
         return
     seen.add(path)
@@ -83,7 +83,7 @@ def _closure(path: Path, folder: Path, seen: set[Path]) -> Iterator[Path]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             other = ROOT / f"{node.module.replace('.', '/')}.py"
-            if other.parent == folder and other.exists():
+            if folder in other.parents and other.parent != RIVALS and other.exists():
                 yield from _closure(other, folder, seen)
 
 

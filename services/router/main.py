@@ -32,14 +32,14 @@ from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
-from services.router.admission import RelayLimits
-from services.router.dispatches import Dispatches
-from services.router.index_reader import IndexReader
-from services.router.links import ReplicaLinks
-from services.router.mirror import PrefixMirror
-from services.router.neighbours import counted_in
-from services.router.placement import KappaPolicy
-from services.router.relay import Relay
+from services.router.index.mirror import PrefixMirror
+from services.router.index.reader import IndexReader
+from services.router.placement.kappa import KappaPolicy
+from services.router.relay.admission import RelayLimits
+from services.router.relay.core import Relay
+from services.router.relay.links import ReplicaLinks
+from services.router.sharing.dispatches import Dispatches
+from services.router.sharing.neighbours import counted_in
 from services.router.status import SERVICE_NAME, RouterStatus
 
 log = logging.getLogger(__name__)

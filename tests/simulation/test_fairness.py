@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from services.router import shares
+from services.router.queue import shares
 from tests.simulation.pool import Arrival, Asked, Pool, merged, poisson, quantile
 
 SHORT, LONG = 200, 2000

@@ -11,8 +11,8 @@ import pytest
 from kvmesh.queue_order import ORDERS, OrderKey
 from services.prefill.queue import PrefillQueue
 from services.prefill.slot import Slot
-from services.router.backlog import Backlog, Work
-from services.router.precedence import USUAL, Precedence
+from services.router.placement.backlog import Backlog, Work
+from services.router.placement.precedence import USUAL, Precedence
 from tests.unit.prefill.test_queue import slot
 
 REPLICA = "p0"

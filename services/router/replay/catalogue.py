@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Final
 
 from kvmesh.queue_order import ORDERS
-from services.router.mirror import PrefixMirror
-from services.router.placement import KappaPolicy
-from services.router.policy import PlacementPolicy
+from services.router.index.mirror import PrefixMirror
+from services.router.placement.kappa import KappaPolicy
+from services.router.placement.policy import PlacementPolicy
 from services.router.replay.rivals.cache_aware import CacheAware, SmgEvents
 from services.router.replay.rivals.counting import LeastOutstanding, PowerOfTwo, Random, RoundRobin
 from services.router.replay.rivals.dynamo import Dynamo

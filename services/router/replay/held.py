@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.router.fairness import Account
-from services.router.queue import BAND_DEFAULT
+from services.router.queue.fairness import Account
+from services.router.queue.waiting import BAND_DEFAULT
 
 
 @dataclass(slots=True, eq=False)

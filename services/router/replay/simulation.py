@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvmesh.queue_order import ORDERS
-from services.router.holdings import DISPATCH_LIFE_S
-from services.router.policy import (
+from services.router.placement.policy import (
+    DISPATCH_LIFE_S,
     Dispatched,
     Finished,
     Hit,
@@ -29,8 +29,8 @@ from services.router.policy import (
     Stored,
     Wait,
 )
-from services.router.queue import ReleaseQueue
-from services.router.releases import PUMP_PAUSE_S, Forecast
+from services.router.queue.release_queue import ReleaseQueue
+from services.router.relay.releases import PUMP_PAUSE_S, Forecast
 from services.router.replay.cost import Cost
 from services.router.replay.held import Held
 from services.router.replay.servers import Order, Server

@@ -13,10 +13,10 @@ from kvmesh.membership import LEASE_S, Member, Membership, Registration, read_me
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.tasks import end
-from services.router.dispatches import Dispatches
-from services.router.index_reader import IndexReader
-from services.router.mirror import PrefixMirror
-from services.router.policy import Started
+from services.router.index.mirror import PrefixMirror
+from services.router.index.reader import IndexReader
+from services.router.placement.policy import Started
+from services.router.sharing.dispatches import Dispatches
 
 OOM = (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"))
 NO_REPLICAS = (

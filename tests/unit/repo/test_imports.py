@@ -1,20 +1,48 @@
-"""Imports point one way: services -> kvmesh -> stubs. Read from the source, so that prose cannot drift."""
+"""Imports point one way: services -> kvmesh -> stubs, and inside the router from package to package.
+
+Read from the source, so that prose cannot drift.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 from kvmesh.config import ROOT
 
 SERVICES = ("frontend", "router", "prefill", "decode")
 
+ROUTER = ROOT / "services" / "router"
+ROUTER_ORDER = {
+    "turns": (),
+    "queue": (),
+    "index": ("turns",),
+    "placement": ("queue", "index"),
+    "sharing": ("turns", "placement"),
+    "relay": ("queue", "placement"),
+    "status": ("placement", "relay"),
+    "telemetry": ("queue", "index", "placement", "sharing", "relay"),
+    "main": ("index", "placement", "sharing", "relay", "status", "telemetry"),
+    "__main__": ("main",),
+    "replay": ("queue", "index", "placement", "relay"),
+}
+"""What each package or module of the router imports of the others: only of those before it."""
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the absolute name of everything `path` imports, also inside functions."""
+
+def imports(path: Path, *, with_types: bool = True) -> Iterator[str]:
+    """Yield the absolute name of everything `path` imports, also inside functions; without types: at run time."""
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):  # a node is met before those in it
+        if not with_types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            skipped |= {inner for child in node.body for inner in ast.walk(child)}
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -56,8 +84,57 @@ def test_no_service_imports_another() -> None:
         assert breaches(f"services/{service}", *others) == []
 
 
+def router_parts(path: Path) -> set[str]:
+    """Return what else of the router `path` imports: its packages and the modules beside them."""
+    names = (name.split(".") for name in imports(path))
+    found = {parts[2] for parts in names if parts[:2] == ["services", "router"] and len(parts) > 2}
+    return found - {path.relative_to(ROUTER).parts[0].removesuffix(".py")}
+
+
+def test_the_packages_of_the_router_stand_in_an_order() -> None:
+    """Nothing knows what stands above it, not even its types."""
+    before: set[str] = set()
+    for part, below in ROUTER_ORDER.items():
+        assert before.issuperset(below), part
+        before.add(part)
+    there = {
+        path.stem for path in ROUTER.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert there - {"__init__"} == before
+
+
+@pytest.mark.parametrize("part", ROUTER_ORDER)
+def test_a_package_of_the_router_imports_what_the_order_says(part: str) -> None:
+    """No more, and no less: a line that nobody needs any more would let somebody in later."""
+    folder = ROUTER / part
+    paths = [*folder.rglob("*.py")] if folder.is_dir() else [folder.with_suffix(".py")]
+    assert set().union(*map(router_parts, paths)) == set(ROUTER_ORDER[part])
+
+
+def test_no_module_of_the_router_is_in_a_circle() -> None:
+    """At run time: of two that hold each other, one names the other's type alone."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in ROUTER.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    graph = {
+        name: modules.keys() & set(imports(path, with_types=False)) - {name} for name, path in modules.items()
+    }
+    assert sum(map(len, graph.values())) > len(modules), "imports were not read"
+    TopologicalSorter(graph).prepare()
+    circle = {"one": {"other"}, "other": {"one"}}
+    with pytest.raises(CycleError):
+        TopologicalSorter(circle).prepare()
+
+
 def test_the_reader_of_imports_sees_every_form(tmp_path: Path) -> None:
     """A checker that overlooks a form of import would let it pass for ever."""
     sample = ROOT / "kvmesh" / "cli" / "main.py"
     found = set(imports(sample))
     assert {"asyncio", "typing.Final", "kvmesh.cli.generate", "kvmesh.config.describe"} <= found
+    held = ROUTER / "relay" / "relayed.py"
+    assert set(imports(held)) - set(imports(held, with_types=False)) == {
+        *("services.router.relay.frontends", "services.router.relay.frontends.FrontendSession"),
+        *("services.router.relay.replicas", "services.router.relay.replicas.Replica"),
+    }

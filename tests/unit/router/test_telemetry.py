@@ -13,8 +13,8 @@ from kvmesh.config import MeshConfig
 from kvmesh.metrics import Metrics
 from services.router import telemetry
 from services.router.main import Place, Router
-from services.router.policy import Dispatched, Placement
-from services.router.relayed import Relayed, Stage
+from services.router.placement.policy import Dispatched, Placement
+from services.router.relay.relayed import Relayed, Stage
 from tests.unit.router.desk import Desk
 
 BLOCK = 4

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.router.policy import Dispatched
+from services.router.placement.policy import Dispatched
 from services.router.replay.lru import BlockCache
 from services.router.replay.rivals.seen import Asked, Given, Rival
 

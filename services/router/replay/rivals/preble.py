@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from services.router.policy import Dispatched, PlacementRequest
+from services.router.placement.policy import Dispatched, PlacementRequest
 from services.router.replay.rivals.seen import Asked, Given, Rival
 
 WINDOW_S: Final = 180.0

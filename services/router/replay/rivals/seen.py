@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from services.router.mirror import PrefixMirror
-from services.router.policy import (
+from services.router.index.mirror import PrefixMirror
+from services.router.placement.policy import (
     Dispatched,
     Event,
     Finished,

@@ -15,7 +15,7 @@ import pytest
 
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
-from services.router.costs import CostModel
+from services.router.placement.costs import CostModel
 from services.router.replay import options
 from services.router.replay.cost import COSTS
 from services.router.replay.measured import PROMPTS_MIN, measured

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.router.policy import (
+from services.router.placement.policy import (
     Dispatched,
     Finished,
     Placement,

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.queue_order import ORDERS, overtaken_s
-from services.router.mirror import PrefixMirror
-from services.router.placement import KappaPolicy
-from services.router.policy import (
+from services.router.index.mirror import PrefixMirror
+from services.router.placement.kappa import KappaPolicy
+from services.router.placement.policy import (
     Dispatched,
     Event,
     Finished,

@@ -1,0 +1,255 @@
+"""Which replicas hold a block: a mask per hash, within a bound on the number of blocks.
+
+Pure. Shards, because one big dict stalls for 100s of ms when it grows. The high 12 bits of a hash name the shard, the
+others are the key: an integer of 52 bits takes 16 bytes less than one of 64. Everything long is offered in slices of about
+a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from typing import Final
+
+from services.router.index.masks import SharedMasks, bits
+from services.router.index.worth import LOADED_MAX, USED, Worth
+
+SHARDS: Final = 4096
+KEY: Final = (1 << 52) - 1
+GROW_BLOCKS: Final = 256
+SAMPLE_BLOCKS: Final = 1 << 14
+"""Blocks by which is judged what the cheapest ones are worth."""
+
+
+class BlockTable:
+    """`shards[hash >> 52][hash & KEY]` is the mask of who holds the block; blocks that nobody holds are not there."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self.shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
+        self.masks = SharedMasks()
+        self.counts: list[int] = []
+        """Blocks with a bit set, by the number of the bit."""
+        self.partial = 0
+        """Bits of replicas that hold more than the table says: some of their blocks were evicted."""
+        self.block_count = 0
+        self.changes = 0
+        """Counts whatever changes a mask."""
+        self.evicted_total = 0
+        """Blocks that were given up, or not taken from a snapshot, because of the bound."""
+        self._blocks_max = blocks_max
+        self._worth = Worth()
+        self._coming = 0
+        self._floor = 0
+        """What was evicted the last time was not worth more than this."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if there are more blocks than the bound allows."""
+        return self.block_count > self._blocks_max
+
+    @property
+    def is_far_over(self) -> bool:
+        """True if eviction cannot wait."""
+        return self.block_count > self._blocks_max + self._blocks_max // 16
+
+    @property
+    def is_short(self) -> bool:
+        """True if what blocks are worth is told apart too coarsely: see `grow`. Of less than half the bound nobody asks."""
+        foreseen = self._foreseen()
+        return 2 * foreseen > self._blocks_max and self._worth.is_short(foreseen)
+
+    def foresee(self, blocks: int) -> None:
+        """So many more may come soon: what they are worth is told apart from the first on."""
+        self._coming = max(self._coming, self.block_count + blocks)
+
+    def grow(self) -> Iterator[None]:
+        """Have slots enough to tell apart what blocks are worth; what is known moves there shard by shard."""
+        old, new = self._worth, Worth(self._foreseen())
+        self._worth = new
+        was, fresh, was_last, last = old.slots, new.slots, old.last, new.last
+        for shard in filter(None, self.shards):
+            keys = list(shard)
+            for at in range(0, len(keys), GROW_BLOCKS):  # each may be the first of its page: 4 us
+                for key in keys[at : at + GROW_BLOCKS]:
+                    worth = was[key & was_last]
+                    if worth > fresh[key & last]:
+                        fresh[key & last] = worth
+                yield
+
+    def add_bit(self, number: int) -> None:
+        """Count blocks of bit `number`, too."""
+        self.counts += [0] * (number + 1 - len(self.counts))
+
+    def store(self, hashes: Sequence[int], number: int, worth: int = USED) -> int:
+        """Set bit `number` for `hashes` and return for how many it was not set.
+
+        Blocks worth no more than what has just been evicted are not taken in, unless they are there already.
+        """
+        shards, known, slots, last = self.shards, self.masks.known, self._worth.slots, self._worth.last
+        bit = 1 << number
+        bit = known.setdefault(bit, bit)
+        floor = self._current_floor()
+        added = fresh = refused = 0
+        self.changes += 1
+        before: int | None = None
+        after = 0
+        for value in hashes:
+            shard = shards[value >> 52]
+            key = value & KEY
+            old = shard.get(key, 0)
+            if not old:
+                if worth <= floor:
+                    refused += 1
+                    continue
+                shard[key] = bit
+                fresh += 1
+            elif not old & bit:
+                if old is not before:  # neighbours in a chain mostly have the same holders
+                    before, after = old, old | bit
+                    after = known.setdefault(after, after)
+                shard[key] = after
+                added += 1
+            slot = key & last
+            if slots[slot] < worth:
+                slots[slot] = worth
+        self.counts[number] += added + fresh
+        self.block_count += fresh
+        if refused:
+            self.evicted_total += refused
+            self.partial |= bit
+        return added + fresh
+
+    def remove(self, hashes: Sequence[int], number: int) -> int:
+        """Clear bit `number` for `hashes` and return for how many it was set."""
+        shards, known, bit = self.shards, self.masks.known, 1 << number
+        removed = gone = 0
+        self.changes += 1
+        before: int | None = None
+        after = 0
+        for value in hashes:
+            shard = shards[value >> 52]
+            key = value & KEY
+            old = shard.get(key, 0)
+            if not old & bit:
+                continue
+            removed += 1
+            if old is not before:
+                before, after = old, old & ~bit
+                after = known.setdefault(after, after)
+            if after:
+                shard[key] = after
+            else:
+                del shard[key]
+                gone += 1
+        self.counts[number] -= removed
+        self.block_count -= gone
+        return removed
+
+    def sweep(self, dead: int) -> Iterator[None]:
+        """Clear the bits of `dead` everywhere, shard by shard. Nobody may set them meanwhile."""
+        known = self.masks.known
+        for index, shard in self._filled():
+            touched = [(key, mask & ~dead) for key, mask in shard.items() if mask & dead]
+            for key, rest in touched:
+                if rest:
+                    shard[key] = known.setdefault(rest, rest)
+                else:
+                    del shard[key]
+                    self.block_count -= 1
+            self._shrink(index, len(touched))
+            self.changes += 1
+            yield
+        for number in bits(dead):
+            self.counts[number] = 0
+
+    def forget(self, mask: int) -> None:
+        """The bits of `mask`, which no block has, will be others'."""
+        self.partial &= ~mask
+
+    def evict(self) -> Iterator[None]:
+        """Give up the blocks that are worth least until 7/8 of the bound are left, shard by shard.
+
+        Among equals the youngest of a shard go first: children come after their parents. A block that stays without its
+        parent does no harm: its holder has the parent, too, and a lookup finds it or finds less.
+        """
+        yield from self._worth.age()
+        seen = yield from self._sample()
+        excess = self.block_count - self._blocks_max * 7 // 8
+        if excess <= 0:
+            return
+        cut, share = _cut(seen, excess / self.block_count)
+        self._floor = min(cut, LOADED_MAX)
+        due = 0.0
+        for index, shard in self._filled():
+            slots, last = self._worth.slots, self._worth.last
+            cheap = [key for key in shard if slots[key & last] <= cut]
+            doomed = [key for key in cheap if slots[key & last] < cut]
+            equals = len(cheap) - len(doomed)
+            due += equals * share
+            if due >= 1 and equals:
+                take = min(equals, int(due))
+                due -= take
+                doomed += [key for key in cheap if slots[key & last] == cut][-take:]
+            self._give_up(shard, doomed)
+            self._shrink(index, len(doomed))
+            self.changes += 1
+            yield
+
+    def _sample(self) -> Generator[None, None, list[int]]:
+        """Return how many blocks are worth how much, among some that stand for all."""
+        seen = [0] * (USED + 1)
+        total = 0
+        for shard in filter(None, self.shards):
+            slots, last = self._worth.slots, self._worth.last
+            for key in shard:
+                seen[slots[key & last]] += 1
+            total += len(shard)
+            if total >= SAMPLE_BLOCKS:
+                break
+            yield
+        return seen
+
+    def _give_up(self, shard: dict[int, int], keys: list[int]) -> None:
+        for mask, blocks in Counter([shard.pop(key) for key in keys]).items():
+            self.partial |= mask
+            for number in bits(mask):
+                self.counts[number] -= blocks
+        self.block_count -= len(keys)
+        self.evicted_total += len(keys)
+
+    def _shrink(self, index: int, removed: int) -> None:
+        shard = self.shards[index]
+        if removed > len(shard) // 32:
+            self.shards[index] = {**shard}  # a dict does not shrink by itself, and grows for what was removed
+
+    def _filled(self) -> Iterator[tuple[int, dict[int, int]]]:
+        return ((index, shard) for index, shard in enumerate(self.shards) if shard)
+
+    def _foreseen(self) -> int:
+        return min(self._blocks_max, max(self.block_count, self._coming))
+
+    def _current_floor(self) -> int:
+        return self._floor if self.block_count > self._blocks_max * 13 // 16 else 0
+
+    def assert_consistent(self, dead: int) -> None:
+        """Raise AssertionError if counts and masks disagree. O(blocks). `dead`: bits that are being swept."""
+        counts = [0] * len(self.counts)
+        for shard in filter(None, self.shards):
+            for mask in shard.values():
+                assert mask, "an empty mask is kept"
+                for number in bits(mask):
+                    counts[number] += 1
+        for number, count in enumerate(counts):
+            assert dead >> number & 1 or count == self.counts[number], f"bit {number} has {count} blocks"
+        assert self.block_count == sum(map(len, self.shards)), "blocks are miscounted"
+
+
+def _cut(seen: Sequence[int], share: float) -> tuple[int, float]:
+    """Return what blocks are worth that go, all below and some share of those at it, so that `share` of all go."""
+    wanted = share * sum(seen)
+    below = 0
+    for worth, count in enumerate(seen):
+        if count and below + count >= wanted:
+            return worth, (wanted - below) / count
+        below += count
+    return len(seen) - 1, 1.0

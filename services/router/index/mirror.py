@@ -1,0 +1,390 @@
+"""The router's copy of the prefix index: which replica has which block, and which it will have soon.
+
+Pure. Everything long is offered in slices, so that a shell can let the event loop breathe between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from typing import Final
+
+from kvmesh.prefix_index.events import Batch, Op, Snapshot, SnapshotHead
+from services.router.index import prefix_lookup, worth
+from services.router.index.block_table import BlockTable
+from services.router.index.masks import ReplicaBits
+from services.router.index.overlay import Overlay
+from services.router.index.prefix_lookup import Group
+
+BLOCKS_MAX: Final = 10_000_000
+"""Default bound: some 100 bytes each."""
+
+SLICE_BLOCKS: Final = 256
+"""Blocks changed in one slice: about 0.2 ms, and a few times that when dicts grow."""
+
+AUDIT_BLOCKS: Final = 16
+AUDIT_SHARE: Final = 0.01
+"""A replica whose count differs from its own by more than both is loaded again."""
+
+
+class Outcome(Enum):
+    """What became of a batch."""
+
+    APPLIED = "applied"
+    STALE = "stale"
+    """Known already, or of a replica that nobody asked for."""
+    RELOAD = "reload"
+    """Something is missing before it: the replica's snapshot must be loaded."""
+
+
+class _Replica:
+    """One replica's place in the masks."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.epoch = ""
+        self.seq = 0
+        self.stream_id = (0, 0)
+
+    @property
+    def bit(self) -> int:
+        return 1 << self.number
+
+
+@dataclass(slots=True)
+class Load:
+    """A snapshot that is being taken in: made by `begin_load`, ended by `end_load` or `cancel_load`."""
+
+    head: SnapshotHead
+    replica: _Replica
+    number: int
+    """Of the bit that is being set."""
+    position: int = 0
+    """Blocks taken so far."""
+
+
+_Answer = tuple[Sequence[int], tuple[int, int, int], list[Group]]
+"""What was asked last; after how many changes and of whom; the answer."""
+
+
+class PrefixMirror:
+    """Answers how many leading blocks of a request each replica holds.
+
+    Index bits come from events, snapshots and the hits of real requests; expected bits (the overlay) from dispatches. A
+    replica is *closed* while every block it has comes with all its ancestors (engines evict leaf first): then depths are
+    found by bisection. Where that is uncertain the blocks are scanned one by one.
+
+    Above `blocks_max` the blocks worth least are given up (`upkeep`): those not used for longest, descendants first. Then
+    less is found than is there, never more.
+    """
+
+    def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
+        self.healed_block_total = 0
+        """Blocks that the hits of real requests corrected."""
+        self._table = BlockTable(blocks_max)
+        self._overlay = Overlay()
+        self._bits = ReplicaBits()
+        self._replicas: dict[str, _Replica] = {}
+        self._live = 0
+        self._unclosed = 0
+        self._dead = 0
+        """Bits that belong to nobody and still stand in some masks."""
+        self._answer: _Answer | None = None
+
+    # Who is there
+
+    @property
+    def replicas(self) -> list[str]:
+        """Names of the replicas, ordered."""
+        return sorted(self._replicas)
+
+    @property
+    def block_count(self) -> int:
+        """Distinct blocks in the index."""
+        return self._table.block_count
+
+    @property
+    def evicted_block_total(self) -> int:
+        """Blocks given up, or not taken from a snapshot, to keep within the bound."""
+        return self._table.evicted_total
+
+    @property
+    def expected_block_count(self) -> int:
+        """Distinct blocks in the overlay."""
+        return len(self._overlay.masks)
+
+    def blocks_of(self, name: str) -> int:
+        """Blocks of the index that `name` holds; 0 if it is unknown."""
+        replica = self._replicas.get(name)
+        return self._table.counts[replica.number] if replica is not None else 0
+
+    def position_of(self, name: str) -> tuple[str, int]:
+        """Epoch and last event of `name` that is in the index; ("", 0) before its snapshot."""
+        replica = self._replicas.get(name)
+        return (replica.epoch, replica.seq) if replica is not None else ("", 0)
+
+    def add(self, name: str) -> None:
+        """Make `name` known, with an empty cache; nothing happens if it is."""
+        if name not in self._replicas:
+            replica = self._replicas[name] = _Replica(name, self._new_bit(name))
+            self._live |= replica.bit
+
+    def drop(self, name: str) -> None:
+        """Forget `name`; its bits are swept later."""
+        replica = self._replicas.pop(name, None)
+        if replica is not None:
+            self._overlay.drop(name, replica.bit)
+            self._retire(replica.number)
+
+    # Lookup
+
+    def groups(self, hashes: Sequence[int]) -> list[Group]:
+        """Return how many leading blocks of `hashes` the live replicas have or will have soon, the deepest first.
+
+        Replicas of equal depth are one mask; those with no block are in none: see `names_of`, `bit_of`. `hashes` must not
+        change afterwards. The answer is the mirror's own: leave it as it is.
+        """
+        table, overlay, last = self._table, self._overlay, self._answer
+        state = table.changes + overlay.changes, self._live, self._unclosed
+        # A decision asks several times. A caller that changes its list in place would get an old answer.
+        if last is None or last[0] is not hashes or last[1] != state:
+            unclosed = self._unclosed & self._live
+            found = prefix_lookup.groups(table.shards, overlay.masks, hashes, self._live ^ unclosed, unclosed)
+            last = self._answer = hashes, state, found
+        return last[2]
+
+    def matched(self, hashes: Sequence[int]) -> dict[str, int]:
+        """Return how many leading blocks of `hashes` each live replica has or will have soon; only those with 1 or more."""
+        depths: dict[str, int] = {}
+        for depth, mask in self.groups(hashes):
+            for name in self._bits.names_of(mask):
+                depths[name] = depth
+        return depths
+
+    def names_of(self, mask: int) -> list[str]:
+        """Return the names of the replicas in a group's `mask`."""
+        return self._bits.names_of(mask)
+
+    def bit_of(self, name: str) -> int:
+        """Return the bit of `name` in the masks of groups; 0 if it is unknown. It changes when `name` is loaded again."""
+        replica = self._replicas.get(name)
+        return replica.bit if replica is not None else 0
+
+    # Changes
+
+    def store(self, name: str, hashes: Sequence[int]) -> int:
+        """Set the index bits of `name` for `hashes`; return how many were not set. Parents come first."""
+        return self._table.store(hashes, self._replicas[name].number)
+
+    def remove(self, name: str, hashes: Sequence[int]) -> int:
+        """Clear the index bits of `name` for `hashes`; return how many were set. Children go first."""
+        return self._table.remove(hashes, self._replicas[name].number)
+
+    def apply(self, batch: Batch, entry_id: tuple[int, int] = (1 << 64, 0)) -> Outcome:
+        """Apply a batch read at `entry_id` of the stream. See `applying` for one of many blocks."""
+        slices = self.applying(batch, entry_id)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]  # of the generator below
+
+    def applying(self, batch: Batch, entry_id: tuple[int, int]) -> Generator[None, None, Outcome]:
+        """Apply a batch slice by slice; the next batch of the replica comes after the last slice."""
+        replica = self._replicas.get(batch.replica)
+        if replica is None or entry_id <= replica.stream_id:
+            return Outcome.STALE
+        if batch.epoch != replica.epoch or batch.after > replica.seq:
+            self._unclosed |= replica.bit
+            return Outcome.RELOAD
+        if batch.op is Op.SNAPSHOT:
+            replica.seq = max(replica.seq, batch.seq)
+            if batch.seq == replica.seq and self._has_drifted(replica, batch.block_count):
+                return Outcome.RELOAD
+            return Outcome.APPLIED
+        if batch.seq <= replica.seq:
+            return Outcome.STALE
+        change = self._table.store if batch.op is Op.STORED else self._table.remove
+        for at in range(0, len(batch.hashes), SLICE_BLOCKS):
+            if at:
+                yield
+                if self._replicas.get(batch.replica) is not replica:
+                    return Outcome.STALE
+            change(batch.hashes[at : at + SLICE_BLOCKS], replica.number)
+        replica.seq = batch.seq
+        return Outcome.APPLIED
+
+    def _has_drifted(self, replica: _Replica, block_count: int) -> bool:
+        drift = self._table.counts[replica.number] - block_count
+        if not self._table.partial & replica.bit:  # what was evicted here is missing on purpose
+            drift = abs(drift)
+        return drift > max(AUDIT_BLOCKS, AUDIT_SHARE * block_count)
+
+    # Snapshots
+
+    def foresee(self, heads: Iterable[SnapshotHead]) -> None:
+        """These snapshots will be loaded."""
+        self._table.foresee(sum(max(0, head.block_count - self.blocks_of(head.replica)) for head in heads))
+
+    def begin_load(self, head: SnapshotHead) -> Load | None:
+        """Begin to replace all that is known of the snapshot's replica; None if it is unknown.
+
+        The old content answers lookups until `end_load`, unless it is of another epoch: then nothing does. Events of the
+        replica must not be applied in between.
+        """
+        replica = self._replicas.get(head.replica)
+        if replica is None:
+            return None
+        self.foresee([head])
+        if replica.epoch != head.epoch:
+            self._move(replica, self._new_bit(replica.name))
+        return Load(head, replica, self._new_bit(replica.name))
+
+    def take(self, load: Load, hashes: Sequence[int]) -> bool:
+        """Take the next blocks of a snapshot, at most SLICE_BLOCKS; False if its replica was dropped meanwhile."""
+        if self._replicas.get(load.replica.name) is not load.replica:
+            return False
+        step = worth.loaded_step(load.head.block_count)
+        for at in range(0, len(hashes), step):
+            value = worth.loaded(load.position + at, load.head.block_count)
+            self._table.store(hashes[at : at + step], load.number, value)
+        load.position += len(hashes)
+        return True
+
+    def end_load(self, load: Load) -> None:
+        """All blocks were taken: they are what is known now. Nothing happens if the replica was dropped."""
+        replica, head = load.replica, load.head
+        if self._replicas.get(replica.name) is not replica:
+            self.cancel_load(load)
+            return
+        self._move(replica, load.number)
+        replica.epoch, replica.seq, replica.stream_id = head.epoch, head.seq, head.stream_id
+
+    def cancel_load(self, load: Load) -> None:
+        """Give up: what was known of the replica's epoch stays."""
+        self._retire(load.number)
+
+    def load(self, snapshot: Snapshot) -> Iterator[None]:
+        """Take a whole snapshot, slice by slice: `begin_load` to `end_load`."""
+        load = self.begin_load(snapshot.head)
+        if load is None:
+            return
+        for hashes in snapshot.chunks(SLICE_BLOCKS):
+            if not self.take(load, hashes):
+                break
+            yield
+        self.end_load(load)
+
+    # Upkeep
+
+    @property
+    def needs_upkeep(self) -> bool:
+        """True if `upkeep` would find something."""
+        table = self._table
+        is_table = bool(self._dead) or table.is_short or table.is_over or table.masks.needs_purge
+        return is_table or self._overlay.is_leaving
+
+    @property
+    def is_far_over(self) -> bool:
+        """True if there are so many blocks above the bound that `upkeep` cannot wait."""
+        return self._table.is_far_over
+
+    def upkeep(self) -> Iterator[None]:
+        """Take out what is expected no more, sweep bits of replicas that are gone, grow, evict what is above the bound,
+        forget masks that nobody uses.
+
+        In slices, between which anything else may happen.
+        """
+        yield from self._overlay.take_out(self.bit_of)
+        if self._dead:
+            dead = self._dead
+            yield from self._table.sweep(dead)
+            self._dead &= ~dead
+            self._table.forget(dead)
+            self._bits.give_back(dead)
+        if self._table.is_short:
+            yield from self._table.grow()
+        if self._table.is_over:
+            yield from self._table.evict()
+        if self._table.masks.needs_purge:
+            yield from self._table.masks.purge()
+
+    # What real requests show
+
+    def heal(self, name: str, hashes: Sequence[int], cached: int, held: int | None = None) -> int:
+        """Correct the index by the hit a request really had: blocks [:cached] were there. Return the corrections.
+
+        `held`: blocks [:held] are there now, because the request computed them; default `cached`. Blocks behind are not.
+        """
+        replica = self._replicas.get(name)
+        if replica is None:
+            return 0
+        held = cached if held is None else max(held, cached)
+        corrections = self.store(name, hashes[:cached])
+        self.store(name, hashes[cached:held])
+        cleared = self.remove(name, hashes[held:][::-1])
+        if cleared:
+            self._unclosed |= replica.bit  # other chains may have stood on what was cleared
+        self.healed_block_total += corrections + cleared
+        return corrections + cleared
+
+    def expect(self, name: str, hashes: Sequence[int]) -> None:
+        """A request was dispatched: its blocks will be at `name` soon. Undone by `unexpect` with the same hashes."""
+        replica = self._replicas.get(name)
+        if replica is not None:
+            self._overlay.expect(name, replica.bit, hashes)
+
+    def unexpect(self, name: str, hashes: Sequence[int]) -> None:
+        """The request has finished, or will not. Harmless for a replica that was dropped since."""
+        replica = self._replicas.get(name)
+        if replica is not None:
+            self._overlay.unexpect(name, replica.bit, hashes)
+
+    def unexpect_later(self, name: str, hashes: Sequence[int]) -> None:
+        """As `unexpect`, but in the slices of `upkeep`: for many requests at once."""
+        if name in self._replicas:
+            self._overlay.unexpect_later(name, hashes)
+
+    # Bits
+
+    def _new_bit(self, name: str) -> int:
+        number = self._bits.take(name)
+        self._table.add_bit(number)
+        return number
+
+    def _retire(self, number: int) -> None:
+        bit = 1 << number
+        self._live &= ~bit
+        self._unclosed &= ~bit
+        if self._table.counts[number]:
+            self._dead |= bit
+        else:
+            self._table.forget(bit)
+            self._bits.give_back(bit)
+
+    def _move(self, replica: _Replica, number: int) -> None:
+        """Give `replica` another bit; its expected blocks move along, its index blocks stay behind."""
+        old, replica.number = replica.number, number
+        self._overlay.move(replica.name, 1 << old, replica.bit)
+        self._live |= replica.bit
+        self._retire(old)
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if counts and masks disagree. O(blocks)."""
+        self._table.assert_consistent(self._dead)
+        numbers = [replica.number for replica in self._replicas.values()]
+        assert len(set(numbers)) == len(numbers), "two replicas share a bit"
+        names = self._bits.names
+        for replica in self._replicas.values():
+            assert names[replica.number] == replica.name
+            assert self._live & replica.bit, f"{replica.name} is passed over"
+            assert not self._dead & replica.bit, f"{replica.name} is dead"
+        held = 0
+        for mask in set(chain.from_iterable(shard.values() for shard in filter(None, self._table.shards))):
+            held |= mask
+        nobodys = {number for number, name in enumerate(names) if not name}
+        assert not any(held >> number & 1 for number in nobodys), "a block is held by nobody"
+        self._overlay.assert_consistent({one.name: one.bit for one in self._replicas.values()})

@@ -1,0 +1,121 @@
+"""How many leading blocks of a request each replica holds: a bisection over the depth, or a scan.
+
+Pure. The answer is grouped: replicas of the same depth are one mask, because naming each of a thousand takes longer than
+finding out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from services.router.index.block_table import KEY
+
+SCAN_BLOCKS: Final = 8
+"""Up to this many blocks a scan beats a bisection."""
+
+BENDS_MAX: Final = 4
+"""Different depths found by bisection; the rest by a scan."""
+
+
+class Group(NamedTuple):
+    """The replicas in `mask` hold the first `depth` blocks, and not the next."""
+
+    depth: int
+    mask: int
+
+
+_tuple: Final = tuple.__new__
+"""Makes a named tuple of a tuple, in a third of the time."""
+
+
+def groups(
+    shards: Sequence[dict[int, int]],
+    expected: dict[int, int],
+    hashes: Sequence[int],
+    closed: int,
+    unclosed: int,
+) -> list[Group]:
+    """Return the depths of the replicas in `closed` and `unclosed` that hold 1 block or more, the deepest first.
+
+    `closed`: those that hold every ancestor of a block they hold. Depths differ, masks are disjoint.
+    """
+    if not hashes:
+        return []
+    value = hashes[0]
+    mask = (shards[value >> 52].get(value & KEY, 0) | expected.get(value, 0)) & (closed | unclosed)
+    found: list[Group] = []
+    if not mask:
+        return found
+    if len(hashes) <= SCAN_BLOCKS:
+        _scan(found, shards, expected, hashes, 0, mask)
+    else:
+        _bisect(found, shards, expected, hashes, mask & closed)
+        if mask & unclosed:
+            found = _merged(found, _scan([], shards, expected, hashes, 0, mask & unclosed))
+    found.reverse()
+    return found
+
+
+def _bisect(
+    found: list[Group],
+    shards: Sequence[dict[int, int]],
+    expected: dict[int, int],
+    hashes: Sequence[int],
+    mask: int,
+) -> None:
+    """Add the groups of `mask`, which holds the first block."""
+    # Whoever is to have a block is to have its ancestors, too: without the first, none is looked for.
+    is_expected = expected.get(hashes[0], 0) & mask
+    low = bends = 0
+    while mask:
+        if bends == BENDS_MAX:
+            _scan(found, shards, expected, hashes, low, mask)
+            return
+        bends += 1
+        high, rest = (
+            len(hashes),
+            0,
+        )  # all of mask hold what is at low; of what is at high, which may be the end, rest
+        while (middle := (low + high) >> 1) > low:
+            value = hashes[middle]
+            seen = shards[value >> 52].get(value & KEY, 0)
+            if is_expected:
+                seen |= expected.get(value, 0)
+            if seen & mask == mask:
+                low = middle
+            else:
+                high, rest = middle, seen
+        found.append(_tuple(Group, (high, mask & ~rest)))
+        low, mask = high, mask & rest
+
+
+def _scan(
+    found: list[Group],
+    shards: Sequence[dict[int, int]],
+    expected: dict[int, int],
+    hashes: Sequence[int],
+    low: int,
+    mask: int,
+) -> list[Group]:
+    """Add the groups of `mask`, which holds everything in front of `low`; return `found`."""
+    for depth in range(low, len(hashes)):
+        if not mask:
+            return found
+        value = hashes[depth]
+        rest = (shards[value >> 52].get(value & KEY, 0) | expected.get(value, 0)) & mask
+        if rest != mask:
+            if depth:
+                found.append(Group(depth, mask & ~rest))
+            mask = rest
+    if mask:
+        found.append(Group(len(hashes), mask))
+    return found
+
+
+def _merged(one: list[Group], other: list[Group]) -> list[Group]:
+    """Return both, by depth, ascending."""
+    masks: dict[int, int] = {}
+    for depth, mask in (*one, *other):
+        masks[depth] = masks.get(depth, 0) | mask
+    return [Group(depth, masks[depth]) for depth in sorted(masks)]

@@ -1,0 +1,318 @@
+"""Keeps the mirror up to date from Redis: snapshots first, then the stream of batches.
+
+A shell around `mirror`. One reader, strictly in the order of the stream, also while snapshots are loaded: events of other
+replicas do not wait for that. While Redis is away the mirror stays as it is.
+Whatever is read, the event loop gets its turns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from kvmesh import blocks
+from kvmesh.clock import Clock, MonotonicClock
+from kvmesh.prefix_index import events
+from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
+from kvmesh.redis_link import RedisLink, key
+from kvmesh.tasks import persist
+from services.router.index.mirror import SLICE_BLOCKS, Load, Outcome, PrefixMirror
+from services.router.turns import Turns
+
+log = logging.getLogger(__name__)
+
+READ_COUNT: Final = 256
+BLOCK_MS: Final = 500
+CHUNK_BYTES: Final = 1 << 18
+"""A snapshot is read in parts of this size: neither Redis nor this loop stalls on a large one."""
+
+WHOLE_BYTES: Final = 1 << 29
+"""Redis's limit for a value."""
+
+READS_MAX: Final = 3
+"""A snapshot that is written again while its parts are read is read at once at the last try."""
+
+UPKEEP_S: Final = 0.02
+"""Upkeep of the mirror between two looks at the stream."""
+
+LOOK_S: Final = 0.01
+"""While snapshots are loaded, what is new of other replicas is read this often."""
+
+LOADS_S: Final = 0.5
+"""Who was loaded follows the stream again at most this much later, or twice as long as finding its events took the last
+time: they are looked for in all that the stream tells since the snapshots."""
+
+AWAY_PAUSE_S: Final = 0.1
+RELOAD_PAUSE_S: Final = 0.5
+"""A replica whose snapshot did not help is tried again after this, or at its next batch after it."""
+
+StreamId = tuple[int, int]
+
+
+class IndexReader:
+    """Owned by who calls `run`. `set_replicas` says whose caches are wanted."""
+
+    def __init__(self, redis: RedisLink, mesh: str, mirror: PrefixMirror, clock: Clock | None = None) -> None:
+        self.reload_total = 0
+        self.batch_total = 0
+        self.unreadable_total = 0
+        self.is_caught_up = False
+        """True once every wanted replica was loaded, or found to have no snapshot."""
+        self._redis = redis
+        self._mesh = mesh
+        self._stream = key(mesh, "kv")
+        self._mirror = mirror
+        self._clock = clock or MonotonicClock()
+        self._turns = Turns(self._clock)
+        self._position: StreamId = (0, 0)
+        self._wanted: set[str] = set()
+        self._to_load: dict[str, float] = {}
+        """Replicas whose snapshot must be read, and not before when."""
+        self._loading: set[str] = set()
+        """Replicas whose snapshot is being read now, and which were wanted all that time."""
+        self._foreseen: set[str] = set()
+        """Those of them the mirror knows the size of."""
+        self._loads_s = LOADS_S
+        self._read_s = self._clock.now_s()
+        """When the stream was read the last time."""
+        self._breaks_seen = -1
+        self._upkeep: Iterator[None] | None = None
+        """Upkeep that was begun."""
+
+    def set_replicas(self, names: Iterable[str]) -> None:
+        """Follow these replicas and no others."""
+        wanted = set(names)
+        for name in self._wanted - wanted:
+            self._mirror.drop(name)
+            self._to_load.pop(name, None)
+            self._loading.discard(name)
+        for name in wanted - self._wanted:
+            self._mirror.add(name)
+            self._to_load[name] = float("-inf")
+            self._loading.discard(name)
+            self.is_caught_up = False
+        self._wanted = wanted
+
+    async def run(self) -> None:
+        """Read until cancelled. No answer of Redis ends it."""
+        await persist(self._follow, "index-reader", pause_s=AWAY_PAUSE_S)
+
+    async def _follow(self) -> None:
+        await self._keep_up(UPKEEP_S)  # also while Redis is away
+        await self._find_position()
+        while True:
+            now_s = self._clock.now_s()
+            due = sorted((at_s, name) for name, at_s in self._to_load.items() if at_s <= now_s)
+            if due:
+                await self._reload([name for _, name in due])
+            self.is_caught_up = all(at_s > now_s for at_s in self._to_load.values())
+            await self._read(may_wait=self.is_caught_up)
+            await self._keep_up(UPKEEP_S)
+            if self._redis.break_total != self._breaks_seen:
+                await self._find_position()
+
+    async def _find_position(self) -> None:
+        """Start at the end of the stream, unless the place we were at is still in it: snapshots tell the rest."""
+        self._breaks_seen = self._redis.break_total
+        last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
+        end = events.parse_stream_id(last[0][0]) if last else (0, 0)
+        if self._position == (0, 0) or end < self._position:
+            self._position = end
+            for name in self._wanted:
+                self._to_load[name] = float("-inf")
+
+    async def _look(self) -> None:
+        """Take what is new of the replicas that are not loaded just now. Called between two parts of a load."""
+        if self._clock.now_s() - self._read_s > LOOK_S:
+            await self._read(may_wait=False)
+
+    async def _read(self, *, may_wait: bool = True) -> None:
+        # Replicas may be named at any moment of the wait: a router that starts learns them just after this has begun.
+        timeout_ms = BLOCK_MS if self._wanted and not self._to_load else BLOCK_MS // 10
+        waiting = ("BLOCK", timeout_ms) if may_wait and not self._mirror.needs_upkeep else ()
+        answer = await self._redis.execute(
+            *("XREAD", "COUNT", READ_COUNT, *waiting),
+            *("STREAMS", self._stream, events.format_stream_id(self._position)),
+        )
+        for entry_id, batch in self._entries(answer[0][1] if answer else ()):
+            self._position = entry_id  # before it is taken: an entry that fails is not read for ever
+            if batch is not None:
+                await self._take(batch, entry_id)
+            await self._turns.breathe()
+        self._read_s = self._clock.now_s()
+
+    async def _take(self, batch: Batch, entry_id: StreamId) -> None:
+        name = batch.replica
+        if name not in self._wanted:
+            return
+        self.batch_total += 1
+        if name in self._to_load:
+            return  # its snapshot and what follows will be read together
+        if await self._turns.through(self._mirror.applying(batch, entry_id)) is Outcome.RELOAD:
+            log.info("index of %s is loaded again", name, extra={"epoch": batch.epoch, "seq": batch.seq})
+            self._to_load[name] = float("-inf")
+
+    async def _reload(self, names: list[str]) -> None:
+        """Load the snapshots of `names`, then what the stream tells of them up to where we are; the last ones another time.
+
+        Whatever is read of the stream meanwhile, `names` have no part in it: `_take`.
+        """
+        start = self._position
+        self._loading = set()
+        await self._foresee(names)
+        end_s = self._clock.now_s() + self._loads_s
+        for name in names:
+            if name not in self._wanted:
+                continue
+            self._loading.add(name)
+            self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
+            self._foreseen.discard(name)
+            head = await self._load(name)
+            if head is None:
+                self._loading.discard(name)
+            elif name in self._loading:
+                self.reload_total += 1
+                start = min(start, head.stream_id)
+            if self._clock.now_s() > end_s:
+                break
+            await self._look()
+        began_s = self._clock.now_s()
+        incomplete = await self._replay(self._loading, start) if self._loading else set()
+        self._loads_s = max(LOADS_S, 2 * (self._clock.now_s() - began_s))
+        for name in self._loading:
+            if name in incomplete:
+                self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
+            else:
+                self._to_load.pop(name, None)
+
+    async def _foresee(self, names: list[str]) -> None:
+        """Tell the mirror how many blocks the snapshots of `names` have, once for each load."""
+        names = [name for name in names if name not in self._foreseen]
+        self._foreseen = self._to_load.keys() & self._foreseen.union(names)
+        heads = []
+        for at in range(0, len(names), READ_COUNT):
+            starts = await self._redis.pipeline(
+                [
+                    ("GETRANGE", key(self._mesh, "snap", name), 0, events.SNAPSHOT_HEAD_MAX - 1)
+                    for name in names[at : at + READ_COUNT]
+                ]
+            )
+            for data in starts:
+                with suppress(EventError):  # told when it is loaded
+                    heads.append(events.decode_snapshot_head(data))
+        self._mirror.foresee(heads)
+
+    async def _load(self, name: str) -> SnapshotHead | None:
+        """Load the snapshot of `name`; None if there is none of use."""
+        try:
+            for attempt in range(READS_MAX):
+                size = CHUNK_BYTES if attempt < READS_MAX - 1 else WHOLE_BYTES
+                first = await self._redis.execute("GETRANGE", key(self._mesh, "snap", name), 0, size - 1)
+                if not first:
+                    return None
+                head = events.decode_snapshot_head(first)
+                load = self._mirror.begin_load(head) if head.replica == name else None
+                if load is None:
+                    return None
+                if await self._fill(load, first):
+                    return head
+        except EventError as error:
+            self.unreadable_total += 1
+            log.warning("the snapshot of %s cannot be read: %s", name, error)
+        return None
+
+    async def _fill(self, load: Load, data: bytes) -> bool:
+        """Take the blocks of a snapshot, of which `data` is the first part, and the others after it.
+
+        False if the snapshot is another one now, or of no use any more: what was taken is given up.
+        """
+        head, is_whole = load.head, False
+        start, end = data[: head.size], head.size + 8 * head.block_count
+        snapshot_key = key(self._mesh, "snap", head.replica)
+        try:
+            at, data = len(data), data[head.size :]
+            await self._keep_up(UPKEEP_S)
+            while True:
+                usable = len(data) // 8 * 8
+                for slice_at in range(0, usable, 8 * SLICE_BLOCKS):
+                    packed = data[slice_at : min(usable, slice_at + 8 * SLICE_BLOCKS)]
+                    if not self._mirror.take(load, blocks.unpack(packed)):
+                        return False
+                    await self._turns.breathe()
+                await self._keep_up(UPKEEP_S)
+                if at >= end:
+                    break
+                await self._look()
+                # One byte more than there should be shows that there is none. The head is read after the part: if it is the
+                # same, then so was the part.
+                part, again = await self._redis.pipeline(
+                    (
+                        ("GETRANGE", snapshot_key, at, min(at + CHUNK_BYTES, end + 1) - 1),
+                        ("GETRANGE", snapshot_key, 0, head.size - 1),
+                    )
+                )
+                if again != start:
+                    return False
+                if not part:
+                    break
+                at, data = at + len(part), data[usable:] + part
+            if at != end:
+                raise EventError(f"{head.block_count} blocks need {end} bytes; {at} are there")
+            is_whole = True
+        finally:
+            if is_whole:
+                self._mirror.end_load(load)
+            else:
+                self._mirror.cancel_load(load)
+        return True
+
+    async def _keep_up(self, for_s: float) -> None:
+        """Do upkeep of the mirror for that long, or for as long as it cannot wait."""
+        if self._upkeep is None:
+            if not self._mirror.needs_upkeep:
+                return
+            self._upkeep = self._mirror.upkeep()
+        end_s = self._clock.now_s() + for_s
+        while self._clock.now_s() < end_s or self._mirror.is_far_over:
+            try:
+                next(self._upkeep)
+            except StopIteration:
+                self._upkeep = None
+                return
+            await self._turns.breathe()
+
+    async def _replay(self, names: set[str], start: StreamId) -> set[str]:
+        """Apply entries in (start, our position] of `names`; return those that still miss something."""
+        incomplete: set[str] = set()
+        while start < self._position:
+            entries = await self._redis.execute(
+                *("XRANGE", self._stream, f"({events.format_stream_id(start)}"),
+                *(events.format_stream_id(self._position), "COUNT", READ_COUNT),
+            )
+            for entry_id, batch in self._entries(entries):
+                start = entry_id
+                await self._turns.breathe()
+                if batch is not None and batch.replica in names:
+                    outcome = await self._turns.through(self._mirror.applying(batch, entry_id))
+                    if outcome is Outcome.RELOAD:
+                        incomplete.add(batch.replica)
+                    elif outcome is Outcome.APPLIED:
+                        incomplete.discard(batch.replica)
+            if len(entries) < READ_COUNT:
+                break  # before more is read: then we would be somewhere else
+            await self._look()
+        return incomplete
+
+    def _entries(self, entries: Any) -> Iterator[tuple[StreamId, Batch | None]]:
+        for raw_id, fields in entries:
+            try:
+                yield (
+                    events.parse_stream_id(raw_id),
+                    events.decode_batch((fields or {}).get(events.FIELD, b"")),
+                )
+            except EventError as error:
+                self.unreadable_total += 1
+                log.warning("an entry of %s cannot be read: %s", self._stream, error)
+                yield events.parse_stream_id(raw_id), None

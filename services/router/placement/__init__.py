@@ -1,0 +1,1 @@
+"""Where a request goes: what each place costs it and everybody else."""

@@ -1,0 +1,366 @@
+"""Seconds of work in front of a new request, per replica: what was dispatched there and has not finished.
+
+Pure. Entries come from dispatches of this router and of others; each is removed by its finish, by the death of its router
+or replica, by a load report that contradicts it, or when it expires.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Final, NamedTuple
+
+from kvmesh.queue_order import OrderKey, shortest
+from services.router.placement.precedence import USUAL, Ahead, Precedence
+
+UTILISATION_S: Final = 10.0
+"""Time in which the memory of recent work fades to 1/e."""
+
+NEVER: Final = 0.0, 0.0
+
+Key = tuple[str, str]
+"""Router and request id."""
+
+
+@dataclass(slots=True)
+class Work:
+    """One dispatched prompt."""
+
+    key: Key
+    replica: str
+    hashes: Sequence[int]
+    prefill_s: float
+    at_s: float
+    expires_s: float
+    started_s: float | None = None
+    begun_s: float | None = None
+    """When its engine, which has it, began to compute it: engines compute prompts in the order in which they got them."""
+    is_own: bool = False
+    precedence: Precedence | None = None
+    """None: not known, as of dispatches of other routers."""
+    tokens: int = 0
+    order: float = 0.0
+    """What its replica orders it by among its equals; set by the backlog."""
+
+    @property
+    def is_started(self) -> bool:
+        """True if its engine has it."""
+        return self.started_s is not None
+
+
+class Line(NamedTuple):
+    """What a new prompt finds at a replica."""
+
+    ahead_s: float
+    """Seconds until its engine would begin with it."""
+    behind: int
+    """Prompts that wait there already and would be served after it."""
+    total_s: float
+    """Seconds of all work there."""
+    waiting: int
+    """Prompts that have not started."""
+    waiting_s: float
+    """Their seconds."""
+
+
+Figures = tuple[float, int, float, int, float]
+"""The fields of a Line: a plain tuple is made in an eighth of the time."""
+
+NOTHING: Final[Figures] = 0.0, 0, 0.0, 0, 0.0
+
+
+class _Replica:
+    """The work at one replica."""
+
+    __slots__ = (
+        "begun_ends_s",
+        "orders",
+        "others",
+        "running",
+        "seconds",
+        "unbegun_s",
+        "waiting",
+        "waiting_s",
+    )
+
+    def __init__(self) -> None:
+        self.waiting: dict[Key, Work] = {}
+        """In the order of their dispatches."""
+        self.waiting_s = 0.0
+        self.orders: list[float] = []
+        """Of those that wait, by `Work.order`, ascending."""
+        self.seconds: list[float] = []
+        """Of the same ones: prefill seconds."""
+        self.others = 0
+        """Those that wait and of which more than their order decides."""
+        self.running: dict[Key, Work] = {}
+        """What its engine has, in the order in which it got it. Only the first may have begun."""
+        self.begun_ends_s = -math.inf
+        """When the one that has begun will be done; -inf: none has."""
+        self.unbegun_s = 0.0
+        """Seconds of the others that run."""
+
+    def wait(self, work: Work) -> None:
+        self.waiting[work.key] = work
+        self.waiting_s += work.prefill_s
+        index = bisect_right(self.orders, work.order)
+        self.orders.insert(index, work.order)
+        self.seconds.insert(index, work.prefill_s)
+        self.others += _is_other(work)
+
+    def leave(self, key: Key) -> None:
+        work = self.waiting.pop(key)
+        self.waiting_s -= work.prefill_s
+        index = bisect_left(self.orders, work.order)
+        while self.seconds[index] != work.prefill_s:  # of equals it does not matter which
+            index += 1
+        del self.orders[index], self.seconds[index]
+        self.others -= _is_other(work)
+        if not self.waiting:
+            self.waiting_s = 0.0  # what rounding left is gone
+
+    def ends_s(self, now_s: float) -> float:
+        """Return when all its work will be done, as seen at `now_s`."""
+        return now_s + self.running_s(now_s) + self.waiting_s
+
+    def running_s(self, now_s: float) -> float:
+        """Return what is left of what the engine has."""
+        left_s = self.begun_ends_s - now_s
+        return left_s + self.unbegun_s if left_s > 0.0 else self.unbegun_s
+
+    def settle(self) -> None:
+        """What runs has changed."""
+        self.begun_ends_s, self.unbegun_s = -math.inf, 0.0
+        for work in self.running.values():
+            if work.begun_s is not None:
+                self.begun_ends_s = work.begun_s + work.prefill_s
+            else:
+                self.unbegun_s += work.prefill_s
+
+
+def _is_other(work: Work) -> bool:
+    return work.precedence is not None and work.precedence is not USUAL
+
+
+class Backlog:
+    """All dispatched work, by replica. Invariant: `ends_s` has those that have work, and no others."""
+
+    def __init__(self, own_router: str, order_key: OrderKey = shortest) -> None:
+        """`order_key`: the order in which replicas start what waits."""
+        self._own_router = own_router
+        self._order_key = order_key
+        self._work: dict[Key, Work] = {}
+        self._replicas: dict[str, _Replica] = {}
+        self._routers: dict[str, dict[str, Work]] = {}
+        """By router, then by request id."""
+        self._recent: dict[str, tuple[float, float]] = {}
+        self._waiting_s = 0.0
+        self.ends_s: dict[str, float] = {}
+        """When the work of a replica will be done; not of those that have none. To be read only."""
+        self.next_expiry_s = math.inf
+        """Nothing is `expired` before."""
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def add(self, work: Work) -> Work | None:
+        """Add `work`; return what it replaces."""
+        old = self.remove(work.key)
+        work.is_own = work.key[0] == self._own_router
+        work.order = self._order_key(work.prefill_s, work.at_s)
+        if work.precedence == USUAL:
+            work.precedence = USUAL  # the very one: it is found faster
+        self._work[work.key] = work
+        router, request_id = work.key
+        self._routers.setdefault(router, {})[request_id] = work
+        replica = self._replicas.get(work.replica)
+        if replica is None:
+            replica = self._replicas[work.replica] = _Replica()
+        replica.wait(work)
+        self._waiting_s += work.prefill_s
+        self.ends_s[work.replica] = replica.ends_s(work.at_s)
+        self.next_expiry_s = min(self.next_expiry_s, work.expires_s)
+        known = self._recent.get(work.replica)
+        at_s = work.at_s if known is None else max(work.at_s, known[1])  # others tell of older ones
+        faded_s = work.prefill_s * exp((work.at_s - at_s) / UTILISATION_S)
+        self._recent[work.replica] = (self.recent_s(work.replica, at_s) + faded_s, at_s)
+        return old
+
+    def start(self, key: Key, at_s: float) -> None:
+        """It is in the engine now."""
+        work = self._work.get(key)
+        if work is None or work.started_s is not None:
+            return
+        work.started_s = at_s
+        replica = self._replicas[work.replica]
+        replica.leave(key)
+        self._waiting_s -= work.prefill_s
+        if not replica.running:
+            work.begun_s = at_s
+        replica.running[key] = work
+        replica.settle()
+        self.ends_s[work.replica] = replica.ends_s(at_s)
+
+    def remove(self, key: Key, at_s: float | None = None) -> Work | None:
+        """Forget it; return it if it was known. `at_s`: when its engine was done with it, if it was."""
+        work = self._work.pop(key, None)
+        if work is None:
+            return None
+        router, request_id = key
+        of_router = self._routers[router]
+        del of_router[request_id]
+        if not of_router:
+            del self._routers[router]
+        replica = self._replicas[work.replica]
+        if work.started_s is None:
+            replica.leave(key)
+            self._waiting_s -= work.prefill_s
+        else:
+            del replica.running[key]
+            heir = next(iter(replica.running.values()), None)
+            if heir is not None and heir.begun_s is None:
+                heir.begun_s = at_s
+            replica.settle()
+        if not replica.waiting and not replica.running:
+            del self._replicas[work.replica], self.ends_s[work.replica]
+            if not self._work:
+                self._waiting_s = 0.0  # what rounding left is gone
+        elif at_s is not None:
+            self.ends_s[work.replica] = replica.ends_s(at_s)
+        else:
+            self.ends_s[work.replica] -= work.prefill_s
+        return work
+
+    def expire_by(self, key: Key, at_s: float) -> None:
+        """Its time is over at `at_s` at the latest."""
+        work = self._work.get(key)
+        if work is not None and at_s < work.expires_s:
+            work.expires_s = at_s
+            self.next_expiry_s = min(self.next_expiry_s, at_s)
+
+    def of(self, replica: str) -> list[Work]:
+        """Return the work at `replica`."""
+        found = self._replicas.get(replica)
+        return [*found.running.values(), *found.waiting.values()] if found is not None else []
+
+    def by(self, router: str) -> Mapping[str, Work]:
+        """Return the work `router` dispatched, by request id. O(1); it changes with the backlog."""
+        return self._routers.get(router, {})
+
+    def expired(self, now_s: float) -> list[Work]:
+        """Return the work that should be removed: its time is over. Usually O(1)."""
+        if now_s < self.next_expiry_s:
+            return []
+        self.next_expiry_s = min(
+            (work.expires_s for work in self._work.values() if work.expires_s > now_s), default=math.inf
+        )
+        return [work for work in self._work.values() if work.expires_s <= now_s]
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds of all work that has not started, wherever it is."""
+        return max(0.0, self._waiting_s)
+
+    def line(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> Line:
+        """Return what a prompt of `prefill_s` that arrives now would find at `replica`.
+
+        Running ones count what is left of them, waiting ones are ahead only if they are served before it.
+        """
+        return Line(*self.look(replica, prefill_s, now_s, precedence))
+
+    def look(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence) -> Figures:
+        """Return the fields of the `line`, for who asks about many replicas."""
+        found = self._replicas.get(replica)
+        if found is None:
+            return NOTHING
+        left_s, running_s, waiting = found.begun_ends_s - now_s, found.unbegun_s, len(found.waiting)
+        if left_s > 0.0:
+            running_s += left_s
+        if not waiting:
+            return running_s, 0, running_s, 0, 0.0
+        waiting_s = found.waiting_s
+        order = self._order_key(prefill_s, now_s)
+        if found.others or (precedence is not USUAL and precedence != USUAL):
+            ahead_s, behind = _ahead(found, order, precedence)
+        else:
+            first = bisect_right(found.orders, order)
+            ahead_s, behind = waiting_s, waiting - first
+            if behind:
+                ahead_s = sum(found.seconds[:first])
+        return running_s + ahead_s, behind, running_s + waiting_s, waiting, waiting_s
+
+    def queue_s(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> float:
+        """Return the seconds until the engine of `replica` would begin with a prompt of `prefill_s` that arrives now."""
+        return self.look(replica, prefill_s, now_s, precedence)[0]
+
+    def total_s(self, replica: str, now_s: float) -> float:
+        """Return the seconds of all work at `replica`, whatever its order."""
+        found = self._replicas.get(replica)
+        return found.running_s(now_s) + found.waiting_s if found is not None else 0.0
+
+    def unstarted(self, replica: str) -> tuple[int, float]:
+        """Return how many prompts at `replica` have not started, and their seconds."""
+        found = self._replicas.get(replica)
+        return (len(found.waiting), found.waiting_s) if found is not None else (0, 0.0)
+
+    def recent_s(self, replica: str, now_s: float) -> float:
+        """Return the seconds dispatched to `replica` lately, fading over UTILISATION_S."""
+        seconds, at_s = self._recent.get(replica, NEVER)
+        return seconds * exp((at_s - now_s) / UTILISATION_S) if at_s < now_s else seconds
+
+    def forget(self, replica: str) -> None:
+        """The replica is gone; its work must have been removed."""
+        self._recent.pop(replica, None)
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if the two views of the work differ."""
+        listed = {work.key: work for name in self._replicas for work in self.of(name)}
+        assert listed == self._work
+        by_router = {
+            (name, each): work for name, works in self._routers.items() for each, work in works.items()
+        }
+        assert by_router == self._work and all(self._routers.values())
+        assert all(work.key == key for key, work in self._work.items())
+        assert self.ends_s.keys() == self._replicas.keys()
+        waiting_s = sum(replica.waiting_s for replica in self._replicas.values())
+        assert abs(self.waiting_s - waiting_s) < 1e-6 * (1 + waiting_s)
+        for name, replica in self._replicas.items():
+            assert replica.waiting or replica.running, "an empty replica is kept"
+            waiting = [work.prefill_s for work in replica.waiting.values()]
+            assert abs(replica.waiting_s - sum(waiting)) < 1e-6 * (1 + sum(waiting)), name
+            assert replica.orders == sorted(work.order for work in replica.waiting.values()), name
+            assert sorted(replica.seconds) == sorted(waiting), name
+            assert replica.others == sum(map(_is_other, replica.waiting.values())), name
+            begun = [index for index, work in enumerate(replica.running.values()) if work.begun_s is not None]
+            assert begun in ([], [0]), "only the first has begun"
+            known = replica.begun_ends_s, replica.unbegun_s
+            replica.settle()
+            assert known == (replica.begun_ends_s, replica.unbegun_s), name
+            for work in (*replica.waiting.values(), *replica.running.values()):
+                assert work.replica == name and (work.started_s is None) == (work.key in replica.waiting), (
+                    work
+                )
+
+
+def _ahead(found: _Replica, order: float, precedence: Precedence) -> tuple[float, int]:
+    """Return the seconds ahead of a prompt, and how many of its equals are behind it, where bands or tenants differ."""
+    ahead_s, equals_tokens, behind = 0.0, 0, 0
+    others: list[Work] = []
+    for work in found.waiting.values():
+        if work.precedence is not None and work.precedence is not precedence:
+            others.append(work)
+        elif work.order <= order:
+            ahead_s += work.prefill_s
+            equals_tokens += work.tokens
+        else:
+            behind += 1
+    if not others:
+        return ahead_s, behind
+    ahead = Ahead(precedence, order, ahead_s, equals_tokens)
+    for work in others:
+        ahead.add(work.precedence or precedence, work.order, work.prefill_s, work.tokens)
+        behind += work.precedence == precedence and work.order > order
+    return ahead.seconds(), behind

@@ -1,0 +1,112 @@
+"""What other routers dispatched just now and nobody told this one yet.
+
+Pure. All routers see the same idle replicas, and would all take the same ones. So the replicas are divided among the
+routers, and one that is another's costs more by the chance that it was taken already: of its router's dispatches, `rate`
+per second, those of the last `lag_s` are not known here, and each went to one of that router's idle replicas. Between
+routers that hear each other at once nothing is dearer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from services.router.placement.policy import ReplicaState
+
+RATE_S: Final = 10.0
+"""Time in which the memory of other routers' dispatches fades to 1/e."""
+
+SILENT_S: Final = 30.0
+"""A router that dispatched nothing for this long does not count."""
+
+LAGS: Final = 16
+"""Of the last so many news the freshest tells the lag: the others waited for something."""
+
+HEALED_S: Final = 1.0
+"""What is heard later than this was told again, because its first news was lost: it does not tell how late news is."""
+
+
+class BlindSpot:
+    """Knows how late the others' dispatches are heard, and whose replica is whose."""
+
+    def __init__(self, router: str) -> None:
+        self._own = router
+        self._heard_s: dict[str, float] = {}
+        self._count = 0.0
+        self._counted_s = 0.0
+        self._lags: deque[float] = deque(maxlen=LAGS)
+        self._ranks: dict[str, int] = {}
+        self._ranked: Sequence[ReplicaState] = ()
+        """All of these have a rank."""
+        self._routers = 1
+        self._index = 0
+        self._taken = 0.0
+        """Expected unknown dispatches at each idle replica of one other router."""
+        self._count_me()
+
+    @property
+    def routers(self) -> int:
+        """Routers that dispatch, this one included."""
+        return self._routers
+
+    def heard(self, router: str, at_s: float, heard_s: float | None = None) -> None:
+        """Another router dispatched something at `at_s`, and this one heard of it at `heard_s`, or at once."""
+        if router == self._own:
+            return
+        is_new = router not in self._heard_s
+        self._heard_s[router] = max(at_s, self._heard_s.get(router, -math.inf))
+        last_s = max(at_s, self._counted_s)
+        self._count = self._faded(last_s) + math.exp((at_s - last_s) / RATE_S)
+        self._counted_s = last_s
+        lag_s = max(0.0, heard_s - at_s) if heard_s is not None else 0.0
+        if lag_s < HEALED_S:
+            self._lags.append(lag_s)
+        if is_new:
+            self._count_me()
+
+    def gone(self, router: str) -> None:
+        """It dispatches no more."""
+        if self._heard_s.pop(router, None) is not None:
+            self._count_me()
+
+    def look(self, replicas: Sequence[ReplicaState], idle: int, now_s: float) -> None:
+        """A decision is due among `replicas`, `idle` of which have nothing to do as far as is known."""
+        if not self._heard_s:
+            return
+        if now_s - min(self._heard_s.values()) > SILENT_S:
+            self._heard_s = {one: at_s for one, at_s in self._heard_s.items() if now_s - at_s <= SILENT_S}
+            self._count_me()
+            if not self._heard_s:
+                return
+        if replicas is not self._ranked:
+            self._ranked, names = replicas, {one.name for one in replicas}
+            if not self._ranks.keys() >= names:  # all routers number them alike: by name
+                self._ranks = {name: rank for rank, name in enumerate(sorted({*self._ranks, *names}))}
+        rate = self._faded(now_s) / RATE_S / len(self._heard_s)
+        shares = min(self._routers, max(1, len(self._ranks)))
+        self._taken = rate * min(self._lags, default=0.0) / max(1.0, idle / shares)
+
+    def risk(self, name: str) -> float:
+        """Return how likely it is that another router has just dispatched something to replica `name`."""
+        if not self._heard_s:
+            return 0.0
+        shares = min(self._routers, max(1, len(self._ranks)))
+        owners = self._routers / shares
+        if self._ranks.get(name, 0) % shares == self._index % shares:
+            owners -= 1
+        return 1 - math.exp(-self._taken * owners)
+
+    def forget(self, replica: str) -> None:
+        """The replica is gone."""
+        if self._ranks.pop(replica, None) is not None:
+            self._ranks = {name: rank for rank, name in enumerate(sorted(self._ranks))}
+            self._ranked = ()
+
+    def _faded(self, now_s: float) -> float:
+        return self._count * math.exp(min(0.0, self._counted_s - now_s) / RATE_S)
+
+    def _count_me(self) -> None:
+        names = sorted((*self._heard_s, self._own))
+        self._routers, self._index = len(names), names.index(self._own)

@@ -1,0 +1,66 @@
+"""What was compared for a placement: put together only where somebody asks for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from services.router.placement.decode_choice import Fitting, Own
+from services.router.placement.policy import Candidate, DecodeCandidate, Placement
+from services.router.placement.prefill_choice import SCORE, Offer
+
+CANDIDATES_MAX: Final = 16
+
+
+def with_prefills(
+    placement: Placement,
+    offers: Sequence[Offer],
+    fitting: Sequence[Fitting],
+    terms: Callable[[Offer], tuple[float, float]],
+) -> Placement:
+    """Return `placement` on one of `offers` with all that it was compared with.
+
+    `terms`: what of an offer's score are regulars and risk.
+    """
+    return placement._replace(
+        candidates=tuple(_ranked(placement.prefill, offers, terms, 0.0)[:CANDIDATES_MAX]),
+        decode_candidates=tuple(_decodes(placement.decode, fitting)[:CANDIDATES_MAX]),
+    )
+
+
+def with_decode_alone(
+    placement: Placement,
+    own: Own,
+    offers: Sequence[Offer],
+    handoff_s: float,
+    terms: Callable[[Offer], tuple[float, float]],
+) -> Placement:
+    """Return `placement`, where decode runs the prompt itself, with what the pairs would have cost.
+
+    `handoff_s`: what the decode side of a pair costs.
+    """
+    decode, matched_blocks, queue_s, prefill_s, cost_s = own
+    decode_s = cost_s - queue_s - prefill_s
+    alone = Candidate(decode.name, matched_blocks, queue_s, prefill_s, cost_s, decode_s=decode_s)
+    pairs = _ranked(None, offers, terms, handoff_s)[: CANDIDATES_MAX - 1]
+    return placement._replace(candidates=(alone, *pairs))
+
+
+def _ranked(
+    chosen: str | None,
+    offers: Sequence[Offer],
+    terms: Callable[[Offer], tuple[float, float]],
+    decode_s: float,
+) -> list[Candidate]:
+    found = []
+    for one in sorted(offers, key=lambda one: (one[0] != chosen, one[SCORE])):
+        regulars_s, risk_s = terms(one)
+        found.append(Candidate(*one[:SCORE], one[SCORE] + decode_s, regulars_s, risk_s, decode_s))
+    return found
+
+
+def _decodes(chosen: str, fitting: Sequence[Fitting]) -> list[DecodeCandidate]:
+    ranked = sorted(fitting, key=lambda one: (one[0].name != chosen, one[3]))
+    return [
+        DecodeCandidate(one.name, depth, full_s, cost_s - full_s) for one, depth, full_s, cost_s in ranked
+    ]

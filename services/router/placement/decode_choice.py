@@ -1,0 +1,125 @@
+"""Which decode replica takes a request, and whether it runs the prompt as well. Pure; randomness is injected.
+
+A pair of replicas costs what the prompt costs where it runs, plus the blocks to move to decode, plus how full decode is:
+sums of one term of each side, so the best pair is the best of each. The one exception is decode that runs the prompt
+itself: nothing moves, and its streams stand still meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from services.router.placement.policy import PlacementRequest, PoolView, ReplicaState
+from services.router.placement.shortlist import Entry, Match, Shortlist, below
+
+HANDOFF_S: Final = 0.01
+"""What a prefill elsewhere costs besides: one more hop."""
+
+FULL_S: Final = 1.0
+"""A full decode replica is avoided as if it were this much slower: it must refuse, and its steps are the longest."""
+
+STREAM_WEIGHT: Final = 0.1
+"""A second in which a stream stands still costs this much of a second before a first token: readers are slower than
+engines, and the stream is waited for once."""
+
+HEAD_ROOM_BLOCKS: Final = 1
+"""Blocks a request may need beyond prompt and output: the last, partial one."""
+
+
+NO_LOAD: Final[Mapping[str, float]] = {}
+"""Of many decode replicas some are compared, whatever work they have."""
+
+Fitting = tuple[ReplicaState, int, float, float]
+"""A replica with room, the blocks it holds, and in seconds: what its fullness costs, and that with the blocks to move."""
+
+_beside_s: Final = itemgetter(3)
+
+
+class Own(NamedTuple):
+    """Decode runs the prompt itself."""
+
+    decode: ReplicaState
+    matched_blocks: int
+    queue_s: float
+    prefill_s: float
+    cost_s: float
+
+
+class DecodeChoice:
+    """Prices decode replicas."""
+
+    def __init__(self, block_tokens: int, transfer_block_s: float, rng: random.Random) -> None:
+        """`transfer_block_s`: seconds in which one KV block moves from prefill to decode."""
+        self._block_tokens = block_tokens
+        self._transfer_block_s = transfer_block_s
+        self._shortlist = Shortlist(rng)
+        self._rng = rng
+
+    def fitting(self, request: PlacementRequest, view: PoolView, match: Match) -> list[Fitting]:
+        """Return those with room that are worth comparing; none if none has room."""
+        allowed: Sequence[ReplicaState] = view.decode
+        if request.excluded:
+            allowed = [one for one in allowed if one.name not in request.excluded] or allowed
+        entries = self._shortlist.of(allowed, match, NO_LOAD)
+        found = self._priced(request, entries)
+        if not found and len(entries) < len(allowed):  # of many some were looked at, and those are full
+            depths = match.depths()
+            found = self._priced(request, [(one, depths.get(one.name, 0)) for one in allowed])
+        return found
+
+    def beside_prefill(self, fitting: Sequence[Fitting]) -> tuple[ReplicaState, float]:
+        """Return who takes it after a prefill elsewhere, and what the handoff and its place cost in seconds."""
+        best = fitting[self._lowest([*map(_beside_s, fitting)])]
+        return best[0], HANDOFF_S + best[3]
+
+    def alone(
+        self,
+        fitting: Sequence[Fitting],
+        prefill_s: Callable[[str, int], float],
+        queue_s: Callable[[str, float], float],
+    ) -> Own:
+        """Return who would run the prompt itself at the least cost.
+
+        `prefill_s`: from name and matched blocks; `queue_s`: from name and prefill seconds, what waits there before.
+        """
+        found = []
+        for one, depth, full_s, _ in fitting:
+            seconds = prefill_s(one.name, depth)
+            wait_s = queue_s(one.name, seconds)
+            stalls = STREAM_WEIGHT * one.running_requests
+            cost_s = wait_s + seconds * (1 + stalls) + full_s
+            found.append(Own(one, depth, wait_s, seconds, cost_s))
+        return found[self._lowest([one.cost_s for one in found])]
+
+    def _priced(self, request: PlacementRequest, entries: Sequence[Entry]) -> list[Fitting]:
+        """Return those with room, priced; blocks it holds already are not taken anew.
+
+        Room: what is needed fits and leaves the head room free. What is larger than that fits into an empty replica.
+        """
+        tokens, block_tokens, block_s = request.token_count, self._block_tokens, self._transfer_block_s
+        blocks, needed = -(-tokens // block_tokens), -(-(tokens + request.output_tokens_max) // block_tokens)
+        head_room = request.kv_head_room_permille
+        found = []
+        for one, depth in entries:
+            total, full_s = one.block_total, FULL_S
+            if total:  # else it is not reported yet
+                taken = one.block_own if one.is_stale else one.block_reserved
+                if taken > 0 and taken + needed + total * head_room // 1000 > total:
+                    continue
+                if (
+                    taken < one.block_reserved
+                ):  # an old report refuses nobody, but who falls silent is not the emptiest
+                    taken = one.block_reserved
+                full_s = FULL_S * (taken + needed - depth + HEAD_ROOM_BLOCKS) / total
+            found.append((one, depth, full_s, full_s + (blocks - depth) * block_s))
+        return found
+
+    def _lowest(self, prices: list[float]) -> int:
+        lowest = min(prices)
+        if prices.count(lowest) == 1:
+            return prices.index(lowest)
+        ties = [index for index, price in enumerate(prices) if price == lowest]
+        return ties[below(len(ties), self._rng)]

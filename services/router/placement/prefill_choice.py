@@ -1,0 +1,236 @@
+"""Which prefill replica runs a prompt: the one where it and all whom it delays lose least. Pure; randomness is injected.
+
+For each replica w, in seconds (docs/decisions/0019-placement-by-what-it-costs-all.md):
+
+    score_w = Q_w + P_w (1 + behind_w + kappa) + R_w(Q_w, P_w) + risk_w S        the smallest wins
+
+Q: until its engine would begin; P: the prompt there, given what is cached; behind: those that wait there and are served
+after it; kappa: those that wait per replica, in requests; R: what those lose who will come to w because of its cache
+(regulars.py); risk S: the chance that another router was faster (blind_spot.py), times a typical prompt.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Final
+
+from kvmesh.queue_order import AGEING, OrderKey
+from services.router.placement.backlog import UTILISATION_S, Backlog, Key, Work
+from services.router.placement.blind_spot import BlindSpot
+from services.router.placement.policy import Dispatched, PlacementRequest, PoolView, ReplicaState
+from services.router.placement.regulars import Regulars
+from services.router.placement.shortlist import Match, Shortlist, below, window
+from services.router.queue.release_queue import LOOK_AHEAD
+
+KAPPA_MAX: Final = 8.0
+"""More waiting requests than this per replica make recomputing no dearer: nobody places well in such a queue."""
+
+TYPICAL_START_S: Final = 0.3
+TYPICAL_START: Final = 8
+"""Prompts for which the start value counts."""
+
+TYPICAL_SMOOTHING: Final = 0.01
+TYPICAL_FLOOR_S: Final = 0.001
+
+WISH_LIFE_S: Final = 0.15
+"""A held request that is not looked at for this long has gone, or others are before it."""
+
+UsualSeconds = Callable[[int], float]
+"""From matched blocks to the prompt's seconds at a replica that is like most."""
+
+
+Offer = tuple[str, int, float, float, float, bool, float]
+"""A prefill replica, priced. The first five are those of a Candidate; a plain tuple, for most are only compared.
+
+Then: True if it may be sent more work now; and the seconds until the prompt were done there behind all that is there: what
+one who goes there loses.
+"""
+
+SCORE: Final = 4
+MAY_GO: Final = 5
+ENDS_S: Final = 6
+
+_score: Final = itemgetter(SCORE)
+_ends_s: Final = itemgetter(ENDS_S)
+
+
+class PrefillChoice:
+    """Prices prefill replicas. Knows what is held back for them, who comes to them, and what other routers do."""
+
+    def __init__(
+        self,
+        router: str,
+        backlog: Backlog,
+        rng: random.Random,
+        dispatch_ahead_s: float,
+        order_key: OrderKey,
+    ) -> None:
+        self.typical_s = TYPICAL_START_S
+        """Prefill seconds of a prompt, as of late."""
+        self._backlog = backlog
+        self._rng = rng
+        self._shortlist = Shortlist(rng)
+        self._dispatch_ahead_s = dispatch_ahead_s
+        self._regulars = Regulars()
+        self._blind_spot = BlindSpot(router)
+        self._wishes = Backlog(router, order_key)
+        """Requests held here, at the replicas they wait for: their next look may show a better one."""
+        self._dispatch_total = 0
+        self._held_since = "", 0.0
+        """Whom the last question was for, and since when it is held."""
+        self._chosen = "", 0.0
+        """Whom the last answer was for, and the seconds it would have lost at the next best replica."""
+
+    # Choosing
+
+    def offers(
+        self,
+        request: PlacementRequest,
+        view: PoolView,
+        match: Match,
+        usual_s: UsualSeconds,
+        factors: Mapping[str, float],
+        now_s: float,
+    ) -> list[Offer]:
+        """Return the replicas worth comparing, priced; none if there is none. `factors`: see speeds.py."""
+        if not view.prefill:
+            return []
+        allowed: Sequence[ReplicaState] = view.prefill
+        if request.excluded:
+            allowed = [one for one in allowed if one.name not in request.excluded] or allowed
+        backlog, wishes, typical_s = self._backlog, self._wishes, self.typical_s
+        if typical_s < TYPICAL_FLOOR_S:
+            typical_s = TYPICAL_FLOOR_S
+        if now_s >= wishes.next_expiry_s:
+            for wish in wishes.expired(now_s):
+                wishes.remove(wish.key)
+        since_s = self._since_s(request, now_s) if wishes.ends_s else now_s
+        self._held_since = request.request_id, since_s
+        is_alone = self._blind_spot.routers == 1
+        if not is_alone:
+            self._look(allowed, now_s)
+        has_wishes = len(wishes.ends_s) > 0
+        waiting_here, dispatch_ahead_s = view.waiting_requests, self._dispatch_ahead_s
+        excused_ahead_s = dispatch_ahead_s + AGEING * request.waited_s
+        kappa = (backlog.waiting_s / typical_s + waiting_here) / len(view.prefill)
+        if kappa > KAPPA_MAX:
+            kappa = KAPPA_MAX
+        precedence, look, recent_s = request.precedence, backlog.look, backlog.recent_s
+        regulars, delay_s = self._regulars.seen, self._regulars.delay_s
+        known_depth, usual, found = -1, 0.0, []
+        for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
+            name = replica.name
+            if depth != known_depth:
+                known_depth, usual = depth, usual_s(depth)
+            seconds = usual * factors.get(name, 1.0)
+            queue_s, behind, ends_s, waiting, waiting_s = look(name, seconds, now_s, precedence)
+            if has_wishes:
+                held_s, held_behind, held_total_s, _, _ = wishes.look(name, seconds, since_s, precedence)
+                queue_s += held_s
+                behind += held_behind
+                ends_s += held_total_s
+            if replica.queued_requests > waiting:  # of routers that we do not hear
+                unknown_s = (replica.queued_requests - waiting) * typical_s
+                queue_s += unknown_s
+                ends_s += unknown_s
+            score = queue_s + seconds * (1 + behind + kappa)
+            if name in regulars:
+                score += delay_s(name, queue_s, seconds, recent_s(name, now_s) / UTILISATION_S, now_s)
+            if not is_alone:
+                score += self._blind_spot.risk(name) * typical_s
+            may_go = not waiting or (waiting_s <= dispatch_ahead_s and waiting_s + seconds <= excused_ahead_s)
+            if not may_go and waiting_here:  # it would hold up those behind it at this router
+                held_s = min(waiting_s, waiting_s + seconds - dispatch_ahead_s)
+                score += held_s * waiting_here / LOOK_AHEAD
+            found.append((name, depth, queue_s, seconds, score, may_go, ends_s + seconds))
+        return found
+
+    def deepest(self, prefill: Sequence[ReplicaState], match: Match) -> int:
+        """Return how many blocks of the prompt are where most of it is."""
+        return self._shortlist.deepest(prefill, match)
+
+    def lowest(self, offers: Sequence[Offer]) -> Offer:
+        """Return the best of `offers`, of equals a random one."""
+        if len(offers) == 1:
+            return offers[0]
+        ranked = sorted(offers, key=_score)
+        lowest = ranked[0][SCORE] * (1 + 1e-9)
+        if ranked[1][SCORE] > lowest:
+            return ranked[0]
+        ties = [one for one in offers if one[SCORE] <= lowest]
+        return ties[below(len(ties), self._rng)]
+
+    def terms(self, offer: Offer, now_s: float) -> tuple[float, float]:
+        """Return what of the score of `offer`, made at `now_s` and the last decision, are regulars and risk."""
+        name, _, queue_s, seconds, *_ = offer
+        busy = self._backlog.recent_s(name, now_s) / UTILISATION_S
+        risk_s = self._blind_spot.risk(name) * max(self.typical_s, TYPICAL_FLOOR_S)
+        return self._regulars.delay_s(name, queue_s, seconds, busy, now_s), risk_s
+
+    def chose(self, request: PlacementRequest, best: Offer, offers: Sequence[Offer]) -> None:
+        """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
+        lost_s = 0.0
+        if len(offers) > 1:
+            ends_s = sorted(map(_ends_s, offers))
+            other_s = ends_s[1] if best[ENDS_S] == ends_s[0] else ends_s[0]
+            if other_s > best[3]:
+                lost_s = other_s - best[3]
+        self._chosen = request.request_id, lost_s
+
+    def hold(self, request: PlacementRequest, replica: str, prefill_s: float, now_s: float) -> None:
+        """It is held here for `replica`, which has enough to do: others that are held are to count it there."""
+        until_s = now_s + WISH_LIFE_S
+        known, since_s = self._held_since
+        assert known == request.request_id, "held without being asked for"
+        self._wishes.add(
+            Work(
+                _key(request),
+                replica,
+                (),
+                prefill_s,
+                since_s,
+                until_s,
+                precedence=request.precedence,
+            )
+        )
+
+    def _since_s(self, request: PlacementRequest, now_s: float) -> float:
+        """Return since when the request is held, and count it nowhere any more."""
+        wish = self._wishes.remove(_key(request))
+        return wish.at_s if wish is not None else now_s
+
+    def _look(self, allowed: Sequence[ReplicaState], now_s: float) -> None:
+        """Let the blind spot know how many have nothing to do."""
+        seen, ends_s = window(allowed, self._rng), self._backlog.ends_s
+        idle = sum(ends_s.get(one.name, now_s) <= now_s for one in seen)
+        self._blind_spot.look(allowed, round(idle * len(allowed) / len(seen)), now_s)
+
+    # Learning
+
+    def dispatched(self, event: Dispatched, *, is_own: bool) -> None:
+        """A router sent something somewhere."""
+        if not is_own:
+            self._blind_spot.heard(event.router, event.at_s, event.heard_s)
+            return
+        self._dispatch_total += 1
+        smoothing = max(TYPICAL_SMOOTHING, 1 / (TYPICAL_START + self._dispatch_total))
+        self.typical_s += smoothing * (event.prefill_s - self.typical_s)
+        request_id, lost_s = self._chosen
+        if request_id == event.request_id:  # what the others chose for is not known: likely much the same
+            self._regulars.came(event.replica, lost_s, event.at_s, self._blind_spot.routers)
+            self._chosen = "", 0.0
+
+    def forget(self, replica: str) -> None:
+        """The replica is gone."""
+        for each in (self._wishes, self._regulars, self._blind_spot):
+            each.forget(replica)
+
+    def gone(self, router: str) -> None:
+        """Another router is gone."""
+        self._blind_spot.gone(router)
+
+
+def _key(request: PlacementRequest) -> Key:
+    return "", request.request_id

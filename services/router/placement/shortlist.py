@@ -1,0 +1,138 @@
+"""Which replicas a request is worth comparing at: all of them, or of many the deepest holders and some of the least loaded.
+
+Pure; randomness is injected. A decision must not cost more than placing badly would: of a thousand replicas a handful is
+looked at closely. Who holds nothing and has much work cannot be the best.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import Final
+
+from services.router.index.mirror import PrefixMirror
+from services.router.index.prefix_lookup import Group
+from services.router.placement.policy import ReplicaState
+
+ALL: Final = 16
+"""Up to this many replicas are all compared."""
+
+HOLDERS: Final = 8
+"""Holders of the prompt's blocks that are compared. The least loaded of the deepest are half of them, those of the next
+deepest half of the rest, and so on: the deepest may all be busy, and one that holds a block less idle."""
+
+LIGHT: Final = 6
+"""Least loaded replicas that are compared, whatever they hold."""
+
+WINDOW: Final = 48
+"""Replicas among which the least loaded are looked for: the best of so many is among the lightest percents."""
+
+_NONE: Final = repeat(0)
+
+Entry = tuple[ReplicaState, int]
+"""A replica, and how many of the prompt's blocks it has or will have."""
+
+
+class Match:
+    """Who holds how much of one prompt; looked up once, when it is first asked for."""
+
+    def __init__(self, mirror: PrefixMirror, hashes: Sequence[int]) -> None:
+        self._mirror = mirror
+        self.groups = groups = mirror.groups(hashes)
+        self.deepest = groups[0].depth if groups else 0
+        """Blocks held by who holds most."""
+        self._depths: dict[str, int] | None = None
+        self._names: dict[int, list[str]] = {}
+        """By depth: the two roles ask for the same."""
+
+    def depths(self) -> dict[str, int]:
+        """Return the blocks held by all that hold one."""
+        if self._depths is None:
+            self._depths = {}
+            for depth, mask in self.groups:
+                self._depths.update(dict.fromkeys(self._mirror.names_of(mask), depth))
+        return self._depths
+
+    def names(self, group: Group) -> list[str]:
+        """Return the names in the mask of one of `groups`."""
+        names = self._names.get(group.depth)
+        if names is None:
+            names = self._names[group.depth] = self._mirror.names_of(group.mask)
+        return names
+
+    def depths_of(self, names: list[str]) -> dict[str, int]:
+        """Return the blocks that `names` hold: few are looked for in the masks, which need not be named for it."""
+        depths = dict.fromkeys(names, 0)
+        if self.groups:
+            bits = [(name, self._mirror.bit_of(name)) for name in names]
+            for depth, mask in self.groups:
+                for name, bit in bits:
+                    if mask & bit:
+                        depths[name] = depth
+        return depths
+
+
+class Shortlist:
+    """Chooses of one role's replicas whom to compare. Keeps them by name while views have the same sequence of them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._replicas: Sequence[ReplicaState] = ()
+        self._by_name: dict[str, ReplicaState] = {}
+
+    def of(self, replicas: Sequence[ReplicaState], match: Match, load: Mapping[str, float]) -> list[Entry]:
+        """Return whom to compare. `load`: what the least loaded are ordered by; who is not in it has none."""
+        by_name, rng = self._named(replicas), self._rng
+        if len(replicas) <= ALL:
+            return [*zip(replicas, map(match.depths().get, by_name, _NONE), strict=True)]
+        chosen: dict[str, int] = {}
+        left = HOLDERS
+        for group in match.groups:
+            names = list(filter(by_name.__contains__, match.names(group)))
+            for name in _lightest(names, left if group is match.groups[-1] else (left + 1) // 2, load, rng):
+                chosen[name] = group.depth
+            left = HOLDERS - len(chosen)
+            if not left:
+                break
+        light = _lightest([one.name for one in window(replicas, rng)], LIGHT, load, rng)
+        chosen.update(match.depths_of([name for name in light if name not in chosen]))
+        return [(by_name[name], depth) for name, depth in chosen.items()]
+
+    def deepest(self, replicas: Sequence[ReplicaState], match: Match) -> int:
+        """Return how many blocks the one of `replicas` has or will have that has most."""
+        is_there = self._named(replicas).__contains__
+        return next((group.depth for group in match.groups if any(map(is_there, match.names(group)))), 0)
+
+    def _named(self, replicas: Sequence[ReplicaState]) -> dict[str, ReplicaState]:
+        if replicas is not self._replicas:
+            self._replicas, self._by_name = replicas, {one.name: one for one in replicas}
+        return self._by_name
+
+
+def below(count: int, rng: random.Random) -> int:
+    """Return one of the numbers below `count`: as `rng.randrange` does, in a third of the time."""
+    bits, draw = count.bit_length(), rng.getrandbits
+    number = draw(bits)
+    while number >= count:
+        number = draw(bits)
+    return number
+
+
+def window(replicas: Sequence[ReplicaState], rng: random.Random) -> Sequence[ReplicaState]:
+    """Return WINDOW neighbours from a random one on: as good as a sample, and cheap."""
+    if len(replicas) <= WINDOW:
+        return replicas
+    start = below(len(replicas), rng)
+    found = replicas[start : start + WINDOW]
+    return [*found, *replicas[: WINDOW - len(found)]] if len(found) < WINDOW else found
+
+
+def _lightest(names: list[str], count: int, load: Mapping[str, float], rng: random.Random) -> list[str]:
+    if len(names) > WINDOW or (not load and len(names) > count):
+        start = below(len(names), rng)
+        names = (names[start:] + names[:start])[:WINDOW]
+    if len(names) <= count or not load:
+        return names[:count]
+    loads = [load.get(name, 0.0) for name in names]
+    return [names[index] for index in sorted(range(len(names)), key=loads.__getitem__)[:count]]

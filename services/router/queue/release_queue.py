@@ -1,0 +1,269 @@
+"""Requests that wait at the router until they may be released: strict bands, tenants served fairly inside.
+
+Pure. Order: the higher band; in it resumed requests, by length; then the least served tenant (fairness.py); of a tenant the
+higher priority; then the shortest with ageing (kvmesh.queue_order), as at the prefill replicas. A lower band that waits
+gets one release of FLOOR_EVERY, unless everything in it is sheddable. Bounded in number and tokens here, in time by each
+item's `queue_until_s`; `victims` tells who must go when it is full. An operation costs O(log n) of the tenants and of the
+requests, and a shift within a short run (sorted_runs.py); `victims` so per victim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
+
+from services.router.queue.lanes import Band, Line, MayGo
+from services.router.queue.waiting import BAND_DEFAULT, BAND_MAX, Waiting
+
+LOOK_AHEAD: Final = 8
+"""Requests that are tried at a time: one that waits for a busy replica does not hold up the others."""
+
+FLOOR_EVERY: Final = 50
+"""A lower band that waits gets at least one of so many releases."""
+
+VICTIMS_MAX: Final = 64
+"""Requests that one newcomer may drive out."""
+
+
+Item = TypeVar("Item", bound=Waiting)
+
+
+def anybody(_tenant: str, _band: int) -> bool:
+    """Hold nobody."""
+    return True
+
+
+class ReleaseQueue(Generic[Item]):
+    """Holds items by band, tenant, priority and order. What decides the place of an item must not change while it is in."""
+
+    def __init__(self, requests_max: int, tokens_max: float = math.inf) -> None:
+        """Of new requests at most `requests_max` with `tokens_max` prompt tokens wait, of resumed ones as many again."""
+        self.requests_max = requests_max
+        self.tokens_max = tokens_max
+        self.evicted_total = 0
+        self.released_totals = [0] * (BAND_MAX + 1)
+        """By band."""
+        self._bands: dict[int, Band[Item]] = {}
+        self._order: list[Band[Item]] = []
+        """Bands with something in them, the highest first."""
+        self._counts = {False: 0, True: 0}
+        """By `is_resumed`."""
+        self._tokens = {False: 0, True: 0}
+        self._last_ticket = 0
+
+    def __len__(self) -> int:
+        return self._counts[False] + self._counts[True]
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all that wait."""
+        return self._tokens[False] + self._tokens[True]
+
+    @property
+    def work(self) -> int:
+        """Work of all that wait."""
+        return sum(band.work for band in self._order)
+
+    def count(self, *, is_resumed: bool) -> int:
+        """Return how many resumed, or how many other items wait."""
+        return self._counts[is_resumed]
+
+    def waiting_tokens(self, tenant: str, band: int) -> int:
+        """Return the prompt tokens of a tenant's requests that wait in `band`, resumed ones not counted."""
+        found = self._bands.get(band)
+        account = found.fairness.find(tenant) if found is not None else None
+        return account.waiting_tokens if account is not None else 0
+
+    def is_full(self, *, is_resumed: bool = False, tokens: int = 0) -> bool:
+        """True if another item of that kind would be one too many. Items that come back are taken nevertheless.
+
+        One item fits whatever its length.
+        """
+        if self._counts[is_resumed] >= self.requests_max:
+            return True
+        waiting = self._tokens[is_resumed]
+        return waiting > 0 and waiting + tokens > self.tokens_max
+
+    def victims(self, item: Item) -> list[Item] | None:
+        """Return less important items that must leave so that `item` fits, or None if there are not enough of them.
+
+        The least important: sheddable ones first; then the lowest band; then the tenant whose last request would be served
+        last of all; of that tenant the one that would be. Nobody drives out its equals of its own tenant: a shorter one
+        goes before a longer one, but does not take its place, else who was taken could be put off for ever. So between
+        tenants the newcomer counts as its tenant's last, however short it is. Resumed ones are never driven out.
+        """
+        if item.is_resumed:
+            return None if self.is_full(is_resumed=True, tokens=item.token_count) else []
+        count = self._counts[False] + 1 - self.requests_max
+        tokens = self._tokens[False] + item.token_count - self.tokens_max if self._tokens[False] else 0
+        chosen: list[Item] = []
+        for line, above in self._lines_below(item) if count > 0 or tokens > 0 else ():
+            chosen += line.last(count, tokens, above, VICTIMS_MAX - len(chosen))
+            count = self._counts[False] + 1 - self.requests_max - len(chosen)
+            tokens = self._tokens[False] + item.token_count - self.tokens_max
+            tokens -= sum(one.token_count for one in chosen)
+            if count <= 0 and tokens <= 0:
+                break
+        return chosen if count <= 0 and tokens <= 0 else None
+
+    def add(self, item: Item, *, at_head: bool = False) -> None:
+        """Put `item` where it belongs, or, if it comes back, before all of its tenant and priority.
+
+        What was charged for it is given back.
+        """
+        assert not item.ticket, "an item is queued twice"
+        self._last_ticket += 1
+        item.ticket = self._last_ticket
+        band = self._band(item.band)
+        if not band.count:
+            self._order.append(band)
+            self._order.sort(key=lambda one: -one.band)
+        self.refund(item)
+        self._counts[item.is_resumed] += 1
+        self._tokens[item.is_resumed] += item.token_count
+        item.account = band.fairness.account(item.tenant)
+        band.add(item, at_head=at_head)
+
+    def remove(self, item: Item) -> bool:
+        """Take `item` out. Return False if it was not in."""
+        if not item.ticket:
+            return False
+        self._counts[item.is_resumed] -= 1
+        self._tokens[item.is_resumed] -= item.token_count
+        band = self._bands[item.band]
+        band.remove(item)
+        if not band.count:
+            self._order.remove(band)
+        return True
+
+    def release(self, item: Item, uncached_tokens: float) -> None:
+        """Take `item` out because it goes to the replicas, and charge its tenant; output is charged as expected.
+
+        Of a resumed one, which was charged before, only the output it still makes is charged.
+        """
+        band, account = self._bands[item.band], item.account
+        assert account is not None and item.ticket, item
+        item.charged_prefill = 0.0 if item.is_resumed else uncached_tokens
+        item.charged_output = min(float(item.output_tokens_max), account.output_mean)
+        is_turn = not item.is_resumed
+        band.fairness.release(account, item.charged_prefill, item.charged_output, is_turn=is_turn)
+        self.released_totals[item.band] += 1
+        band.passed = 0
+        for other in self._order:
+            if other is not band and other.firm_count and other is not self._order[0]:
+                other.passed += 1
+        self.remove(item)
+        band.reorder(account)
+
+    def settle_prefill(self, item: Item, uncached_tokens: float) -> None:
+        """Its prompt was computed; `uncached_tokens` of it were not found in cache."""
+        if item.account is not None and not item.is_resumed:
+            self._correct(item, uncached_tokens - item.charged_prefill, 0.0)
+        item.charged_prefill = 0.0
+
+    def settle_output(self, item: Item, output_tokens: int) -> None:
+        """It is over; `output_tokens` were made."""
+        account = item.account
+        if account is None:
+            return
+        self._correct(item, 0.0, output_tokens - item.charged_output)
+        item.charged_output = 0.0
+        account.ended(output_tokens)
+
+    def refund(self, item: Item) -> None:
+        """Give back what is charged for `item`: nothing of it was computed."""
+        if item.charged_prefill or item.charged_output:
+            self._correct(item, -item.charged_prefill, -item.charged_output)
+            item.charged_prefill = item.charged_output = 0.0
+
+    def heads(self, may_go: MayGo = anybody) -> Iterator[Item]:
+        """Yield what may be released next, in order: at most LOOK_AHEAD items. They may be removed meanwhile.
+
+        `may_go(tenant, band)` is asked of each tenant that is met; those that may not are passed over. A lower band is
+        looked at if its floor is due, or if none of the higher ones may go.
+        """
+        chosen: list[Item] = []
+        for band in self._order[1:]:
+            if (
+                band.passed >= FLOOR_EVERY - len(self._order) and band.firm_count
+            ):  # others may be due before it
+                chosen += band.heads(1, may_go, only_firm=True)
+        for band in self._order:
+            more = band.heads(LOOK_AHEAD, may_go)
+            chosen += more
+            if more:
+                break
+        for ticket, item in [(item.ticket, item) for item in chosen]:
+            if item.ticket == ticket:
+                yield item
+
+    def ahead(self, item: Item) -> float:
+        """Return about how much work is released before `item`, were it added now and nothing came after it.
+
+        In its band: resumed ones, what stands before it of its own tenant, and of the other tenants no more than waits, and
+        no more than they may have for their weights meanwhile. Shorter ones that come later are not counted: whether any
+        come is not known, and nobody shall be refused for a wait that it would not have.
+        """
+        band = self._bands.get(item.band)
+        own = band.own_before(item) if band is not None else 0
+        return self._ahead(item.band, item.tenant, own, (own + item.work) / (item.weight or 1.0))
+
+    def ahead_of_newcomer(self) -> float:
+        """Return the same for a request of the default band, as long as the average one, of a tenant that is new here."""
+        return self._ahead(BAND_DEFAULT, None, 0, self.work / max(1, len(self)))
+
+    def _ahead(self, number: int, tenant: str | None, own: int, turn: float) -> float:
+        """`own`: work of the same tenant before it. `turn`: what the tenant has had then, over its weight."""
+        higher: float = sum(band.work for band in self._order if band.band > number)
+        band = self._bands.get(number)
+        if band is None or not band.count:
+            return higher
+        return higher + band.resumed.work + own + band.others(tenant, turn)
+
+    def __iter__(self) -> Iterator[Item]:
+        for band in self._order:
+            yield from band
+
+    def _band(self, number: int) -> Band[Item]:
+        band = self._bands.get(number)
+        if band is None:
+            band = self._bands[number] = Band(number)
+        return band
+
+    def _correct(self, item: Item, prefill_tokens: float, output_tokens: float) -> None:
+        assert item.account is not None
+        band = self._bands[item.band]
+        band.fairness.correct(item.account, prefill_tokens, output_tokens)
+        band.reorder(item.account)
+
+    def _lines_below(self, item: Item) -> Iterator[tuple[Line[Item], float]]:
+        """Yield the lines with less important items, the least important first, and after which virtual time they begin."""
+        for is_sheddable in (True, False) if not item.is_sheddable else (True,):
+            for band in reversed(self._order):
+                if is_sheddable != item.is_sheddable or band.band < item.band:
+                    yield band.lines[is_sheddable], -math.inf
+                elif band.band == item.band:
+                    yield band.lines[is_sheddable], self._last_tag(item, band)
+
+    @staticmethod
+    def _last_tag(item: Item, band: Band[Item]) -> float:
+        """Return when `item` would be served, in the virtual time of `band`, were it added now."""
+        fairness = band.fairness
+        account = fairness.find(item.tenant)
+        if account is None:
+            return fairness.level + item.token_count / (item.weight or 1.0)
+        served = account.last_tag if account.waiting else max(account.served, fairness.level)
+        return served + item.token_count / account.weight
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a count is wrong or an empty lane is kept."""
+        assert self._order == [band for _, band in sorted(self._bands.items(), reverse=True) if band.count]
+        for is_resumed in (False, True):
+            waiting = [item for item in self if item.is_resumed is is_resumed]
+            assert self._counts[is_resumed] == len(waiting), "a count of the queue is wrong"
+            assert self._tokens[is_resumed] == sum(item.token_count for item in waiting), (
+                "tokens are miscounted"
+            )
+        for band in self._bands.values():
+            band.assert_consistent()

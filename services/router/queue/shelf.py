@@ -1,0 +1,73 @@
+"""Requests of one kind by priority or not, then by their order, then first come, first served. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
+
+from services.router.queue.sorted_runs import Rank, SortedRuns
+from services.router.queue.waiting import Waiting
+
+Item = TypeVar("Item", bound=Waiting)
+
+PRIORITY_MAX: Final = 100
+"""Priorities beyond +-100 count as +-100."""
+
+
+class Shelf(Generic[Item]):
+    """Items by priority, then by `order`, then first come, first served. Who comes back stands before all of its priority.
+
+    Not `by_priority`: by order alone, where items of several tenants stand together and none shall go first because its
+    client says so.
+    """
+
+    __slots__ = ("_by_priority", "_ranks", "_runs", "count", "work")
+
+    def __init__(self, *, by_priority: bool = True) -> None:
+        self._by_priority = by_priority
+        self.count = 0
+        self.work = 0
+        """Of all items."""
+        self._runs: SortedRuns[Item] = SortedRuns()
+        self._ranks: dict[Item, Rank] = {}
+
+    def add(self, item: Item, *, at_head: bool) -> None:
+        """Put `item`, which has its ticket, where it belongs, or before its equals."""
+        if at_head:
+            rank = self._minus_priority(item), float("-inf"), -item.ticket
+        else:
+            rank = self._minus_priority(item), item.order, item.ticket
+        self._ranks[item] = rank
+        self._runs.add(rank, item)
+        self.count += 1
+        self.work += item.work
+
+    def remove(self, item: Item) -> None:
+        """Take `item` out."""
+        self._runs.remove(self._ranks.pop(item))
+        self.count -= 1
+        self.work -= item.work
+
+    def work_before(self, item: Item) -> int:
+        """Return the work of all that stand before `item`, were it added now."""
+        return self._runs.work_before((self._minus_priority(item), item.order, sys.maxsize))
+
+    def _minus_priority(self, item: Item) -> int:
+        return -max(-PRIORITY_MAX, min(PRIORITY_MAX, item.priority)) if self._by_priority else 0
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._runs)
+
+    def __reversed__(self) -> Iterator[Item]:
+        return reversed(self._runs)
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a count is wrong or an item is in the wrong place."""
+        items = list(self)
+        assert self.count == len(items) and self.work == sum(item.work for item in items)
+        assert set(items) == set(self._ranks) and all(item.ticket for item in items)
+        for item, (minus_priority, order, ticket) in self._ranks.items():
+            assert minus_priority == self._minus_priority(item)
+            assert (order, ticket) in ((item.order, item.ticket), (float("-inf"), -item.ticket)), item
+        self._runs.assert_consistent()

@@ -1,0 +1,295 @@
+"""What frontends ask of the router: new attempts, adoptions, cancels, and what their loss means. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kvmesh import blocks
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.budget.v1 import budget_pb2
+from kvmesh.deadlines import from_remaining_ms
+from kvmesh.queue_order import OrderKey, shortest
+from services.router.queue.waiting import BAND_DEFAULT, BAND_MAX
+from services.router.relay.frontends import FrontendSession
+from services.router.relay.holdings import Holdings
+from services.router.relay.relayed import Relayed, Stage
+from services.router.relay.releases import Releases
+from services.router.relay.replicas import Replica
+from services.router.relay.rows import MS_MAX
+
+MISSED_S: Final = 2.0
+"""A replica reports each second: one that missed this much is not asked for a running attempt."""
+
+HEAD_ROOM_MAX: Final = 900
+
+MAX_OUTPUT_TOKENS: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """Bounds of a router; times in seconds."""
+
+    queue_max_requests: int = 1024
+    queue_max_wait_s: float = 60.0
+    orphan_s: float = 3.0
+    queue_max_tokens: int = 8_000_000
+    queue_delay_max_s: float = 20.0
+    """A new request that would wait longer is refused at the door."""
+    order_key: OrderKey = shortest
+    """In which order a tenant's requests go."""
+
+
+class Refused(NamedTuple):
+    """Why an attempt is not taken."""
+
+    reason: pb.Refusal.Reason.ValueType
+    message: str
+    retry_after_ms: int = 0
+    field: str = ""
+    estimate_ms: int = 0
+
+
+class Admission:
+    """Takes the rows of frontends."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        releases: Releases,
+        replicas: Mapping[str, Replica],
+        limits: RelayLimits,
+        model_version: str,
+        block_tokens: int,
+    ) -> None:
+        self.is_draining = False
+        self.refusals: Counter[pb.Refusal.Reason.ValueType] = Counter()
+        """New attempts refused at the door, by reason."""
+        self._holdings = holdings
+        self._releases = releases
+        self._replicas = replicas
+        self._limits = limits
+        self._model_version = model_version
+        self._block_tokens = block_tokens
+
+    def submit(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> None:
+        """Queue or refuse one attempt."""
+        known = self._holdings.live.get(submit.request_id)
+        if known is not None and known.attempt >= submit.attempt:
+            message = f"attempt {known.attempt} of the request is known here"
+            session.outbox.refuse(submit.slot, pb.Refusal.REASON_SUPERSEDED, message)
+            return
+        if known is not None:
+            self._supersede(known, now_s)
+        refusal = self._refusal(submit)
+        if refusal is None:
+            item = self._take(session, submit, now_s)
+            self._releases.expect(item)
+            item.order = self._limits.order_key(item.expected_s, now_s)
+            victims = self._holdings.queue.victims(item)
+            refusal = self._no_room(item, victims, now_s)
+        if refusal is not None:
+            self.refusals[refusal.reason] += 1
+            session.outbox.refuse(
+                submit.slot,
+                refusal.reason,
+                refusal.message,
+                retry_after_ms=refusal.retry_after_ms,
+                field=refusal.field,
+                estimate_ms=refusal.estimate_ms,
+            )
+            return
+        for victim in victims or ():
+            self._evict(victim, now_s)
+        self._holdings.shares.touch((item.tenant, item.band), item.weight, now_s)
+        self._holdings.add(item)
+        self._holdings.live[item.request_id] = item
+        self._holdings.queue.add(item)
+        self._holdings.timetable.by(item, item.queue_until_s)
+        self._holdings.is_news = True
+        session.outbox.accept(submit.slot, urgent=False)
+
+    def adopt(self, session: FrontendSession, adopt: pb.Adopt, now_s: float) -> None:
+        """Ask the decode replica for a running attempt."""
+        decode = self._replicas.get(adopt.decode_replica)
+        if decode is None or decode.role != "decode":
+            # Not REASON_UNKNOWN_REQUEST: a router that just started knows nobody yet, and the frontend shall ask again.
+            message = f"decode replica {adopt.decode_replica!r} is not known here"
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_NO_REPLICA, message)
+            return
+        known = self._holdings.live.get(adopt.request_id)
+        if known is not None and known.attempt > adopt.attempt:
+            message = f"attempt {known.attempt} of the request is known here"
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_SUPERSEDED, message)
+            return
+        if decode.open_failures if not decode.is_up else now_s - decode.heard_s >= MISSED_S:
+            # Tried and not there, or about to be lost here too: waiting for it would cost the frontend the time in which
+            # a new attempt goes on elsewhere.
+            message = f"{adopt.decode_replica} cannot be reached"
+            session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
+            return
+        item = Relayed(
+            request_id=adopt.request_id,
+            attempt=adopt.attempt,
+            slot=adopt.slot,
+            session=session,
+            outbox=session.outbox,
+            next_position=adopt.position,
+            credit=adopt.credit_position,
+            stage=Stage.ADOPTING,
+            arrived_s=now_s,
+            is_adopted=True,
+            was_taken=True,
+        )
+        item.decode = decode
+        item.decode_slot = decode.outbox.new_slot()
+        decode.slots[item.decode_slot] = item
+        decode.outbox.adopt(
+            pb.Adopt(
+                slot=item.decode_slot,
+                request_id=adopt.request_id,
+                attempt=adopt.attempt,
+                position=adopt.position,
+                credit_position=adopt.credit_position,
+                decode_replica=adopt.decode_replica,
+                adoption=adopt.adoption,
+            )
+        )
+        self._holdings.add(item)
+
+    def cancel(self, item: Relayed, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+        """End `item` everywhere, without a word to its frontend."""
+        self._holdings.cancel(item, reason)
+        self._holdings.end(item, now_s, "cancelled")
+
+    def close_session(self, session: FrontendSession, now_s: float) -> None:
+        """The stream of `session` is gone."""
+        for item in list(session.slots.values()):
+            is_running = item.stage in (Stage.TRANSFERRING, Stage.GENERATING)
+            if item.stage is Stage.ADOPTING and item.decode is not None:
+                # Not to be sent any more: it would come late, behind the adopt of another router. One that was sent is
+                # not cancelled: the cancel would end what the other router adopts.
+                is_running = not item.decode.outbox.is_waiting(item.decode_slot)
+            if is_running:
+                self._holdings.orphan(item, now_s + self._limits.orphan_s)
+            else:
+                self.cancel(item, pb.Cancel.REASON_ABANDONED, now_s)
+
+    def _take(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> Relayed:
+        budget = submit.budget
+        tokens = len(submit.token_ids) // 4
+        deadline_s = from_remaining_ms(budget.remaining_ms, now_s)
+        ttft_deadline_s = None
+        if budget.HasField("ttft_remaining_ms"):
+            ttft_deadline_s = from_remaining_ms(budget.ttft_remaining_ms, now_s)
+        return Relayed(
+            request_id=submit.request_id,
+            attempt=submit.attempt,
+            slot=submit.slot,
+            session=session,
+            outbox=session.outbox,
+            next_position=submit.start_position,
+            credit=submit.credit_position,
+            stage=Stage.QUEUED,
+            arrived_s=now_s,
+            submit=submit,
+            hashes=blocks.unpack(submit.block_hashes),
+            token_count=tokens,
+            start_position=submit.start_position,
+            output_tokens_max=budget.max_output_tokens,
+            end_token_id=submit.end_token_id,
+            blocks=blocks.count_for(tokens + budget.max_output_tokens, submit.block_tokens),
+            tenant=budget.tenant,
+            band=_band_of(budget),
+            weight=budget.weight or 1.0,
+            is_sheddable=budget.sheddable or budget.shadow,
+            kv_head_room_permille=min(HEAD_ROOM_MAX, budget.kv_head_room_permille),
+            priority=budget.priority,
+            is_resumed=submit.resumed,
+            deadline_s=deadline_s,
+            ttft_deadline_s=ttft_deadline_s,
+            queue_until_s=min(
+                deadline_s,
+                ttft_deadline_s if ttft_deadline_s is not None else deadline_s,
+                now_s + self._limits.queue_max_wait_s,
+            ),
+            traceparent=submit.traceparent,
+        )
+
+    def _supersede(self, item: Relayed, now_s: float) -> None:
+        """A higher attempt took its place."""
+        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
+        if item.outbox is not None:
+            item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_SUPERSEDED)
+        self._holdings.end(item, now_s, "REASON_SUPERSEDED")
+
+    def _refusal(self, submit: pb.Submit) -> Refused | None:
+        if self.is_draining:
+            return Refused(pb.Refusal.REASON_DRAINING, "the router is draining")
+        budget = submit.budget
+        if not budget.remaining_ms or (budget.HasField("ttft_remaining_ms") and not budget.ttft_remaining_ms):
+            return Refused(pb.Refusal.REASON_DEADLINE, "the deadline has passed")
+        if submit.model_version != self._model_version:
+            message = f"model version {submit.model_version!r} is not served; {self._model_version!r} is"
+            return Refused(pb.Refusal.REASON_STALE_SNAPSHOT, message)
+        if submit.block_tokens != self._block_tokens:
+            message = f"block_tokens is {submit.block_tokens}; {self._block_tokens} is allowed"
+            return Refused(pb.Refusal.REASON_INVALID, message, field="block_tokens")
+        if not 1 <= budget.max_output_tokens <= MAX_OUTPUT_TOKENS:
+            message = f"max_output_tokens is {budget.max_output_tokens}; 1 to {MAX_OUTPUT_TOKENS} is allowed"
+            return Refused(pb.Refusal.REASON_INVALID, message, field="budget.max_output_tokens")
+        if not any(one.role == "decode" and one.is_here() for one in self._replicas.values()):
+            return Refused(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
+        return None
+
+    def _no_room(self, item: Relayed, victims: list[Relayed] | None, now_s: float) -> Refused | None:
+        """Return why `item` cannot wait here: it would wait too long, or nobody less important makes room for it."""
+        queue, drain = self._holdings.queue, self._releases.drain
+        if victims is None:
+            # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
+            count, kind = queue.count(is_resumed=item.is_resumed), "resumed" if item.is_resumed else "new"
+            message = (
+                f"router queue full: {count}/{queue.requests_max} {kind} requests, {queue.tokens} tokens"
+            )
+            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, self._releases.retry_after_ms(now_s))
+        if item.is_resumed:
+            return None
+        ahead = queue.ahead(item)
+        wait_s = drain.wait_s(ahead, now_s)
+        if wait_s is not None and wait_s > self._limits.queue_delay_max_s:
+            message = (
+                f"it would wait {wait_s:.1f} s at the router, at most {self._limits.queue_delay_max_s:g} s"
+            )
+            return Refused(pb.Refusal.REASON_QUEUE_FULL, message, drain.retry_after_ms(ahead, now_s))
+        foreseen_s = self._releases.foreseen_s(item, wait_s or 0.0)
+        if foreseen_s is None:
+            return None
+        left_s = item.first_by_s - now_s
+        message = (
+            f"the first token would take {foreseen_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
+            f"{left_s:.3f} s are left"
+        )
+        estimate_ms = round(min(MS_MAX, foreseen_s * 1000))
+        retry_ms = drain.retry_after_ms(ahead, now_s) if wait_s else 0
+        return Refused(pb.Refusal.REASON_DEADLINE, message, retry_ms, estimate_ms=estimate_ms)
+
+    def _evict(self, item: Relayed, now_s: float) -> None:
+        """A more important request needs its place."""
+        queue = self._holdings.queue
+        queue.evicted_total += 1
+        if item.outbox is not None:
+            message = f"it gave its place in the router's queue of {len(queue)} to a more important request"
+            retry_ms = self._releases.retry_after_ms(now_s)
+            item.outbox.refuse(
+                item.slot, pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms, evicted=True
+            )
+        self._holdings.end(item, now_s, "evicted")
+
+
+def _band_of(budget: budget_pb2.Budget) -> int:
+    """Return the band `budget` asks for; copied requests wait in the lowest."""
+    if budget.shadow:
+        return 0
+    return min(BAND_MAX, budget.band) if budget.HasField("band") else BAND_DEFAULT

@@ -1,0 +1,256 @@
+"""What follows from each answer of a replica, and from the loss of its stream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvmesh.attach.names import name_of
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.placement.policy import LoadSeen, ReplicaGone
+from services.router.relay.claims import blame, clamp, handed_over, hit_of
+from services.router.relay.endings import Endings
+from services.router.relay.holdings import Holdings
+from services.router.relay.relayed import Relayed, Stage
+from services.router.relay.releases import Releases
+from services.router.relay.replicas import Replica
+from services.router.relay.rows import US_MAX
+
+PLACE_AGAIN: Final = (
+    pb.Refusal.REASON_KV_FULL,
+    pb.Refusal.REASON_QUEUE_FULL,
+    pb.Refusal.REASON_DRAINING,
+)
+"""Refusals of decode after which another decode replica is tried."""
+
+NEVER_AGAIN: Final = (pb.Failure.CODE_INVALID, pb.Failure.CODE_INTERNAL)
+"""Failures that another replica would not mend."""
+
+SUPERSEDED: Final = pb.Cancel.REASON_SUPERSEDED
+
+
+class Answers:
+    """Takes the rows of replicas. `replica` is always the one whose slot it is: the decode or the prefill of `item`."""
+
+    def __init__(self, holdings: Holdings, releases: Releases, endings: Endings, block_tokens: int) -> None:
+        self._holdings = holdings
+        self._releases = releases
+        self._endings = endings
+        self._block_tokens = block_tokens
+
+    def on_accepted(self, item: Relayed, replica: Replica, now_s: float) -> None:
+        """Decode holds KV blocks: prefill may start. Prefill's own acceptance tells nothing new."""
+        if replica is not item.decode:
+            return
+        replica.answered(item.decode_slot)
+        if item.stage is Stage.ADOPTING:
+            self._adopted(item, now_s)
+        elif item.stage is Stage.RESERVING and item.prefill is None:
+            item.stage, item.submit = Stage.GENERATING, None
+        elif item.stage is Stage.RESERVING:
+            assert item.prefill is not None
+            if item.prefill.is_up:
+                self._releases.prefill(item, now_s)
+            elif self._releases.can_place_again(item):
+                self._releases.again(item, item.prefill.name, now_s)
+            else:
+                self._endings.fail(
+                    item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.name, now_s
+                )
+
+    def on_start(self, item: Relayed, replica: Replica, start: pb.Start, now_s: float) -> None:
+        """The engine has the prompt. Decode's start of a generation is no news to a frontend."""
+        if replica is item.prefill or item.is_local:
+            self._holdings.started(item, now_s)
+            if item.outbox is not None:
+                item.outbox.start(item.slot, min(start.queue_us, US_MAX))
+
+    def on_first_token(self, item: Relayed, replica: Replica, first: pb.FirstToken, now_s: float) -> None:
+        """The prompt is computed: pass the token on, the handoff to decode; or end it, if the token did."""
+        is_prefill = replica is item.prefill
+        if is_prefill and item.stage is not Stage.PREFILLING:
+            return
+        if first.position != item.next_position:
+            if first.position > item.next_position:
+                message = f"have {item.next_position} tokens, got position {first.position}"
+                self.on_gap(item, replica, message, now_s)
+            return
+        item.was_taken = True
+        if not is_prefill:
+            replica.answered_well(item.released_s)
+        item.first_token_s = item.first_token_s or now_s
+        clamp(first, item, now_s)
+        item.cached_tokens = first.cached_token_count
+        item.next_position += 1
+        self._holdings.settle(item, now_s, hit_of(first, replica, self._block_tokens, now_s))
+        item.hashes = ()
+        handoff, first.context_phase_params = first.context_phase_params, b""
+        first.slot = item.slot
+        if item.outbox is not None:
+            item.outbox.first_token(first)
+        if not is_prefill:
+            return
+        if first.token_id == item.end_token_id:
+            self._complete(item, pb.Finish.REASON_END_TOKEN, now_s)
+        elif item.output_tokens_max == 1:
+            self._complete(item, pb.Finish.REASON_LENGTH, now_s)
+        elif not handoff:
+            replica.failed(item.released_s, now_s, "no handoff")
+            self._endings.fail(
+                item, pb.Failure.CODE_HANDOFF_LOST, "prefill sent no handoff", replica.name, now_s
+            )
+        else:
+            self._hand_over(item, replica, handoff)
+
+    def on_transfer(self, item: Relayed, replica: Replica, transfer: pb.Transfer, now_s: float) -> None:
+        """Decode has the KV blocks: prefill may forget them."""
+        if item.stage is Stage.TRANSFERRING:
+            item.stage = Stage.GENERATING
+        item.is_transferred = True
+        handed_over(item, replica, now_s)
+        self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
+        if item.outbox is not None:
+            item.outbox.transfer(item.slot, min(transfer.transfer_us, US_MAX))
+
+    def on_finish(self, item: Relayed, replica: Replica, finish: pb.Finish, now_s: float) -> None:
+        """The attempt is over at `replica`."""
+        reason = finish.reason
+        if replica is item.prefill:
+            if item.stage is not Stage.PREFILLING:
+                # Only the handoff ended, which decode has or will miss.
+                self._endings.prefill_over(item, now_s)
+                return
+            self._holdings.detach_prefill(item)
+            self._holdings.cancel_decode(item, SUPERSEDED)
+        elif reason == pb.Finish.REASON_ADOPTED:
+            self._endings.adopted_away(item, now_s)
+            return
+        elif finish.end_position > item.next_position and item.outbox is not None:
+            message = f"have {item.next_position} tokens, the log ends at {finish.end_position}"
+            self.on_gap(item, replica, message, now_s)
+            return
+        else:
+            if reason in (pb.Finish.REASON_LENGTH, pb.Finish.REASON_END_TOKEN):
+                replica.ended_well(item.released_s)
+            self._holdings.detach_decode(item)
+            self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
+        self._endings.finish(item, reason, now_s)
+
+    def on_failure(self, item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
+        """Something broke at `replica`."""
+        if replica is item.prefill and item.stage is not Stage.PREFILLING:
+            self._endings.prefill_over(item, now_s)
+            return
+        untouched = failure.untouched and not (replica is item.decode and item.first_token_s)
+        blame(item, replica, failure, now_s)
+        self._holdings.detach(item, replica)
+        message, name = failure.message, failure.replica or replica.name
+        if untouched and failure.code not in NEVER_AGAIN and self._releases.can_place_again(item):
+            self._releases.again(item, replica.name, now_s)
+            return
+        self._endings.fail(item, failure.code, message, name, now_s, untouched=untouched)
+
+    def on_refusal(self, item: Relayed, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
+        """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
+        if replica is item.decode and item.stage in (Stage.RESERVING, Stage.PREFILLING):
+            if refusal.reason in PLACE_AGAIN:
+                self._holdings.cancel_prefill(item, SUPERSEDED)
+                self._releases.requeue(item, now_s)
+                return
+        elif replica is item.decode and item.stage is Stage.TRANSFERRING:
+            # Its prompt was computed before decode said no: tokens are out, so this is no refusal any more.
+            self._holdings.detach(item, replica)
+            self._endings.fail(item, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
+            return
+        if replica is item.prefill and item.stage is not Stage.PREFILLING:
+            self._endings.prefill_over(item, now_s)
+            return
+        self._holdings.detach(item, replica)
+        if refusal.reason == pb.Refusal.REASON_DRAINING and self._releases.can_place_again(item):
+            self._releases.again(item, replica.name, now_s)
+            return
+        if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.placed_again:
+            # It has not noticed yet that the stream is gone through which it got this attempt before.
+            message = "it still holds what was taken from it"
+            self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
+            return
+        self._holdings.cancel(item, SUPERSEDED)
+        if item.outbox is not None:
+            item.outbox.refuse(
+                item.slot,
+                refusal.reason,
+                refusal.message,
+                retry_after_ms=refusal.retry_after_ms,
+                field=refusal.field,
+                estimate_ms=refusal.estimate_ms,
+            )
+        self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, refusal.reason))
+
+    def on_gap(self, item: Relayed, replica: Replica, message: str, now_s: float) -> None:
+        """Tokens are missing: the attempt has failed."""
+        replica.failed(item.released_s, now_s, message)
+        self._endings.fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
+
+    def on_load(self, seen: LoadSeen) -> None:
+        """A replica reported its load."""
+        self._holdings.policy.observe(seen)
+        self._holdings.is_news = True
+
+    def on_lost(self, replica: Replica, items: Sequence[Relayed], reason: str, now_s: float) -> None:
+        """The stream to `replica` broke; `items` were on it."""
+        for item in items:
+            if replica is item.prefill and item.stage is not Stage.PREFILLING:
+                # Its engine may be giving the blocks away at this moment.
+                self._endings.prefill_over(item, now_s)
+            elif item.stage is Stage.TRANSFERRING:
+                self._endings.fail_softly(item, reason, now_s)
+            elif item.stage is Stage.ADOPTING:
+                self._holdings.detach(item, replica)
+                if item.outbox is not None:
+                    message = f"{replica.name} cannot be reached: {reason}"
+                    item.outbox.refuse(item.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
+                self._holdings.end(item, now_s, "REPLICA_LOST")
+            elif self._releases.can_place_again(item):
+                self._holdings.detach(item, replica)
+                self._releases.again(item, replica.name, now_s)
+            else:
+                self._holdings.detach(item, replica)
+                self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
+        if not replica.is_retired:
+            self._holdings.policy.observe(ReplicaGone(replica.name))
+        self._holdings.is_news = True
+
+    def _hand_over(self, item: Relayed, prefill: Replica, handoff: bytes) -> None:
+        """Give decode the handoff."""
+        assert item.decode is not None, item
+        item.stage, item.submit = Stage.TRANSFERRING, None
+        item.decode.outbox.handoff(
+            pb.Handoff(
+                slot=item.decode_slot,
+                context_phase_params=handoff,
+                first_token_count=1,
+                kv_address=prefill.kv_address,
+            )
+        )
+
+    def _complete(self, item: Relayed, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
+        """The first token ended it: nobody is needed any more."""
+        if item.prefill is not None:
+            item.prefill.ended_well(item.released_s)
+        self._holdings.cancel(item, pb.Cancel.REASON_COMPLETE)
+        self._endings.finish(item, reason, now_s)
+
+    def _adopted(self, item: Relayed, now_s: float) -> None:
+        """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
+        known = self._holdings.live.get(item.request_id)
+        if known is not None and known.attempt > item.attempt:
+            self._holdings.cancel_decode(item, SUPERSEDED)
+            if item.outbox is not None:
+                message = f"attempt {known.attempt} of the request is known here"
+                item.outbox.refuse(item.slot, pb.Refusal.REASON_SUPERSEDED, message)
+            self._holdings.end(item, now_s, "REASON_SUPERSEDED")
+            return
+        item.stage = Stage.GENERATING
+        self._holdings.live[item.request_id] = item
+        if item.outbox is not None:
+            item.outbox.accept(item.slot)

@@ -1,0 +1,93 @@
+"""What a replica claims of an attempt, cut down to what can be, and what speaks against the replica. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.attach.names import name_of
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.blocks import count_for
+from services.router.placement.policy import Hit
+from services.router.relay.relayed import Relayed
+from services.router.relay.replicas import Replica
+
+OWN_FAULTS: Final = (
+    pb.Failure.CODE_ENGINE_LOST,
+    pb.Failure.CODE_ENGINE_ERROR,
+    pb.Failure.CODE_STALLED,
+)
+"""Failures that are the replica's own doing."""
+
+TOGETHER_S: Final = 0.02
+"""First tokens of one decode replica that come closer together than this may be of one step of its engine."""
+
+
+def clamp(first: pb.FirstToken, item: Relayed, now_s: float) -> None:
+    """Cut what a replica claims down to what can be: it is learned from, and goes on into narrower fields."""
+    cached = min(first.cached_token_count, item.token_count)
+    computed = min(first.computed_token_count, item.token_count - cached)
+    prefill_us = min(first.prefill_us, max(0, round((now_s - item.released_s) * 1e6)))
+    claimed = (first.cached_token_count, first.computed_token_count, first.prefill_us)
+    if claimed != (cached, computed, prefill_us):
+        first.cached_token_count, first.computed_token_count = cached, computed
+        first.prefill_us = prefill_us
+
+
+def hit_of(first: pb.FirstToken, replica: Replica, block_tokens: int, now_s: float) -> Hit:
+    """Return what the prompt's computation by `replica` teaches."""
+    prefill_s, local_s = first.prefill_us / 1e6, 0.0
+    if replica.role == "decode":
+        prefill_s, local_s = 0.0, _local_s(prefill_s, replica, now_s)
+    return Hit(
+        cached_tokens=first.cached_token_count,
+        computed_tokens=first.computed_token_count,
+        cached_blocks=count_for(first.cached_token_count, block_tokens),
+        prefill_s=prefill_s,
+        local_s=local_s,
+    )
+
+
+def _local_s(seconds: float, decode: Replica, now_s: float) -> float:
+    """Return what of `seconds` `decode` can have spent on it: not the time before it had computed the prompt before.
+
+    0: not known. Prompts that an engine computes in one step are told one after another, but took it as long as the first.
+    """
+    gap_s, decode.computed_s = now_s - decode.computed_s, now_s
+    if gap_s >= seconds:
+        return seconds
+    return gap_s if gap_s > TOGETHER_S else 0.0
+
+
+def blame(item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
+    """Count what failed against whose doing it was."""
+    if failure.untouched and not (item.is_local and item.was_taken):
+        return  # it had no room, or gave back what it had not begun
+    name = name_of(pb.Failure.Code, failure.code)
+    if failure.code in OWN_FAULTS:
+        replica.failed(item.released_s, now_s, name)
+    elif failure.code == pb.Failure.CODE_HANDOFF_LOST and replica is item.decode and item.prefill is not None:
+        # Rather the one that did not give. Decode, too, where others tell so: it cannot take from another prefill
+        # either, or that prefill could give elsewhere.
+        prefill = item.prefill
+        prefill.failed(item.released_s, now_s, name)
+        since_s = replica.lost_handoffs.setdefault(prefill.name, now_s)
+        if len(replica.lost_handoffs) > 1 or prefill.gave_s > since_s:
+            replica.failed(item.released_s, now_s, name)
+
+
+def handed_over(item: Relayed, decode: Replica, now_s: float) -> None:
+    """`decode` has the KV blocks: that is the good end of what prefill does, and a good beginning at decode."""
+    decode.answered_well(item.released_s)
+    decode.lost_handoffs.clear()
+    if item.prefill is not None:
+        item.prefill.ended_well(item.released_s)
+        item.prefill.gave_s = now_s
+
+
+def failed_at(item: Relayed, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:
+    """Return the replicas that the next attempt should keep away from, after `replica` failed this one."""
+    if code == pb.Failure.CODE_HANDOFF_LOST and item.placement is not None:
+        return (item.placement.prefill or replica, item.placement.decode)
+    if code in OWN_FAULTS or code in (pb.Failure.CODE_GAP, pb.Failure.CODE_REPLICA_LOST):
+        return (replica,)
+    return ()

@@ -1,0 +1,205 @@
+"""The router's core: puts admission, release, the answers of replicas and their absence together.
+
+Pure: no I/O, no clock. Events come in through sessions (frontends), replicas (sinks of their links) and `on_timer`;
+effects leave through outboxes alone. After every event the shell looks at `next_wake_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.replica.pulse import Pulse
+from services.router.placement.policy import Note, PlacementPolicy, ReplicaGone
+from services.router.queue.release_queue import ReleaseQueue
+from services.router.relay.admission import Admission, RelayLimits
+from services.router.relay.answers import Answers
+from services.router.relay.endings import Endings
+from services.router.relay.frontends import FrontendSession
+from services.router.relay.holdings import Holdings, Record
+from services.router.relay.relayed import Relayed, Stage
+from services.router.relay.releases import Forecast, Releases
+from services.router.relay.replicas import Replica
+from services.router.relay.rows import as_us
+from services.router.relay.timeouts import Timeouts
+
+
+def _unheard(note: Note) -> None:
+    """Nobody else needs to know."""
+
+
+def _unrecorded(item: Relayed, outcome: str, now_s: float) -> None:
+    """Nobody counts."""
+
+
+class Relay:
+    """An Attachable (see kvmesh.attach.server). Owns all attempts, replicas and sessions of the router."""
+
+    def __init__(
+        self,
+        router: str,
+        model_version: str,
+        block_tokens: int,
+        policy: PlacementPolicy,
+        limits: RelayLimits,
+        *,
+        note: Callable[[Note], None] = _unheard,
+        record: Record = _unrecorded,
+        forecast: Forecast | None = None,
+    ) -> None:
+        """`note` hears of every dispatch, start and finish, for the other routers; `record` of every attempt that ended.
+
+        Without a `forecast` nothing is refused because its deadline cannot be met.
+        """
+        self.router = router
+        self.limits = limits
+        self.policy = policy
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after every event: the place to look at `next_wake_s`."""
+        self.replicas: dict[str, Replica] = {}
+        self.sessions: list[FrontendSession] = []
+        self.queue: ReleaseQueue[Relayed] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
+        self.holdings = Holdings(router, policy, self.queue, note, record)
+        self.releases = Releases(self.holdings, self.replicas, forecast)
+        endings = Endings(self.holdings, limits.orphan_s)
+        self.answers = Answers(self.holdings, self.releases, endings, block_tokens)
+        self.timeouts = Timeouts(self.holdings, self.releases, endings)
+        self.admission = Admission(
+            self.holdings, self.releases, self.replicas, limits, model_version, block_tokens
+        )
+        self.ejection_total = 0
+        self._pulse = Pulse()
+        self._now_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"Relay({self.router}, {len(self.holdings.items)} attempts, {len(self.queue)} queued)"
+
+    # Replicas
+
+    def add_replica(
+        self, name: str, role: Literal["prefill", "decode"], *, address: str = "", kv_address: str = ""
+    ) -> Replica:
+        """Return a new replica of that name; connect a link to it. One that had the name must have been removed."""
+        assert name not in self.replicas, f"{name} is there already"
+        replica = self.replicas[name] = Replica(self, name, role, address=address, kv_address=kv_address)
+        return replica
+
+    def retire_replica(self, replica: Replica) -> None:
+        """A newer process takes the name of `replica`, which goes on with what it has until its stream is lost."""
+        replica.is_retired = True
+        for item in replica.slots.values():  # they are no work of the newer one
+            if item.placement is not None and replica.name == (
+                item.placement.prefill or item.placement.decode
+            ):
+                self.holdings.settle(item, self._now_s)
+        self.policy.observe(ReplicaGone(replica.name))
+        if self.replicas.get(replica.name) is replica:
+            del self.replicas[replica.name]
+        self.releases.roster.changed()
+
+    def remove_replica(self, replica: Replica, now_s: float) -> None:
+        """Forget `replica`, whose stream is lost or will not be read any more: what ran there has failed."""
+        replica.on_lost(None, "removed", now_s)
+        if self.replicas.get(replica.name) is replica:
+            del self.replicas[replica.name]
+
+    # Attachable
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> FrontendSession:
+        """See kvmesh.attach.server.Attachable."""
+        session = FrontendSession(self, peer.process_id, outbox)
+        self.sessions.append(session)
+        self._pulse.is_heard = True
+        outbox.load(self.load_report())
+        return session
+
+    def after_event(self, now_s: float | None = None) -> None:
+        """Let go what may go now, and tell the shell. Called after each event, once or more."""
+        if now_s is not None:
+            self._now_s = max(self._now_s, now_s)
+        self.releases.pump(self._now_s)
+        self.on_change()
+
+    # Timer
+
+    def next_wake_s(self) -> float | None:
+        """Return when `on_timer` is to be called, or None."""
+        times = (self.holdings.timetable.next_s(), self.releases.next_wake_s(), self._pulse.next_s())
+        return min((time for time in times if time is not None), default=None)
+
+    def on_timer(self, now_s: float) -> None:
+        """Do what is due."""
+        self._now_s = max(self._now_s, now_s)
+        for item in self.holdings.timetable.due(now_s):
+            self.timeouts.look_at(item, now_s)
+        self.releases.pump(now_s)
+        if self._pulse.take(now_s):
+            report = self.load_report()
+            for session in self.sessions:
+                if not session.outbox.is_full():
+                    session.outbox.load(report)
+
+    def load_report(self) -> pb.LoadReport:
+        """Return what frontends hear each second: by its absence they know a router that is there no more."""
+        return pb.LoadReport(
+            queued_request_count=len(self.queue),
+            running_request_count=self.relayed_count,
+            draining=self.admission.is_draining,
+            engine_ready=True,
+            queue_delay_us=self.queue_delay_us(),
+            step_p95_us=max(
+                (one.step_p95_us(self._now_s) for one in self.replicas.values() if one.role == "decode"),
+                default=0,
+            ),
+        )
+
+    def queue_delay_us(self) -> int:
+        """Return how long a request of the default band, of a tenant that is new here, would wait; 0 if unknown."""
+        ahead = self.queue.ahead_of_newcomer()
+        return as_us(self.releases.drain.wait_s(ahead, self._now_s) or 0.0)
+
+    def drain(self) -> None:
+        """Refuse what is new from now on; adopts are still welcome."""
+        self.admission.is_draining = True
+
+    def is_idle(self) -> bool:
+        """True if no attempt is left that a frontend reads."""
+        return not any(session.slots for session in self.sessions)
+
+    def can_be_taken_over(self) -> bool:
+        """True if everything frontends read here can be adopted through another router, and nothing computed again."""
+        return all(item.stage is Stage.GENERATING for one in self.sessions for item in one.slots.values())
+
+    def close_session(self, session: FrontendSession, now_s: float) -> None:
+        """The stream of `session` is gone."""
+        self.sessions.remove(session)
+        self._pulse.is_heard = bool(self.sessions)
+        self.admission.close_session(session, now_s)
+
+    @property
+    def is_draining(self) -> bool:
+        """True once `drain` was called."""
+        return self.admission.is_draining
+
+    @property
+    def relayed_count(self) -> int:
+        """Attempts that were placed and have not ended."""
+        return sum(item.stage not in (Stage.QUEUED, Stage.LINGERING) for item in self.holdings.items)
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a count or an index disagrees with what it counts."""
+        self.holdings.assert_consistent()
+        self.releases.roster.assert_consistent()
+        for replica in self.replicas.values():
+            trial = replica.ejection.trial
+            if trial is not None:
+                assert isinstance(trial, Relayed) and replica in (trial.decode, trial.prefill), replica
+            for slot, item in replica.slots.items():
+                assert item in self.holdings.items, f"{replica} holds {item}"
+                mine = item.decode_slot if item.decode is replica else item.prefill_slot
+                assert slot == mine, f"{replica} knows {item} as {slot}"
+        for session in self.sessions:
+            assert all(item.session is session for item in session.slots.values())
+            assert all(item in self.holdings.items for item in session.slots.values())

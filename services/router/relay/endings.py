@@ -1,0 +1,83 @@
+"""The ways a placed attempt ends: what its replicas and its frontend are told of it. Pure."""
+
+from __future__ import annotations
+
+from kvmesh.attach.names import name_of
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.relay.claims import failed_at
+from services.router.relay.holdings import Holdings
+from services.router.relay.relayed import Relayed, Stage
+
+
+class Endings:
+    """An attempt whose handoff is on the move lingers behind its end: decode may be pulling it for somebody else."""
+
+    def __init__(self, holdings: Holdings, orphan_s: float) -> None:
+        self._holdings = holdings
+        self._orphan_s = orphan_s
+
+    def finish(self, item: Relayed, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
+        """It ended as `reason` says; its replicas know."""
+        if item.outbox is not None:
+            item.outbox.finish(item.slot, item.next_position, reason)
+        self._holdings.end(item, now_s, name_of(pb.Finish.Reason, reason))
+
+    def fail(
+        self,
+        item: Relayed,
+        code: pb.Failure.Code.ValueType,
+        message: str,
+        replica: str,
+        now_s: float,
+        *,
+        untouched: bool | None = None,
+    ) -> None:
+        """End it on both sides and tell its frontend."""
+        if untouched is None:
+            untouched = not item.was_taken
+        self._holdings.failed_places.add(item.request_id, failed_at(item, code, replica), now_s)
+        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
+        if item.outbox is not None:
+            item.outbox.fail(item.slot, code, message, replica=replica, untouched=untouched)
+        self._holdings.end(item, now_s, name_of(pb.Failure.Code, code))
+
+    def fail_softly(self, item: Relayed, reason: str, now_s: float) -> None:
+        """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
+        assert item.decode is not None, item
+        name = item.decode.name
+        self._holdings.failed_places.add(item.request_id, (name,), now_s)
+        self._holdings.detach_decode(item)
+        if item.outbox is not None:
+            item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
+        self._linger(item, now_s, "CODE_REPLICA_LOST")
+
+    def adopted_away(self, item: Relayed, now_s: float) -> None:
+        """Another stream reads it now, perhaps another one of ours. Its handoff may still be on the move."""
+        self._holdings.detach_decode(item)
+        if item.outbox is not None:
+            item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_ADOPTED)
+        heir = self._holdings.live.get(item.request_id)
+        prefill = item.prefill
+        if heir is not None and heir.is_transferred:
+            self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
+        elif prefill is not None and heir is not None and heir is not item and heir.stage is Stage.GENERATING:
+            heir.prefill, heir.prefill_slot, heir.stage = prefill, item.prefill_slot, Stage.TRANSFERRING
+            prefill.slots[heir.prefill_slot] = heir
+            prefill.left(item)
+            item.prefill, item.prefill_slot = None, 0
+        if item.prefill is not None:
+            self._linger(item, now_s, "REASON_ADOPTED")
+        else:
+            self._holdings.end(item, now_s, "REASON_ADOPTED")
+
+    def prefill_over(self, item: Relayed, now_s: float) -> None:
+        """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
+        self._holdings.detach_prefill(item)
+        if item.stage is Stage.LINGERING:
+            self._holdings.end(item, now_s, item.outcome)
+
+    def _linger(self, item: Relayed, now_s: float, outcome: str) -> None:
+        if item.prefill_slot:
+            self._holdings.linger(item, now_s, now_s + self._orphan_s, outcome)
+        else:
+            self._holdings.end(item, now_s, outcome)

@@ -1,0 +1,53 @@
+"""One attached frontend: reads its messages in the protocol's order and hands them to the relay. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.rules import check_numbers, uneven_credits
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.relay.relayed import Relayed
+
+if TYPE_CHECKING:
+    from services.router.relay.core import Relay
+
+
+class FrontendSession:
+    """See kvmesh.attach.server.Session. `slots`: the attempts this stream reads, by its own numbers."""
+
+    def __init__(self, relay: Relay, peer: str, outbox: DownwardOutbox) -> None:
+        self.peer = peer
+        self.outbox = outbox
+        self.slots: dict[int, Relayed] = {}
+        self._relay = relay
+        self._last_slot = 0
+
+    def __repr__(self) -> str:
+        return f"FrontendSession({self.peer}, {len(self.slots)} slots)"
+
+    def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
+        """Apply cancels, adopts, submits and credits, in this order; handoffs are none of a router's. Raises FrameError."""
+        admission, slots = self._relay.admission, self.slots
+        if message.adopts or message.submits:
+            self._last_slot = check_numbers(message, last_slot=self._last_slot)
+        if len(message.credit_slots) != len(message.credit_positions):
+            raise uneven_credits(message)
+        for cancel in message.cancels:
+            if (item := slots.get(cancel.slot)) is not None:
+                admission.cancel(item, cancel.reason, now_s)
+        for adopt in message.adopts:
+            admission.adopt(self, adopt, now_s)
+        for submit in message.submits:
+            admission.submit(self, submit, now_s)
+        for slot, position in zip(message.credit_slots, message.credit_positions, strict=True):
+            if (item := slots.get(slot)) is not None and position > item.credit:
+                item.credit = position
+                if item.decode is not None:
+                    item.decode.outbox.credit(item.decode_slot, position)
+        self._relay.after_event(now_s)
+
+    def on_closed(self, now_s: float) -> None:
+        """The stream is gone: what waits or is in prefill ends, what runs becomes an orphan."""
+        self._relay.close_session(self, now_s)
+        self._relay.after_event(now_s)

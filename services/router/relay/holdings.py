@@ -1,0 +1,237 @@
+"""What the router holds: all attempts by identity, when to look at which, and what the policy was told of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.replica.timetable import Timetable
+from services.router.placement.policy import (
+    DISPATCH_LIFE_S,
+    Dispatched,
+    Finished,
+    Hit,
+    Note,
+    PlacementPolicy,
+    Started,
+)
+from services.router.queue.release_queue import ReleaseQueue
+from services.router.queue.shares import Shares
+from services.router.relay.failed_places import FailedPlaces
+from services.router.relay.relayed import Relayed, Stage
+from services.router.relay.replicas import Replica
+
+Record = Callable[[Relayed, str, float], None]
+"""Hears of each attempt that ended: the attempt, how, when."""
+
+
+class Holdings:
+    """Keeps the attempts. Every way an attempt ends goes through `end`, which takes it out of everything."""
+
+    def __init__(
+        self,
+        router: str,
+        policy: PlacementPolicy,
+        queue: ReleaseQueue[Relayed],
+        note: Callable[[Note], None],
+        record: Record,
+    ) -> None:
+        self.router = router
+        self.policy = policy
+        self.queue = queue
+        self.shares = Shares()
+        self.items: set[Relayed] = set()
+        self.live: dict[str, Relayed] = {}
+        """Request id -> its highest attempt."""
+        self.timetable: Timetable[Relayed] = Timetable()
+        self.failed_places = FailedPlaces()
+        self.orphan_count = 0
+        self.is_news = False
+        """True if something changed that may let a waiting request go."""
+        self._note = note
+        self._record = record
+
+    def add(self, item: Relayed) -> None:
+        """Hold `item` from now on."""
+        self.items.add(item)
+        if item.session is not None:
+            item.session.slots[item.slot] = item
+
+    def end(self, item: Relayed, now_s: float, outcome: str) -> None:
+        """Hold `item` no more. Tells nobody but the policy and the record: sends nothing."""
+        if item.stage is Stage.ENDED:
+            return
+        self.settle(item, now_s)
+        if item.stage is Stage.QUEUED:
+            self.queue.remove(item)
+        elif item.was_taken:
+            self.queue.settle_output(item, item.next_position - item.start_position)
+        else:
+            self.queue.refund(item)
+        self.detach_decode(item)
+        self.detach_prefill(item)
+        if item.is_orphan:
+            self.orphan_count -= 1
+        self.detach_session(item)
+        item.stage = Stage.ENDED
+        item.submit = None
+        is_first_end, item.outcome = not item.outcome, item.outcome or outcome
+        self.items.discard(item)
+        self.timetable.forget(item)
+        if self.live.get(item.request_id) is item:
+            del self.live[item.request_id]
+        self.is_news = True
+        if is_first_end:
+            self._record(item, outcome, now_s)
+
+    def orphan(self, item: Relayed, until_s: float) -> None:
+        """Its frontend's stream broke: keep it for whoever adopts it."""
+        self.detach_session(item)
+        item.expire_s = until_s
+        self.orphan_count += 1
+        self.timetable.by(item, until_s)
+
+    def linger(self, item: Relayed, now_s: float, until_s: float, outcome: str) -> None:
+        """Keep only its handoff until then; it has ended for everybody else."""
+        prefill, prefill_slot = item.prefill, item.prefill_slot
+        if prefill is not None:
+            prefill.left(item)  # its handoff tells nothing more of the replica
+        item.prefill, item.prefill_slot = None, 0
+        self.end(item, now_s, outcome)
+        item.prefill, item.prefill_slot, item.stage = prefill, prefill_slot, Stage.LINGERING
+        item.expire_s = until_s
+        self.items.add(item)
+        self.timetable.by(item, until_s)
+
+    def detach_session(self, item: Relayed) -> None:
+        """Nobody reads it any more."""
+        if item.session is not None:
+            item.session.slots.pop(item.slot, None)
+        item.session = item.outbox = None
+
+    def detach_decode(self, item: Relayed) -> None:
+        """Decode holds it no more, or will not be heard about it."""
+        decode = item.decode
+        if decode is not None:
+            decode.forget(item.decode_slot, item.blocks)
+            item.decode, item.decode_slot = None, 0
+
+    def detach_prefill(self, item: Relayed) -> None:
+        """Prefill holds it no more, or will not be heard about it."""
+        if item.prefill is not None:
+            item.prefill.slots.pop(item.prefill_slot, None)
+            item.prefill.left(item)  # also one that waits for decode's word: it may be the trial
+            item.prefill, item.prefill_slot = None, 0
+
+    def detach(self, item: Relayed, replica: Replica) -> None:
+        """`replica`, its prefill or its decode, holds it no more."""
+        if replica is item.prefill:
+            self.detach_prefill(item)
+        else:
+            self.detach_decode(item)
+
+    def cancel(self, item: Relayed, reason: pb.Cancel.Reason.ValueType) -> None:
+        """Tell whoever has it that it is not wanted any more."""
+        self.cancel_decode(item, reason)
+        self.cancel_prefill(item, reason)
+
+    def cancel_decode(self, item: Relayed, reason: pb.Cancel.Reason.ValueType) -> None:
+        """Tell decode that it is not wanted any more."""
+        if item.decode is not None:
+            item.decode.outbox.cancel(item.decode_slot, reason)
+            self.detach_decode(item)
+
+    def cancel_prefill(self, item: Relayed, reason: pb.Cancel.Reason.ValueType) -> None:
+        """Tell prefill, if it has it, that it is not wanted any more."""
+        if item.prefill is not None:
+            if item.prefill_slot:
+                item.prefill.outbox.cancel(item.prefill_slot, reason)
+            self.detach_prefill(item)
+
+    # What the policy is told.
+
+    def dispatched(self, item: Relayed, now_s: float) -> None:
+        """It was sent to the replica that runs its prompt."""
+        placement = item.placement
+        assert placement is not None, item
+        item.is_dispatched = True
+        if placement.prefill is not None:
+            tenant = (item.tenant, item.band)
+            item.share = self.shares.dispatch(
+                tenant, item.weight, placement.prefill, placement.prefill_s, item.token_count, now_s
+            )
+        self._tell(
+            Dispatched(
+                self.router,
+                item.request_id,
+                placement.prefill or placement.decode,
+                item.hashes,
+                placement.prefill_s,
+                now_s,
+                now_s + DISPATCH_LIFE_S + 10 * placement.prefill_s,
+                item.precedence,
+                item.token_count,
+            )
+        )
+
+    def started(self, item: Relayed, now_s: float) -> None:
+        """Its engine has it."""
+        item.was_taken = True
+        self.is_news = True
+        if item.share is not None:
+            self.shares.start(item.share, now_s)
+        if item.is_dispatched:
+            self._tell(Started(self.router, item.request_id, now_s))
+
+    def settle(self, item: Relayed, now_s: float, hit: Hit | None = None) -> None:
+        """Its prompt was computed, or never will be."""
+        if item.is_dispatched:
+            item.is_dispatched = False
+            self.is_news = True
+            if item.share is not None:
+                alone_s = self.shares.end(item.share, now_s)
+                item.share = None
+                if hit is not None and hit.prefill_s > alone_s:
+                    # The rest of it the engine was busy with the prompts before.
+                    hit = replace(hit, prefill_s=alone_s)
+            if hit is not None:
+                self.queue.settle_prefill(item, hit.computed_tokens)
+            self._tell(Finished(self.router, item.request_id, now_s, hit))
+
+    def _tell(self, event: Note) -> None:
+        self.policy.observe(event)
+        self._note(event)
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if an attempt is somewhere it should not be, or not where it should."""
+        self.queue.assert_consistent()
+        self.shares.assert_consistent()
+        assert set(self.queue) == {item for item in self.items if item.stage is Stage.QUEUED}
+        assert self.orphan_count == sum(item.is_orphan for item in self.items), "orphans are miscounted"
+        for request_id, item in self.live.items():
+            assert item in self.items and item.request_id == request_id, item
+            assert item.stage not in (Stage.ENDED, Stage.LINGERING), item
+        for item in self.items:
+            _check(item)
+
+
+def _check(item: Relayed) -> None:
+    stage = item.stage
+    assert stage is not Stage.ENDED, item
+    assert item.share is None or item.is_dispatched, item
+    assert (item.session is None) == (item.outbox is None), item
+    if item.session is not None:
+        assert item.session.slots.get(item.slot) is item, item
+    if stage in (Stage.QUEUED, Stage.RESERVING, Stage.PREFILLING):
+        assert item.submit is not None and item.session is not None, item
+    has_decode = stage not in (Stage.QUEUED, Stage.LINGERING)
+    assert (item.decode is not None) == has_decode == bool(item.decode_slot), item
+    if item.decode is not None:
+        assert item.decode.slots.get(item.decode_slot) is item, item
+    if stage in (Stage.PREFILLING, Stage.LINGERING):
+        assert item.prefill_slot, item
+    if item.prefill_slot:
+        assert item.prefill is not None, item
+        assert item.prefill.slots.get(item.prefill_slot) is item, item
+        assert stage in (Stage.PREFILLING, Stage.TRANSFERRING, Stage.GENERATING, Stage.LINGERING), item

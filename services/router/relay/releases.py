@@ -1,0 +1,376 @@
+"""Lets waiting attempts go: asks the policy, submits to the chosen replicas. Pure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol, runtime_checkable
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.placement.policy import Placement, PlacementRequest, PoolView, ReplicaState, Wait
+from services.router.queue.drain import Drain
+from services.router.queue.lanes import MayGo
+from services.router.queue.release_queue import anybody
+from services.router.relay.holdings import Holdings
+from services.router.relay.relayed import Relayed, Stage
+from services.router.relay.replicas import Replica
+from services.router.relay.roster import Roster
+from services.router.relay.rows import as_ms, as_us, placement_row
+
+log = logging.getLogger(__name__)
+
+PUMP_PAUSE_S: Final = 0.002
+"""After nobody could go, the queue is not looked at again for this long: a backlog must not cost a look per event."""
+
+REFUSED_WAIT_S: Final = 0.05
+"""An attempt that two decode replicas refused waits this long before it is placed again."""
+
+ACCEPT_S: Final = 3.0
+"""Decode says within this whether it takes an attempt: it looks at what it has, and waits for nothing."""
+
+START_S: Final = 5.0
+"""Prefill starts an attempt within this and thrice the expected time: no more than `dispatch_ahead_s` waits before it."""
+
+LEAVE_S: Final = 1.0
+"""Between two prompts that leave a prefill which is busy: what it has left is known by then."""
+
+PLACED_AGAIN_MAX: Final = 3
+"""Times an attempt is given to other replicas because one gave it back, or did not answer."""
+
+
+@runtime_checkable
+class Forecast(Protocol):
+    """What is known of how long prompts take."""
+
+    def knows_costs(self) -> bool:
+        """True once enough prompts were measured to refuse work by the estimates."""
+        ...
+
+    def doubt_costs(self, now_s: float) -> None:
+        """Something would be refused by the estimates: forget those that nothing can correct any more."""
+        ...
+
+    def expected(
+        self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
+    ) -> tuple[int, float]:
+        """Return how many tokens of a prompt would be computed where most of it is in cache, and in how many seconds.
+
+        `prefill`: who may run it.
+        """
+        ...
+
+
+class Releases:
+    """Moves attempts from QUEUED to RESERVING, and on to PREFILLING."""
+
+    def __init__(
+        self, holdings: Holdings, replicas: Mapping[str, Replica], forecast: Forecast | None = None
+    ) -> None:
+        self.drain = Drain()
+        self.forecast = forecast
+        self._holdings = holdings
+        self.roster = Roster(replicas)
+        self._replicas = replicas
+        self._pump_at_s = float("inf")
+        self._not_before_s = float("-inf")
+
+    def retry_after_ms(self, now_s: float) -> int:
+        """Return after how long what waits now is likely to have drained."""
+        return self.drain.retry_after_ms(self._holdings.queue.work, now_s)
+
+    def expect(self, item: Relayed) -> None:
+        """Look up what the prompt of `item`, which is new, will take.
+
+        Once: its place in the queue and whether it is in time follow from it, however long it waits, and whatever comes
+        into or leaves the caches meanwhile. The policy looks anew when it is released; if that is at once, the mirror has
+        the answer of this look ready.
+        """
+        if self.forecast is None:
+            item.work = item.token_count
+        else:
+            prefill, _ = self.roster.look(item.arrived_s)
+            item.work, item.expected_s = self.forecast.expected(item.hashes, item.token_count, prefill)
+
+    def foreseen_s(self, item: Relayed, wait_s: float) -> float | None:
+        """Return the seconds to the first token of `item` after a wait of `wait_s`, if it is known and too long.
+
+        It may take as long as the deadlines leave; a resumed one is never too late.
+        """
+        forecast = self.forecast
+        if forecast is None or item.is_resumed or not forecast.knows_costs():
+            return None
+        left_s = item.first_by_s - item.arrived_s
+        seconds = wait_s + item.expected_s
+        if seconds <= left_s:
+            return None
+        forecast.doubt_costs(item.arrived_s)
+        return seconds if forecast.knows_costs() else None
+
+    def next_wake_s(self) -> float | None:
+        """Return when the queue is to be looked at even if nothing happens, or None."""
+        return self._pump_at_s if len(self._holdings.queue) else None
+
+    def pump(self, now_s: float) -> None:
+        """Let go what may go, if something changed or the time has come."""
+        holdings = self._holdings
+        self.drain.waits(len(holdings.queue) > 0, now_s)
+        if not len(holdings.queue):
+            holdings.is_news = False
+            self._pump_at_s = float("inf")
+            return
+        if not holdings.is_news and now_s < self._pump_at_s:
+            return
+        if now_s < self._not_before_s:
+            self._pump_at_s = self._not_before_s
+            return
+        holdings.is_news = False
+        is_anyone_gone = False
+        while self._pass(now_s):
+            is_anyone_gone = True
+        self.drain.waits(len(holdings.queue) > 0, now_s)
+        if not is_anyone_gone:
+            self._not_before_s = now_s + PUMP_PAUSE_S
+        holdings.is_news = False
+
+    def _pass(self, now_s: float) -> bool:
+        """Try the heads of the queue once; True if one of them went."""
+        self._pump_at_s = float("inf")
+        has_gone = False
+        for item in self._holdings.queue.heads(self._has_place(now_s)):
+            try:
+                is_gone = self._try(item, now_s)
+            except Exception as bug:
+                # Whoever happened to pump - a stream, a timer - has nothing to do with it.
+                log.exception("an attempt could not be placed", extra={"request_id": item.request_id})
+                self._fail(item, bug, now_s)
+                is_gone = True
+            has_gone = has_gone or is_gone
+        return has_gone
+
+    def _try(self, item: Relayed, now_s: float) -> bool:
+        """Let `item` go if it may; True if it did."""
+        answer = self._ask(item, now_s)
+        if isinstance(answer, Wait):
+            item.waited_for = answer.reason
+            self._pump_at_s = min(self._pump_at_s, answer.until_s)
+            return False
+        if self._is_late(item, answer, now_s):
+            return True
+        assert item.submit is not None, item
+        uncached = item.token_count - answer.matched_blocks * item.submit.block_tokens
+        self._holdings.queue.release(item, max(1, uncached))
+        self.drain.released(item.work, now_s)
+        self._release(item, answer, now_s)
+        return True
+
+    def _is_late(self, item: Relayed, placement: Placement, now_s: float) -> bool:
+        """End `item` if its first token would come too late, before anything is taken for it; True if it would."""
+        if self.forecast is None or item.is_resumed or not self.forecast.knows_costs():
+            return False
+        last_s = item.first_by_s
+        if now_s + placement.estimate_s <= last_s:
+            return False
+        self.forecast.doubt_costs(now_s)
+        if not self.forecast.knows_costs():
+            return False
+        if item.outbox is not None:
+            message = (
+                f"the first token would take {placement.estimate_s:.3f} s after {now_s - item.arrived_s:.3f} s in the "
+                f"router's queue; {max(0.0, last_s - now_s):.3f} s are left"
+            )
+            estimate_ms = as_ms(now_s - item.arrived_s + placement.estimate_s)
+            item.outbox.refuse(
+                item.slot,
+                pb.Refusal.REASON_DEADLINE,
+                message,
+                retry_after_ms=self.retry_after_ms(now_s),
+                estimate_ms=estimate_ms,
+            )
+        self._holdings.end(item, now_s, "REASON_DEADLINE")
+        return True
+
+    def _has_place(self, now_s: float) -> MayGo:
+        """Return the question whether a tenant may have another prompt at some replica: False saves asking the policy."""
+        shares = self._holdings.shares
+        if len(shares) < 2:
+            return anybody
+        names = [one.name for one in self.view(now_s).prefill]
+
+        def has_place(tenant: str, band: int) -> bool:
+            waiting = self._holdings.queue.waiting_tokens(tenant, band)
+            allowed = shares.may_hold((tenant, band), names, now_s, waiting)
+            if len(allowed) == len(names):
+                return True
+            wait_s = min(shares.wait_s((tenant, band), name, now_s) for name in allowed)
+            if wait_s > 0:
+                self._pump_at_s = min(self._pump_at_s, now_s + wait_s)
+            return wait_s <= 0
+
+        return has_place
+
+    def _fail(self, item: Relayed, bug: Exception, now_s: float) -> None:
+        """End `item`, however far its release came."""
+        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
+        if item.outbox is not None:
+            message = f"bug: {type(bug).__name__}"
+            item.outbox.fail(item.slot, pb.Failure.CODE_INTERNAL, message, untouched=not item.was_taken)
+        self._holdings.end(item, now_s, "CODE_INTERNAL")
+
+    def _ask(self, item: Relayed, now_s: float) -> Placement | Wait:
+        if now_s < item.not_before_s:
+            return Wait("refused just now", item.not_before_s)
+        view = self.view(now_s)
+        if item.excluded and all(one.name in item.excluded for one in view.decode):
+            item.excluded = frozenset()
+            item.not_before_s = now_s + REFUSED_WAIT_S
+            return Wait("refused everywhere", item.not_before_s)
+        request = PlacementRequest(
+            item.request_id,
+            item.hashes,
+            item.token_count,
+            item.output_tokens_max,
+            explain=item.submit is not None and item.submit.explain,
+            excluded=self._avoided(item, view, now_s),
+            kv_head_room_permille=0 if item.is_resumed else item.kv_head_room_permille,
+            precedence=item.precedence,
+            waited_s=now_s - item.arrived_s,
+        )
+        shares = self._holdings.shares
+        if item.is_resumed or not view.prefill or not (item.tenant or len(shares) > 1):
+            return self._holdings.policy.place(request, view, now_s)
+        tenant = (item.tenant, item.band)
+        waiting = self._holdings.queue.waiting_tokens(*tenant)
+        allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s, waiting)
+        if len(allowed) < len(view.prefill):
+            prefill = [one for one in view.prefill if one.name in allowed]
+            view = PoolView(prefill, view.decode, view.waiting_requests)
+        answer = self._holdings.policy.place(request, view, now_s)
+        if isinstance(answer, Placement) and answer.prefill is not None:
+            wait_s = shares.wait_s(tenant, answer.prefill, now_s)
+            if wait_s > 0:
+                return Wait("others are about", now_s + wait_s, answer.prefill)
+        return answer
+
+    def _avoided(self, item: Relayed, view: PoolView, now_s: float) -> frozenset[str]:
+        """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
+        failed = self._holdings.failed_places.of(item.request_id, now_s)
+        avoided = item.excluded
+        for role in (view.prefill, view.decode) if failed else ():
+            names = {one.name for one in role}
+            if names - item.excluded - failed:
+                avoided |= names & failed
+        return avoided
+
+    def view(self, now_s: float) -> PoolView:
+        """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""
+        prefill, decode = self.roster.look(now_s)
+        return PoolView(prefill, decode, max(0, len(self._holdings.queue) - 1))
+
+    def _release(self, item: Relayed, placement: Placement, now_s: float) -> None:
+        """Submit to decode, which reserves KV; where it runs the prompt too, that is all."""
+        assert item.submit is not None and item.outbox is not None, item
+        decode = self._replicas[placement.decode]
+        item.stage = Stage.RESERVING
+        item.placement = placement
+        item.released_s = now_s
+        item.decode = decode
+        item.prefill = self._replicas[placement.prefill] if placement.prefill is not None else None
+        item.decode_slot = decode.outbox.new_slot()
+        decode.slots[item.decode_slot] = item
+        decode.reserve(item.decode_slot, item.blocks)
+        decode.sent(item, now_s)
+        if item.prefill is not None:  # now, not when decode has accepted it: others are placed meanwhile
+            item.prefill.sent(item, now_s)
+        self._holdings.timetable.by(item, now_s + ACCEPT_S)
+        phase = pb.PHASE_CONTEXT_AND_GENERATION if item.prefill is None else pb.PHASE_GENERATION_ONLY
+        decode.outbox.submit(
+            self._submit(item, item.decode_slot, phase), item.deadline_s, item.ttft_deadline_s
+        )
+        item.outbox.placement(placement_row(item, placement, now_s))
+        self._holdings.dispatched(item, now_s)
+        if item.prefill is not None and decode.state.has_ample_room():
+            # Decode will not refuse: waiting for its word would cost a round trip before every first token.
+            self.prefill(item, now_s)
+
+    def prefill(self, item: Relayed, now_s: float) -> None:
+        """Decode holds KV for it, or surely will: submit to prefill."""
+        prefill = item.prefill
+        assert prefill is not None and item.stage is Stage.RESERVING, item
+        item.stage = Stage.PREFILLING
+        item.prefill_slot = prefill.outbox.new_slot()
+        prefill.slots[item.prefill_slot] = item
+        item.start_by_s = now_s + START_S + 3 * (item.placement.estimate_s if item.placement else 0.0)
+        self._holdings.timetable.by(item, item.start_by_s)
+        submit = self._submit(item, item.prefill_slot, pb.PHASE_CONTEXT_ONLY)
+        prefill.outbox.submit(submit, item.deadline_s, item.ttft_deadline_s)
+
+    def requeue(self, item: Relayed, now_s: float) -> None:
+        """A decode replica refused it: back to the head of its lane, to be placed elsewhere, or later."""
+        assert item.decode is not None, item
+        refused_by = item.decode.name
+        if item.excluded:
+            item.excluded = frozenset()
+            item.not_before_s = now_s + REFUSED_WAIT_S
+        else:
+            item.excluded = frozenset((refused_by,))
+        self._enqueue(item, now_s)
+
+    def may_leave(self, prefill: Replica, now_s: float) -> bool:
+        """Return whether a prompt that waits at a busy prefill goes to another, which has fewer: one each LEAVE_S.
+
+        All at once would be the other's queue, and come back.
+        """
+        if now_s - prefill.left_s < LEAVE_S:
+            return False
+        load = prefill.load()
+        others = [one for one in self._replicas.values() if one.role == "prefill" and one is not prefill]
+        may_leave = any(
+            one.is_placeable() and one.ejection.may_take(now_s) and one.load() + 1 < load for one in others
+        )
+        if may_leave:
+            prefill.left_s = now_s
+        return may_leave
+
+    def can_place_again(self, item: Relayed) -> bool:
+        """True if no engine had `item`, its frontend waits, and other replicas may be asked."""
+        return (
+            item.stage in (Stage.RESERVING, Stage.PREFILLING)
+            and not item.was_taken
+            and item.outbox is not None
+            and item.placed_again < PLACED_AGAIN_MAX
+        )
+
+    def again(self, item: Relayed, by: str, now_s: float) -> None:
+        """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
+        assert self.can_place_again(item), item
+        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
+        item.placed_again += 1
+        item.excluded = frozenset((by,))
+        self._enqueue(item, now_s)
+
+    def _enqueue(self, item: Relayed, now_s: float) -> None:
+        holdings = self._holdings
+        holdings.settle(item, now_s)
+        holdings.detach_decode(item)
+        holdings.detach_prefill(item)
+        item.placement = None
+        item.stage = Stage.QUEUED
+        if item.outbox is not None:
+            item.outbox.placement(pb.Placement(slot=item.slot))  # none: it may wait here as long as a new one
+        holdings.queue.add(item, at_head=True)
+        holdings.timetable.by(item, item.queue_until_s)
+        self._not_before_s = float("-inf")
+        holdings.is_news = True
+
+    def _submit(self, item: Relayed, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
+        assert item.submit is not None and item.placement is not None, item
+        submit = pb.Submit()
+        submit.CopyFrom(item.submit)
+        submit.slot = slot
+        submit.phase = phase
+        submit.credit_position = item.credit
+        if (
+            self.forecast is None or self.forecast.knows_costs()
+        ):  # else replicas would refuse by what nobody knows
+            submit.prefill_estimate_us = as_us(item.placement.prefill_s)
+        return submit

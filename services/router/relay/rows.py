@@ -1,0 +1,51 @@
+"""What the router tells of a placement, and times as they fit the wire. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.placement.explanation import why
+from services.router.placement.policy import Placement
+from services.router.relay.relayed import Relayed
+
+MS_MAX: Final = (1 << 32) - 1
+
+US_MAX: Final = 1 << 53
+"""Times on the wire are bounded by this (285 years), whatever somebody claimed: it fits every field on the way."""
+
+
+def placement_row(item: Relayed, placement: Placement, now_s: float) -> pb.Placement:
+    """Return what the frontend hears of `placement`."""
+    row = pb.Placement(
+        slot=item.slot,
+        prefill_replica=placement.prefill or "",
+        decode_replica=placement.decode,
+        matched_block_count=placement.matched_blocks,
+        prompt_block_count=len(item.hashes),
+        queue_us=as_us(now_s - item.arrived_s),
+        estimate_us=as_us(placement.estimate_s),
+    )
+    if placement.candidates:
+        row.reason = why(placement, waited_s=now_s - item.arrived_s, waited_for=item.waited_for)
+    for one in placement.candidates:
+        told = row.candidates.add(
+            replica=one.replica,
+            matched_block_count=one.matched_blocks,
+            queue_us=as_us(one.queue_s),
+            prefill_us=as_us(one.prefill_s),
+            score=one.score,
+        )
+        if placement.prefill is None:
+            told.decode_us = as_us(one.decode_s)
+    return row
+
+
+def as_ms(seconds: float) -> int:
+    """Return milliseconds for a field of 32 bits."""
+    return round(min(max(0.0, seconds * 1e3), MS_MAX))
+
+
+def as_us(seconds: float) -> int:
+    """Return microseconds, from 0 to US_MAX."""
+    return round(min(max(0.0, seconds * 1e6), US_MAX))

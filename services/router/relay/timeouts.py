@@ -1,0 +1,78 @@
+"""What follows when nothing comes: for one that waits in the queue, from its replicas, or from who would adopt it. Pure."""
+
+from __future__ import annotations
+
+from kvmesh.attach.names import name_of
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.relay.endings import Endings
+from services.router.relay.holdings import Holdings
+from services.router.relay.relayed import Relayed, Stage
+from services.router.relay.releases import ACCEPT_S, LEAVE_S, Releases
+from services.router.relay.replicas import Replica
+
+
+class Timeouts:
+    """Looks at attempts when the timetable says so."""
+
+    def __init__(self, holdings: Holdings, releases: Releases, endings: Endings) -> None:
+        self._holdings = holdings
+        self._releases = releases
+        self._endings = endings
+
+    def look_at(self, item: Relayed, now_s: float) -> None:
+        """The time has come that was noted for `item`; it may have been noted for something that is past."""
+        if item.stage is Stage.QUEUED:
+            self._give_up_waiting(item, now_s)
+        elif item.expire_s <= now_s:
+            self._expire(item, now_s)
+        else:
+            if item.expire_s < float("inf"):
+                self._holdings.timetable.by(item, item.expire_s)
+            self._look_at_placed(item, now_s)
+
+    def _give_up_waiting(self, item: Relayed, now_s: float) -> None:
+        """It waited in the queue as long as it may."""
+        if now_s < item.queue_until_s:
+            self._holdings.timetable.by(item, item.queue_until_s)
+            return
+        waited_s = now_s - item.arrived_s
+        reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "it was not placed"
+        if now_s >= item.first_by_s:
+            reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
+        if item.outbox is not None:
+            retry_ms = self._releases.retry_after_ms(now_s)
+            message = f"{why} after {waited_s:.3f} s in the router's queue of {len(self._holdings.queue)}"
+            item.outbox.refuse(item.slot, reason, message, retry_after_ms=retry_ms)
+        self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, reason))
+
+    def _expire(self, item: Relayed, now_s: float) -> None:
+        """Nobody adopted it, or nobody needs its handoff any more."""
+        self._holdings.cancel_decode(item, pb.Cancel.REASON_ABANDONED)
+        self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
+        self._holdings.end(item, now_s, "abandoned")
+
+    def _look_at_placed(self, item: Relayed, now_s: float) -> None:
+        """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
+        decode, prefill = item.decode, item.prefill
+        if decode is not None and decode.is_unanswered(item.decode_slot):
+            if item.released_s + ACCEPT_S <= now_s:
+                self._give_up(item, decode, "no answer to a submit", now_s)
+                return
+            self._holdings.timetable.by(item, item.released_s + ACCEPT_S)
+        if prefill is not None and item.stage is Stage.PREFILLING and self._releases.can_place_again(item):
+            if item.start_by_s > now_s:
+                self._holdings.timetable.by(item, item.start_by_s)
+            elif not prefill.is_at_work(now_s):
+                self._give_up(item, prefill, "a prompt was not started", now_s)
+            elif self._releases.may_leave(prefill, now_s):
+                self._releases.again(item, prefill.name, now_s)
+            else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
+                item.start_by_s = now_s + LEAVE_S
+                self._holdings.timetable.by(item, item.start_by_s)
+
+    def _give_up(self, item: Relayed, replica: Replica, why: str, now_s: float) -> None:
+        replica.failed(item.released_s, now_s, why)
+        if self._releases.can_place_again(item):
+            self._releases.again(item, replica.name, now_s)
+        else:
+            self._endings.fail(item, pb.Failure.CODE_STALLED, why, replica.name, now_s)

@@ -1,0 +1,280 @@
+"""What routers tell each other about their dispatches, as bytes in Redis.
+
+Pure. Any bytes decode to a value or raise NoteError. All numbers are little-endian. Times travel as ages at sending: no
+host's clock means anything to another.
+
+    entry       "KVD2" router:text boot:text seq:u64 count:u16 count * note
+    dispatched  0x01 request:16 age_us:u64 replica:text prefill_us:u64 tokens:u32 blocks:u32 blocks * hash:u64 precedence
+    precedence  is_known:u8 band:u8 is_resumed:u8 priority:i32 weight:f64 size:u16 tenant:size (UTF-8)
+    started     0x02 request:16 age_us:u64
+    finished    0x03 request:16 has_hit:u8 hit
+    hit         cached_tokens:u32 computed_tokens:u32 cached_blocks:u32 prefill_us:u64
+    roll call   0x04 is_full:u8 replicas:u16 replicas * (replica:text open:u32 open * (request:16 started_age_us:u64))
+    ask         0x05 router:text boot:text requests:u16 requests * request:16
+    measured    0x06 age_us:u64 replica:text hit
+    text        length:u8 UTF-8
+
+`started_age_us` is NOT_STARTED for a prompt that waits. An ask without requests asks for all.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvmesh import blocks
+from services.router.placement.policy import Dispatched, Finished, Hit, Measured, Note, Started
+from services.router.placement.precedence import USUAL, Precedence
+
+FIELD: Final = b"b"
+NOTES_MAX: Final = 1024
+AGE_MAX_S: Final = 3600.0
+"""Ages and estimates are cut to this: no prompt takes longer."""
+
+NOT_STARTED: Final = (1 << 64) - 1
+_MAGIC: Final = b"KVD2"
+_HIT: Final = "<IIIQ"
+_PRECEDENCE: Final = "<BBBidH"
+_U32_MAX: Final = (1 << 32) - 1
+_I32_MAX: Final = (1 << 31) - 1
+_TENANT_MAX: Final = 1024
+"""Bytes; what is behind them does not decide any order."""
+
+
+class NoteError(ValueError):
+    """The bytes are no notes of ours; says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollCall:
+    """All that a router has dispatched and not finished."""
+
+    open: Mapping[str, Mapping[str, float | None]]
+    """Replica -> request id -> when its engine had it; None: it waits."""
+    is_full: bool = False
+    """All of it, and what was measured lately, was told right before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Somebody misses dispatches of the process `boot_id` of `router`."""
+
+    router: str
+    boot_id: str
+    request_ids: tuple[str, ...] = ()
+    """None named: all."""
+
+
+NO_HIT: Final = Hit(0, 0, 0, 0.0)
+
+Told = Note | Measured | RollCall | Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Some consecutive notes of one router. Times in them are of the clock of whoever writes, or reads, them."""
+
+    router: str
+    boot_id: str
+    seq: int
+    """Ascends by one with each entry of the process."""
+    notes: Sequence[Told]
+
+
+def encode(entry: Entry, now_s: float) -> bytes:
+    """Return `entry`, with at most NOTES_MAX notes, as bytes to be sent now."""
+    parts = [
+        *(_MAGIC, _text(entry.router), _text(entry.boot_id)),
+        struct.pack("<QH", entry.seq, len(entry.notes)),
+    ]
+    for note in entry.notes:
+        match note:
+            case Dispatched():
+                parts += [
+                    b"\x01",
+                    bytes.fromhex(note.request_id),
+                    _age(note.at_s, now_s),
+                    _text(note.replica),
+                ]
+                tokens = min(note.token_count, _U32_MAX)
+                parts.append(struct.pack("<QII", _us(note.prefill_s), tokens, len(note.hashes)))
+                parts += [blocks.pack(note.hashes), _precedence(note.precedence)]
+            case Started():
+                parts += [b"\x02", bytes.fromhex(note.request_id), _age(note.at_s, now_s)]
+            case Finished():
+                parts += [b"\x03", bytes.fromhex(note.request_id), bytes((note.hit is not None,))]
+                parts.append(_hit(note.hit or NO_HIT))
+            case Measured():
+                parts += [b"\x06", _age(note.at_s, now_s), _text(note.replica), _hit(note.hit)]
+            case RollCall():
+                parts += [b"\x04", struct.pack("<BH", note.is_full, len(note.open))]
+                for replica, prompts in note.open.items():
+                    parts += [_text(replica), struct.pack("<I", len(prompts))]
+                    for request_id, started_s in prompts.items():
+                        parts += [bytes.fromhex(request_id), _age(started_s, now_s)]
+            case Ask():
+                parts += [b"\x05", _text(note.router), _text(note.boot_id)]
+                parts.append(struct.pack("<H", len(note.request_ids)))
+                parts += [bytes.fromhex(request_id) for request_id in note.request_ids]
+    return b"".join(parts)
+
+
+def is_of(data: bytes, router: str) -> bool:
+    """True if `data` is an entry of `router`, told without reading it."""
+    return data.startswith(_MAGIC + _text(router))
+
+
+def seq_of(data: bytes, router: str, boot_id: str) -> int | None:
+    """Return the number of the entry in `data` if it is of that process, told without reading it."""
+    head = _MAGIC + _text(router) + _text(boot_id)
+    if not data.startswith(head) or len(data) < len(head) + 8:
+        return None
+    return int.from_bytes(data[len(head) : len(head) + 8], "little")
+
+
+def decode(data: bytes, now_s: float, life_s: float, under_way_s: float = 0.0) -> Entry:
+    """Return the entry in `data`, read at `now_s` and sent `under_way_s` before; dispatches are forgotten `life_s` later.
+
+    Raises NoteError.
+    """
+    try:
+        return _Reader(data, now_s, life_s, under_way_s).entry()
+    except (struct.error, UnicodeDecodeError, IndexError) as error:
+        raise NoteError(f"notes of {len(data)} bytes cannot be read: {error}") from None
+
+
+class _Reader:
+    def __init__(self, data: bytes, now_s: float, life_s: float, under_way_s: float) -> None:
+        self._data = data
+        self._at = 0
+        self._now_s = now_s
+        self._sent_s = now_s - under_way_s
+        self._life_s = life_s
+
+    def entry(self) -> Entry:
+        if self._take(4) != _MAGIC:
+            raise NoteError(f"notes start with {self._data[:4]!r}; {_MAGIC!r} is needed")
+        router, boot_id = self._text(), self._text()
+        seq, count = self._numbers("<QH")
+        if count > NOTES_MAX:
+            raise NoteError(f"{count} notes; {NOTES_MAX} are allowed")
+        notes = [self._note(router) for _ in range(count)]
+        if self._at != len(self._data):
+            raise NoteError(f"{len(self._data) - self._at} bytes follow the notes")
+        return Entry(router, boot_id, seq, notes)
+
+    def _note(self, router: str) -> Told:
+        kind = self._take(1)
+        if kind == b"\x01":
+            return self._dispatched(router)
+        if kind == b"\x02":
+            return Started(router, self._request(), self._moment())
+        if kind == b"\x03":
+            request_id = self._request()
+            (has_hit,) = self._numbers("<B")
+            if has_hit > 1:
+                raise NoteError(f"has_hit is {has_hit}; 0 or 1 is allowed")
+            hit = self._hit()
+            return Finished(router, request_id, self._sent_s, hit if has_hit else None)
+        if kind == b"\x04":
+            return self._roll_call()
+        if kind == b"\x05":
+            asked, boot_id = self._text(), self._text()
+            return Ask(asked, boot_id, tuple(self._request() for _ in range(self._numbers("<H")[0])))
+        if kind == b"\x06":
+            at_s, replica = self._moment(), self._text()
+            return Measured(replica, self._hit(), at_s)
+        raise NoteError(f"note is of kind {kind!r}; 1 to 6 is allowed")
+
+    def _hit(self) -> Hit:
+        cached_tokens, computed_tokens, cached_blocks, prefill_us = self._numbers(_HIT)
+        return Hit(cached_tokens, computed_tokens, cached_blocks, min(prefill_us / 1e6, AGE_MAX_S))
+
+    def _dispatched(self, router: str) -> Dispatched:
+        request_id, at_s, replica = self._request(), self._moment(), self._text()
+        prefill_us, tokens, count = self._numbers("<QII")
+        prefill_s = min(prefill_us / 1e6, AGE_MAX_S)
+        hashes = blocks.unpack(self._take(8 * count))
+        expires_s = self._now_s + self._life_s + 10 * prefill_s
+        precedence = self._precedence()
+        sent = router, request_id, replica, hashes, prefill_s, at_s, expires_s, precedence, tokens
+        return Dispatched(*sent, heard_s=self._now_s)
+
+    def _precedence(self) -> Precedence | None:
+        is_known, band, is_resumed, priority, weight, size = struct.unpack(
+            _PRECEDENCE, self._take(struct.calcsize(_PRECEDENCE))
+        )
+        tenant = self._take(size).decode()
+        if not 0 < weight < float("inf"):
+            raise NoteError(f"weight is {weight}; more than 0 is needed")
+        return Precedence(band, bool(is_resumed), tenant, weight, priority) if is_known else None
+
+    def _roll_call(self) -> RollCall:
+        open_: dict[str, Mapping[str, float | None]] = {}
+        is_full, count = self._numbers("<BH")
+        for _ in range(count):
+            replica = self._text()
+            prompts: dict[str, float | None] = {}
+            (open_count,) = self._numbers("<I")
+            for request, age_us in struct.iter_unpack("<16sQ", self._take(24 * open_count)):
+                prompts[request.hex()] = None if age_us == NOT_STARTED else self._ago(age_us)
+            open_[replica] = prompts
+        return RollCall(open_, bool(is_full))
+
+    def _request(self) -> str:
+        return self._take(16).hex()
+
+    def _moment(self) -> float:
+        return self._ago(self._numbers("<Q")[0])
+
+    def _ago(self, age_us: int) -> float:
+        return self._sent_s - min(age_us / 1e6, AGE_MAX_S)
+
+    def _take(self, size: int) -> bytes:
+        end = self._at + size
+        if end > len(self._data):
+            raise NoteError(f"notes are cut at byte {len(self._data)}")
+        part, self._at = self._data[self._at : end], end
+        return part
+
+    def _text(self) -> str:
+        text = self._take(self._take(1)[0]).decode()
+        if not text:
+            raise NoteError("a text is empty")
+        return text
+
+    def _numbers(self, form: str) -> tuple[int, ...]:
+        return struct.unpack(form, self._take(struct.calcsize(form)))
+
+
+def _hit(hit: Hit) -> bytes:
+    counts = (min(each, _U32_MAX) for each in (hit.cached_tokens, hit.computed_tokens, hit.cached_blocks))
+    return struct.pack(_HIT, *counts, _us(hit.prefill_s))
+
+
+def _precedence(precedence: Precedence | None) -> bytes:
+    known = precedence or USUAL
+    tenant = known.tenant.encode()[:_TENANT_MAX].decode(errors="ignore").encode()
+    priority = max(-_I32_MAX, min(_I32_MAX, known.priority))
+    numbers = struct.pack(
+        _PRECEDENCE,
+        *(precedence is not None, known.band, known.is_resumed, priority, known.weight, len(tenant)),
+    )
+    return numbers + tenant
+
+
+def _age(at_s: float | None, now_s: float) -> bytes:
+    return struct.pack("<Q", NOT_STARTED if at_s is None else _us(now_s - at_s))
+
+
+def _us(seconds: float) -> int:
+    return round(min(max(0.0, seconds), AGE_MAX_S) * 1e6)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    if not 1 <= len(data) <= 255:
+        raise NoteError(f"text has {len(data)} bytes; 1 to 255 are allowed")
+    return bytes((len(data),)) + data

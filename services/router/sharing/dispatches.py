@@ -1,0 +1,190 @@
+"""Tells the other routers what this one dispatched, and hears what they did, within some 10 ms.
+
+A shell around `exchange`. What cannot be written is dropped: others see a little less until the next roll call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from kvmesh.clock import Clock, MonotonicClock
+from kvmesh.prefix_index.events import format_stream_id, parse_stream_id
+from kvmesh.redis_link import RedisLink, key
+from kvmesh.tasks import persist
+from services.router.placement.policy import Event, Note
+from services.router.sharing import dispatch_notes
+from services.router.sharing.dispatch_notes import Entry, NoteError
+from services.router.sharing.exchange import Exchange
+from services.router.sharing.neighbours import ROLL_S, Known, Neighbours
+from services.router.turns import Turns
+
+log = logging.getLogger(__name__)
+
+FLUSH_S: Final = 0.003
+"""Between two writes, unless more is there than one can hold; a note after a pause goes at once."""
+
+KEPT_MS: Final = 10_000
+"""Entries older than this are trimmed: a reader that stood still for longer asks for what it missed."""
+
+LIFE_S: Final = 60
+"""The stream goes so long after the last entry of the last router."""
+
+ENTRIES_MAX: Final = 10_000
+"""Kept where the age of entries is not known yet, or does not tell."""
+
+READ_PAUSE_S: Final = 0.002
+"""After a read, so that many routers cost no read for each of their entries."""
+
+BLOCK_MS: Final = 500
+READ_COUNT: Final = 256
+AWAY_PAUSE_S: Final = 0.2
+LOOK_S: Final = ROLL_S / 2
+"""Between two looks at who is silent and who did not answer; each second one calls the roll."""
+
+StreamId = tuple[int, int]
+
+
+class Dispatches:
+    """Owned by who calls `run`. `observe` gets the events of other routers; `note` takes our own.
+
+    `known` and `has_replica`: see Neighbours.
+    """
+
+    def __init__(
+        self,
+        redis: RedisLink,
+        mesh: str,
+        router: str,
+        boot_id: str,
+        observe: Callable[[Event], None],
+        known: Callable[[str], Mapping[str, Known]],
+        has_replica: Callable[[str], bool],
+        clock: Clock | None = None,
+    ) -> None:
+        self.neighbours = Neighbours(router, boot_id, observe, known, has_replica)
+        self.exchange = Exchange(router, boot_id, self.neighbours)
+        self.unreadable_total = 0
+        self._redis = redis
+        self._stream = key(mesh, "dispatches")
+        self._clock = clock or MonotonicClock()
+        self._turns = Turns(self._clock)
+        self._writing: Entry | None = None
+        self._news = asyncio.Event()
+        self._position: StreamId | None = None
+        self._prolong_at_s = 0.0
+
+    def set_routers(self, boot_ids: Iterable[tuple[str, str]]) -> None:
+        """Name the live routers with their boot ids; what a router that is gone had dispatched is forgotten."""
+        self.exchange.set_routers(boot_ids, self._clock.now_s())
+        self._news.set()
+
+    def note(self, note: Note) -> None:
+        """Tell the other routers. Never waits."""
+        if self.exchange.note(note):
+            self._news.set()
+
+    def is_caught_up(self) -> bool:
+        """True if what the others have dispatched is known here, as far as they tell."""
+        return self.exchange.may_ask and self.neighbours.is_caught_up(self._clock.now_s())
+
+    async def run(self) -> None:
+        """Write and read until cancelled. No answer of Redis ends it."""
+        async with asyncio.TaskGroup() as tasks:
+            for work, what, on_failure in (
+                (self._write, "dispatches-write", self._drop),
+                (self._read, "dispatches-read", self._stop_reading),
+                (self._look, "dispatches-look", _nothing),
+            ):
+                tasks.create_task(persist(work, what, pause_s=AWAY_PAUSE_S, on_failure=on_failure), name=what)
+
+    async def _look(self) -> None:
+        is_second = False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            is_second = not is_second
+            if is_second:
+                self.exchange.call_roll()
+            now_s = self._clock.now_s()
+            self.neighbours.look(now_s)
+            self._nudge()
+
+    async def _write(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while (entry := self.exchange.next_entry(self._clock.now_s())) is not None:
+                self._writing, pause_s = entry, 0.0 if self.exchange.has_rest else FLUSH_S
+                data = self.exchange.encoded(entry, self._clock.now_s())
+                await self._redis.execute(
+                    *("XADD", self._stream, *self._trim(), "*"), *(dispatch_notes.FIELD, data)
+                )
+                self._writing = None
+                if self._clock.now_s() >= self._prolong_at_s:
+                    await self._redis.execute("EXPIRE", self._stream, LIFE_S)
+                    # If the clock of Redis was set back, no entry ages until it is where it was.
+                    await self._redis.execute("XTRIM", self._stream, "MAXLEN", "~", ENTRIES_MAX)
+                    self._prolong_at_s = self._clock.now_s() + LIFE_S / 4
+                await asyncio.sleep(pause_s)
+
+    def _trim(self) -> tuple[str | int, ...]:
+        if self._position is None:
+            return ("MAXLEN", "~", ENTRIES_MAX)
+        return (
+            "MINID",
+            "~",
+            max(0, self._position[0] - KEPT_MS),
+        )  # by the clock of Redis, whatever ours says
+
+    def _drop(self) -> None:
+        unwritten, self._writing = self._writing, None
+        self._prolong_at_s = 0.0  # a Redis that comes back empty knows nothing of it
+        self.exchange.drop(unwritten)
+        self._nudge()
+
+    def _stop_reading(self) -> None:
+        self.exchange.may_ask = False
+
+    async def _read(self) -> None:
+        await self._find_position()
+        self.exchange.may_ask = True
+        while True:
+            self._nudge()
+            assert self._position is not None
+            answer = await self._redis.execute(
+                *("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS),
+                *("STREAMS", self._stream, format_stream_id(self._position)),
+            )
+            read_s = self._clock.now_s()
+            for entry_id, fields in answer[0][1] if answer else ():
+                self._position = parse_stream_id(entry_id)
+                await self._take((fields or {}).get(dispatch_notes.FIELD, b""), read_s)
+                await self._turns.breathe()
+            if answer:
+                await asyncio.sleep(READ_PAUSE_S)
+            else:
+                await self._find_position()
+
+    def _nudge(self) -> None:
+        if self.exchange.has_more(self._clock.now_s()):
+            self._news.set()
+
+    async def _find_position(self) -> None:
+        """Start at the end of the stream, unless the place we were at is still in it: a new Redis may count from less."""
+        last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
+        end = parse_stream_id(last[0][0]) if last else (0, 0)
+        if self._position is None or end < self._position:
+            self._position = end
+
+    async def _take(self, data: bytes, read_s: float) -> None:
+        try:
+            await self._turns.through(self.exchange.reading(data, read_s))
+        except NoteError as error:
+            self.unreadable_total += 1
+            log.warning("notes of a router cannot be read: %s", error)
+
+
+def _nothing() -> None:
+    """Nothing is to be brought in order."""

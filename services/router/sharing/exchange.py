@@ -1,0 +1,137 @@
+"""One router's side of what routers tell each other: which entry is written next, and what one that is read means. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable
+from typing import Final
+
+from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Finished, Note, Started
+from services.router.sharing import dispatch_notes
+from services.router.sharing.dispatch_notes import NOTES_MAX, Entry, Told
+from services.router.sharing.neighbours import ALL, Neighbours
+from services.router.sharing.open_dispatches import OpenDispatches
+from services.router.sharing.transit import Transit
+
+WAITING_MAX: Final = 8 * NOTES_MAX
+"""Notes that wait to be written; the oldest are dropped beyond it."""
+
+TOLD_MAX: Final = NOTES_MAX // 4
+"""Notes in one entry: it is encoded and decoded in one go, in some milliseconds."""
+
+HASHES_MAX: Final = 8192
+"""Blocks named in one entry, unless a single note names more: 64 kB."""
+
+
+class Exchange:
+    """Own notes come in by `note`; `next_entry` is what is to be written, `reading` takes what is read.
+
+    While there is no other router nothing is written but answers to one that starts.
+    """
+
+    def __init__(self, router: str, boot_id: str, neighbours: Neighbours) -> None:
+        self.neighbours = neighbours
+        self.open = OpenDispatches()
+        self.transit = Transit()
+        self.dropped_total = 0
+        """Dispatches, starts and finishes that were not written."""
+        self.may_ask = False
+        """True while answers would be read."""
+        self._router = router
+        self._boot_id = boot_id
+        self._waiting: deque[Told] = deque()
+        self._is_roll_due = False
+        self._is_full = False
+        """The next roll call ends an answer to one who asked for all."""
+        self._seq = 0
+
+    def set_routers(self, boot_ids: Iterable[tuple[str, str]], now_s: float) -> None:
+        """Name the live routers with their boot ids; what a router that is gone had dispatched is forgotten."""
+        self.neighbours.set_routers(
+            {name: boot_id for name, boot_id in boot_ids if name != self._router}, now_s
+        )
+        self.call_roll()
+
+    def note(self, note: Note) -> bool:
+        """Take what happened here; True if there is somebody to tell."""
+        self.open.note(note)
+        if not len(self.neighbours):
+            return False
+        if len(self._waiting) >= WAITING_MAX:
+            self._waiting.popleft()
+            self.dropped_total += 1
+        self._waiting.append(note)
+        return True
+
+    def call_roll(self) -> None:
+        """Tell with the next entry all that is open."""
+        self._is_roll_due = len(self.neighbours) > 0
+
+    def drop(self, unwritten: Entry | None) -> None:
+        """What waits cannot be written, nor could the entry `unwritten`: the next roll call tells it."""
+        lost = (*self._waiting, *(unwritten.notes if unwritten is not None else ()))
+        self.dropped_total += sum(isinstance(note, Dispatched | Started | Finished) for note in lost)
+        self._waiting.clear()
+        self._is_full = False
+        self.call_roll()
+
+    def has_more(self, now_s: float) -> bool:
+        """True if `next_entry` would return one."""
+        return bool(self._waiting or self._is_roll_due or self.neighbours.asked) or (
+            self.may_ask and self.neighbours.has_asks(now_s)
+        )
+
+    @property
+    def has_rest(self) -> bool:
+        """True right after `next_entry` if its entry could not hold all."""
+        return bool(self._waiting)
+
+    def next_entry(self, now_s: float) -> Entry | None:
+        """Return what is to be written now. The roll is called last: everything on it was told before."""
+        asked = self.neighbours.asked
+        if (
+            self._is_full
+        ):  # it is being told: who came late hears at the end what it misses, and asks for that
+            asked.discard(ALL)
+        if asked:
+            if ALL in asked:
+                self._is_full = True
+                self._waiting.extend(self.open.measured)
+            coming = {note.request_id for note in self._waiting if isinstance(note, Dispatched)}
+            missed = self.open.request_ids() if ALL in asked else asked
+            self._waiting.extend(self.open.told_again(each for each in missed if each not in coming))
+            asked.clear()
+            self._is_roll_due = True
+        notes: list[Told] = []
+        if self.may_ask:
+            notes += self.neighbours.asks(now_s)[: TOLD_MAX // 2]
+        hashes = 0
+        while self._waiting and len(notes) < TOLD_MAX - 1:
+            note = self._waiting[0]
+            if isinstance(note, Dispatched):
+                hashes += len(note.hashes)
+                if hashes > HASHES_MAX and notes:
+                    break
+            notes.append(self._waiting.popleft())
+        if self._is_roll_due and not self._waiting:
+            notes.append(self.open.roll_call(is_full=self._is_full))
+            self._is_roll_due = self._is_full = False
+        if not notes:
+            return None
+        self._seq += 1
+        return Entry(self._router, self._boot_id, self._seq, notes)
+
+    def encoded(self, entry: Entry, now_s: float) -> bytes:
+        """Return `entry` as bytes to be written now."""
+        self.transit.sent(entry.seq, now_s)
+        return dispatch_notes.encode(entry, now_s)
+
+    def reading(self, data: bytes, now_s: float) -> Generator[None, None, None]:
+        """Take an entry that was read, note by note; own ones come back too. Raises NoteError."""
+        if dispatch_notes.is_of(data, self._router):
+            seq = dispatch_notes.seq_of(data, self._router, self._boot_id)
+            if seq is not None:
+                self.transit.read(seq, now_s)
+            return
+        entry = dispatch_notes.decode(data, now_s, DISPATCH_LIFE_S, self.transit.seconds)
+        yield from self.neighbours.taking(entry, now_s)

@@ -1,0 +1,214 @@
+"""What this router believes of the dispatches of others, and how it finds out what it missed. Pure.
+
+Notes may be lost: a Redis that was away, a reader that stood still. Each router calls its roll several times in what a
+prompt takes; whoever hears it forgets what is not on it and asks for what it does not know. A router that is not heard
+has no dispatches: if it lives, they come back with its next roll call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from services.router.placement.backlog import Backlog
+from services.router.placement.policy import Dispatched, Event, Finished, Measured, RouterGone, Started
+from services.router.sharing.dispatch_notes import Ask, Entry, RollCall
+
+ROLL_S: Final = 0.5
+"""Between two roll calls of a router."""
+
+SILENT_S: Final = 3 * ROLL_S
+"""A router that was not heard for this long is taken for dead."""
+
+ASK_AGAIN_S: Final = 0.25
+"""An ask that was not answered is repeated after this."""
+
+GREETING_S: Final = 0.5
+"""A new router waits this long for what the others have to tell before it takes requests."""
+
+REQUESTS_ASKED_MAX: Final = 256
+"""Who misses more asks for all."""
+
+ALL: Final = ""
+
+
+class Known(Protocol):
+    """A dispatch of another router that is counted here."""
+
+    @property
+    def replica(self) -> str:
+        """Where."""
+
+    @property
+    def is_started(self) -> bool:
+        """True if its engine has it."""
+
+
+@dataclass(slots=True)
+class _Router:
+    """Another router's process."""
+
+    name: str
+    boot_id: str
+    since_s: float
+    heard_s: float
+    seq: int = 0
+    is_silent: bool = False
+    has_told: bool = False
+    """It told all it has, and nothing of it was left aside."""
+    misses_all: bool = True
+    missing: set[str] = field(default_factory=set)
+    asked_s: float = float("-inf")
+
+
+class Neighbours:
+    """Hears entries and tells the policy, by `observe`.
+
+    `known` returns the dispatches of a router that are counted here, by request id; it may change with what is observed.
+    It is the one memory of them, so that whatever else was forgotten there comes back. Dispatches to replicas that
+    `has_replica` denies are left aside until they are known.
+    """
+
+    def __init__(
+        self,
+        router: str,
+        boot_id: str,
+        observe: Callable[[Event], None],
+        known: Callable[[str], Mapping[str, Known]],
+        has_replica: Callable[[str], bool],
+    ) -> None:
+        self.gap_total = 0
+        """Entries of others that were missed."""
+        self.healed_total = 0
+        """Dispatches, starts and finishes of others that were found out by a roll call."""
+        self.asked: set[str] = set()
+        """Dispatches of this router that others ask for, ALL for each of them; the caller answers and clears it."""
+        self._router = router
+        self._boot_id = boot_id
+        self._observe = observe
+        self._known = known
+        self._has_replica = has_replica
+        self._routers: dict[str, _Router] = {}
+
+    def __len__(self) -> int:
+        return len(self._routers)
+
+    def set_routers(self, boot_ids: Mapping[str, str], now_s: float) -> None:
+        """Name the other routers that live; what one that is gone had dispatched is forgotten."""
+        for name, one in list(self._routers.items()):
+            if boot_ids.get(name) != one.boot_id:
+                del self._routers[name]
+                self._observe(RouterGone(name))
+        for name, boot_id in boot_ids.items():
+            if name not in self._routers:
+                self._routers[name] = _Router(name, boot_id, now_s, now_s)
+
+    def take(self, entry: Entry, now_s: float) -> None:
+        """Take an entry; one that is not newer than the last of its router is no news."""
+        for _ in self.taking(entry, now_s):
+            pass
+
+    def taking(self, entry: Entry, now_s: float) -> Generator[None, None, None]:
+        """Take an entry note by note; anything else may happen in between."""
+        if entry.router == self._router:
+            return
+        for note in entry.notes:
+            if isinstance(note, Ask) and (note.router, note.boot_id) == (self._router, self._boot_id):
+                # Answered whoever asks: who starts is not known here yet.
+                self.asked.update(note.request_ids or (ALL,))
+        one = self._routers.get(entry.router)
+        if one is None or one.boot_id != entry.boot_id or entry.seq <= one.seq:
+            return
+        if one.seq:
+            self.gap_total += entry.seq - one.seq - 1
+        one.seq = entry.seq
+        one.heard_s = now_s
+        one.is_silent = False
+        for note in entry.notes:
+            if self._routers.get(one.name) is not one:
+                return  # what is left of it is of a router that is gone
+            match note:
+                case Dispatched():
+                    if self._has_replica(note.replica) and not self._is_told_again(one, note):
+                        one.missing.discard(note.request_id)
+                        self._observe(note)
+                case Started() | Finished():
+                    self._observe(note)
+                case Measured():
+                    if one.misses_all and self._has_replica(note.replica):
+                        self._observe(note)  # later ones were heard with their finishes
+                case RollCall():
+                    self._roll_call(one, note, now_s)
+            yield
+
+    def _is_told_again(self, one: _Router, note: Dispatched) -> bool:
+        """True if it is known as it is: somebody else had asked for it."""
+        here = self._known(one.name).get(note.request_id)
+        return here is not None and here.replica == note.replica and note.request_id not in one.missing
+
+    def _roll_call(self, one: _Router, roll: RollCall, now_s: float) -> None:
+        if one.misses_all and not roll.is_full:
+            return  # the answer is on its way, or will be asked for again
+        known = self._known(one.name)
+        listed: set[str] = set()
+        missing: set[str] = set()
+        has_all = True
+        for replica, prompts in roll.open.items():
+            if not self._has_replica(replica):
+                has_all = False
+                continue
+            listed.update(prompts)
+            for request_id, started_s in prompts.items():
+                here = known.get(request_id)
+                if here is None or here.replica != replica or (here.is_started and started_s is None):
+                    missing.add(request_id)
+                elif started_s is not None and not here.is_started:
+                    self.healed_total += 1
+                    self._observe(Started(one.name, request_id, started_s))
+        for request_id in [each for each in known if each not in listed]:
+            self.healed_total += 1
+            self._observe(Finished(one.name, request_id, now_s))
+        self.healed_total += len(missing - one.missing)
+        one.missing = missing
+        one.misses_all = False
+        one.has_told = one.has_told or (roll.is_full and has_all and not missing)
+
+    def look(self, now_s: float) -> None:
+        """Forget what routers had dispatched that are not heard any more."""
+        for one in self._routers.values():
+            if not one.is_silent and now_s - one.heard_s > SILENT_S:
+                one.is_silent = True
+                self._observe(RouterGone(one.name))
+
+    def has_asks(self, now_s: float) -> bool:
+        """True if `asks` would return some."""
+        return any(_is_to_ask(one, now_s) for one in self._routers.values())
+
+    def asks(self, now_s: float) -> list[Ask]:
+        """Return what is to be asked now."""
+        asks = []
+        for one in self._routers.values():
+            if _is_to_ask(one, now_s):
+                one.asked_s = now_s
+                is_all = one.misses_all or len(one.missing) > REQUESTS_ASKED_MAX
+                asks.append(Ask(one.name, one.boot_id, () if is_all else tuple(sorted(one.missing))))
+        return asks
+
+    def is_caught_up(self, now_s: float) -> bool:
+        """True if every other router has told what it has at replicas known here, or had the time for it."""
+        return all(one.has_told or now_s - one.since_s > GREETING_S for one in self._routers.values())
+
+    @property
+    def silent_count(self) -> int:
+        """Routers that hold a lease and are not heard."""
+        return sum(one.is_silent for one in self._routers.values())
+
+
+def _is_to_ask(one: _Router, now_s: float) -> bool:
+    return (one.misses_all or bool(one.missing)) and not one.is_silent and now_s - one.asked_s >= ASK_AGAIN_S
+
+
+def counted_in(backlog: Backlog) -> Callable[[str], Mapping[str, Known]]:
+    """Return the `known` of Neighbours that reads `backlog`."""
+    return backlog.by

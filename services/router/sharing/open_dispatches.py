@@ -1,0 +1,69 @@
+"""What this router has dispatched and not finished, and what its last prompts took, as it tells it to others. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from services.router.placement.policy import Dispatched, Finished, Measured, Note, Started
+from services.router.sharing.dispatch_notes import RollCall
+
+MEASURED_MAX: Final = 64
+"""Measured prompts that a router which starts is told: estimates need some, and old ones say little."""
+
+
+@dataclass(slots=True)
+class _Open:
+    dispatched: Dispatched
+    started: Started | None = None
+
+
+class OpenDispatches:
+    """Hears every note of this router; each dispatch is open until its finish."""
+
+    def __init__(self) -> None:
+        self.measured: deque[Measured] = deque(maxlen=MEASURED_MAX)
+        """The last prompts whose seconds are known, the oldest first."""
+        self._open: dict[str, _Open] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def note(self, note: Note) -> None:
+        """Take what happened."""
+        match note:
+            case Dispatched():
+                self._open[note.request_id] = _Open(note)
+            case Started():
+                one = self._open.get(note.request_id)
+                if one is not None and one.started is None:
+                    one.started = note
+            case Finished():
+                ended = self._open.pop(note.request_id, None)
+                if ended is not None and note.hit is not None and note.hit.prefill_s > 0:
+                    self.measured.append(Measured(ended.dispatched.replica, note.hit, note.at_s))
+
+    def roll_call(self, *, is_full: bool) -> RollCall:
+        """Return all that is open now."""
+        replicas: dict[str, dict[str, float | None]] = {}
+        for request_id, one in self._open.items():
+            started_s = one.started.at_s if one.started is not None else None
+            replicas.setdefault(one.dispatched.replica, {})[request_id] = started_s
+        return RollCall(replicas, is_full)
+
+    def request_ids(self) -> list[str]:
+        """Return the requests that are open, the oldest first."""
+        return list(self._open)
+
+    def told_again(self, request_ids: Iterable[str]) -> list[Note]:
+        """Return the notes of those of `request_ids` that are open."""
+        notes: list[Note] = []
+        for request_id in request_ids:
+            one = self._open.get(request_id)
+            if one is not None:
+                notes.append(one.dispatched)
+                if one.started is not None:
+                    notes.append(one.started)
+        return notes

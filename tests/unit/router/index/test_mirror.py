@@ -1,0 +1,424 @@
+"""The mirror against a dumb twin: plain sets, scanned block by block."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from kvmesh import blocks
+from kvmesh.prefix_index.events import Batch, Op, Snapshot
+from services.router.index import masks
+from services.router.index.mirror import Load, Outcome, PrefixMirror
+
+
+class Tree:
+    """A few chains that share prefixes, as block hashes."""
+
+    def __init__(self, rng: random.Random, size: int = 60) -> None:
+        self.parents: dict[int, int | None] = {}
+        while len(self.parents) < size:
+            parent = rng.choice([None, *self.parents, *list(self.parents)[-1:] * 200])
+            self.parents[rng.getrandbits(64)] = parent
+
+    def chain(self, value: int) -> list[int]:
+        parent = self.parents[value]
+        return ([] if parent is None else self.chain(parent)) + [value]
+
+    def request(self, rng: random.Random) -> list[int]:
+        known = self.chain(rng.choice(list(self.parents)))
+        return known + [rng.getrandbits(64) for _ in range(rng.choice((0, 0, 1, 3)))]
+
+
+class Cache:
+    """A replica's true cache: closed, leaf first out; it numbers what it publishes."""
+
+    def __init__(self, name: str, rng: random.Random, tree: Tree) -> None:
+        self.name, self.rng, self.tree = name, rng, tree
+        self.boot()
+
+    def boot(self) -> None:
+        self.epoch = f"boot-{self.rng.getrandbits(32)}"
+        self.seq = self.told = 0
+        self.held: dict[int, None] = {}
+
+    def step(self) -> Batch:
+        leaves = [v for v in self.held if all(self.tree.parents[o] != v for o in self.held)]
+        if leaves and self.rng.random() < 0.4:
+            op, changed = Op.REMOVED, [self.rng.choice(leaves)]
+            del self.held[changed[0]]
+        else:
+            chain = self.tree.chain(self.rng.choice(list(self.tree.parents)))
+            op, changed = Op.STORED, [v for v in chain if v not in self.held]
+            self.held.update(dict.fromkeys(changed))
+        self.seq += self.rng.randint(1, 3)
+        batch = Batch(self.name, self.epoch, self.told, self.seq, op, tuple(changed))
+        self.told = self.seq
+        return batch
+
+    def snapshot(self, stream_id: int) -> Snapshot:
+        return Snapshot(self.name, self.epoch, self.seq, (stream_id, 0), blocks.pack(tuple(self.held)))
+
+    def note(self) -> Batch:
+        return Batch(self.name, self.epoch, self.told, self.seq, Op.SNAPSHOT, (), len(self.held))
+
+
+def deepest(mirror: PrefixMirror, hashes: Sequence[int]) -> int:
+    """Return how many leading blocks the replica has that has most."""
+    return max(mirror.matched(hashes).values(), default=0)
+
+
+def depth(request: list[int], held: set[int]) -> int:
+    for index, value in enumerate(request):
+        if value not in held:
+            return index
+    return len(request)
+
+
+class Twin:
+    """Caches that tell a mirror what they do, by a way that loses, repeats and delays; and what each truly holds."""
+
+    def __init__(self, seed: int, mirror: PrefixMirror) -> None:
+        self.rng = rng = random.Random(seed)
+        self.tree = Tree(rng)
+        self.mirror = mirror
+        names = ("a", "b", "c", "d", "e", "f", "g", "h", "i")[: rng.randint(1, 9)]
+        self.caches = {name: Cache(name, rng, self.tree) for name in names}
+        self.overlay: dict[str, Counter[int]] = {name: Counter() for name in names}
+        self.dispatched: list[tuple[str, list[int]]] = []
+        self.dirty = set(names)
+        """Replicas with an open gap, and those without a lease."""
+        self.loads: dict[str, tuple[Load, Snapshot, list[tuple[int, Batch]]]] = {}
+        """Snapshots half taken, and the entries of their replicas since."""
+        self.entry = 0
+        for name in names:
+            mirror.add(name)
+
+    def step(self) -> None:
+        """Do one thing."""
+        self.entry += 1
+        rng, name = self.rng, self.rng.choice(list(self.caches))
+        kind = rng.random()
+        if kind < 0.45:
+            batch = self.caches[name].step()
+            if rng.random() < 0.08:
+                self.dirty.add(name)  # lost on the way
+                self.cancel(name)
+            else:
+                for _ in range(rng.choice((1, 1, 1, 2))):
+                    self.tell(batch)
+        elif kind < 0.52:
+            self.tell(self.caches[name].note())
+        elif kind < 0.58:
+            self.cancel(name)
+            snapshot = self.caches[name].snapshot(self.entry)
+            load = self.mirror.begin_load(snapshot.head)
+            assert load is not None
+            self.loads[name] = load, snapshot, []
+        elif kind < 0.66 and self.loads:
+            self.go_on(rng.choice(list(self.loads)))
+        elif kind < 0.68:
+            self.caches[name].boot()
+            self.dirty.add(name)
+            self.cancel(name)
+        elif kind < 0.70:
+            self.drop(name)
+        elif kind < 0.85:
+            request = self.tree.request(rng)
+            self.mirror.expect(name, request)
+            self.overlay[name].update(request)
+            self.dispatched.append((name, request))
+        elif self.dispatched:
+            other, request = self.dispatched.pop(rng.randrange(len(self.dispatched)))
+            self.mirror.unexpect(other, request)
+            self.overlay[other] -= Counter(request)
+
+    def tell(self, batch: Batch) -> None:
+        """An entry of the stream, which waits while the snapshot of its replica is being taken."""
+        name = batch.replica
+        if name in self.loads:
+            self.loads[name][2].append((self.entry, batch))
+            return
+        outcome = self.mirror.apply(batch, (self.entry, 0))
+        if batch.op is Op.SNAPSHOT:
+            assert (outcome is Outcome.RELOAD) == (name in self.dirty)
+        else:
+            assert outcome is not Outcome.RELOAD or name in self.dirty
+
+    def go_on(self, name: str) -> None:
+        """Take some more of a snapshot; at its end, the entries that waited."""
+        load, snapshot, waiting = self.loads[name]
+        hashes = blocks.unpack(snapshot.packed)[load.position :]
+        if hashes and self.rng.random() < 0.8:
+            assert self.mirror.take(load, hashes[: self.rng.randint(1, 20)])
+            return
+        while load.position < snapshot.block_count:
+            self.mirror.take(load, blocks.unpack(snapshot.packed)[load.position :][:20])
+        self.mirror.end_load(load)
+        del self.loads[name]
+        self.dirty.discard(name)
+        for entry, batch in waiting:
+            assert self.mirror.apply(batch, (entry, 0)) is not Outcome.RELOAD
+
+    def cancel(self, name: str) -> None:
+        """Give up taking a snapshot: what it would have healed stays as it is."""
+        if name in self.loads:
+            load, _, waiting = self.loads.pop(name)
+            self.mirror.cancel_load(load)
+            self.dirty.update({name} if waiting else ())
+            if self.mirror.position_of(name)[0] != self.caches[name].epoch:
+                self.dirty.add(name)
+
+    def drop(self, name: str) -> None:
+        """A replica leaves, and another comes by its name."""
+        self.mirror.drop(name)
+        if name in self.loads:
+            load, _, _ = self.loads.pop(name)
+            assert not self.mirror.take(load, [1])
+            self.mirror.end_load(load)
+        self.mirror.add(name)
+        self.dirty.add(name)
+        self.overlay[name].clear()
+        self.dispatched = [(other, request) for other, request in self.dispatched if other != name]
+
+    def true_depths(self, request: list[int]) -> dict[str, int]:
+        """Return what a lookup should find, of the replicas without an open gap and of which no entry waits."""
+        behind = {name for name, (_, _, waiting) in self.loads.items() if waiting}
+        return {
+            name: depth(request, set(cache.held) | set(self.overlay[name]))
+            for name, cache in self.caches.items()
+            if name not in self.dirty | behind
+        }
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) -> None:
+    """In whatever order events, losses, repeats, reboots and slices of reloads come, a replica without a gap is exact."""
+    mirror = PrefixMirror()
+    twin = Twin(seed, mirror)
+    upkeep: Iterator[None] = iter(())
+    request = twin.tree.request(twin.rng)
+    for index in range(300):
+        mirror.groups(request)
+        twin.step()
+        assert mirror.groups(request) == mirror.groups(list(request)), "an old answer is given again"
+        if next(upkeep, 0) is not None and mirror.needs_upkeep and twin.rng.random() < 0.3:
+            upkeep = mirror.upkeep()
+        for _ in range(twin.rng.choice((0, 0, 50))):
+            next(upkeep, None)
+        if index % 5 == 0:
+            mirror.assert_consistent()
+        request = twin.tree.request(twin.rng)
+        found = mirror.matched(request)
+        for name, wanted in twin.true_depths(request).items():
+            assert found.get(name, 0) == wanted, f"{seed=}"
+        groups = mirror.groups(request)
+        assert [group.depth for group in groups] == sorted(set(found.values()), reverse=True)
+        for name, its_depth in found.items():
+            masks = [group.mask for group in groups if group.mask & mirror.bit_of(name)]
+            assert masks == [group.mask for group in groups if group.depth == its_depth]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_bounded_index_promises_no_block_that_is_not_there(seed: int) -> None:
+    """Above its bound the mirror finds less than there is, never more; and what is missing asks for no reload."""
+    rng = random.Random(f"bound {seed}")  # not the twin's: its tree's blocks would come again as fresh ones
+    bound = rng.choice((8, 20, 40))
+    mirror = PrefixMirror(bound)
+    twin = Twin(seed, mirror)
+    for index in range(300):
+        twin.step()
+        if rng.random() < 0.5 or mirror.is_far_over:
+            while mirror.needs_upkeep:
+                list(mirror.upkeep())
+            assert mirror.block_count <= bound, f"{seed=}"
+        if index % 5 == 0:
+            mirror.assert_consistent()
+        request = twin.tree.request(rng)
+        found = mirror.matched(request)
+        for name, wanted in twin.true_depths(request).items():
+            assert found.get(name, 0) <= wanted, f"{seed=}"
+    assert mirror.evicted_block_total or bound > 20
+
+
+def keep_within(mirror: PrefixMirror) -> None:
+    while mirror.needs_upkeep:
+        list(mirror.upkeep())
+
+
+def test_what_is_used_outlives_what_is_not() -> None:
+    """Chains that requests go on hitting stay whole however much comes after them; the others are gone."""
+    rng = random.Random(5)
+    chains = [[rng.getrandbits(64) for _ in range(30)] for _ in range(100)]
+    mirror = PrefixMirror(4000)
+    mirror.add("a")
+    packed = blocks.pack([value for chain in chains for value in chain])
+    list(mirror.load(Snapshot("a", "e", 1, (1, 0), packed)))
+    for _ in range(400):
+        mirror.store("a", [rng.getrandbits(64) for _ in range(30)])
+        mirror.heal("a", chains[rng.randrange(10)], 30)
+        if mirror.is_far_over:
+            keep_within(mirror)
+    assert [deepest(mirror, chain) for chain in chains[:10]] == [30] * 10
+    assert sum(deepest(mirror, chain) for chain in chains[10:]) < 0.05 * 90 * 30
+    mirror.assert_consistent()
+
+
+def test_of_snapshots_beyond_the_bound_every_replica_keeps_the_first_blocks() -> None:
+    """No replica is left out because it was loaded late; ancestors stay, so that what is kept can be found."""
+    rng = random.Random(6)
+    mirror = PrefixMirror(4000)
+    caches = {
+        f"r{index}": [[rng.getrandbits(64) for _ in range(20)] for _ in range(100)] for index in range(8)
+    }
+    for name, chains in caches.items():
+        mirror.add(name)
+        packed = blocks.pack([chain[at] for at in range(20) for chain in chains])
+        for _ in mirror.load(Snapshot(name, "e", 1, (1, 0), packed)):
+            if mirror.is_far_over:
+                keep_within(mirror)
+    keep_within(mirror)
+    assert min(mirror.blocks_of(name) for name in caches) >= 4000 / 8 / 2
+    found = sum(deepest(mirror, chain) for chains in caches.values() for chain in chains)
+    assert found >= 0.7 * mirror.block_count
+    mirror.assert_consistent()
+
+
+def test_an_old_entry_is_not_applied_behind_its_snapshot() -> None:
+    """Entries up to the snapshot's place in the stream are history, even of another epoch."""
+    mirror = PrefixMirror()
+    mirror.add("a")
+    list(mirror.load(Snapshot("a", "new", 5, (10, 0), blocks.pack((1, 2)))))
+    assert mirror.apply(Batch("a", "old", 0, 9, Op.STORED, (3,)), (9, 7)) is Outcome.STALE
+    assert mirror.apply(Batch("a", "new", 4, 5, Op.STORED, (3,)), (11, 0)) is Outcome.STALE
+    assert mirror.apply(Batch("a", "new", 5, 6, Op.STORED, (3,)), (11, 0)) is Outcome.APPLIED
+    assert mirror.apply(Batch("a", "newer", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.RELOAD
+    assert mirror.apply(Batch("nobody", "e", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.STALE
+    assert mirror.matched([1, 2, 3]) == {"a": 3}
+
+
+def test_a_drifted_count_asks_for_a_reload() -> None:
+    """Bits that no event would ever clear are found by the audit in each snapshot's note."""
+    mirror = PrefixMirror()
+    mirror.add("a")
+    list(mirror.load(Snapshot("a", "e", 5, (1, 0), blocks.pack(tuple(range(100))))))
+    mirror.store("a", list(range(1000, 1016)))
+    assert mirror.apply(Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (2, 0)) is Outcome.APPLIED
+    mirror.store("a", [2000])
+    assert mirror.apply(Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (3, 0)) is Outcome.RELOAD
+
+
+def test_real_hits_correct_the_index() -> None:
+    """A hit sets what was missing, clears what was not there, counts both, and leaves no false depth elsewhere."""
+    mirror = PrefixMirror()
+    mirror.add("a")
+    mirror.add("b")
+    mirror.store("a", [1, 2, 3, 4])
+    mirror.store("b", [1, 2])
+    assert mirror.heal("a", [1, 2, 3, 4], 4) == 0
+    assert mirror.heal("b", [1, 2, 3, 4], 3) == 1
+    assert mirror.matched([1, 2, 3, 4]) == {"a": 4, "b": 3}
+    mirror.store("a", [5])  # child of 2, on the chain 1 2 5
+    assert mirror.heal("a", [1, 2, 3, 4], 1) == 3
+    assert mirror.matched([1, 2, 5]) == {"a": 1, "b": 2}
+    assert mirror.heal("a", [1, 2, 3, 4], 1, held=4) == 0
+    assert mirror.matched([1, 2, 3, 4]) == {"a": 4, "b": 3}
+    assert mirror.healed_block_total == 4
+    mirror.assert_consistent()
+
+
+def test_a_cleared_block_in_the_middle_of_other_chains_is_not_jumped_over() -> None:
+    """After a hit showed that an ancestor is missing, long chains are scanned, not bisected, until the next snapshot."""
+    mirror = PrefixMirror()
+    mirror.add("a")
+    chain, branch = list(range(1, 40)), [*range(1, 20), *range(100, 120)]
+    mirror.store("a", [*chain, *branch[19:]])
+    mirror.heal("a", chain, 10)
+    assert mirror.matched(branch) == {"a": 10}
+    list(mirror.load(Snapshot("a", "e", 1, (1, 0), blocks.pack(tuple(branch)))))
+    assert mirror.matched(branch) == {"a": 39}
+
+
+def test_content_of_an_engine_that_is_gone_answers_nothing_while_the_new_is_loaded() -> None:
+    """A load of another epoch hides the old blocks at once, one of the same epoch only when it is complete."""
+    mirror = PrefixMirror()
+    mirror.add("a")
+    list(mirror.load(Snapshot("a", "one", 1, (1, 0), blocks.pack((1, 2, 3)))))
+    fresh = blocks.pack(tuple(range(10_000, 20_000)))
+    same = mirror.load(Snapshot("a", "one", 2, (2, 0), fresh))
+    next(same)
+    assert mirror.matched([1, 2, 3]) == {"a": 3}
+    list(same)
+    assert mirror.matched([1, 2, 3]) == {}
+    other = mirror.load(Snapshot("a", "two", 1, (3, 0), blocks.pack((1, 2))))
+    next(other)
+    assert mirror.matched([10_000]) == {}
+    list(other)
+    assert mirror.matched([1, 2, 3]) == {"a": 2}
+    mirror.assert_consistent()
+
+
+def test_a_dropped_replicas_bit_is_given_away_only_after_the_sweep() -> None:
+    """A new replica never inherits blocks of a dead one, swept or not."""
+    mirror = PrefixMirror()
+    for name in ("a", "b"):
+        mirror.add(name)
+        mirror.store(name, range(1, 500))
+    mirror.drop("a")
+    mirror.add("c")
+    assert mirror.matched([1, 2]) == {"b": 2}
+    for _ in mirror.upkeep():
+        assert mirror.matched([1, 2]) == {"b": 2}
+    assert not mirror.needs_upkeep
+    mirror.add("d")
+    assert mirror.matched([1, 2]) == {"b": 2}
+    mirror.drop("b")
+    list(mirror.upkeep())
+    assert mirror.block_count == 0
+    mirror.assert_consistent()
+
+
+def test_a_replica_dropped_while_it_loads_leaves_nothing() -> None:
+    """A load that is overtaken by a drop ends, and a sweep removes what it had set."""
+    mirror = PrefixMirror()
+    mirror.add("a")
+    mirror.store("a", [1])
+    loading = mirror.load(Snapshot("a", "", 5, (1, 0), blocks.pack(tuple(range(5000)))))
+    next(loading)
+    mirror.drop("a")
+    assert list(loading) == []
+    list(mirror.upkeep())
+    assert mirror.block_count == 0
+    mirror.add("b")
+    assert mirror.blocks_of("b") == 0
+    mirror.assert_consistent()
+
+
+def test_masks_that_were_seen_once_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under many replicas that come to share blocks in all combinations, what is kept beside the blocks is bounded."""
+    monkeypatch.setattr(masks, "MASKS_MIN", 50)
+    rng = random.Random(4)
+    mirror = PrefixMirror()
+    for index in range(9):
+        mirror.add(f"idle{index}")  # Python keeps the integers up to 256 itself
+    names = [f"p{index}" for index in range(12)]
+    held: dict[str, set[int]] = {name: set() for name in names}
+    for name in names:
+        mirror.add(name)
+    for _ in range(3000):
+        name, value = rng.choice(names), rng.randrange(20)
+        if value in held[name]:
+            held[name].remove(value)
+            assert mirror.remove(name, [value]) == 1
+        else:
+            held[name].add(value)
+            assert mirror.store(name, [value]) == 1
+        if mirror.needs_upkeep:
+            list(mirror.upkeep())
+        used = {id(mask) for shard in mirror._table.shards for mask in shard.values()}
+        assert len(mirror._table.masks.known) <= 50
+        assert used <= {id(mask) for mask in mirror._table.masks.known}, "equal masks are not shared"
+    assert {name: mirror.blocks_of(name) for name in names} == {name: len(held[name]) for name in names}
+    mirror.assert_consistent()

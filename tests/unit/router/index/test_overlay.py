@@ -1,0 +1,81 @@
+"""Expected blocks under random schedules, against a plain list of who expects what."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from services.router.index.mirror import PrefixMirror
+from services.router.index.overlay import SLICE_BLOCKS, Overlay
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
+    """Whatever happens between two slices, also to the same blocks and replica, what is expected in the end is what it
+    would be if all had left at once; before that more is expected, never less.
+    """
+    rng = random.Random(seed)
+    overlay, bits, free = Overlay(), {"a": 1, "b": 2}, [4, 8, 16]
+    expected: list[tuple[str, tuple[int, ...]]] = []
+    slices: Iterator[None] = iter(())
+
+    def masks() -> dict[int, int]:
+        found: dict[int, int] = {}
+        for name, hashes in expected:
+            for value in hashes:
+                found[value] = found.get(value, 0) | bits[name]
+        return found
+
+    for _ in range(150):
+        kind, name = rng.random(), rng.choice("ab")
+        if kind < 0.4:
+            start = rng.randrange(4 * SLICE_BLOCKS)
+            hashes = tuple(range(start, start + rng.randrange(3 * SLICE_BLOCKS)))
+            overlay.expect(name, bits[name], hashes)
+            expected.append((name, hashes))
+        elif kind < 0.7 and expected:
+            left, hashes = expected.pop(rng.randrange(len(expected)))
+            if rng.random() < 0.3:
+                overlay.unexpect(left, bits[left], hashes)
+            else:
+                overlay.unexpect_later(left, hashes)
+        elif kind < 0.8:
+            old, bits[name] = bits[name], free.pop()
+            if rng.random() < 0.5:
+                overlay.move(name, old, bits[name])
+            else:
+                overlay.drop(name, old)
+                expected = [one for one in expected if one[0] != name]
+            free.append(old)
+        else:
+            for _ in range(rng.randrange(4)):
+                if next(slices, 0) is not None:
+                    slices = overlay.take_out(bits.__getitem__)
+        overlay.assert_consistent(bits)
+        here = overlay.masks
+        assert all(here.get(value, 0) & mask == mask for value, mask in masks().items())
+    list(overlay.take_out(bits.__getitem__))
+    assert overlay.masks == masks() and not overlay.is_leaving
+
+
+def test_no_slice_takes_out_more_than_its_share() -> None:
+    """A thousand blocks leave in a slice, of however many requests, and none before its descendants."""
+    mirror = PrefixMirror()
+    mirror.add("p0")
+    prompts = [tuple(range(index << 20, (index << 20) + 3000)) for index in range(20)]
+    for prompt in prompts:
+        mirror.expect("p0", prompt)
+    for prompt in prompts:
+        mirror.unexpect_later("p0", prompt)
+    left = mirror.expected_block_count
+    assert left == 60_000, "it takes no time to say so"
+    assert mirror.needs_upkeep
+    for _ in mirror.upkeep():
+        assert left - mirror.expected_block_count <= SLICE_BLOCKS
+        left = mirror.expected_block_count
+        for prompt in prompts:
+            is_there = [value in mirror._overlay.masks for value in prompt]
+            assert is_there == sorted(is_there, reverse=True)
+    assert left == 0 and not mirror.needs_upkeep

@@ -1,0 +1,350 @@
+"""The reader of the index lets the event loop breathe, and forgets what nobody wants."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvmesh import blocks
+from kvmesh.prefix_index import events
+from kvmesh.prefix_index.events import Batch, Op, Snapshot
+from kvmesh.redis_link import RedisAway
+from services.router.index.mirror import SLICE_BLOCKS, PrefixMirror
+from services.router.index.reader import CHUNK_BYTES, READ_COUNT, IndexReader
+from services.router.turns import SLICE_S
+from tests.unit.prefix_index.test_publisher import MemoryRedis
+
+
+class SlowClock:
+    """Each look costs a millisecond, as if every batch did."""
+
+    def __init__(self) -> None:
+        self.looked_s = 0.0
+
+    def now_s(self) -> float:
+        self.looked_s += 0.001
+        return self.looked_s
+
+
+class StoredRedis:
+    """A Redis that holds one snapshot and one page of the stream behind it."""
+
+    break_total = 0
+
+    def __init__(self) -> None:
+        self.snapshot = events.encode_snapshot(Snapshot("p", "e", 0, (4, 0), b""))
+        self.entries = [
+            (
+                b"5-%d" % (index + 1),
+                {events.FIELD: events.encode_batch(Batch("p", "e", index, index + 1, Op.STORED, (index,)))},
+            )
+            for index in range(READ_COUNT - 1)
+        ]
+
+    async def execute(self, *command: Any) -> Any:
+        if command[0] == "GETRANGE":
+            return self.snapshot[command[2] : command[3] + 1]
+        if command[0] == "XREVRANGE":
+            return self.entries[-1:]
+        if command[0] == "XRANGE":
+            return self.entries
+        await asyncio.sleep(0)
+        return []
+
+    async def pipeline(self, commands: Any) -> list[Any]:
+        return [await self.execute(*command) for command in commands]
+
+
+async def follow(redis: StoredRedis, mirror: PrefixMirror) -> tuple[IndexReader, asyncio.Task[None]]:
+    reader = IndexReader(redis, "m", mirror, SlowClock())  # type: ignore[arg-type]  # what it needs of a link
+    reader.set_replicas(["p"])
+    return reader, asyncio.create_task(reader.run())
+
+
+async def caught_up(reader: IndexReader) -> int:
+    """Return how often the loop ran until `reader` had caught up."""
+    turns = 0
+    async with asyncio.timeout(5):
+        while not reader.is_caught_up:
+            await asyncio.sleep(0)
+            turns += 1
+    return turns
+
+
+async def kept_up(mirror: PrefixMirror) -> None:
+    """Return when the reader has nothing left to tidy."""
+    async with asyncio.timeout(5):
+        while mirror.needs_upkeep:
+            await asyncio.sleep(0)
+
+
+async def test_a_replay_is_cut_into_slices() -> None:
+    """A page of batches that costs 255 ms is not taken in one turn of the loop."""
+    mirror = PrefixMirror()
+    reader, task = await follow(StoredRedis(), mirror)
+    turns = await caught_up(reader)
+    assert mirror.block_count == READ_COUNT - 1
+    assert turns >= (READ_COUNT - 1) * 0.001 / (2 * SLICE_S)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_replica_that_comes_back_while_it_is_loaded_is_loaded_again() -> None:
+    """What was read for its predecessor does not count for it, and one that left is not waited for."""
+    mirror, redis = PrefixMirror(), StoredRedis()
+    reader, task = await follow(redis, mirror)
+    async with asyncio.timeout(5):
+        while mirror.blocks_of("p") < READ_COUNT // 2:
+            await asyncio.sleep(0)
+    reader.set_replicas([])
+    reader.set_replicas(["p"])
+    assert mirror.blocks_of("p") == 0 and not reader.is_caught_up
+    await caught_up(reader)
+    assert reader.reload_total == 2 and mirror.blocks_of("p") == READ_COUNT - 1
+    async with asyncio.timeout(5):
+        reader.set_replicas([])
+        reader.set_replicas(["p"])
+        while mirror.blocks_of("p") < READ_COUNT // 2:
+            await asyncio.sleep(0)
+    reader.set_replicas([])
+    async with asyncio.timeout(5):
+        while mirror.block_count:
+            await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+class RewrittenRedis(StoredRedis):
+    """Writes the snapshot anew, with other content, before every second part of it is read."""
+
+    def __init__(self, block_count: int) -> None:
+        super().__init__()
+        self.entries = []
+        self.block_count = block_count
+        self.written = self.parts = 0
+        self.rewrites_left = 10**9
+        self.write()
+
+    def write(self) -> None:
+        self.written += 1
+        hashes = tuple(self.written << 60 | index << 30 for index in range(self.block_count))
+        self.snapshot = events.encode_snapshot(Snapshot("p", "e", 0, (self.written, 0), blocks.pack(hashes)))
+
+    async def pipeline(self, commands: Any) -> list[Any]:
+        self.parts += 1
+        if self.parts % 2 == 0 and self.rewrites_left:
+            self.rewrites_left -= 1
+            self.write()
+        return await super().pipeline(commands)
+
+
+@pytest.mark.parametrize(("rewrites", "reads_whole"), [(0, False), (1, False), (10**9, True)])
+async def test_a_snapshot_read_in_parts_is_never_a_mixture(rewrites: int, reads_whole: bool) -> None:
+    """One that is written anew meanwhile is read again, and in one go if that does not stop."""
+    block_count = 3 * CHUNK_BYTES // 8 + 5
+    mirror, redis = PrefixMirror(), RewrittenRedis(block_count)
+    redis.rewrites_left = rewrites
+    reader, task = await follow(redis, mirror)
+    await caught_up(reader)
+    await kept_up(mirror)
+    assert mirror.blocks_of("p") == mirror.block_count == block_count
+    assert all(mirror.matched([redis.written << 60 | index << 30]) for index in range(0, block_count, 997))
+    assert (redis.written > 2) is reads_whole
+    mirror.assert_consistent()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "foreign"])
+async def test_a_damaged_snapshot_leaves_what_was_known(change: str) -> None:
+    """Whatever its first part promised, one that does not keep it changes nothing and is counted."""
+    mirror, redis = PrefixMirror(), RewrittenRedis(CHUNK_BYTES // 8 + 100)
+    redis.rewrites_left = 0
+    if change == "cut":
+        redis.snapshot = redis.snapshot[:-11]
+    elif change == "longer":
+        redis.snapshot += b"12345678"
+    else:
+        redis.snapshot = b"KVS2" + redis.snapshot[4:]
+    mirror.add("p")
+    list(mirror.load(Snapshot("p", "e", 0, (0, 0), blocks.pack((7, 8)))))
+    reader, task = await follow(redis, mirror)
+    await caught_up(reader)
+    task.cancel()
+    await asyncio.wait([task])
+    assert reader.unreadable_total >= 1 and reader.reload_total == 0
+    assert mirror.matched([7, 8]) == {"p": 2}
+    list(mirror.upkeep())
+    assert mirror.block_count == 2
+    mirror.assert_consistent()
+
+
+class AwayRedis(StoredRedis):
+    """Never answers."""
+
+    async def execute(self, *command: Any) -> Any:
+        raise RedisAway("it is away")
+
+
+async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
+    """What is expected no more is taken out all the same."""
+    mirror, many = PrefixMirror(), tuple(range(100_000))
+    _, task = await follow(AwayRedis(), mirror)
+    mirror.expect("p", many)
+    mirror.unexpect_later("p", many)
+    await kept_up(mirror)
+    assert not mirror.expected_block_count
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_batch_of_many_blocks_is_cut_into_slices() -> None:
+    """One entry with 60,000 blocks does not take the loop for itself, be it replayed or read as news."""
+    many = tuple(index << 40 for index in range(60_000))
+    mirror, redis = PrefixMirror(), StoredRedis()
+    redis.entries = [(b"5-1", {events.FIELD: events.encode_batch(Batch("p", "e", 0, 1, Op.STORED, many))})]
+    reader, task = await follow(redis, mirror)
+    turns = await caught_up(reader)
+    assert mirror.block_count == len(many)
+    assert turns >= len(many) / SLICE_BLOCKS * 0.001 / (2 * SLICE_S)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
+    """A snapshot of many times the bound never makes the mirror much larger than the bound."""
+    mirror, redis = PrefixMirror(20_000), RewrittenRedis(CHUNK_BYTES // 8 * 3)
+    redis.rewrites_left = 0
+    reader, task = await follow(redis, mirror)
+    most = 0
+    async with asyncio.timeout(20):
+        while not reader.is_caught_up or mirror.needs_upkeep:
+            await asyncio.sleep(0)
+            most = max(most, mirror.block_count)
+    assert most <= 20_000 * 17 // 16 + CHUNK_BYTES // 8
+    assert 10_000 <= mirror.block_count <= 20_000
+    mirror.assert_consistent()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+class TalkingRedis(MemoryRedis):
+    """Tells a block of "b" with each command, and notes with each how many of them the mirror has."""
+
+    def __init__(self, mirror: PrefixMirror) -> None:
+        super().__init__()
+        self.mirror = mirror
+        self.seq = 0
+        self.seen: list[tuple[str, int]] = []
+        """Command, and how many blocks the mirror lags behind."""
+
+    def store(self, name: str, block_count: int, numbered: int) -> None:
+        """Write a snapshot of so many blocks."""
+        hashes = tuple(numbered << 52 | index << 30 for index in range(block_count))
+        stored = Snapshot(name, "e", 0, (self.entry, 0), blocks.pack(hashes))
+        self.keys[f"m:snap:{name}"] = events.encode_snapshot(stored)
+
+    def tell(self, batch: Batch) -> None:
+        """Append to the stream."""
+        self.answer(("XADD", "m:kv", "*", events.FIELD, events.encode_batch(batch)))
+
+    def answer(self, command: Any) -> Any:
+        if command[0] in ("GETRANGE", "XRANGE"):
+            self.seen.append((command[0], self.seq - self.mirror.blocks_of("b")))
+            self.seq += 1
+            self.tell(Batch("b", "e", self.seq - 1, self.seq, Op.STORED, (1 << 63 | self.seq,)))
+        return super().answer(command)
+
+
+async def reloaded(redis: TalkingRedis, *names: str) -> None:
+    """Load `names`, and then "a" again, which has missed something."""
+    link: Any = redis
+    reader = IndexReader(link, "m", redis.mirror, SlowClock())
+    reader.set_replicas(names)
+    task = asyncio.create_task(reader.run())
+    await caught_up(reader)
+    redis.seen.clear()
+    reload_total = reader.reload_total
+    head = events.encode_snapshot_head("a", "e", 6, (0, 0), redis.mirror.blocks_of("a"))
+    redis.keys["m:snap:a"] = head + redis.keys["m:snap:a"][len(head) :]
+    redis.tell(Batch("a", "e", 5, 6, Op.STORED, (3,)))
+    async with asyncio.timeout(5):
+        while reader.reload_total == reload_total or "a" in reader._to_load:
+            await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert redis.mirror.position_of("a") == ("e", 6)
+    redis.mirror.assert_consistent()
+
+
+async def test_events_of_others_do_not_wait_for_a_snapshot() -> None:
+    """While a large one is loaded, the mirror is never more than a few commands behind with another replica."""
+    redis = TalkingRedis(PrefixMirror())
+    redis.store("a", CHUNK_BYTES // 8 * 12, 1)
+    redis.store("b", 0, 2)
+    await reloaded(redis, "a", "b")
+    lags = [lag for name, lag in redis.seen if name == "GETRANGE"]
+    assert len(lags) > 24
+    assert max(lags) <= 6
+
+
+async def test_events_of_others_do_not_wait_for_a_replay() -> None:
+    """While a replica's events are looked for in a long stream, those of another are taken."""
+    redis = TalkingRedis(PrefixMirror())
+    redis.store("a", 1, 1)
+    redis.store("b", 0, 2)
+    for seq in range(1, 12 * READ_COUNT):
+        redis.tell(Batch("c", "e", seq, seq + 1, Op.STORED, (seq,)))
+    await reloaded(redis, "a", "b")
+    lags = [lag for name, lag in redis.seen if name == "XRANGE"]
+    assert len(lags) > 12
+    assert max(lags) <= 3
+
+
+async def test_who_is_loaded_does_not_wait_for_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among many that are loaded, the first ones follow the stream before the last ones are loaded."""
+    monkeypatch.setattr("services.router.index.reader.LOADS_S", 0.05)
+    redis = TalkingRedis(PrefixMirror())
+    names = [f"r{index:02}" for index in range(30)]
+    for index, name in enumerate(["b", *names]):
+        redis.store(name, 2000, index)
+    link: Any = redis
+    reader = IndexReader(link, "m", redis.mirror, SlowClock())
+    reader.set_replicas(["b", *names])
+    task = asyncio.create_task(reader.run())
+    lags = []
+    async with asyncio.timeout(10):
+        while reader.reload_total < len(names):
+            await asyncio.sleep(0)
+            lags.append(redis.seq - max(0, redis.mirror.blocks_of("b") - 2000))
+        while not reader.is_caught_up:
+            await asyncio.sleep(0)
+    assert min(lags[len(lags) // 2 :]) < 10
+    assert reader.reload_total == len(names) + 1
+    assert redis.mirror.blocks_of("b") > 2000
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_load_that_never_helps_does_not_keep_others_from_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who has waited longest is loaded first, not who has failed last."""
+    monkeypatch.setattr("services.router.index.reader.LOADS_S", 0.0)
+    monkeypatch.setattr("services.router.index.reader.RELOAD_PAUSE_S", 0.0)
+    redis = TalkingRedis(PrefixMirror())
+    redis.store("a", CHUNK_BYTES // 8 * 3, 1)
+    redis.keys["m:snap:a"] = redis.keys["m:snap:a"][:-1]
+    for name in ("b", "c"):
+        redis.store(name, 5, 2)
+    link: Any = redis
+    reader = IndexReader(link, "m", redis.mirror, SlowClock())
+    reader.set_replicas(["a", "b", "c"])
+    task = asyncio.create_task(reader.run())
+    async with asyncio.timeout(5):
+        while not (reader.unreadable_total > 2 and redis.mirror.blocks_of("c")):
+            await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,87 @@
+"""The backlog's running totals against a walk over everything."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from kvmesh.queue_order import ORDERS
+from services.router.placement.backlog import UTILISATION_S, Backlog, Work
+from services.router.placement.precedence import USUAL, Precedence
+
+HIGH = Precedence(6)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_totals_are_what_a_walk_finds(seed: int) -> None:
+    """Random dispatches, starts, ends and expiries: what is ahead, behind and in all agrees with the dumb sum."""
+    rng = random.Random(seed)
+    key = ORDERS[rng.choice(("fifo", "shortest"))]
+    backlog, now_s = Backlog("r0", key), 0.0
+    works: dict[tuple[str, str], Work] = {}
+    for index in range(400):
+        now_s += rng.expovariate(5)
+        event = rng.random()
+        if event < 0.5 or not works:
+            precedence = rng.choice((USUAL, USUAL, None, HIGH)) if seed % 2 else USUAL
+            work = Work(
+                ("r0", str(index)),
+                rng.choice("ab"),
+                (),
+                rng.choice((0.1, 0.5, rng.random())),
+                now_s,
+                now_s + 20,
+            )
+            work.precedence = precedence
+            backlog.add(work)
+            works[work.key] = work
+        elif event < 0.75:
+            backlog.start(rng.choice(list(works)), now_s)
+        else:
+            chosen = rng.choice(list(works))
+            backlog.remove(chosen, now_s if rng.random() < 0.8 else None)
+            del works[chosen]
+        for work in backlog.expired(now_s):
+            backlog.remove(work.key)
+            del works[work.key]
+        backlog.assert_consistent()
+        for replica in "ab":
+            there = [work for work in works.values() if work.replica == replica]
+            waiting = [work for work in there if work.started_s is None]
+            line = backlog.line(replica, 0.3, now_s)
+            assert line.waiting == len(waiting)
+            assert line.waiting_s == pytest.approx(sum(work.prefill_s for work in waiting))
+            assert line.total_s == pytest.approx(backlog.total_s(replica, now_s))
+            running_s = line.total_s - line.waiting_s
+            order = key(0.3, now_s)
+            if all(work.precedence in (None, USUAL) for work in waiting):
+                ahead = [work for work in waiting if work.order <= order]
+                assert line.ahead_s == pytest.approx(running_s + sum(w.prefill_s for w in ahead))
+                assert line.behind == len(waiting) - len(ahead)
+            assert (replica in backlog.ends_s) == bool(there)
+
+
+def test_the_work_of_a_router_is_found_without_a_search() -> None:
+    """What `by` returned once goes on telling: it is no copy, made by a walk over everybody's work."""
+    backlog = Backlog("r0")
+    for router in ("r0", "r1"):
+        backlog.add(Work((router, "a"), "p", (), 0.1, 1.0, 60.0))
+    works = backlog.by("r1")
+    backlog.add(Work(("r1", "b"), "p", (), 0.1, 1.0, 60.0))
+    assert list(works) == ["a", "b"] and not backlog.by("r2")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_recent_work_is_the_same_in_whatever_order_it_is_told(seed: int) -> None:
+    """Others tell late what they dispatched before."""
+    rng = random.Random(seed)
+    works = [
+        Work(("r1", str(index)), "p", (), rng.random(), rng.uniform(-50.0, 50.0), 1e9) for index in range(20)
+    ]
+    expected_s = sum(work.prefill_s * math.exp((work.at_s - 60.0) / UTILISATION_S) for work in works)
+    backlog = Backlog("r0")
+    for work in works:
+        backlog.add(work)
+    assert backlog.recent_s("p", 60.0) == pytest.approx(expected_s)

@@ -1,0 +1,89 @@
+"""What is kept of a sequence of replicas, against a look at each of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from services.router.placement.blind_spot import BlindSpot
+from services.router.placement.policy import ReplicaState
+
+
+class Counted(list[ReplicaState]):
+    """Counts how often it is gone through."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[ReplicaState]:
+        self.looks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
+    """Routers and replicas come and go: one that sees the same sequence answers like one that sees a copy each time."""
+    rng = random.Random(seed)
+    kept, anew = BlindSpot("r1"), BlindSpot("r1")
+    names, now_s = [f"p{index}" for index in range(12)], 100.0
+    replicas = [ReplicaState(name) for name in names[:8]]
+    for _ in range(300):
+        now_s += rng.choice((0.0, 0.01, 1.0, 15.0))
+        router, name = f"r{rng.randrange(4)}", rng.choice(names)
+        choice, at_s = rng.randrange(8), now_s - rng.choice((0.0, 0.1))
+        if choice == 2:
+            replicas = [ReplicaState(one) for one in rng.sample(names, rng.randrange(1, 12))]
+        for spot in (kept, anew):
+            if choice == 0:
+                spot.gone(router)
+            elif choice == 1:
+                spot.forget(name)
+            else:
+                spot.heard(router, at_s, now_s)
+        kept.look(replicas, 3, now_s)
+        anew.look([*replicas], 3, now_s)
+        assert [kept.risk(one) for one in names] == [anew.risk(one) for one in names], seed
+
+
+def test_a_sequence_is_gone_through_once() -> None:
+    """A decision among a thousand replicas must not look at each of them."""
+    spot, replicas = BlindSpot("r1"), Counted(ReplicaState(f"p{index}") for index in range(8))
+    for moment in range(20):
+        spot.heard("r2", float(moment))
+        spot.look(replicas, 3, float(moment))
+    assert replicas.looks == 1
+    spot.forget("p3")
+    spot.look(replicas, 3, 20.0)
+    assert replicas.looks == 2
+
+
+@pytest.mark.parametrize("gap_s", [0.01, 0.1, 1.0])
+def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decision(gap_s: float) -> None:
+    """Heard at once nothing is dearer, however seldom is decided; heard late it is the dearer the later."""
+    names, risks = [f"p{index}" for index in range(6)], []
+    for lag_s in (0.0, 0.05, 0.5):
+        spot, now_s = BlindSpot("r1"), 0.0
+        for number in range(400):
+            spot.heard(f"r{2 + number % 2}", now_s - lag_s, now_s)
+            spot.look([ReplicaState(name) for name in names], 6, now_s + gap_s / 2)
+            now_s += gap_s
+        risks.append(sum(map(spot.risk, names)))
+    assert risks[0] == 0.0 < risks[1] < risks[2]
+
+
+def test_what_is_told_again_changes_nothing() -> None:
+    """After a loss others tell all that is still open, which is old: live news alone says how late and how many."""
+    spot, replicas, now_s = BlindSpot("r1"), [ReplicaState(f"p{index}") for index in range(6)], 100.0
+
+    def risk() -> float:
+        spot.look(replicas, 6, now_s)
+        return sum(spot.risk(one.name) for one in replicas)
+
+    for number in range(200):
+        now_s += 0.05
+        spot.heard(f"r{2 + number % 2}", now_s - 0.02, now_s)
+    before = risk()
+    for number in range(100):
+        spot.heard(f"r{2 + number % 2}", now_s - 40.0 - number, now_s)
+    assert before > 0 and risk() == pytest.approx(before, rel=0.02)

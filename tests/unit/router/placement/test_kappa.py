@@ -1,0 +1,298 @@
+"""The policy: fastest start on an idle pool, caches kept to in a backlog, own and foreign dispatches counted."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from kvmesh.queue_order import AGEING, overtaken_s
+from services.router.index.mirror import PrefixMirror
+from services.router.placement.decode_choice import HANDOFF_S, DecodeChoice
+from services.router.placement.kappa import RECHECK_S, KappaPolicy
+from services.router.placement.policy import (
+    Dispatched,
+    Finished,
+    Hit,
+    LoadSeen,
+    Placement,
+    PlacementRequest,
+    PoolView,
+    ReplicaGone,
+    ReplicaState,
+    RouterGone,
+    Started,
+    Stored,
+    Wait,
+)
+from services.router.placement.shortlist import Match
+
+BLOCK = 10
+
+
+def policy_of(
+    prefills: int = 3, decodes: int = 2, local: int = 0, ahead_s: float = 100.0, seed: int = 0
+) -> KappaPolicy:
+    policy = KappaPolicy(
+        "router-0",
+        PrefixMirror(),
+        random.Random(seed),
+        block_tokens=BLOCK,
+        dispatch_ahead_s=ahead_s,
+        local_prefill_tokens_max=local,
+    )
+    for index in range(prefills):
+        policy.mirror.add(f"p{index}")
+    for index in range(decodes):
+        policy.mirror.add(f"d{index}")
+    return policy
+
+
+def view_of(prefills: int = 3, decodes: int = 2, waiting: int = 0) -> PoolView:
+    return PoolView(
+        [ReplicaState(f"p{index}", 1000, 1000) for index in range(prefills)],
+        [ReplicaState(f"d{index}", 1000, 1000) for index in range(decodes)],
+        waiting,
+    )
+
+
+def request(name: int = 0, tokens: int = 1000, start: int = 0, **fields: object) -> PlacementRequest:
+    hashes = tuple(range(start, start + tokens // BLOCK))
+    return PlacementRequest(f"{name:032x}", hashes, tokens, 100, **fields)  # type: ignore[arg-type]
+
+
+def dispatched(
+    name: int, replica: str, prefill_s: float, hashes: tuple[int, ...] = (), router: str = "router-0"
+) -> Dispatched:
+    return Dispatched(router, f"{name:032x}", replica, hashes, prefill_s, 0.0, 1000.0)
+
+
+def placed(answer: Placement | Wait) -> Placement:
+    assert isinstance(answer, Placement), answer
+    return answer
+
+
+def test_an_idle_pool_takes_the_longest_match() -> None:
+    """Without queues the replica with the deepest prefix starts soonest, and the match is told."""
+    policy = policy_of()
+    policy.observe(Stored("p1", tuple(range(40))))
+    policy.observe(Stored("p2", tuple(range(70))))
+    answer = placed(policy.place(request(explain=True), view_of(), 0.0))
+    assert (answer.prefill, answer.matched_blocks) == ("p2", 70)
+    assert [one.replica for one in answer.candidates][:2] == ["p2", "p1"]
+    assert answer.estimate_s == pytest.approx(policy.costs.estimate_s(300, 1000))
+
+
+def test_equal_replicas_share_at_random() -> None:
+    """Ties are broken evenly, for prefill and decode."""
+    policy = policy_of(seed=3)
+    answers = [placed(policy.place(request(n, start=n * 1000), view_of(), 0.0)) for n in range(600)]
+    for counts, expected in (
+        (Counter(a.prefill for a in answers), 200),
+        (Counter(a.decode for a in answers), 300),
+    ):
+        assert all(abs(count - expected) < 70 for count in counts.values()), counts
+
+
+def test_a_short_queue_is_left_and_a_backlog_is_kept_to() -> None:
+    """kappa: with an idle cluster the holder's queue sends a request elsewhere; in a general backlog it stays."""
+    policy = policy_of()
+    policy.observe(Stored("p0", tuple(range(90))))
+    cold_s = policy.costs.estimate_s(1000, 1000)
+    policy.observe(dispatched(1, "p0", 2 * cold_s))
+    policy.observe(Started("router-0", f"{1:032x}", 0.0))
+    assert placed(policy.place(request(), view_of(), 0.0)).prefill in ("p1", "p2")
+    for name in range(2, 8):
+        policy.observe(dispatched(name, f"p{name % 3}", 12 * cold_s))
+    policy.prefills.typical_s = cold_s
+    assert placed(policy.place(request(), view_of(), 0.0)).prefill == "p0"
+
+
+def test_what_was_dispatched_is_expected_there() -> None:
+    """The overlay: a second request with the same prefix goes where the first is queued, if that is worth it."""
+    policy = policy_of()
+    policy.observe(dispatched(1, "p1", 0.001, tuple(range(100))))
+    answer = placed(policy.place(request(2), view_of(), 0.0))
+    assert (answer.prefill, answer.matched_blocks) == ("p1", 100)
+    policy.observe(Finished("router-0", f"{1:032x}", 1.0))
+    assert policy.mirror.matched(range(100)) == {}
+
+
+def test_release_stops_at_the_dispatch_ahead_or_one_request() -> None:
+    """Each prefill replica gets one request however long, then more only within the bound; a start makes room."""
+    policy = policy_of(prefills=1, ahead_s=0.05)
+    first = placed(policy.place(request(1, 100_000), view_of(1), 0.0))
+    assert first.prefill_s > 0.05
+    policy.observe(dispatched(1, "p0", first.prefill_s))
+    answer = policy.place(request(2), view_of(1), 0.0)
+    assert isinstance(answer, Wait) and answer.replica == "p0" and answer.until_s == RECHECK_S
+    policy.observe(Started("router-0", f"{1:032x}", 0.0))
+    assert placed(policy.place(request(2), view_of(1), 0.0)).prefill == "p0"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_has_waited_long_goes_where_it_does_not_fit(seed: int) -> None:
+    """A second of waiting takes AGEING off its length; what waits at the replica still has to be within the bound."""
+    rng, policy = random.Random(seed), policy_of(prefills=1, ahead_s=1.0)
+    waiting_s = 0.0
+    for name in range(rng.randint(1, 6)):
+        policy.observe(dispatched(name, "p0", seconds := rng.uniform(0.01, 0.6)))
+        waiting_s += seconds
+    asked = request(9, rng.randint(1, 50) * 1000)
+    prefill_s = policy.costs.estimate_s(asked.token_count, asked.token_count)
+    went = []
+    for waited_s in sorted(rng.uniform(0.0, prefill_s / AGEING + 5.0) for _ in range(40)):
+        answer = policy.place(replace(asked, waited_s=waited_s), view_of(1, waiting=3), 0.0)
+        went.append(isinstance(answer, Placement))
+        assert went[-1] == (waiting_s + max(0.0, prefill_s - AGEING * waited_s) <= 1.0), waited_s
+    assert went == sorted(went), "it may go, and later it may not"
+    last = policy.place(replace(asked, waited_s=overtaken_s(prefill_s)), view_of(1, waiting=3), 0.0)
+    assert isinstance(last, Placement) == (waiting_s <= 1.0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_falls_silent_is_not_preferred(seed: int) -> None:
+    """Its last report is too old to refuse by, but it is no reason to take it for empty."""
+    rng = random.Random(seed)
+    policy, view = policy_of(4, 4, seed=seed), view_of(4, 4)
+    for decode in view.decode:
+        decode.block_total, decode.block_reserved, decode.block_own = 10_000, 8000, rng.randint(0, 4000)
+    for prefill in view.prefill:
+        prefill.queued_requests = 5
+    silent, crowded = rng.choice(view.decode), rng.choice(view.prefill)
+    silent.is_stale = crowded.is_stale = True
+    crowded.queued_requests = 20
+    assert not silent.has_ample_room() and silent.reserved() == silent.block_own
+    counts: Counter[str] = Counter()
+    for name in range(120):
+        answer = placed(policy.place(request(name, 100, name * 1000), view, 0.0))
+        assert answer.prefill != crowded.name
+        chosen = next(one for one in view.decode if one.name == answer.decode)
+        chosen.block_reserved += 10
+        chosen.block_own += 10
+        counts[chosen.name] += 1
+    assert all(28 <= counts[one.name] <= 32 for one in view.decode), counts
+
+
+def test_only_a_place_that_can_run_a_prompt_tells_what_it_will_take() -> None:
+    """Decode has the last reply too, but does not run what is long; a replica that drains has it for nobody."""
+    policy, view = policy_of(2, 1, local=100), view_of(2, 1)
+    for name, depth in (("d0", 90), ("p1", 50), ("p0", 20)):
+        policy.mirror.store(name, tuple(range(depth)))
+    whole, some = tuple(range(100)), tuple(range(99))
+    assert policy.expected(whole, 1005, view.prefill)[0] == 505
+    assert policy.expected(some[:95], 955, view.prefill)[0] == 55, "decode runs it"
+    assert policy.expected(whole, 1005, view.prefill[:1])[0] == 805
+    assert policy.expected(whole, 1005, [])[0] == 105, "there is only decode"
+    assert policy.expected((5000,), 15, view.prefill)[0] == 15
+    policy._local_tokens_max = 0
+    assert policy.expected(some[:90], 900, view.prefill)[0] == 400, "decode holds it whole, and runs nothing"
+    policy._local_tokens_max = 100
+    answer = placed(policy.place(request(tokens=1000), view, 0.0))
+    uncached, seconds = policy.expected(whole, 1000, view.prefill)
+    assert (answer.decode, answer.prefill) == ("d0", None) and uncached == 100
+    assert answer.prefill_s == pytest.approx(seconds)
+
+
+def test_decode_that_is_short_enough_runs_a_prompt_though_a_longer_one_there_were_cheaper() -> None:
+    """One decode replica has less left, behind a prompt that runs; the other is idle, and has too much left to run it."""
+    policy, view = policy_of(1, 2, local=512), view_of(1, 2)
+    hashes = tuple(range(18))
+    policy.mirror.store("d0", hashes)
+    policy.observe(dispatched(1, "d0", 0.06))
+    policy.observe(Started("router-0", f"{1:032x}", 0.0))
+    for name in range(2, 12):
+        policy.observe(dispatched(name, "p0", 1.0))
+        policy.observe(Started("router-0", f"{name:032x}", 0.0))
+    asked = PlacementRequest("f" * 32, hashes, 600, 50)
+    assert (answer := placed(policy.place(asked, view, 0.0))).prefill is None and answer.decode == "d0", (
+        answer
+    )
+
+
+def test_decode_goes_where_most_is_free_counting_what_it_holds() -> None:
+    """Reserved blocks decide; held prefix blocks count as free; a refusing replica is left out; full pools wait."""
+    policy = policy_of()
+    view = view_of()
+    view.decode[0].block_reserved = 500
+    assert placed(policy.place(request(), view, 0.0)).decode == "d1"
+    policy.observe(Stored("d0", tuple(range(100))))
+    view.decode[0].block_reserved = 50
+    assert placed(policy.place(request(), view, 0.0)).decode == "d0"
+    assert placed(policy.place(request(excluded=frozenset(("d0",))), view, 0.0)).decode == "d1"
+    view.decode[0].block_reserved = view.decode[1].block_reserved = 950
+    assert isinstance(policy.place(request(), view, 0.0), Wait)
+    assert isinstance(policy.place(request(), PoolView(view.prefill, []), 0.0), Wait)
+
+
+def test_blocks_that_decode_holds_need_not_move() -> None:
+    """Beside a prefill elsewhere it costs the handoff, the blocks that it lacks, and how full it would be."""
+    mirror = PrefixMirror()
+    mirror.add("holder")
+    mirror.store("holder", (1, 2, 3))
+    choice = DecodeChoice(BLOCK, 0.5, random.Random(1))
+    pool = [ReplicaState("holder", 1000, block_reserved=300), ReplicaState("empty", 1000)]
+    request = PlacementRequest("r", (1, 2, 3, 4), 4 * BLOCK + 1, BLOCK)
+    fitting = choice.fitting(request, PoolView((), pool), Match(mirror, request.hashes))
+    best, cost_s = choice.beside_prefill(fitting)
+    assert best.name == "holder" and cost_s == pytest.approx(HANDOFF_S + 2 * 0.5 + 0.304)
+
+
+def test_short_uncached_prompts_run_on_decode_where_that_is_no_later() -> None:
+    """Up to the limit of uncached tokens at the best decode replica; beyond it only without any prefill replica."""
+    policy = policy_of(local=64)
+    assert placed(policy.place(request(tokens=60), view_of(), 0.0)).prefill is None
+    assert placed(policy.place(request(tokens=70), view_of(), 0.0)).prefill is not None
+    assert placed(policy.place(request(tokens=5000), view_of(0), 0.0)).prefill is None
+    policy.observe(Stored("d1", tuple(range(97))))
+    answer = placed(policy.place(request(), view_of(), 0.0))
+    assert (answer.prefill, answer.decode, answer.matched_blocks) == (None, "d1", 97)
+
+
+def test_a_first_token_teaches_cost_and_index() -> None:
+    """The real hit sets index bits, the real time moves the estimates, and the error can be read."""
+    policy = policy_of()
+    policy.observe(dispatched(1, "p0", 0.06, tuple(range(100))))
+    policy.observe(Finished("router-0", f"{1:032x}", 1.0, Hit(400, 600, 40, 0.6)))
+    assert policy.mirror.matched(range(100)) == {"p0": 100}
+    assert policy.mirror.healed_block_total == 40
+    assert policy.estimate_total_s == 0.06 and policy.measured_total_s == 0.6
+    assert policy.costs.estimate_s(600, 1000) == pytest.approx(0.6, rel=0.1)
+
+
+def test_nothing_of_the_dead_is_waited_for() -> None:
+    """Dead replicas, dead routers, denied and expired work leave no queue and no overlay."""
+    policy = policy_of()
+    for name, router in enumerate(("router-0", "router-1", "router-2", "router-3")):
+        policy.observe(dispatched(name, "p0", 1.0, (1, 2), router))
+    assert policy.queue_s("p0", 0.0) == 4.0
+    policy.observe(RouterGone("router-1"))
+    assert policy.queue_s("p0", 0.0) == 3.0
+    policy.observe(LoadSeen("p0", 0, 0, 2.0))
+    policy.observe(LoadSeen("p0", 0, 0, 3.0))
+    assert policy.queue_s("p0", 3.0) == 1.0, "own work is never denied"
+    policy.observe(Finished("router-9", f"{0:032x}", 2.0))
+    assert policy.queue_s("p0", 2.0) == 1.0
+    policy.observe(dispatched(7, "p1", 1.0, (5,), "router-4"))
+    policy.place(request(), view_of(), 1001.0)
+    assert policy.queue_s("p0", 1001.0) == policy.queue_s("p1", 1001.0) == 0
+    policy.observe(dispatched(8, "p2", 1.0, (6,)))
+    policy.observe(ReplicaGone("p2"))
+    assert len(policy.backlog) == 0
+    list(policy.mirror.upkeep())
+    assert policy.mirror.expected_block_count == 0
+    policy.assert_consistent()
+
+
+def test_running_work_shrinks_and_long_waiting_work_is_not_overtaken() -> None:
+    """Q counts what is left of the running prompt, and of the queue what is served first: shortest, aged."""
+    policy = policy_of()
+    policy.observe(dispatched(1, "p0", 1.0))
+    policy.observe(Started("router-0", f"{1:032x}", 0.0))
+    policy.observe(dispatched(2, "p0", 4.0))
+    assert policy.backlog.queue_s("p0", 0.5, 0.25) == 0.75
+    assert policy.backlog.queue_s("p0", 5.0, 0.25) == 4.75
+    assert policy.backlog.queue_s("p0", 0.5, 12.0) == 4.0
+    assert policy.backlog.unstarted("p0") == (1, 4.0)

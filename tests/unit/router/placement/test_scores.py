@@ -1,0 +1,200 @@
+"""The scores of replicas, which are computed from what is kept up to date, against the formula read off the page."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from services.router.index.mirror import PrefixMirror
+from services.router.placement.backlog import UTILISATION_S, Backlog
+from services.router.placement.blind_spot import BlindSpot
+from services.router.placement.kappa import KappaPolicy
+from services.router.placement.policy import (
+    Dispatched,
+    Finished,
+    Hit,
+    Placement,
+    PlacementRequest,
+    PoolView,
+    ReplicaState,
+    Started,
+)
+from services.router.placement.precedence import USUAL, Ahead, Precedence
+from services.router.placement.prefill_choice import KAPPA_MAX, TYPICAL_FLOOR_S
+from services.router.placement.regulars import BUSY_MAX, MEMORY_S, waited_s
+from services.router.queue.release_queue import LOOK_AHEAD
+
+BLOCK = 10
+AHEAD_S = 0.3
+BANDS = (USUAL, Precedence(6), Precedence(3, tenant="a"), Precedence(3, tenant="b", weight=2.0, priority=1))
+
+
+class Twin:
+    """Computes scores from the records of a policy, and from what it was told, each time from the beginning."""
+
+    def __init__(self, policy: KappaPolicy) -> None:
+        self.policy = policy
+        self.told: list[Dispatched] = []
+
+    def busy(self, name: str, now_s: float) -> float:
+        faded = [
+            one.prefill_s * math.exp((one.at_s - now_s) / UTILISATION_S)
+            for one in self.told
+            if one.replica == name
+        ]
+        return sum(faded) / UTILISATION_S
+
+    def regulars_s(self, name: str, queue_s: float, seconds: float, now_s: float) -> float:
+        seen = self.policy.prefills._regulars.seen.get(name)
+        if seen is None:
+            return 0.0
+        rate, patience_s, since_s = seen
+        rate *= math.exp(min(0.0, since_s - now_s) / MEMORY_S)
+        longer_s = waited_s(queue_s + seconds, patience_s) - waited_s(queue_s, patience_s)
+        return rate * longer_s / (1 - min(BUSY_MAX, self.busy(name, now_s)))
+
+    def scores(
+        self, request: PlacementRequest, view: PoolView, now_s: float
+    ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+        """Return scores without the blind spot's, the queue's seconds, and those until all were done, by name.
+
+        Ask before the policy is asked.
+        """
+        policy, wishes = self.policy, self.policy.prefills._wishes
+        policy._expire(now_s)
+        for wish in wishes.expired(now_s):
+            wishes.remove(wish.key)
+        own_wish = wishes.remove(("", request.request_id))
+        since_s = own_wish.at_s if own_wish is not None else now_s
+        typical_s = max(TYPICAL_FLOOR_S, policy.prefills.typical_s)
+        everybody = [one.name for one in view.prefill]
+        waiting_s = sum(
+            work.prefill_s for name in everybody for work in policy.backlog.of(name) if work.started_s is None
+        )
+        kappa = min(KAPPA_MAX, (waiting_s / typical_s + view.waiting_requests) / len(view.prefill))
+        depths = policy.mirror.matched(request.hashes)
+        scores, queues, ends = {}, {}, {}
+        for one in view.prefill:
+            uncached = max(1, request.token_count - depths.get(one.name, 0) * BLOCK)
+            seconds = policy.costs.estimate_s(uncached, request.token_count) * policy.speeds.factor(one.name)
+            ahead_s, behind, waiting, there_s, total_s = plain_line(
+                policy.backlog, one.name, seconds, now_s, request.precedence
+            )
+            held_s, held_behind, _, _, held_total_s = plain_line(
+                wishes, one.name, seconds, since_s, request.precedence
+            )
+            unknown_s = max(0, one.queued_requests - waiting) * typical_s
+            queue_s = ahead_s + held_s + unknown_s
+            score = queue_s + seconds * (1 + behind + held_behind + kappa)
+            score += self.regulars_s(one.name, queue_s, seconds, now_s)
+            if waiting and there_s + seconds > AHEAD_S:
+                score += min(there_s, there_s + seconds - AHEAD_S) * view.waiting_requests / LOOK_AHEAD
+            scores[one.name], queues[one.name] = score, queue_s
+            ends[one.name] = total_s + held_total_s + unknown_s + seconds
+        if own_wish is not None:
+            wishes.add(own_wish)
+        return scores, queues, ends
+
+
+def plain_line(
+    backlog: Backlog, name: str, seconds: float, now_s: float, precedence: Precedence
+) -> tuple[float, int, int, float, float]:
+    """Seconds ahead, prompts behind, prompts that wait, their seconds, those of all: by a walk over the work."""
+    order = backlog._order_key(seconds, now_s)
+    ahead = Ahead(precedence, order)
+    running_s = there_s = 0.0
+    behind = waiting = 0
+    for work in backlog.of(name):
+        if work.started_s is not None:
+            left_s = work.prefill_s if work.begun_s is None else work.begun_s + work.prefill_s - now_s
+            running_s += max(0.0, left_s)
+            continue
+        waiting += 1
+        there_s += work.prefill_s
+        ahead.add(work.precedence or precedence, work.order, work.prefill_s, work.tokens)
+        behind += (work.precedence or precedence) == precedence and work.order > order
+    return running_s + ahead.seconds(), behind, waiting, there_s, running_s + there_s
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_scores_are_those_of_the_formula(seed: int) -> None:
+    """Random histories with bands, tenants, held requests, silent queues and other routers: equal within 1e-9."""
+    rng = random.Random(seed)
+    prefill = [ReplicaState(f"p{index}") for index in range(rng.choice((2, 4, 12)))]
+    policy = KappaPolicy(
+        "r0",
+        PrefixMirror(),
+        random.Random(seed),
+        block_tokens=BLOCK,
+        dispatch_ahead_s=AHEAD_S,
+        local_prefill_tokens_max=0,
+    )
+    for one in prefill:
+        policy.mirror.add(one.name)
+    view = PoolView(prefill, [ReplicaState("d0")], rng.choice((0, 3)))
+    twin, running, now_s, compared = Twin(policy), list[Dispatched](), 0.0, 0
+    others = rng.random() < 0.5
+    for index in range(300):
+        now_s += rng.expovariate(2 * len(prefill))
+        while running and rng.random() < 0.7:
+            told = running.pop(rng.randrange(len(running)))
+            policy.observe(Started(told.router, told.request_id, now_s))
+            if rng.random() < 0.3:
+                running.append(told)
+                break
+            hit = Hit(0, told.token_count, 0, rng.uniform(0.01, 0.3))
+            policy.observe(Finished(told.router, told.request_id, now_s, hit))
+        for one in prefill:
+            if rng.random() < 0.05:
+                one.queued_requests, one.is_stale = rng.randint(0, 4), rng.random() < 0.2
+        first = rng.randrange(20) * 1000
+        hashes = tuple(range(first, first + rng.randint(1, 60)))
+        precedence = rng.choice(BANDS) if seed % 3 else USUAL
+        request = PlacementRequest(
+            f"{index - index % 2}" if rng.random() < 0.2 else f"{index}",  # some ask again
+            hashes,
+            len(hashes) * BLOCK + 5,
+            100,
+            explain=True,
+            precedence=precedence,
+        )
+        if others and rng.random() < 0.3:
+            other = Dispatched("r1", f"x{index}", rng.choice(prefill).name, hashes, 0.1, now_s, now_s + 3)
+            policy.observe(other)
+            twin.told.append(other)
+        scores, queues, ends = twin.scores(request, view, now_s)
+        typical_s = max(TYPICAL_FLOOR_S, policy.prefills.typical_s)
+        answer = policy.place(request, view, now_s)
+        if not isinstance(answer, Placement):
+            continue
+        assert len(answer.candidates) == len(prefill)
+        spot: BlindSpot = policy.prefills._blind_spot
+        for offer in answer.candidates:
+            risk_s = spot.risk(offer.replica) * typical_s if spot.routers > 1 else 0.0
+            assert offer.score == pytest.approx(scores[offer.replica] + risk_s, rel=1e-9), (seed, index)
+            regulars_s = twin.regulars_s(offer.replica, offer.queue_s, offer.prefill_s, now_s)
+            assert (offer.regulars_s, offer.risk_s) == pytest.approx((regulars_s, risk_s)), (seed, index)
+            assert offer.queue_s == pytest.approx(queues[offer.replica], rel=1e-9, abs=1e-12), (seed, index)
+        assert answer.candidates[0].score <= min(offer.score for offer in answer.candidates) * (1 + 1e-9)
+        others_s = [ends_s for replica, ends_s in ends.items() if replica != answer.prefill]
+        lost_s = max(0.0, min(others_s) - answer.prefill_s)
+        assert policy.prefills._chosen[1] == pytest.approx(lost_s, rel=1e-9, abs=1e-9), (seed, index)
+        compared += 1
+        told = Dispatched(
+            "r0",
+            request.request_id,
+            answer.prefill or "",
+            hashes,
+            answer.prefill_s,
+            now_s,
+            now_s + rng.choice((2.0, 1e6)),
+            precedence,
+            request.token_count,
+        )
+        policy.observe(told)
+        twin.told.append(told)
+        running.append(told)
+    policy.assert_consistent()
+    assert compared > 30

@@ -1,0 +1,69 @@
+"""Of many replicas some are compared: everybody gets a turn, and the best place is among them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from services.router.index.mirror import PrefixMirror
+from services.router.placement.decode_choice import NO_LOAD
+from services.router.placement.policy import ReplicaState, Started
+from services.router.placement.shortlist import ALL, HOLDERS, LIGHT, Match, Shortlist
+from tests.unit.router.placement.test_kappa import BLOCK, dispatched, placed, policy_of, request, view_of
+
+
+@pytest.mark.parametrize("decodes", [ALL, ALL + 1, 24, 32, 48, 49, 80])
+def test_equal_decode_replicas_share_however_many_there_are(decodes: int) -> None:
+    """Who has most room is chosen of those that are looked at, and all are looked at in turn."""
+    policy, view = policy_of(1, decodes, seed=decodes), view_of(1, decodes)
+    by_name = {one.name: one for one in view.decode}
+    counts: Counter[str] = Counter()
+    for name in range(20 * decodes):
+        decode = placed(policy.place(request(name, 100, name * 1000), view, 0.0)).decode
+        by_name[decode].block_reserved += 10
+        counts[decode] += 1
+    assert len(counts) == decodes and max(counts.values()) <= 22 and min(counts.values()) >= 18, counts
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_idle_holder_of_a_block_less_is_compared(seed: int) -> None:
+    """Those that hold most are all busy; what one of the next recomputes is nothing against waiting for them."""
+    rng = random.Random(seed)
+    count, deepest = rng.choice((40, 64, 300)), rng.choice((8, 30))
+    policy = policy_of(count, 1, seed=seed)
+    shared = tuple(range(90))
+    for index in range(count):
+        policy.mirror.store(
+            f"p{index}", shared[: 90 if index < deepest else 89 if index < deepest + 5 else 0]
+        )
+    for index in range(count):
+        if not deepest <= index < deepest + 5:
+            policy.observe(dispatched(index, f"p{index}", 4.0))
+            policy.observe(Started("router-0", f"{index:032x}", 0.0))
+    view = view_of(count, 1)
+    for name in range(30):
+        answer = placed(policy.place(request(1000 + name, len(shared) * BLOCK), view, 0.0))
+        assert answer.prefill is not None and deepest <= int(answer.prefill[1:]) < deepest + 5, answer
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_holders_are_few_and_the_deepest_is_among_them(seed: int) -> None:
+    """No more are compared than is said, nobody twice, each with what it holds."""
+    rng, mirror = random.Random(seed), PrefixMirror()
+    replicas = [ReplicaState(f"p{index}") for index in range(rng.randint(ALL + 1, 120))]
+    hashes = tuple(range(60))
+    held = {one.name: rng.choice((0, 0, 0, 1, 59, rng.randint(0, 60))) for one in replicas}
+    for name, depth in held.items():
+        mirror.add(name)
+        mirror.store(name, hashes[:depth])
+    shortlist = Shortlist(rng)
+    for load in (NO_LOAD, {one.name: rng.random() for one in replicas}):
+        found = shortlist.of(replicas, Match(mirror, hashes), load)
+        names = [one.name for one, _ in found]
+        assert len(set(names)) == len(names) <= HOLDERS + LIGHT
+        assert all(held[one.name] == depth for one, depth in found)
+        assert max(depth for _, depth in found) == max(held.values())
+        holders = sum(depth > 0 for depth in held.values())
+        assert sum(depth > 0 for _, depth in found) >= min(HOLDERS, holders)

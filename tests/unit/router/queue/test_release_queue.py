@@ -1,0 +1,466 @@
+"""The release queue: its order against a plain list, its fairness, its floor, and who must go when it is full."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from kvmesh.queue_order import overtaken_s, shortest
+from services.router.queue import fairness, lanes
+from services.router.queue.fairness import Account
+from services.router.queue.release_queue import FLOOR_EVERY, LOOK_AHEAD, ReleaseQueue
+from services.router.queue.waiting import BAND_DEFAULT
+
+
+@dataclass(eq=False)
+class Item:
+    name: int = 0
+    priority: int = 0
+    is_resumed: bool = False
+    tenant: str = ""
+    band: int = BAND_DEFAULT
+    weight: float = 0.0
+    is_sheddable: bool = False
+    token_count: int = 1
+    output_tokens_max: int = 1
+    ticket: int = 0
+    account: Account | None = None
+    charged_prefill: float = 0.0
+    charged_output: float = 0.0
+    order: float = 0.0
+    work: int = 0
+
+    def __post_init__(self) -> None:
+        self.work = self.work or self.token_count
+
+
+Queue = ReleaseQueue[Item]
+Lane = tuple[int, bool, int]
+
+
+def lane_of(item: Item) -> Lane:
+    priority = 0 if item.is_resumed else max(-100, min(100, item.priority))
+    return (-item.band, not item.is_resumed, -priority)
+
+
+def release_next(queue: Queue) -> Item:
+    item = next(queue.heads())
+    queue.release(item, item.token_count)
+    return item
+
+
+def test_one_tenant_is_served_by_band_then_resumed_then_priority_then_length_then_arrival() -> None:
+    """Under random adds, returns to the head and removals, the order is that of a plain list per lane.
+
+    Resumed ones go by length alone: no client's priority puts its own before other tenants'. Who comes back is first.
+    """
+    for seed in range(20):
+        rng = random.Random(seed)
+        queue: Queue = ReleaseQueue(1000)
+        twin: dict[Lane, list[Item]] = {}
+        outside: list[Item] = []
+        returned: set[Item] = set()
+        for name in range(300):
+            kind = rng.random()
+            if kind < 0.5:
+                priority = rng.choice((-500, -1, 0, 0, 0, 7, 100, 400))
+                item = Item(name, priority, rng.random() < 0.3, band=rng.choice((0, 4, 4, 7)))
+                item.order = rng.choice((0.0, 1.0, rng.random(), 0.001 * name))
+                queue.add(item)
+                twin.setdefault(lane_of(item), []).append(item)
+                # Of equals as they came; who came back is before all of its lane.
+                twin[lane_of(item)].sort(key=lambda one: -1.0 if one in returned else one.order)
+            elif kind < 0.6 and outside:
+                item = outside.pop(rng.randrange(len(outside)))
+                queue.add(item, at_head=True)
+                returned.add(item)
+                twin.setdefault(lane_of(item), []).insert(0, item)
+            elif any(twin.values()):
+                lane = rng.choice([lane for lane, items in twin.items() if items])
+                item = rng.choice(twin[lane]) if rng.random() < 0.5 else twin[lane][0]
+                twin[lane].remove(item)
+                assert queue.remove(item)
+                assert not queue.remove(item)
+                outside.append(item)
+            expected = [item for lane in sorted(twin) for item in twin[lane]]
+            assert list(queue) == expected, f"{seed=}"
+            highest = [item for item in expected if item.band == expected[0].band]
+            assert list(queue.heads()) == highest[:LOOK_AHEAD], f"{seed=}"
+            assert len(queue) == len(expected)
+            queue.assert_consistent()
+
+
+def test_the_least_served_tenant_is_first_whatever_happens() -> None:
+    """Random tenants, corrections, refunds and removals: heaps with lazy entries choose as a full scan would."""
+    for seed in range(15):
+        rng = random.Random(seed)
+        queue: Queue = ReleaseQueue(10_000)
+        waiting: list[Item] = []
+        running: list[Item] = []
+        for name in range(500):
+            kind = rng.random()
+            if kind < 0.45:
+                item = Item(
+                    name,
+                    tenant=f"t{rng.randrange(8)}",
+                    weight=rng.choice((0.0, 1.0, 4.0)),
+                    is_sheddable=rng.random() < 0.3,
+                    is_resumed=rng.random() < 0.02,
+                    token_count=rng.randrange(1, 1000),
+                    output_tokens_max=rng.randrange(1, 500),
+                )
+                queue.add(item)
+                waiting.append(item)
+            elif kind < 0.75 and waiting:
+                lowest = min(item.account.served for item in waiting if item.account is not None)
+                item = release_next(queue)
+                assert item.is_resumed or item.charged_prefill == item.token_count
+                waiting.remove(item)
+                running.append(item)
+                fresh = [one for one in waiting if one.is_resumed]
+                assert item.is_resumed or not fresh, f"{seed=}"
+                if not item.is_resumed:
+                    assert item.account is not None
+                    charge = max(item.charged_prefill, 2 * item.charged_output) / item.account.weight
+                    assert item.account.served <= lowest + charge + 1e-6, f"{seed=}"
+            elif kind < 0.85 and running:
+                item = running.pop(rng.randrange(len(running)))
+                queue.settle_prefill(item, rng.randrange(item.token_count + 1))
+                queue.settle_output(item, rng.randrange(item.output_tokens_max + 1))
+            elif kind < 0.9 and running:
+                item = running.pop(rng.randrange(len(running)))
+                queue.add(item, at_head=True)
+                waiting.append(item)
+            elif waiting:
+                item = waiting.pop(rng.randrange(len(waiting)))
+                queue.remove(item)
+            queue.assert_consistent()
+            assert bool(list(queue.heads())) == bool(waiting), "work waits and nobody may go"
+
+
+@pytest.mark.parametrize("dominant", ["prompts", "outputs", "each its own"])
+def test_two_tenants_that_always_wait_are_served_equally_by_weight(dominant: str) -> None:
+    """Whatever they send, what each was charged differs by no more than one request of each; weights hold."""
+    for seed in range(8):
+        rng = random.Random(seed)
+        weights = {"a": 1.0, "b": rng.choice((1.0, 3.0))}
+        long = {"a": 8 if dominant == "each its own" else 4000, "b": 4000}
+        outputs = {"a": 2000, "b": 8} if dominant == "each its own" else {"a": 1, "b": 1}
+        if dominant == "outputs":
+            long, outputs = {"a": 8, "b": 8}, {"a": 2000, "b": 30}
+        queue: Queue = ReleaseQueue(10_000)
+        served: Counter[str] = Counter()
+        largest: Counter[str] = Counter()
+
+        def request(tenant: str, draw: random.Random, most: int, made: int, weight: float) -> Item:
+            tokens = draw.randrange(1, most + 1)
+            return Item(tenant=tenant, weight=weight, token_count=tokens, output_tokens_max=made)
+
+        for tenant, weight in weights.items():
+            for _ in range(3):
+                queue.add(request(tenant, rng, long[tenant], outputs[tenant], weight))
+        for _ in range(2000):
+            item = release_next(queue)
+            made = rng.randrange(1, item.output_tokens_max + 1)
+            queue.settle_prefill(item, item.token_count)
+            queue.settle_output(item, made)
+            cost = {"prompts": item.token_count, "outputs": 2 * made, "each its own": 0}[dominant]
+            if dominant == "each its own":
+                cost = item.token_count if item.tenant == "b" else 2 * made
+            served[item.tenant] += cost
+            largest[item.tenant] = max(largest[item.tenant], cost)
+            tenant = item.tenant
+            queue.add(request(tenant, rng, long[tenant], outputs[tenant], weights[tenant]))
+            gap = abs(served["a"] / weights["a"] - served["b"] / weights["b"])
+            slack = (
+                2 * fairness.OUTPUT_START * fairness.DECODE_WEIGHT
+            )  # first requests are charged as expected
+            bound = largest["a"] / weights["a"] + largest["b"] / weights["b"]
+            assert gap <= bound + slack, f"{seed=}: {served}"
+
+
+def test_who_comes_back_is_next_and_starves_nobody() -> None:
+    """A tenant that was idle has no right to what it did not use, and waits for one request at most."""
+    queue: Queue = ReleaseQueue(10_000)
+    queue.add(Item(tenant="back", token_count=100))
+    release_next(queue)
+    for _ in range(400):
+        queue.add(Item(tenant="busy", token_count=100))
+    for _ in range(200):
+        release_next(queue)
+    for _ in range(100):
+        queue.add(Item(tenant="back", token_count=100))
+    order = [release_next(queue).tenant for _ in range(100)]
+    assert order[0] == "back"
+    assert all(one != other for one, other in pairwise(order[1:])), "they alternate"
+
+
+def test_a_resumed_request_says_nothing_of_whose_turn_it_is() -> None:
+    """It goes first though its tenant had far more than others: who comes and goes still alternates with who waits."""
+    queue: Queue = ReleaseQueue(10_000)
+    queue.add(Item(tenant="served", output_tokens_max=100_000))
+    queue.settle_output(release_next(queue), 100_000)
+    for _ in range(100):
+        queue.add(Item(tenant="waits", token_count=100))
+    queue.add(Item(tenant="served", is_resumed=True))
+    assert release_next(queue).is_resumed
+    order = []
+    for _ in range(30):
+        if not queue.waiting_tokens("comes", BAND_DEFAULT):
+            queue.add(Item(tenant="comes", token_count=100))
+        order.append(release_next(queue).tenant)
+    assert 14 <= order.count("comes") <= 16, order
+
+
+def test_a_change_of_kind_earns_no_credit() -> None:
+    """Who used prompts alone for long gets no outputs for free: a pool that was not used is not saved up."""
+    queue: Queue = ReleaseQueue(100_000)
+    for number in range(600):
+        for tenant in ("changing", "steady"):
+            outputs = 5000 if tenant == "changing" and number >= 500 else 1
+            queue.add(Item(tenant=tenant, token_count=1000, output_tokens_max=outputs))
+    for _ in range(1000):
+        queue.settle_output(release_next(queue), 1)
+    served: Counter[str] = Counter()
+    for _ in range(60):
+        item = release_next(queue)
+        queue.settle_output(item, item.output_tokens_max)
+        served[item.tenant] += 1
+    assert served["changing"] <= 10, f"its outputs count ten times as much as the prompts: {served}"
+
+
+def test_lower_bands_get_their_floor_unless_they_may_be_shed() -> None:
+    """Of any FLOOR_EVERY releases one is of each lower band that waits; none is of sheddable ones."""
+    queue: Queue = ReleaseQueue(100_000)
+    for number in range(2000):
+        queue.add(Item(number, band=6, tenant=f"t{number % 3}"))
+        if number < 100:
+            queue.add(Item(number, band=4))
+            queue.add(Item(number, band=2, is_resumed=number % 2 == 0))
+            queue.add(Item(number, band=1, is_sheddable=True))
+    bands = [release_next(queue).band for _ in range(2000)]
+    for low in (2, 4):
+        places = [-1, *(place for place, band in enumerate(bands) if band == low)]
+        assert max(later - earlier for earlier, later in pairwise(places)) <= FLOOR_EVERY, low
+        assert len(places) - 1 <= 2000 / (FLOOR_EVERY - 5)
+    assert 1 not in bands
+
+
+def test_a_tenant_that_may_not_go_holds_up_nobody() -> None:
+    """Others of its band go, and lower bands once nobody of a higher one may; resumed requests are never held."""
+    queue: Queue = ReleaseQueue(100)
+    for tenant in ("held", "free"):
+        queue.add(Item(tenant=tenant))
+    low, again = Item(tenant="low", band=1), Item(tenant="held", is_resumed=True)
+    queue.add(low)
+    assert [item.tenant for item in queue.heads(lambda tenant, _: tenant != "held")] == ["free"]
+    assert list(queue.heads(lambda tenant, _: tenant == "low")) == [low]
+    queue.add(again)
+    assert next(queue.heads(lambda *_: False)) is again
+
+
+def test_a_full_queue_says_so_and_still_takes_back() -> None:
+    """The bounds are for what is new; resumed ones have as many places of their own, and one item always fits."""
+    queue: Queue = ReleaseQueue(2, tokens_max=10)
+    first = Item(1, token_count=50)
+    assert queue.victims(first) == []
+    queue.add(first)
+    assert queue.is_full(tokens=1) and queue.victims(Item(2)) is None
+    assert not queue.is_full(is_resumed=True, tokens=50)
+    queue.add(Item(3), at_head=True)
+    queue.add(Item(4), at_head=True)
+    assert [item.name for item in queue] == [4, 3, 1]
+
+
+def test_the_least_important_goes_first() -> None:
+    """Sheddable before others, low bands before high ones, then who is served last; never for an equal or a lesser one."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        queue: Queue = ReleaseQueue(30, tokens_max=3000)
+        for name in range(200):
+            item = Item(
+                name,
+                rng.choice((0, 0, 5)),
+                rng.random() < 0.05,
+                tenant=f"t{rng.randrange(4)}",
+                band=rng.choice((2, 4, 6)),
+                is_sheddable=rng.random() < 0.3,
+                token_count=rng.randrange(1, 400),
+                order=rng.random() + 0.003 * name,
+            )
+            before = [one for one in queue if not one.is_resumed]
+            victims = queue.victims(item)
+            if item.is_resumed:
+                assert victims in ([], None)
+            elif victims is None:
+                lesser = [
+                    one
+                    for one in before
+                    if (not one.is_sheddable, one.band) < (not item.is_sheddable, item.band)
+                ]
+                count = len(before) - len(lesser) + 1
+                tokens = sum(one.token_count for one in before) - sum(one.token_count for one in lesser)
+                assert count > 30 or tokens + item.token_count > 3000, (
+                    f"{seed=}: lesser ones would have made room"
+                )
+            else:
+                rank = [(not one.is_sheddable, one.band) for one in victims]
+                assert rank == sorted(rank) and all(one <= (not item.is_sheddable, item.band) for one in rank)
+                kept = [one for one in before if one not in victims]
+                for one in kept:
+                    assert not victims or (not one.is_sheddable, one.band) >= max(rank), f"{seed=}"
+                assert all(
+                    one.tenant != item.tenant
+                    for one in victims
+                    if lane_of(one)[0] == -item.band and one.is_sheddable == item.is_sheddable
+                ), "nobody drives out its own"
+                lanes: dict[tuple[str, int, bool], list[Item]] = defaultdict(list)
+                for one in before:
+                    lanes[one.tenant, one.band, one.is_sheddable].append(one)
+                for lane in lanes.values():  # of each tenant those that it would have served last
+                    lane.sort(key=lambda one: (-one.priority, one.order))
+                    gone = [one for one in lane if one in victims]
+                    assert gone == lane[len(lane) - len(gone) :], f"{seed=}"
+                for one in victims:
+                    queue.remove(one)
+                assert not queue.is_full(tokens=item.token_count)
+            if victims is not None:
+                queue.add(item)
+            if rng.random() < 0.2 and len(queue):
+                release_next(queue)
+            queue.assert_consistent()
+
+
+def test_the_largest_backlog_makes_room_for_the_smallest() -> None:
+    """In one band the newest of the tenant that fills the queue goes; a tenant cannot drive out others by sending more."""
+    queue: Queue = ReleaseQueue(10)
+    flood = [Item(name, tenant="flood", token_count=100) for name in range(10)]
+    for item in flood:
+        queue.add(item)
+    quiet = Item(tenant="quiet", token_count=100)
+    assert queue.victims(quiet) == [flood[-1]]
+    queue.remove(flood[-1])
+    queue.add(quiet)
+    assert queue.victims(Item(tenant="flood")) is None
+
+
+@pytest.mark.parametrize("counted", [16, 0])
+def test_what_is_ahead_is_what_will_be_released_before(counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate against the real order: right to within the largest request of each tenant; of many never less."""
+    monkeypatch.setattr(lanes, "TENANTS_COUNTED", counted)
+    for seed in range(15):
+        rng = random.Random(seed)
+        queue: Queue = ReleaseQueue(10_000)
+        made: list[Item] = []
+        for name in range(150):
+            band = rng.choice((2, 4, 4, 4, 6)) if seed % 2 else 4
+            tokens, order = rng.randrange(1, 300), rng.random()
+            made.append(Item(name, tenant=f"t{rng.randrange(4)}", band=band, token_count=tokens, order=order))
+            queue.add(made[-1])
+        item = Item(tenant="t0", token_count=100, order=rng.random())
+        estimate = queue.ahead(item)
+        queue.add(item)
+        real: dict[int, int] = defaultdict(int)
+        while (head := release_next(queue)) is not item:
+            real[head.band] += head.token_count
+        over = estimate - sum(real[band] for band in (4, 5, 6, 7))
+        assert over >= -4 * 300 - 1 and (over <= 4 * 300 + 1 or not counted), f"{seed=}"
+        assert estimate <= sum(one.token_count for one in made)
+
+
+def test_of_one_tenant_it_is_known_to_the_token_what_is_ahead() -> None:
+    """Priority, length, what came back, resumed and sheddable ones: as they will be released, without what is cached."""
+    for seed in range(30):
+        rng = random.Random(seed)
+        queue: Queue = ReleaseQueue(10_000)
+        made = [
+            Item(
+                name,
+                rng.choice((0, 0, 0, 7, -200)),
+                rng.random() < 0.05,
+                token_count=rng.randrange(100, 300),
+                work=rng.randrange(1, 100),
+                order=rng.choice((0.5, rng.random())),
+                is_sheddable=rng.random() < 0.3,
+            )
+            for name in range(rng.choice((3, 150, 1000)))
+        ]
+        for item in made:
+            queue.add(item, at_head=rng.random() < 0.05)
+        for item in made[::3]:
+            queue.remove(item)
+        order, is_sheddable = rng.choice((0.5, rng.random())), rng.random() < 0.3
+        item = Item(-1, rng.choice((0, 0, 7)), order=order, is_sheddable=is_sheddable)
+        estimate, real = queue.ahead(item), 0
+        queue.add(item)
+        while (head := release_next(queue)) is not item:
+            real += head.work
+        assert estimate == real, f"{seed=}"
+
+
+def test_a_long_request_is_passed_by_for_as_long_as_is_promised() -> None:
+    """More short work comes than goes: the long one is released when nobody may overtake it any more, and not before."""
+    long_s, short_s, now_s = 6.0, 0.3, 1.0
+    queue: Queue = ReleaseQueue(10_000)
+    long = Item(-1, order=shortest(long_s, now_s))
+    queue.add(long)
+    came_s: dict[Item, float] = {}
+    for name in range(600):
+        now_s += 0.1
+        item = Item(name, order=shortest(short_s, now_s))
+        came_s[item] = now_s
+        queue.add(item)
+        if name % 3 == 0 and (released := release_next(queue)) is long:
+            break
+        queue.assert_consistent()
+    assert released is long
+    last_s = max(at_s for item, at_s in came_s.items() if not item.ticket)
+    assert overtaken_s(long_s, short_s) - 0.4 <= last_s - 1.0 <= overtaken_s(long_s, short_s)
+    waiting = [item for item in came_s if item.ticket]
+    assert all(came_s[item] - 1.0 >= overtaken_s(long_s, short_s) - 1e-9 for item in waiting)
+
+
+def test_nobody_is_overtaken_later_than_is_promised() -> None:
+    """Random lengths, arrivals and releases: who goes before an older one came within its time and is that much shorter."""
+    for seed in range(15):
+        rng = random.Random(seed)
+        queue: Queue = ReleaseQueue(10_000)
+        expected: dict[Item, tuple[float, float]] = {}
+        waiting: list[Item] = []
+        now_s, overtaken = 1000 * rng.random(), 0
+        for name in range(500):
+            now_s += rng.expovariate(10.0)
+            if rng.random() < 0.55:
+                seconds = min(20.0, rng.lognormvariate(-1.5, 1.3))
+                item = Item(name, order=shortest(seconds, now_s))
+                expected[item] = seconds, now_s
+                waiting.append(item)
+                queue.add(item)
+            elif waiting:
+                item = release_next(queue)
+                waiting.remove(item)
+                seconds, at_s = expected[item]
+                for other in waiting:
+                    other_s, other_at_s = expected[other]
+                    if other_at_s < at_s:
+                        assert at_s - other_at_s <= overtaken_s(other_s, seconds) + 1e-9, f"{seed=}"
+                        overtaken += 1
+        assert overtaken > 20, "overtaking is what this is about"
+
+
+def test_tenants_that_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tenants come by, a bounded number is remembered."""
+    monkeypatch.setattr(fairness, "IDLE_ACCOUNTS_MAX", 10)
+    queue: Queue = ReleaseQueue(10_000)
+    for name in range(200):
+        queue.add(Item(name, tenant=f"t{name}"))
+        if name % 3:
+            release_next(queue)
+        queue.assert_consistent()
+    while len(queue):
+        release_next(queue)
+    assert len(queue._bands[BAND_DEFAULT].fairness) <= 11

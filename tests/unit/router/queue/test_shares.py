@@ -1,0 +1,157 @@
+"""Which replicas a tenant may hold while others are about."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from services.router.queue.active_tenants import ABOUT_S
+from services.router.queue.prompts import Prompt
+from services.router.queue.shares import AHEAD_S, PATIENCE, Shares, replicas_for
+
+A, B, LOW, HIGH = ("a", 4), ("b", 4), ("low", 2), ("high", 6)
+GREED = 1_000_000
+"""Prompt tokens that wait: more than others have the patience for."""
+
+POOL = ["p0", "p1", "p2", "p3"]
+
+
+def use(shares: Shares, tenant: tuple[str, int], seconds: float, now_s: float, weight: float = 1.0) -> None:
+    """Let `tenant` have used `seconds` of prefill lately, and hold nothing."""
+    shares.end(shares.dispatch(tenant, weight, "p9", seconds, 1000, now_s), now_s)
+
+
+def test_a_tenant_alone_is_held_by_nothing() -> None:
+    """It may have every replica, and an anonymous one as much ahead as the policy lets it."""
+    shares = Shares()
+    for name in POOL:
+        shares.dispatch(A, 1.0, name, 1.0, 1000, 0.0)
+    assert shares.allowance(A, 4, 0.0) == 4 and list(shares.may_hold(A, POOL, 0.0)) == POOL
+    anonymous = Shares()
+    anonymous.dispatch(("", 4), 1.0, "p0", 1.0, 1000, 0.0)
+    assert anonymous.wait_s(("", 4), "p0", 0.0) == 0.0
+
+
+def test_what_others_used_is_kept_for_them_up_to_their_share() -> None:
+    """More use keeps more replicas, never more than leaves a tenant its weighted share."""
+    last = 4
+    for used_s in (0.1, 1.0, 5.0, 50.0):
+        shares = Shares()
+        use(shares, B, used_s, 0.0)
+        shares.dispatch(A, 1.0, "p0", 1.0, 1000, 0.0)
+        allowed = shares.allowance(A, 4, 0.0, GREED)
+        assert 2 <= allowed < 4 and allowed <= last
+        last = allowed
+    assert last == 2
+    heavy = Shares()
+    use(heavy, B, 50.0, 0.0, weight=1.0)
+    heavy.dispatch(A, 3.0, "p0", 1.0, 1000, 0.0)
+    assert heavy.allowance(A, 4, 0.0, GREED) == 3, "three parts of four by weight"
+
+
+def test_it_keeps_to_what_it_holds_once_it_holds_its_part() -> None:
+    """The replicas it holds stay open to it; the others are for others until it lets go, or they were idle for long."""
+    shares = Shares()
+    use(shares, B, 5.0, 0.0)
+    held = [shares.dispatch(A, 1.0, name, 1.0, 1000, 0.0) for name in POOL[:2]]
+    assert list(shares.may_hold(A, POOL, 0.0)) == POOL, "others take longer themselves"
+    assert list(shares.may_hold(A, POOL, 0.0, GREED)) == POOL[:2]
+    assert list(shares.may_hold(B, POOL, 0.0, GREED)) == POOL
+    shares.end(held[0], 1.5)
+    assert list(shares.may_hold(A, POOL, 1.5)) == POOL
+    shares.dispatch(A, 1.0, "p3", 1.0, 1000, 1.5)
+    shares.dispatch(A, 1.0, "p0", 1.0, 1000, ABOUT_S - 2.0)
+    assert list(shares.may_hold(A, POOL, ABOUT_S - 1.0, GREED)) == ["p0", "p1", "p3"], "b may come again"
+    assert list(shares.may_hold(A, POOL, ABOUT_S + 2.0, GREED)) == POOL, "b is not about any more"
+    shares.assert_consistent()
+
+
+def test_a_burst_is_held_at_the_prompt_that_makes_it_one() -> None:
+    """What runs and what waits of a tenant, over all replicas, against the patience of others: no past is needed."""
+    shares = Shares()
+    for number in range(10):
+        use(shares, B, 0.1, 0.1 * number)
+    patience = PATIENCE * 0.1 * len(POOL)
+    running = shares.dispatch(A, 1.0, "p0", 0.5 * patience, 1000, 1.0)
+    shares.start(running, 1.0)
+    shares.dispatch(A, 1.0, "p1", 0.45 * patience, 1000, 1.0)
+    assert shares.allowance(A, 4, 1.0) == 4
+    third = shares.dispatch(A, 1.0, "p2", 0.1 * patience, 1000, 1.0)
+    assert shares.allowance(A, 4, 1.0) < 4
+    assert shares.allowance(A, 4, 1.0 + 0.1 * patience) == 4, "some of it is done"
+    shares.end(third, 1.0)
+    assert shares.allowance(A, 4, 1.0) == 4
+    assert shares.allowance(A, 4, 1.0, waiting_tokens=1000) < 4, "what waits counts as what runs does"
+
+
+def test_one_that_sends_many_short_prompts_makes_nobody_else_a_burst() -> None:
+    """Each tenant's mean counts by its weight, not by how many prompts it sends."""
+    shares = Shares()
+    for number in range(200):
+        use(shares, B, 0.01, 0.01 * number)
+    use(shares, ("c", 4), 1.99, 2.0)
+    shares.dispatch(A, 1.0, "p0", 1.0, 1000, 2.0)
+    shares.dispatch(A, 1.0, "p1", 0.9 * PATIENCE * 4 - 1.0, 1000, 2.0)
+    assert shares.allowance(A, 4, 2.0) == 4, "an average prompt of b's and c's takes a second"
+    shares.dispatch(A, 1.0, "p1", 0.2 * PATIENCE * 4, 1000, 2.0)
+    assert shares.allowance(A, 4, 2.0) < 4
+
+
+def test_lower_bands_leave_room_for_higher_ones_and_not_the_other_way_round() -> None:
+    """A higher band owes nothing to a lower one."""
+    shares = Shares()
+    use(shares, HIGH, 5.0, 0.0)
+    use(shares, LOW, 5.0, 0.0)
+    assert shares.allowance(HIGH, 4, 0.0, GREED) == 4
+    assert shares.allowance(LOW, 4, 0.0, GREED) < 4
+
+
+def test_the_next_prompt_goes_when_the_last_one_is_nearly_done() -> None:
+    """Prompts of an engine run one after the other: the second's time begins when the first one ends."""
+    shares = Shares()
+    first = shares.dispatch(A, 1.0, "p0", 1.0, 1000, 0.0)
+    shares.start(first, 0.0)
+    assert shares.wait_s(B, "p0", 0.0) == pytest.approx(1.0 - AHEAD_S)
+    assert shares.wait_s(B, "p0", 1.0 - AHEAD_S) == pytest.approx(0.0)
+    second = shares.dispatch(B, 1.0, "p0", 0.5, 1000, 1.0 - AHEAD_S)
+    shares.start(second, 1.0 - AHEAD_S)
+    assert shares.end(first, 1.2) == math.inf, "news of its start may be late: its replica knows better"
+    assert shares.wait_s(A, "p0", 1.2) == pytest.approx(0.5 - AHEAD_S)
+    assert shares.end(second, 1.7) == pytest.approx(0.5), "what it waited in the engine is not its own time"
+
+
+def test_erlang() -> None:
+    """Table values of the loss formula: 5 servers of 2.22 erlangs and 10 of 6.22 lose 5 of 100."""
+    assert replicas_for(2.21, 64) == 5 and replicas_for(2.23, 64) == 6
+    assert replicas_for(6.21, 64) == 10 and replicas_for(6.23, 64) == 11
+    assert replicas_for(0.0, 64) == 0 and replicas_for(100.0, 3) == 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_happens_the_counts_are_right(seed: int) -> None:
+    """Random dispatches, starts, ends and pauses; in the end nothing is left."""
+    draw, shares, now_s = random.Random(seed), Shares(), 0.0
+    prompts: list[Prompt] = []
+    for _ in range(400):
+        now_s += draw.choice((0.0, 0.01, 1.0, 20.0 if draw.random() < 0.05 else 0.1))
+        kind = draw.random()
+        tenant = (f"t{draw.randrange(5)}", draw.choice((2, 4)))
+        if kind < 0.4:
+            weight = draw.choice((0.0, 1.0, 2.0))
+            prompts.append(shares.dispatch(tenant, weight, draw.choice(POOL), draw.random(), 1000, now_s))
+        elif kind < 0.6 and prompts:
+            shares.start(draw.choice(prompts), now_s)
+        elif kind < 0.9 and prompts:
+            assert shares.end(prompts.pop(draw.randrange(len(prompts))), now_s) >= 0
+        else:
+            shares.touch(tenant, 1.0, now_s)
+        assert 1 <= shares.allowance(tenant, 4, now_s, draw.choice((0, GREED))) <= 4
+        assert set(shares.may_hold(tenant, POOL, now_s)) <= set(POOL)
+        shares.assert_consistent()
+    for prompt in prompts:
+        shares.end(prompt, now_s)
+    shares.touch(A, 1.0, now_s + 100)
+    shares.assert_consistent()
+    assert len(shares) == 1

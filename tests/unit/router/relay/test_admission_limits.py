@@ -1,0 +1,286 @@
+"""What the router takes into its queue, and what it says of the rest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.index.mirror import PrefixMirror
+from services.router.placement.decode_choice import DecodeChoice
+from services.router.placement.kappa import KappaPolicy
+from services.router.placement.policy import PlacementRequest, PoolView, ReplicaState
+from services.router.placement.shortlist import Match
+from services.router.relay.replicas import STEPS_KEPT_S
+from tests.unit.router.desk import Desk
+
+
+class Told:
+    """A forecast of fixed seconds for each prompt token."""
+
+    def __init__(self, token_s: float) -> None:
+        self.is_known = True
+        self._token_s = token_s
+
+    def knows_costs(self) -> bool:
+        return self.is_known
+
+    def doubt_costs(self, now_s: float) -> None:
+        pass
+
+    def expected(
+        self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
+    ) -> tuple[int, float]:
+        return token_count, token_count * self._token_s
+
+
+def name(number: int) -> str:
+    return f"{number:032x}"
+
+
+def busy(desk: Desk, count: int, **fields: Any) -> None:
+    """Let one request be at prefill and `count` wait, so that their order and not their placement is tested."""
+    desk.reserved(request_id=name(1000))
+    for number in range(count):
+        desk.submit(request_id=name(number), **fields)
+    assert not desk.told().refusals
+
+
+def test_a_full_queue_gives_the_place_of_the_least_important_one_away() -> None:
+    """A sheddable request leaves for another, which waits now; the next equal one finds nobody less important."""
+    desk = Desk(queue=3)
+    busy(desk, 2)
+    desk.submit(request_id=name(7), sheddable=True)
+    assert not desk.told().refusals
+    desk.submit(request_id=name(8))
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and refusal.evicted and refusal.retry_after_ms
+    assert desk.relay.queue.evicted_total == 1 and desk.ended == ["evicted"]
+    desk.submit(request_id=name(9))
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and not refusal.evicted and refusal.retry_after_ms
+    assert len(desk.relay.queue) == 3
+
+
+def test_a_queue_is_full_of_tokens_too() -> None:
+    """The bound of tokens holds for what is new, a single long prompt is taken all the same."""
+    desk = Desk()
+    desk.relay.queue.tokens_max = 50
+    busy(desk, 1, tokens=400)
+    desk.submit(request_id=name(7), tokens=20)
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and "400 tokens" in refusal.message
+    desk.submit(request_id=name(8), tokens=20, resumed=True, attempt=2)
+    assert not desk.told().refusals
+
+
+def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
+    """Measured by what drains; a higher band and a resumed request do not wait behind it."""
+    desk = Desk(queue=100)
+    drain = desk.relay.releases.drain
+    busy(desk, 30, tokens=200)
+    begun_s = desk.now_s
+    for _ in range(20):
+        desk.now_s += 0.1
+        drain.released(20, desk.now_s)  # 200 tokens a second: 30 s of work wait
+    assert desk.now_s > begun_s
+    desk.submit(request_id=name(40), tokens=200)
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and not refusal.evicted
+    assert 20_000 < refusal.retry_after_ms <= 30_000 and "29.9 s" in refusal.message
+    desk.submit(request_id=name(41), tokens=200, band=6)
+    desk.submit(request_id=name(42), tokens=200, resumed=True, attempt=2)
+    desk.submit(request_id=name(43), tokens=20, tenant="quiet")
+    assert not desk.told().refusals
+    assert desk.relay.load_report().queue_delay_us > 0
+
+
+def test_nobody_is_refused_for_the_wait_of_those_that_it_overtakes() -> None:
+    """Half a minute of work waits; a short request has none of it before it, a long one all."""
+    desk = Desk(queue=100)
+    desk.relay.releases.forecast = Told(0.01)
+    busy(desk, 30, tokens=200)
+    for _ in range(20):
+        desk.now_s += 0.1
+        desk.relay.releases.drain.released(20, desk.now_s)
+    desk.submit(request_id=name(40), tokens=30)
+    assert not desk.told().refusals and next(iter(desk.relay.queue)).request_id == name(40)
+    desk.submit(request_id=name(41), tokens=300)
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and "30.0 s" in refusal.message
+
+
+@pytest.mark.parametrize("limit", [{"remaining_ms": 1500}, {"ttft_ms": 1500}])
+def test_who_cannot_meet_its_deadline_is_refused_with_the_estimate(limit: dict[str, int]) -> None:
+    """Before anything is taken for it; unknown costs, a cached prompt and a resumed request are given the chance."""
+    desk = Desk()
+    forecast = Told(0.1)
+    desk.relay.releases.forecast = forecast
+    desk.submit(request_id=name(1), tokens=20, **limit)
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_DEADLINE and refusal.estimate_ms == 2000
+    assert all(not replica.slots for replica, _ in desk.links.values())
+    assert desk.relay.admission.refusals == {pb.Refusal.REASON_DEADLINE: 1}
+    desk.relay.releases.forecast = Told(0.01)
+    desk.submit(request_id=name(2), tokens=20, **limit)
+    desk.relay.releases.forecast = forecast
+    desk.submit(request_id=name(3), tokens=20, resumed=True, attempt=2, **limit)
+    forecast.is_known = False
+    desk.submit(request_id=name(4), tokens=20, **limit)
+    assert not desk.told().refusals
+
+
+def test_the_deadline_is_looked_at_again_at_release() -> None:
+    """What waited until too little was left is refused when its turn comes, and the next one goes."""
+    desk = Desk()
+    desk.relay.releases.forecast = Told(0.0)
+    desk.reserved(request_id=name(1000))
+    desk.submit(request_id=name(1), remaining_ms=1000)
+    desk.submit(request_id=name(2), remaining_ms=60_000)
+    assert not desk.told().refusals
+    desk.policy.costs._coefficients = (0.5, 0.0, 0.0)
+    desk.wait(0.7)
+    desk.down("prefill-0", starts=[pb.Start(slot=max(desk.links["prefill-0"][0].slots))])
+    desk.wait(0.1)
+    (refusal,) = desk.told().refusals
+    assert refusal.slot == 2 and refusal.reason == pb.Refusal.REASON_DEADLINE and refusal.estimate_ms >= 1300
+    assert desk.placed()[1].request_id == name(2)
+
+
+def test_what_no_engine_had_is_given_back_and_what_one_had_is_not() -> None:
+    """A cancel before the start costs a tenant nothing, one after it the prompt and what was made."""
+    desk = Desk()
+    desk.reserved(request_id=name(1), tenant="a")
+    (item,) = desk.relay.holdings.items
+    account = item.account
+    assert account is not None and account.prefill == 20 and account.decode == 20
+    desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
+    assert account.prefill == account.decode == 0
+    desk.reserved(request_id=name(2), tenant="a")
+    desk.down("prefill-0", starts=[pb.Start(slot=max(desk.links["prefill-0"][0].slots))])
+    (item,) = desk.relay.holdings.items
+    desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
+    assert item.account is account and account.prefill == 20 and account.decode == 0
+
+
+def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:
+    """Whatever band they claim."""
+    desk = Desk(queue=2)
+    busy(desk, 1)
+    desk.submit(request_id=name(5), band=7, shadow=True)
+    desk.submit(request_id=name(6), band=0)
+    (refusal,) = desk.told().refusals
+    assert refusal.evicted and [item.request_id for item in desk.relay.queue] == [name(0), name(6)]
+
+
+def test_head_room_is_kept_free_unless_the_replica_is_empty() -> None:
+    """By the reserved blocks of the last report, or by own ones if it is old; an old report is never read as full."""
+
+    def has_room(state: ReplicaState, blocks: int, permille: int) -> bool:
+        choice = DecodeChoice(1, 0.0, random.Random(1))
+        request = PlacementRequest("r", (), blocks - 10, 10, kv_head_room_permille=permille)
+        return bool(choice.fitting(request, PoolView((), [state]), Match(PrefixMirror(), ())))
+
+    state = ReplicaState("d", block_total=100, block_reserved=80)
+    assert has_room(state, 15, 50) and not has_room(state, 15, 100)
+    assert not has_room(ReplicaState("d", block_total=100, block_reserved=1), 95, 100)
+    assert has_room(ReplicaState("d", block_total=100), 95, 100), "nothing else is there"
+    state = ReplicaState("d", block_total=100, block_reserved=100, block_own=10, is_stale=True)
+    assert has_room(state, 85, 50)
+    assert has_room(ReplicaState("d"), 1000, 100), "how many it has is not known yet"
+
+
+def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
+    """And what it asks for reaches the policy, a resumed request's does not."""
+    asked: list[PlacementRequest] = []
+
+    class Listening(KappaPolicy):
+        def place(self, request: PlacementRequest, *rest: Any) -> Any:
+            asked.append(request)
+            return super().place(request, *rest)
+
+    desk = Desk()
+    desk.policy.__class__ = Listening
+    for decode in ("decode-0", "decode-1"):
+        report = pb.LoadReport(block_total_count=100, block_reserved_count=88, engine_ready=True)
+        desk.down(decode, load_report=report)
+    desk.submit(request_id=name(1), tokens=20, kv_head_room_permille=100)
+    assert asked[-1].kv_head_room_permille == 100 and not desk.up("decode-0").submits
+    assert [item.request_id for item in desk.relay.queue] == [name(1)]
+    desk.submit(request_id=name(2), tokens=20, kv_head_room_permille=100, resumed=True, attempt=2)
+    desk.wait(0.06)
+    assert any(one.kv_head_room_permille == 0 for one in asked)
+    assert [item.request_id for item in desk.relay.queue] == [name(1)], "the resumed one went"
+
+
+def test_estimates_that_keep_everybody_away_are_learnt_anew() -> None:
+    """Prefills were slow, and every deadline is shorter: nothing would be measured again. After a while somebody may try.
+
+    Replicas are not told the old estimate, by which they would refuse as well.
+    """
+    desk = Desk()
+    desk.relay.releases.forecast = desk.policy
+    for _ in range(100):
+        desk.policy.costs.observe(10, 10, 3.0)
+    desk.policy._measured_at_s = desk.now_s
+    desk.submit(request_id=name(1), ttft_ms=1000)
+    (refusal,) = desk.told().refusals
+    assert refusal.reason == pb.Refusal.REASON_DEADLINE and refusal.estimate_ms > 1000
+    desk.wait(11)
+    desk.submit(request_id=name(2), ttft_ms=1000)
+    assert not desk.told().refusals
+    (submit,) = [each for name_ in ("decode-0", "decode-1") for each in desk.up(name_).submits]
+    assert submit.request_id == name(2) and not submit.prefill_estimate_us
+    for _ in range(20):
+        desk.policy.costs.observe(10, 10, 0.01)
+    assert desk.policy.knows_costs() and desk.policy.costs.estimate_s(10, 10) < 0.05
+
+
+def test_old_reports_do_not_stop_placement() -> None:
+    """A replica that said it is full, and then nothing for longer than a report may take, is asked all the same."""
+    desk = Desk()
+    for decode in ("decode-0", "decode-1"):
+        report = pb.LoadReport(block_total_count=100, block_reserved_count=100, engine_ready=True)
+        desk.down(decode, load_report=report)
+    desk.submit(request_id=name(1))
+    assert len(desk.relay.queue) == 1
+    desk.wait(1.3)
+    assert len(desk.relay.queue) == 0, "decode decides whether it has room"
+
+
+def test_random_bands_weights_and_tenants_leave_nothing_behind() -> None:
+    """Whatever they ask for, every request ends and every charge is corrected."""
+    desk, draw = Desk(queue=30), random.Random(4)
+    for number in range(60):
+        desk.submit(
+            request_id=name(number),
+            band=draw.randrange(12),
+            tenant=draw.choice("abc"),
+            weight=draw.choice((0.0, 0.5, 3.0)),
+            sheddable=draw.random() < 0.4,
+            remaining_ms=draw.choice((200, 100_000)),
+        )
+    for slot in list(desk.session.slots):
+        desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
+    assert not desk.relay.holdings.items and not len(desk.relay.queue)
+
+
+def test_frontends_hear_how_long_a_step_takes_on_the_slowest_decode() -> None:
+    """95 of 100 of its last reports; 0 as long as nobody told, and when they are older than a minute."""
+    desk = Desk()
+    assert desk.relay.load_report().step_p95_us == 0
+    for step_us in range(1000, 1020):
+        desk.down("decode-0", load_report=pb.LoadReport(step_us=step_us, engine_ready=True))
+    desk.down("decode-1", load_report=pb.LoadReport(step_us=500, engine_ready=True))
+    desk.down("prefill-0", load_report=pb.LoadReport(step_us=90_000, engine_ready=True))
+    assert desk.relay.load_report().step_p95_us == 1018
+    desk.wait(STEPS_KEPT_S - 1)
+    desk.down("decode-0", load_report=pb.LoadReport(step_us=700, engine_ready=True))
+    assert desk.relay.load_report().step_p95_us == 1018
+    desk.wait(2)
+    assert desk.relay.load_report().step_p95_us == 700
+    desk.wait(STEPS_KEPT_S)
+    assert desk.relay.load_report().step_p95_us == 0

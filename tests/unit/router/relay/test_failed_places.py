@@ -1,0 +1,36 @@
+"""What is remembered of failed attempts: the places of each request, for a while, and of not too many."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.router.relay.failed_places import REMEMBER_S, REMEMBERED_MAX, FailedPlaces
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_places_are_remembered_for_their_time(seed: int) -> None:
+    """Each failure adds to those that are remembered and renews their time; then they are forgotten together."""
+    draw = random.Random(seed)
+    places, model, now_s = FailedPlaces(), dict[str, tuple[float, set[str]]](), 100.0
+    for _ in range(200):
+        now_s += draw.choice((0.01, 1.0, 6.0))
+        request, name = f"r-{draw.randrange(4)}", f"decode-{draw.randrange(3)}"
+        until_s, names = model.get(request, (0.0, set()))
+        if draw.random() < 0.5:
+            places.add(request, (name,), now_s)
+            model[request] = (now_s + REMEMBER_S, {name} | (names if until_s > now_s else set()))
+        until_s, names = model.get(request, (0.0, set()))
+        assert places.of(request, now_s) == (names if until_s > now_s else set()), f"seed={seed}"
+
+
+def test_the_memory_is_bounded() -> None:
+    """The oldest are forgotten first, by number and by time."""
+    places = FailedPlaces()
+    for number in range(REMEMBERED_MAX + 10):
+        places.add(f"r-{number}", ("decode-0",), 1.0)
+    assert len(places) == REMEMBERED_MAX
+    assert not places.of("r-9", 1.0) and places.of("r-10", 1.0)
+    places.add("new", ("decode-0",), 1.0 + REMEMBER_S)
+    assert len(places) == 1

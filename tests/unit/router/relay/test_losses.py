@@ -1,0 +1,169 @@
+"""Replicas that are lost, replaced or wrong: each attempt ends once, and no other one with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvmesh.attach.frames import FrameError
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.placement.policy import Placement, PlacementRequest, PoolView, Wait
+from services.router.relay.relayed import Relayed
+from tests.unit.router.desk import A, B, Desk, frame
+
+
+@pytest.mark.parametrize("phase", ["handed_over", "generating"])
+def test_a_lost_decode_fails_what_it_had(phase: str) -> None:
+    """The frontend is told whether an engine had it; prefill is freed, at once or when nobody can adopt any more."""
+    desk = Desk()
+    reached: Callable[[], tuple[Any, ...]] = getattr(desk, phase)
+    decode = reached()[0]
+    desk.up("prefill-0")
+    desk.lose(decode)
+    (failure,) = desk.told().failures
+    assert (failure.code, failure.replica) == (pb.Failure.CODE_REPLICA_LOST, decode)
+    assert not failure.untouched
+    if phase == "handed_over":
+        assert not desk.cancels("prefill-0"), "an orphan may be pulling the blocks"
+        desk.wait(3.1)
+    assert [reason for _, reason in desk.cancels("prefill-0")] == {
+        "handed_over": [pb.Cancel.REASON_COMPLETE],
+        "generating": [],
+    }[phase]
+    desk.assert_empty()
+
+
+def test_a_lost_prefill_fails_what_it_had_not_handed_over() -> None:
+    """Before the first token the attempt fails; afterwards decode goes on and will say if it misses the blocks."""
+    desk = Desk()
+    decode, decode_slot, _ = desk.handed_over()
+    desk.told()
+    desk.lose("prefill-0")
+    assert not desk.told().failures
+    desk.down(decode, failures=[pb.Failure(slot=decode_slot, code=pb.Failure.CODE_HANDOFF_LOST)])
+    (failure,) = desk.told().failures
+    assert failure.code == pb.Failure.CODE_HANDOFF_LOST and not failure.untouched
+    desk.links["prefill-0"][0].on_attached(desk.links["prefill-0"][1], pb.Hello(), desk.now_s)
+    decode, decode_slot, prefill_slot = desk.reserved(request_id=B)
+    desk.down("prefill-0", starts=[pb.Start(slot=prefill_slot)])
+    desk.lose("prefill-0")
+    (failure,) = desk.told().failures
+    assert (failure.code, failure.replica, failure.untouched) == (
+        pb.Failure.CODE_REPLICA_LOST,
+        "prefill-0",
+        False,
+    )
+    assert desk.cancels(decode) == [(decode_slot, pb.Cancel.REASON_SUPERSEDED)]
+    desk.assert_empty()
+
+
+@pytest.mark.parametrize("part", ["finishes", "failures", "refusals"])
+def test_a_number_of_a_newer_replica_ends_the_attempt_and_not_the_stream(part: str) -> None:
+    """An unknown finish, failure or refusal goes up as it came; the attempt is over and nothing of it is left."""
+    desk = Desk()
+    decode, slot = desk.generating()
+    rows = {
+        "finishes": pb.Finish(slot=slot, end_position=1, reason=99),  # type: ignore[arg-type]
+        "failures": pb.Failure(slot=slot, code=99),  # type: ignore[arg-type]
+        "refusals": pb.Refusal(slot=slot, reason=99),  # type: ignore[arg-type]
+    }
+    desk.told()
+    desk.down(decode, **{part: [rows[part]]})
+    told = desk.told()
+    numbers: list[int] = [row.reason for row in told.finishes]
+    numbers += [row.reason for row in told.refusals]
+    numbers += [row.code for row in told.failures]
+    assert numbers == [99]
+    assert desk.ended == ["UNKNOWN"]
+    desk.assert_empty()
+
+
+def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether the choice or the release raises: it fails with INTERNAL, is logged, and its neighbours are placed."""
+    desk = Desk()
+    desk.links["decode-1"][0].is_draining = True
+    real_place, real_submit = desk.policy.place, desk.relay.releases._submit
+
+    def place(request: PlacementRequest, view: PoolView, now_s: float) -> Placement | Wait:
+        if request.request_id == A:
+            raise ZeroDivisionError
+        return real_place(request, view, now_s)
+
+    def submit(item: Relayed, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
+        if item.request_id == B:
+            raise ValueError
+        return real_submit(item, slot, phase)
+
+    desk.policy.place = place  # type: ignore[method-assign]
+    desk.relay.releases._submit = submit  # type: ignore[method-assign]
+    desk.submit(A)
+    desk.submit(B)
+    desk.submit("c" * 32)
+    told = desk.told()
+    assert [(row.slot, row.code, row.untouched) for row in told.failures] == [
+        (1, pb.Failure.CODE_INTERNAL, True),
+        (2, pb.Failure.CODE_INTERNAL, True),
+    ]
+    assert len(caplog.records) == 2
+    (submitted,) = desk.up("decode-0").submits
+    assert submitted.request_id == "c" * 32
+
+
+def test_a_gap_in_the_log_fails_the_attempt() -> None:
+    """Tokens that are missing, in a frame or at the finish, are never papered over."""
+    for rows in (
+        {"frame": frame(1, 2, 1)},
+        {"finishes": [pb.Finish(slot=1, end_position=5, reason=pb.Finish.REASON_LENGTH)]},
+    ):
+        desk = Desk()
+        decode, decode_slot = desk.generating()
+        assert decode_slot == 1
+        desk.down(decode, **rows)
+        (failure,) = desk.told().failures
+        assert (failure.code, failure.replica) == (pb.Failure.CODE_GAP, decode)
+        assert desk.cancels(decode) == [(1, pb.Cancel.REASON_SUPERSEDED)]
+        desk.assert_empty()
+
+
+def test_a_malformed_frame_ends_the_stream() -> None:
+    """Columns that disagree raise before anything is passed on."""
+    desk = Desk()
+    decode, decode_slot = desk.generating()
+    desk.told()
+    with pytest.raises(FrameError):
+        desk.down(
+            decode, frame=pb.StepFrame(slots=[decode_slot], positions=[1], counts=[2], token_ids=b"1234")
+        )
+    assert desk.told() == pb.AttachResponse()
+
+
+def test_a_masked_replica_keeps_its_streams() -> None:
+    """A lost lease keeps new requests away and cuts nothing."""
+    desk = Desk()
+    decode, decode_slot = desk.generating()
+    desk.links[decode][0].is_listed = False
+    other = "decode-1" if decode == "decode-0" else "decode-0"
+    for index in range(4):
+        desk.submit(request_id=f"{index:032x}")
+        desk.wait(0.01)
+    assert not desk.up(decode).submits and desk.up(other).submits
+    desk.down(decode, frame=frame(decode_slot, 1, 2))
+    assert list(desk.told().frame.counts) == [2]
+
+
+def test_a_replica_with_a_new_boot_takes_the_name_and_the_old_one_ends_what_it_has() -> None:
+    """Two processes of one name for a moment: new requests go to the new one."""
+    desk = Desk(prefills=1)
+    decode, decode_slot = desk.generating()
+    old, old_link = desk.links[decode]
+    desk.relay.retire_replica(old)
+    desk.add(decode, "decode")
+    old.on_response(old_link, pb.AttachResponse(frame=frame(decode_slot, 1, 2)), desk.now_s)
+    assert list(desk.told().frame.counts) == [2]
+    old.on_lost(old_link, "gone", desk.now_s)
+    assert [row.code for row in desk.told().failures] == [pb.Failure.CODE_REPLICA_LOST]
+    desk.relay.remove_replica(old, desk.now_s)
+    assert desk.relay.replicas[decode] is desk.links[decode][0]
+    desk.assert_empty()

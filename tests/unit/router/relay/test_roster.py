@@ -1,0 +1,125 @@
+"""The replicas that views have, against a look at each of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.relay.ejection import EJECT_AFTER
+from services.router.relay.roster import STALE_S
+from tests.unit.router.desk import Desk
+
+
+def plain(desk: Desk, role: str) -> list[tuple[str, bool]]:
+    """Those of a role that may be sent requests, by asking each, and whether their reports are too old."""
+    there = [one for one in desk.relay.replicas.values() if one.role == role and one.is_placeable()]
+    trusted = [one for one in there if one.ejection.may_take(desk.now_s)]
+    missing = len(there) - len(there) // 2 - len(trusted)
+    if trusted and missing > 0:
+        ejected = [one for one in there if one not in trusted]
+        trusted += sorted(ejected, key=lambda one: one.ejection.until_s or 0.0)[:missing]
+    return [(one.name, desk.now_s - one.state.reported_at_s > STALE_S) for one in trusted or there]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_views_have_what_a_look_at_each_finds(seed: int) -> None:
+    """Streams come and go, members leave and drain, engines report, fail and are trusted again, in any order."""
+    rng = random.Random(seed)
+    desk = Desk(prefills=4)
+    kept = 0
+    for _ in range(400):
+        desk.now_s += rng.choice((0.0, 0.01, 0.3, 1.0))
+        name = rng.choice(list(desk.links))
+        replica = desk.links[name][0]
+        match rng.randrange(9):
+            case 0:
+                replica.is_listed = rng.random() < 0.7
+            case 1:
+                replica.is_draining = rng.random() < 0.3
+            case 2 if replica.is_up:
+                desk.lose(name)
+            case 3 if not replica.is_up:
+                replica.on_attached(desk.links[name][1], pb.Hello(), desk.now_s)
+            case 4 if not replica.is_up:
+                desk.relay.remove_replica(replica, desk.now_s)
+                desk.add(name, replica.role)
+            case 5:
+                replica.failed(desk.now_s, desk.now_s, "test")
+            case 6:
+                replica.ended_well(desk.now_s)
+            case _ if replica.is_up:
+                report = pb.LoadReport(
+                    engine_ready=rng.random() < 0.8, draining=rng.random() < 0.1, block_total_count=100
+                )
+                desk.down(name, load_report=report)
+        desk.check()
+        before = desk.relay.releases.view(desk.now_s)
+        view = desk.relay.releases.view(desk.now_s)
+        kept += view.prefill is before.prefill
+        assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
+        assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
+    assert kept > 200, "the lists are made anew each time"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lists_are_kept_until_a_trial_begins_or_ends(seed: int) -> None:
+    """Requests come, wait for decode's word, go back and end, while replicas are ejected and tried."""
+    rng = random.Random(seed)
+    desk = Desk(prefills=4, queue=64)
+    desk.policy.prefills._dispatch_ahead_s = 100.0
+    full = pb.LoadReport(
+        engine_ready=True, block_total_count=1000, block_free_count=200, block_reserved_count=800
+    )
+    desk.down("decode-0", load_report=full)
+    desk.down("decode-1", load_report=full)
+    taken: dict[str, list[int]] = {"decode-0": [], "decode-1": []}
+    kept = 0
+    for number in range(400):
+        before = desk.relay.releases.view(desk.now_s)
+        replica = desk.links[rng.choice(list(desk.links))][0]
+        match rng.randrange(8):
+            case 0 if not replica.ejection.is_ejected:
+                for _ in range(EJECT_AFTER):
+                    desk.now_s += 0.001
+                    replica.failed(desk.now_s, desk.now_s, "test")
+            case 1 if rng.random() < 0.5:
+                replica.answered_well(desk.now_s)
+            case 2:
+                desk.wait(rng.choice((0.1, 0.5, 1.0)))
+            case 3 | 4:
+                desk.submit(request_id=f"{number + 1:032x}")
+            case 5 if taken["decode-0"]:
+                at = rng.randrange(len(taken["decode-0"]))
+                refusal = pb.Refusal(slot=taken["decode-0"].pop(at), reason=pb.Refusal.REASON_KV_FULL)
+                desk.down("decode-0", refusals=[refusal])
+            case 6 if taken["decode-1"]:
+                at = rng.randrange(len(taken["decode-1"]))
+                desk.down("decode-1", acceptances=[pb.Acceptance(slot=taken["decode-1"].pop(at))])
+            case _ if desk.slot:
+                cancel = pb.Cancel(slot=1 + rng.randrange(desk.slot), reason=pb.Cancel.REASON_CLIENT)
+                desk.ask(cancels=[cancel])
+        for name in taken:
+            taken[name] += [one.slot for one in desk.up(name).submits]
+        view = desk.relay.releases.view(desk.now_s)
+        kept += view.prefill is before.prefill
+        assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill"), seed
+        assert [(one.name, one.is_stale) for one in view.decode] == plain(desk, "decode"), seed
+    assert kept > 200, "the lists are made anew each time"
+
+
+def test_a_report_that_grows_old_is_found_without_a_change() -> None:
+    """One replica reports for ever, the other once: that is stale when its time is over, and the lists stay the same."""
+    desk = Desk(prefills=2)
+    report = pb.LoadReport(engine_ready=True, block_total_count=100)
+    for name in desk.links:
+        desk.down(name, load_report=report)
+    first = desk.relay.releases.view(desk.now_s)
+    for _ in range(20):
+        desk.now_s += 0.1
+        desk.down("prefill-0", load_report=report)
+        view = desk.relay.releases.view(desk.now_s)
+        assert [(one.name, one.is_stale) for one in view.prefill] == plain(desk, "prefill")
+        assert view.prefill is first.prefill
+    assert view.prefill[1].is_stale

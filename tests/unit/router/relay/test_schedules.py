@@ -1,0 +1,111 @@
+"""The relay under random schedules: messages late, repeated and cut, peers that refuse, fail and vanish."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.router.relay.ejection import EJECT_AFTER
+from tests.unit.router.peers import ORPHAN_S
+from tests.unit.router.world import World
+
+
+def assert_nothing_left(world: World) -> None:
+    """Every entry, reservation, expectation and estimate is gone once everybody is done and the orphans expired."""
+    for request in world.requests:
+        if request.state not in ("done", "cancelled"):
+            world.cancel(request)
+    world.faults = False
+    for _ in range(6):
+        world.settle()
+        world.advance(ORPHAN_S / 2 + 0.01)
+        for peer in world.peers.values():
+            peer.expire()
+        for link in world.links:
+            if link.down_outbox is None:
+                link.attach()
+            else:
+                link.peer.report(link)
+    world.settle()
+    world.check()
+    relay = world.relay
+    assert not relay.holdings.items, relay.holdings.items
+    assert not relay.holdings.live
+    assert len(relay.holdings.timetable) == 0
+    assert len(relay.queue) == 0
+    assert len(world.policy.backlog) == 0
+    list(world.mirror.upkeep())
+    assert world.mirror.expected_block_count == 0
+    for replica in relay.replicas.values():
+        assert not replica.slots
+        assert replica.ejection.trial is None
+        assert replica.state.block_reserved == 0
+    for session in relay.sessions:
+        assert not session.slots
+    for peer in world.peers.values():
+        left = [run for run in peer.runs if run.state != "ended"]
+        assert not left, f"{peer.name} still has {left}"
+
+
+def finish_all(world: World) -> None:
+    """Without further faults every request must come through."""
+    world.faults = False
+    for _ in range(40_000):
+        world.step()
+        if all(request.state in ("done", "cancelled") for request in world.requests):
+            world.check()
+            return
+    unfinished = [request for request in world.requests if request.state not in ("done", "cancelled")]
+    raise AssertionError(f"seed={world.seed}: {unfinished} never finished; {world.relay.holdings.items}")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_repeat_no_gap_no_leak(seed: int) -> None:
+    """Whatever happens in between, every request that ends has every token once, and nothing of it stays anywhere."""
+    world = World(seed, prefills=seed % 3, decodes=1 + seed % 3, local_tokens=(0, 8, 100)[seed % 3])
+    for round_ in range(1200):
+        if round_ < 700 and world.rng.random() < 0.05:
+            world.submit(world.new_request())
+        if world.rng.random() < 0.004 and world.requests:
+            world.cancel(world.rng.choice(world.requests))
+        world.step()
+        world.check()
+    finish_all(world)
+    assert_nothing_left(world)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_without_faults_every_request_comes_through_in_its_first_attempt(seed: int) -> None:
+    """Delays alone lose nothing and repeat nothing."""
+    world = World(seed, faults=False, prefills=seed % 3, decodes=1 + seed % 2)
+    for _ in range(15):
+        world.submit(world.new_request())
+    finish_all(world)
+    assert all(request.attempt == 1 for request in world.requests)
+    assert_nothing_left(world)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_trial_stays_open(seed: int) -> None:
+    """Replicas are ejected and tried again and again; however a trial ends, a replica can be tried once more."""
+    world = World(seed, prefills=1 + seed % 3, decodes=1 + seed % 2, local_tokens=(0, 8)[seed % 2])
+    trials = 0
+    for _ in range(1200):
+        if world.rng.random() < 0.06:
+            world.submit(world.new_request())
+        if world.rng.random() < 0.01 and world.requests:
+            world.cancel(world.rng.choice(world.requests))
+        if world.rng.random() < 0.03:
+            replica = world.rng.choice(list(world.relay.replicas.values()))
+            for _ in range(EJECT_AFTER):
+                world.advance(0.001)
+                replica.failed(world.now_s, world.now_s, "test")
+        if world.rng.random() < 0.02:
+            world.advance(1.0)
+        before = {name: one.ejection.trial for name, one in world.relay.replicas.items()}
+        world.step()
+        world.check()
+        for name, one in world.relay.replicas.items():
+            trials += one.ejection.trial not in (None, before[name])
+    finish_all(world)
+    assert_nothing_left(world)
+    assert trials >= 3, seed

@@ -1,0 +1,108 @@
+"""The shell of what routers tell each other lets the event loop breathe, whatever is read."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from services.router.placement.policy import Dispatched, Event
+from services.router.sharing import dispatch_notes
+from services.router.sharing.dispatch_notes import FIELD, Entry
+from services.router.sharing.dispatches import Dispatches
+from services.router.sharing.exchange import Exchange
+from services.router.sharing.neighbours import Neighbours
+from services.router.turns import SLICE_S
+from tests.unit.router.index.test_reader import SlowClock
+
+NOTES = 60
+EVERYBODY = [("r0", "boot-0"), ("r1", "boot-1")]
+
+
+class FullRedis:
+    """Its stream has what another router wrote; all of it comes with one answer."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.answer: Any = [
+            (b"stream", [(b"5-%d" % one.seq, {FIELD: dispatch_notes.encode(one, 0.0)}) for one in entries])
+        ]
+
+    async def execute(self, *command: Any) -> Any:
+        if command[0] == "XREAD" and self.answer is not None:
+            answer, self.answer = self.answer, None
+            return answer
+        await asyncio.sleep(0.001 if command[0] == "XREAD" else 0)
+        return []
+
+
+def dispatched(number: int, blocks: int = 0) -> Dispatched:
+    return Dispatched("r1", f"{number:032x}", "p0", tuple(range(blocks)), 0.1, 0.0, 1e9)
+
+
+@pytest.mark.parametrize("entries", (1, NOTES))
+async def test_what_is_read_at_once_is_taken_in_slices(entries: int) -> None:
+    """Sixty notes that cost a millisecond each do not take the loop for themselves, in however many entries they came."""
+    each = NOTES // entries
+    told = [
+        Entry("r1", "boot-1", 1 + at, [dispatched(at * each + note) for note in range(each)])
+        for at in range(entries)
+    ]
+    assert await turns_until(told, NOTES) >= NOTES * 0.001 / (2 * SLICE_S)
+
+
+async def turns_until(told: list[Entry], count: int) -> int:
+    """Return how often the loop ran while `told` was read, until `count` notes were heard."""
+    heard: list[Event] = []
+    redis: Any = FullRedis(told)
+    dispatches = Dispatches(
+        redis, "m", "r0", "boot-0", heard.append, lambda _: {}, lambda _: True, SlowClock()
+    )
+    dispatches.set_routers(EVERYBODY)
+    task = asyncio.create_task(dispatches.run())
+    turns = 0
+    async with asyncio.timeout(5):
+        while len(heard) < count:
+            await asyncio.sleep(0)
+            turns += redis.answer is None
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    return turns
+
+
+async def test_what_nobody_wants_takes_the_loop_no_longer() -> None:
+    """Entries of a router that is not known here are read all the same, to find that out."""
+    told = [Entry("r9", "boot-9", seq, [dispatched(seq)]) for seq in range(1, NOTES)]
+    told.append(Entry("r1", "boot-1", NOTES, [dispatched(0)]))
+    assert await turns_until(told, 1) >= NOTES * 0.001 / (2 * SLICE_S)
+
+
+def test_what_is_left_of_an_entry_is_nobodys_when_its_router_goes() -> None:
+    """It was forgotten between two notes: nothing of it comes back."""
+    heard: list[Event] = []
+    neighbours = Neighbours("r0", "boot-0", heard.append, lambda _: {}, lambda _: True)
+    neighbours.set_routers({"r1": "boot-1"}, 0.0)
+    slices = neighbours.taking(Entry("r1", "boot-1", 1, [dispatched(1), dispatched(2)]), 0.0)
+    next(slices)
+    neighbours.set_routers({"r1": "boot-2"}, 0.0)
+    assert not list(slices)
+    assert [each for each in heard if isinstance(each, Dispatched)] == [dispatched(1)]
+
+
+def test_entries_are_short() -> None:
+    """One is encoded and decoded in one go: neither many small notes nor many blocks are in it."""
+    for blocks, count in ((0, 2000), (512, 200), (20_000, 3)):
+        exchange = Exchange("r1", "boot-1", Neighbours("r1", "boot-1", print, lambda _: {}, lambda _: True))
+        exchange.set_routers(EVERYBODY, 0.0)
+        for number in range(count):
+            exchange.note(dispatched(number, blocks))
+        told = 0
+        while (entry := exchange.next_entry(0.0)) is not None:
+            notes = [note for note in entry.notes if isinstance(note, Dispatched)]
+            told += len(notes)
+            assert exchange.has_rest == (told < count), "who has more to write need not wait for it"
+            assert len(entry.notes) <= 256
+            assert len(notes) <= 1 or len(dispatch_notes.encode(entry, 0.0)) < 100_000
+        assert told == count
