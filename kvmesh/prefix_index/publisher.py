@@ -18,6 +18,7 @@ from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.block_log import PART_BLOCKS
 from kvmesh.prefix_index.events import Batch, Op
+from kvmesh.prefix_index.retention import Retention
 from kvmesh.prefix_index.translation import EngineEventError, Translation
 from kvmesh.redis_link import Command, RedisAway, RedisLink, key
 from kvmesh.tasks import persist
@@ -69,6 +70,7 @@ class Publisher:
         self._next_key = key(mesh, "snap-next", replica, secrets.token_hex(4))
         self._replica = replica
         self._interval_s = snapshot_interval_s
+        self._retention = Retention(snapshot_interval_s * RETENTION_INTERVALS)
         self._clock = clock or MonotonicClock()
         self._cache = Translation(block_tokens, salt)
         self._pending: list[Batch] = []
@@ -231,8 +233,8 @@ class Publisher:
                 told = self._take_pending()
             note = self._note()
         commands = [*self._put(data, size), *told]
-        oldest_ms = max(0, stream_id[0] - int(self._interval_s * RETENTION_INTERVALS * 1000))
-        trimmed = ("XADD", self._stream, "MINID", "~", oldest_ms, "*")
+        oldest = self._retention.oldest(stream_id, self._clock.now_s())
+        trimmed = ("XADD", self._stream, "MINID", "~", events.format_stream_id(oldest), "*")
         commands.append((*trimmed, events.FIELD, events.encode_batch(note)))
         await self._redis.pipeline(commands, atomic=True)
         if self._pending:

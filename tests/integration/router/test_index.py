@@ -264,3 +264,25 @@ async def test_the_stream_is_trimmed_but_keeps_three_intervals(redis_server: Any
         kept_ms = events.parse_stream_id(last)[0] - events.parse_stream_id(first)[0]
         assert kept_ms >= 300
         assert events.parse_stream_id(first) > events.parse_stream_id(oldest)
+
+
+async def test_the_stream_is_trimmed_while_the_clock_of_redis_stands_still(redis_server: Any) -> None:
+    """A clock that ran an hour ahead leaves an entry from then, and all that come later carry its time."""
+    async with mesh_on(redis_server, interval_s=0.05) as mesh:
+        seconds, _ = await mesh.link.execute("TIME")
+        ahead_ms = (int(seconds) + 3600) * 1000
+        await mesh.link.execute("XADD", "m:kv", f"{ahead_ms}-0", events.FIELD, b"")
+        engine = Engine(1)
+        publisher = mesh.publish("a", engine)
+        first = last = (ahead_ms, 0)
+        async with asyncio.timeout(15):
+            while first == (ahead_ms, 0):
+                publisher.on_engine_message(engine.store(1))
+                await asyncio.sleep(0.002)
+                first, last = [
+                    events.parse_stream_id((await mesh.link.execute(*command, "COUNT", 1))[0][0])
+                    for command in (("XRANGE", "m:kv", "-", "+"), ("XREVRANGE", "m:kv", "+", "-"))
+                ]
+        assert last[0] == ahead_ms
+        mesh.read("a")
+        await until(lambda: mesh.agrees("a", engine))
