@@ -2,7 +2,7 @@
 
 Entries carry the time of Redis. While that stands still, after a clock that ran ahead was put right, no entry grows old by
 it, and the stream would grow by hours of events. What was the last entry when we looked `keep_s` ago is old by our own
-clock, and so is all before it: whatever the clock of Redis does, the stream reaches back at most twice as far and two looks.
+clock, and so is all before: whatever the clock of Redis does, the stream reaches back twice as far and two looks at most.
 """
 
 from __future__ import annotations
