@@ -25,6 +25,7 @@ from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.config import ConfigError
 from kvmesh.membership import Member, Membership, Registration
 from kvmesh.metrics import Metrics, exposed
+from kvmesh.prefix_index import telemetry
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisLink
 from kvmesh.replica import options as command_line
@@ -112,6 +113,7 @@ async def _serve(options: Options, build: Build) -> None:
             exposed(metrics, options.host, options.metrics_port)
         )
         replica = _Replica(options, role, facts, client, redis, clock, trust)
+        telemetry.export(replica.publisher, metrics)
         stack.push_async_callback(replica.close)
         await replica.serve(metrics_address)
 
@@ -137,7 +139,7 @@ class _Replica:
         self._redis = redis
         self._boot_id = boot_id
         self._shell = ReplicaShell(role.core, clock)
-        self._publisher = Publisher(
+        self.publisher = Publisher(
             redis,
             config.mesh.name,
             options.process_id,
@@ -152,7 +154,7 @@ class _Replica:
             role.core.sink,
             clock,
             self._shell.after_event,
-            self._publisher.on_engine_message,
+            self.publisher.on_engine_message,
         )
         role.core.connect(self._engine)
         hello = pb.Hello(process_id=options.process_id, boot_id=boot_id, protocol_version=PROTOCOL_VERSION)
@@ -180,7 +182,7 @@ class _Replica:
             background = [
                 _start(tasks, self._engine.run(), "engine"),
                 _start(tasks, self._shell.tell_engine_state(self._tell), "engine-state"),
-                _start(tasks, self._publisher.run(), "kv-publisher"),
+                _start(tasks, self.publisher.run(), "kv-publisher"),
                 _start(tasks, membership.run(), "membership"),
                 _start(tasks, self._register(registration, metrics_address), "registration"),
             ]
@@ -193,7 +195,7 @@ class _Replica:
         """Leave the mesh, then end what is left."""
         if self._registration is not None:
             await self._registration.deregister()
-        await self._publisher.close()
+        await self.publisher.close()
         await self._engine.close()
         self._shell.close()
 

@@ -14,7 +14,8 @@ import pytest
 
 from kvmesh import blocks
 from kvmesh.clock import VirtualClock
-from kvmesh.prefix_index import block_log, events, publisher
+from kvmesh.metrics import Metrics
+from kvmesh.prefix_index import block_log, events, publisher, telemetry
 from kvmesh.prefix_index.block_log import PART_BLOCKS, BlockLog
 from kvmesh.prefix_index.events import EventError
 from kvmesh.prefix_index.publisher import FLUSH_ENTRIES_MAX, Publisher
@@ -395,3 +396,26 @@ async def test_a_snapshot_is_given_up_when_its_engine_is_unknown(caplog: pytest.
     assert one.snapshot_total == 1 and not one.epoch
     assert events.decode_snapshot_head(redis.keys[SNAPSHOT]).block_count == 2000
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_metrics_tell_what_routers_were_told() -> None:
+    """Blocks told as events, snapshots, and blocks that a snapshot told instead."""
+    link: Any = MemoryRedis()
+    one = Publisher(link, "m", "p", BLOCK, SALT, clock=VirtualClock())
+    metrics = Metrics("prefill")
+    telemetry.export(one, metrics)
+    one.on_engine_message(chain(10))
+    await one.close()
+    for event_id, count in enumerate((3, 2), 1):
+        data = {"type": "removed", "block_hashes": list(range(3 * event_id, 3 * event_id + count))}
+        one.on_engine_message({"boot_id": "boot", "events": [{"event_id": event_id, "data": data}]})
+        if event_id == 1:
+            await one.close()
+    with suppress(EngineEventError):
+        one.on_engine_message({"boot_id": "another", "events": []})
+    samples = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
+    assert samples == {
+        "kvmesh_prefill_index_published_blocks_total": 3,
+        "kvmesh_prefill_index_snapshots_total": 2,
+        "kvmesh_prefill_index_dropped_blocks_total": 2,
+    }
