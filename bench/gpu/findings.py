@@ -1,0 +1,127 @@
+"""What recordings say about the router's cost model, as one dictionary for page and file. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from bench.gpu.form import Errors, Fit, fit
+from bench.gpu.learning import MIXES, RUNS, SEEN, Learnt, learn, learn_mix
+from bench.gpu.recording import Prefill, Recording
+from bench.gpu.shape import H100_FLOPS, LLAMA_8B
+from bench.gpu.steps import fit_steps
+from services.router.placement.costs import PRIOR
+
+LEAST: Final = (1, 256)
+"""Tokens a prefill is counted as at least: as the router does, and about where an H100 is no longer waiting for weights."""
+SHOWN: Final = (1, 16, 64, 128, 192, 256, 257, 512, 768, 1024, 2048, 4096, 8192, 16_384, 32_768)
+ASKED: Final = (1024, 4096, 8192, 16_384)
+"""Prompts without anything in cache that the model is asked for when it has learnt, seen or not."""
+
+
+def of_recording(recording: Recording, runs: int = RUNS) -> dict[str, Any]:
+    """Return sizes, fits, what is learnt and, where there are any, decode steps."""
+    found: dict[str, Any] = {
+        "name": recording.name,
+        "about": recording.about,
+        "prefills": [_size(prefill) for prefill in recording.prefills],
+        "fits": fits(recording.prefills),
+        "learnt": [
+            {
+                "mix": mix.name,
+                "least": least,
+                **_learnt(learn_mix(recording.prefills, mix, _asked(recording), least, runs)),
+            }
+            for mix in MIXES
+            if mix.inside(recording.prefills)
+            for least in LEAST
+        ],
+    }
+    if recording.sequence:
+        parts = [
+            recording.sequence[start : start + SEEN] for start in range(0, len(recording.sequence), SEEN)
+        ]
+        found["learnt"] += [
+            {"mix": "as it ran", "least": least, **_learnt(learn(parts, _asked(recording), least=least))}
+            for least in LEAST
+        ]
+    if recording.steps:
+        found["steps"] = _steps(recording)
+    return found
+
+
+def fits(prefills: Sequence[Prefill]) -> list[dict[str, Any]]:
+    """Return the prior and the best fits with their errors."""
+    prior = Fit(*PRIOR)
+    lines = [("as shipped", prior), *(("best", fit(prefills, least)) for least in LEAST)]
+    return [
+        {
+            "fit": name,
+            "least": line.least,
+            "c0_s": line.c0_s,
+            "a_s": line.a_s,
+            "b_s": line.b_s,
+            **_errors(line.errors(prefills)),
+            "worst_at": _worst(line, prefills),
+        }
+        for name, line in lines
+    ]
+
+
+def attention(prefills: Sequence[Prefill]) -> list[dict[str, Any]]:
+    """Return what one layer's attention costs per pair of tokens, by what is in cache."""
+    return [
+        {
+            "uncached": prefill.uncached,
+            "cached": prefill.cached,
+            "seconds": prefill.median_s,
+            "pair_s": prefill.median_s / (prefill.uncached * (prefill.total - prefill.uncached / 2)),
+        }
+        for prefill in prefills
+    ]
+
+
+def _size(prefill: Prefill) -> dict[str, Any]:
+    flops = LLAMA_8B.prefill_flops(prefill.uncached, prefill.total)
+    return {
+        "cached": prefill.cached,
+        "uncached": prefill.uncached,
+        "seconds": list(prefill.seconds),
+        "of_peak": flops / prefill.median_s / H100_FLOPS,
+    }
+
+
+def _asked(recording: Recording) -> list[Prefill]:
+    return [prefill for prefill in recording.prefills if not prefill.cached and prefill.uncached in ASKED]
+
+
+def _worst(line: Fit, prefills: Sequence[Prefill]) -> dict[str, Any]:
+    worst = max(prefills, key=lambda prefill: abs(line.off(prefill)))
+    return {"cached": worst.cached, "uncached": worst.uncached, "off": line.off(worst)}
+
+
+def _learnt(learnt: Learnt) -> dict[str, Any]:
+    return {
+        "after": {str(count): _errors(errors) for count, errors in learnt.after.items()},
+        "asked": {str(tokens): off for tokens, off in learnt.beyond.items()},
+    }
+
+
+def _errors(errors: Errors) -> dict[str, float]:
+    return errors._asdict()
+
+
+def _steps(recording: Recording) -> dict[str, Any]:
+    line = fit_steps(recording.steps)
+    return {
+        "timed": [
+            {"batch": step.batch, "context": step.context, "seconds": list(step.seconds)}
+            for step in recording.steps
+        ],
+        "base_s": line.base_s,
+        "stream_s": line.stream_s,
+        "token_s": line.token_s,
+        **_errors(line.errors),
+        "constant_s": line.constant_s,
+        "constant": _errors(line.constant_errors),
+    }
