@@ -65,11 +65,3 @@ def descendants(pid: int) -> list[int]:
         found += children
         waiting += children
     return found
-
-
-def command_of(pid: int) -> str:
-    """Return the command line of `pid`, or nothing if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""

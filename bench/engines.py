@@ -11,7 +11,6 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from bench import accounting
 from bench.processes import START_TIMEOUT_S, BenchError, Fleet, Process, free_port
 
 MODEL_VERSION = "kvmesh-1"
@@ -38,10 +37,6 @@ class Engine:
     process: Process
     address: str
     """Of Triton's gRPC server."""
-
-    def pids(self) -> list[int]:
-        """Return Triton and its Python stub."""
-        return [self.process.pid, *accounting.descendants(self.process.pid)]
 
 
 def start(fleet: Fleet, name: str, costs: EngineCosts, core: int) -> Engine:

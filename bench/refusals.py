@@ -103,7 +103,6 @@ class Refusing(inference_pb2_grpc.InferenceServiceServicer):
 class OwnCall:
     """A call without a wire. A Call."""
 
-    peer = "bench"
     identities: Sequence[str] = ()
 
     def __init__(self, key: str) -> None:

@@ -104,7 +104,3 @@ class Results:
     def scenarios(self) -> Iterable[str]:
         """Return the scenarios that have figures, in order."""
         return dict.fromkeys(key.scenario for key in self.figures)
-
-    def missed(self) -> list[Figure]:
-        """Return the figures beyond their aim."""
-        return [figure for figure in self.figures.values() if figure.is_met is False]

@@ -97,7 +97,6 @@ class SourceSession:
         self._loop = loop
         self._waiting: dict[int, pb.Submit] = {}
         self._delayed: dict[int, asyncio.TimerHandle] = {}
-        self._credit_waiting: dict[int, int] = {}
         self._reported: tuple[int, int] | None = None
         self._reported_s = -1.0
 

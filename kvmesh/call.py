@@ -24,11 +24,6 @@ class Call(Protocol[Request, Response]):
         ...
 
     @property
-    def peer(self) -> str:
-        """Address of the peer, for logs."""
-        ...
-
-    @property
     def identities(self) -> Sequence[str]:
         """Names in the peer's certificate, which the transport has verified; empty where it asked for none.
 
@@ -68,10 +63,6 @@ class GrpcCall:
             pairs = self._context.invocation_metadata() or ()
             self._metadata = {key: value for key, value in pairs if isinstance(value, str)}
         return self._metadata
-
-    @property
-    def peer(self) -> str:
-        return self._context.peer()
 
     @property
     def identities(self) -> Sequence[str]:

@@ -6,7 +6,6 @@ its text stays in the log.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ from google.rpc import error_details_pb2, status_pb2
 
 from kvmesh import error_details
 from kvmesh.error_details import MESSAGE_BYTES_MAX, shortened
-
-log = logging.getLogger(__name__)
 
 DOMAIN: Final = "kvmesh"
 """ErrorInfo.domain of every error of the mesh."""
@@ -159,11 +156,6 @@ def to_bytes(error: MeshError) -> bytes:
         tuple([(each.field, each.description) for each in error.violations]) if error.violations else (),
         tuple(error.quota),
     )
-
-
-def to_proto(error: MeshError) -> status_pb2.Status:
-    """Return `error` as google.rpc.Status with its details."""
-    return status_pb2.Status.FromString(to_bytes(error))
 
 
 def to_status(error: MeshError) -> grpc.Status:

@@ -22,7 +22,6 @@ from kvmesh.config import Telemetry
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 Attribute = str | bool | int | float
 
@@ -153,15 +152,6 @@ def tracing_of(config: Telemetry, role: str, instance: str) -> Tracing:
     )
     processor = BatchSpanProcessor(exporter, max_queue_size=_SPAN_QUEUE_MAX)
     return Tracing(role, instance, config.sample_ratio, processor)
-
-
-def tracing_in_memory(role: str, instance: str) -> tuple[Tracing, InMemorySpanExporter]:
-    """Build tracing that samples everything into a list. For tests."""
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    return Tracing(role, instance, 1.0, SimpleSpanProcessor(exporter)), exporter
 
 
 class JsonLines(logging.Formatter):

@@ -40,8 +40,3 @@ class EngineError(Exception):
 
 class TransferError(Exception):
     """KV blocks could not be pulled; its text is the reason behind EXECUTOR_FAILED."""
-
-
-def executor_failed(request: str, reason: str) -> EngineError:
-    """An EngineError for a fault met after the request was accepted."""
-    return EngineError(EXECUTOR_FAILED.format(request=request, reason=reason))

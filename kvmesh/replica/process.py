@@ -6,7 +6,6 @@ What prefill and decode have in common in their main. Each brings a `Build`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import sys
@@ -39,8 +38,6 @@ from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import CallError
 from kvmesh.trust.peers import EXPIRES, Trust
 
-log = logging.getLogger(__name__)
-
 ENGINE_WAIT_S: Final = 10.0
 """An engine that is not ready by then is missing. `kvmesh up` starts replicas when their engines are ready."""
 
@@ -52,10 +49,8 @@ USAGE_ERROR: Final = 2
 class Parts:
     """What a role's status and telemetry are made of."""
 
-    options: Options
     attach: AttachService
     engine: TritonEngine
-    facts: ModelFacts
     clock: Clock
 
 
@@ -167,7 +162,7 @@ class _Replica:
             guards=trust.guards(),
         )
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self._server.grpc)
-        role.add_service(self._server.grpc, Parts(options, attach, self._engine, facts, clock))
+        role.add_service(self._server.grpc, Parts(attach, self._engine, clock))
         self._registration: Registration | None = None
         self._is_announced = asyncio.Event()
 

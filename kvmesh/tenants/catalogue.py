@@ -110,13 +110,6 @@ class Catalogue:
         """All tenants, in the order of the configuration; none in a mesh without."""
         return [caller.tenant for caller in self._callers.values()]
 
-    @property
-    def organisations(self) -> list[str]:
-        """All organisations under which anything is counted, sorted."""
-        credentials = [each.caller for each in self._by_digest.values()]
-        callers = [*self._callers.values(), *credentials]
-        return sorted({caller.account.organisation for caller in callers if caller.account.scopes})
-
     def caller(self, tenant: str) -> Caller | None:
         """Return the tenant as a caller without a key, or None if there is none of that name."""
         return self._callers.get(tenant)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 PREFILL: Final = "prefill"
-DECODE: Final = "decode"
 
 
 class ModelRefused(Exception):

@@ -31,11 +31,6 @@ class Edge:
         if section.client_authority:
             self._clients = Authorities(section.client_authority)
 
-    @property
-    def is_on(self) -> bool:
-        """True if clients must speak TLS."""
-        return self._keeper is not None
-
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """Return what the frontend shows its clients and asks of them; None: plain."""
         if self._keeper is None:

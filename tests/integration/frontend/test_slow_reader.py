@@ -16,7 +16,6 @@ class StuckCall:
 
     def __init__(self) -> None:
         self.metadata: Mapping[str, str] = {}
-        self.peer = "test"
         self.identities: Sequence[str] = ()
         self.allowed = asyncio.Semaphore(0)
         self.messages: list[pb.GenerateResponse] = []

@@ -11,6 +11,8 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kvmesh.config import Telemetry
 from kvmesh.telemetry import (
@@ -20,9 +22,15 @@ from kvmesh.telemetry import (
     is_sampled,
     parse_traceparent,
     start_logging,
-    tracing_in_memory,
     tracing_of,
 )
+
+
+def in_memory(role: str, instance: str) -> tuple[Tracing, InMemorySpanExporter]:
+    """Return tracing that samples everything into a list."""
+    exporter = InMemorySpanExporter()
+    return Tracing(role, instance, 1.0, SimpleSpanProcessor(exporter)), exporter
+
 
 contexts = st.builds(
     TraceContext, st.integers(1, (1 << 128) - 1), st.integers(1, (1 << 64) - 1), st.booleans()
@@ -73,7 +81,7 @@ def test_sampling_is_monotone_in_the_ratio(trace_id: int, one: float, other: flo
 
 def test_spans_carry_their_own_ids_times_and_parents() -> None:
     """A span recorded afterwards looks as if it had been open all the time."""
-    tracing, exported = tracing_in_memory("router", "router-0")
+    tracing, exported = in_memory("router", "router-0")
     root = tracing.child(tracing.begin())
     queued = tracing.child(root)
     tracing.record_span("queue", queued, 10, 30, {"blocks": 3}, parent_span_id=root.span_id)
@@ -92,7 +100,7 @@ def test_spans_carry_their_own_ids_times_and_parents() -> None:
 
 def test_the_sender_decides_whether_a_trace_is_sampled() -> None:
     """An arriving context keeps its flag; only new traces are sampled here."""
-    tracing, exported = tracing_in_memory("router", "router-0")
+    tracing, exported = in_memory("router", "router-0")
     context = tracing.begin(b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00")
     assert not context.sampled
     tracing.record_span("request", tracing.child(context), 1, 2)

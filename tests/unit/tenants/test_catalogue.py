@@ -96,7 +96,6 @@ def test_scopes_nest_and_those_without_limits_are_left_out() -> None:
     alone = catalogue.identify("k3", (), None).account
     assert alone.organisation == "alone"
     assert alone.scopes == (Scope("tenant:alone", Limit(requests_per_min=3, requests_burst=1)),)
-    assert catalogue.organisations == ["acme", "alone"]
 
 
 GATES = {
