@@ -166,6 +166,17 @@ def test_published_timings_add_up_to_whole_models() -> None:
         assert all(recording.prefills[0].median_s <= step.median_s * 1.1 for step in recording.steps)
 
 
+def test_operators_add_up_to_what_was_added_by_hand() -> None:
+    """A prompt of 4,096 tokens, one between two sizes of attention, and a step of 8 streams, from the table by hand."""
+    vllm = published.operators()[0]
+    prefills = {prefill.uncached: prefill.median_s for prefill in vllm.prefills}
+    steps = {(step.batch, step.context): step.median_s for step in vllm.steps}
+    assert vllm.name == "vLLM 0.24.0"
+    assert prefills[4096] == pytest.approx(79.85e-3, abs=5e-6)
+    assert prefills[257] == pytest.approx(8.15e-3, abs=5e-6)
+    assert steps[8, 2048] == pytest.approx(6.95e-3, abs=5e-6)
+
+
 def test_the_page_keeps_what_was_written_by_hand() -> None:
     """Tables are made anew, the end is kept, and a second writing changes nothing."""
     timed = tuple(prompts(Fit(0.005, 2e-5, 1e-9), 1))
