@@ -6,7 +6,7 @@ equals the one that came first. P: prefill seconds, as predicted when the prompt
 `P + AGEING * arrival` gives the same order at any time, and never changes: a heap needs no sorting anew.
 
 How long one waits. Let r with prediction P come at time a. Of those that come later, o with prediction p, at a', goes
-before r only if p + AGEING * a' < P + AGEING * a, that is within `overtaken_s(P, p)` = (P - p) / AGEING seconds after r.
+before r only if p + AGEING * a' < P + AGEING * a, that is within (P - p) / AGEING seconds after r.
 Hence, whatever was predicted and whatever comes:
 
     wait of r <= (what runs at a
@@ -42,8 +42,3 @@ def fifo(_prefill_s: float, arrived_s: float) -> float:
 
 ORDERS: Final[Mapping[str, OrderKey]] = {"shortest": shortest, "fifo": fifo}
 """By their names in the configuration."""
-
-
-def overtaken_s(prefill_s: float, other_s: float = 0.0) -> float:
-    """Return for how long after its arrival a prompt of `prefill_s` can be overtaken by one of `other_s`."""
-    return max(0.0, prefill_s - other_s) / AGEING

@@ -175,13 +175,6 @@ def decode_snapshot_head(data: bytes) -> SnapshotHead:
     return SnapshotHead(replica, epoch, seq, (stream, sub), count, at + _SNAPSHOT_NUMBERS.size)
 
 
-def decode_snapshot(data: bytes) -> Snapshot:
-    """Return the snapshot in `data`. Raises EventError."""
-    head = decode_snapshot_head(data)
-    packed = _read_hashes(data, head.size, head.block_count)
-    return Snapshot(head.replica, head.epoch, head.seq, head.stream_id, packed)
-
-
 def parse_stream_id(text: bytes) -> tuple[int, int]:
     """Return the two numbers of a stream entry's id, "<ms>-<n>". Raises EventError."""
     stream, dash, sub = text.partition(b"-")

@@ -84,11 +84,6 @@ class Publisher:
         self._plenty = asyncio.Event()
 
     @property
-    def epoch(self) -> str:
-        """Boot id of the engine, or empty while its cache is unknown."""
-        return self._cache.epoch
-
-    @property
     def block_count(self) -> int:
         """Blocks in the engine's cache."""
         return self._cache.block_count

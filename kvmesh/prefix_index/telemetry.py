@@ -13,6 +13,7 @@ def export(publisher: Publisher, metrics: Metrics) -> None:
         "Blocks stored or removed, told as events.",
         lambda: publisher.published_block_total,
     )
+    metrics.gauge("index_blocks", "Blocks in the cache.", lambda: publisher.block_count)
     metrics.total("index_snapshots", "Snapshots of the cache written.", lambda: publisher.snapshot_total)
     metrics.total(
         "index_dropped_blocks",

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvmesh.queue_order import AGEING, fifo, overtaken_s, shortest
+from kvmesh.queue_order import AGEING, fifo, shortest
 from services.prefill.queue import FLOOR_EVERY, PrefillQueue
 from services.prefill.slot import Slot
+from tests.unit.overtaking import overtaken_s
 from tests.unit.prefill.test_queue import slot
 
 EPSILON = 1e-9

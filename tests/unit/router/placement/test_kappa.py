@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmesh.queue_order import AGEING, overtaken_s
+from kvmesh.queue_order import AGEING
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.decode_choice import HANDOFF_S, DecodeChoice
 from services.router.placement.kappa import RECHECK_S, KappaPolicy
@@ -28,6 +28,7 @@ from services.router.placement.policy import (
     Wait,
 )
 from services.router.placement.shortlist import Match
+from tests.unit.overtaking import overtaken_s
 
 BLOCK = 10
 

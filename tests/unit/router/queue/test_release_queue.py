@@ -9,11 +9,12 @@ from itertools import pairwise
 
 import pytest
 
-from kvmesh.queue_order import overtaken_s, shortest
+from kvmesh.queue_order import shortest
 from services.router.queue import fairness, lanes
 from services.router.queue.fairness import Account
 from services.router.queue.release_queue import FLOOR_EVERY, LOOK_AHEAD, ReleaseQueue
 from services.router.queue.waiting import BAND_DEFAULT
+from tests.unit.overtaking import overtaken_s
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmesh.queue_order import ORDERS, overtaken_s
+from kvmesh.queue_order import ORDERS
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import (
@@ -33,6 +33,7 @@ from services.router.replay.runs import BOUND, Replay, Row
 from services.router.replay.servers import Order
 from services.router.replay.simulation import Cluster, Outcome, Simulation
 from services.router.replay.workload import Workload, workload
+from tests.unit.overtaking import overtaken_s
 from tests.unit.router.replay import small
 
 FLAT = Cost("flat", 0.0, 1e-3, 0.0)
