@@ -155,21 +155,21 @@ def _checked(network: Any, plan: Plan) -> float:
 
 
 def _steps(network: Any, plan: Plan, timer: Timer) -> list[Step]:
-    found = []
-    for batch in plan.batches:
-        contexts = [context for context in plan.contexts if batch * context <= plan.step_tokens_max]
-        step_s = _step_timer(network, timer, batch, max(contexts))
-        times: dict[int, list[float]] = {context: [] for context in contexts}
-        for repeat in range(plan.repeats + 1):
-            for context, seconds in times.items():
-                taken_s = step_s(context)
-                if repeat:  # the first warms up
-                    seconds.append(taken_s)
-        found += [Step(batch, context, tuple(seconds)) for context, seconds in times.items()]
-    return found
+    return [step for batch in plan.batches for step in _steps_of(network, plan, timer, batch)]
 
 
-def _step_timer(network: Any, timer: Timer, batch: int, context_max: int) -> Callable[[int], float]:
-    """Return what times a step of `batch` streams by their context; the cache lives as long as it does."""
-    cache, tokens = network.cache(batch, context_max + 1), network.tokens(batch, 1)
-    return lambda context: timer.seconds(lambda: network.logits(tokens, cache, context))
+def _steps_of(network: Any, plan: Plan, timer: Timer, batch: int) -> list[Step]:
+    """Time steps of `batch` streams; their cache, up to 34 GB, is gone before the next number of streams needs its own."""
+    contexts = [context for context in plan.contexts if batch * context <= plan.step_tokens_max]
+    cache, tokens = network.cache(batch, max(contexts) + 1), network.tokens(batch, 1)
+
+    def step_s(context: int) -> float:
+        return timer.seconds(lambda: network.logits(tokens, cache, context))
+
+    times: dict[int, list[float]] = {context: [] for context in contexts}
+    for repeat in range(plan.repeats + 1):
+        for context, seconds in times.items():
+            taken_s = step_s(context)
+            if repeat:  # the first warms up
+                seconds.append(taken_s)
+    return [Step(batch, context, tuple(seconds)) for context, seconds in times.items()]
