@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from kvmesh.redis_link import Command, RedisAway, RedisLink
+from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
 from services.frontend.executions import AGAIN_MAX, execution_key, ttl_ms
 
@@ -125,7 +126,7 @@ class Settlements:
                 await self._gather()
             batch = list(islice(self._waiting, BATCH_MAX))
             try:
-                answers = await self._redis.pipeline([self._command(each.report) for each in batch])
+                answers = await self._redis.scripts(_SETTLE, [self._call(each.report) for each in batch])
             except RedisAway as away:
                 if away.may_pass:
                     self._go_without()
@@ -154,24 +155,22 @@ class Settlements:
     async def _alone(self, report: Report) -> Any:
         """Settle one report of a batch in which Redis refused something."""
         try:
-            return await self._redis.execute(*self._command(report))
+            (answer,) = await self._redis.scripts(_SETTLE, [self._call(report)])
+            return answer
         except RedisAway as away:
             if away.may_pass:
                 raise
             self.dropped_total += 1
             return None
 
-    def _command(self, report: Report) -> Command:
-        return (
-            "EVAL",
-            _SETTLE,
-            1,
-            execution_key(self._mesh, report.request_id),
+    def _call(self, report: Report) -> Call:
+        again = AGAIN_MAX if report.is_complete else ""
+        return (execution_key(self._mesh, report.request_id),), (
             report.epoch,
             report.owner,
             report.prompt_tokens,
             report.output_tokens,
-            AGAIN_MAX if report.is_complete else "",
+            again,
             self._ttl_ms,
         )
 
@@ -199,7 +198,7 @@ class _Waiting:
             on_charge(charge)
 
 
-_SETTLE: Final = """
+_SETTLE: Final = Script("""
 local known = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'settler', 'prompt', 'output', 'prompt_last', 'output_last')
 local epoch, word = tonumber(ARGV[1]), 'SETTLED'
 if known[1] and tonumber(known[1]) > epoch and known[2] ~= ARGV[2] then word = 'SUPERSEDED' end
@@ -213,6 +212,6 @@ redis.call('HSET', KEYS[1], 'epoch', math.max(epoch, tonumber(known[1] or '0')),
 if ARGV[5] ~= '' and word == 'SETTLED' then redis.call('HSETNX', KEYS[1], 'again', ARGV[5]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
 return {word, prompt_more, output_more}
-"""
+""")
 """KEYS: the request. ARGV: epoch, owner, tokens of the prompt, of the output, executions it may have after its good end or
 nothing, life in ms. Returns whether it counts, and the tokens of prompt and output that were charged for it."""

@@ -13,6 +13,7 @@ import pytest
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.inference.v1 import inference_pb2
 from kvmesh.redis_link import RedisAway
+from kvmesh.redis_script import Call, Script
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend import bill
 from services.frontend.accounting import NEVER, Accounting, Hold
@@ -87,17 +88,14 @@ class Redis:
         self.known: dict[str, tuple[int, int]] = {}
         self.is_away = self.is_full = False
 
-    async def pipeline(self, commands: Sequence[Any]) -> list[Any]:
+    async def scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         await asyncio.sleep(0)
         if self.is_away or self.is_full:
             raise RedisAway("gone", may_pass=self.is_away)
-        return [self._settle(each) for each in commands]
+        return [self._settle(*each) for each in calls]
 
-    async def execute(self, *command: Any) -> Any:
-        return (await self.pipeline([command]))[0]
-
-    def _settle(self, command: Any) -> Any:
-        request, prompt, output = command[3], command[6], command[7]
+    def _settle(self, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        (request,), (prompt, output) = keys, arguments[2:4]
         had = self.known.get(request, (0, 0))
         more = max(0, prompt - had[0]), max(0, output - had[1])
         self.known[request] = had[0] + more[0], had[1] + more[1]
