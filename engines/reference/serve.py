@@ -26,6 +26,8 @@ _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 _SHARED_MEMORY = Path("/dev/shm")
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _EXIT_TIMEOUT_S = 5
+_PING_EVERY_MS = 2_000
+_PING_ANSWER_MS = 3_000
 
 
 def main() -> None:
@@ -59,6 +61,10 @@ def main() -> None:
         "--model-control-mode=explicit",
         f"--load-model={MODEL_NAME}",
         f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+        # By default a client that the network swallowed is noticed after two hours; until then its requests run on.
+        f"--grpc-keepalive-time={_PING_EVERY_MS}",
+        f"--grpc-keepalive-timeout={_PING_ANSWER_MS}",
+        "--grpc-http2-max-pings-without-data=0",
         f"--backend-config=python,shm-region-prefix-name={prefix}",
     ]
     os.execve(command[0], command, _environment())
