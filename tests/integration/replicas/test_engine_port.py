@@ -117,7 +117,7 @@ async def test_a_server_keeps_little_of_the_events_it_sent(tmp_path: Path) -> No
             before_bytes, told = resident_bytes(part.pid), len(events)
             await asyncio.gather(*(run(range(first, first + 250)) for first in range(1000, 5000, 1000)))
             told_bytes = sum(len(msgspec.json.encode(message)) for message in events[told:])
-            assert told_bytes > 30e6
+            assert told_bytes > 25e6  # how many events a message brings depends on the machine
             assert resident_bytes(part.pid) - before_bytes < 12e6
     finally:
         if part.is_running:
