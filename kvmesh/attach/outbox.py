@@ -166,7 +166,7 @@ class UpwardOutbox(Outbox):
 class DownwardOutbox(Outbox):
     """Collects one AttachResponse."""
 
-    __slots__ = ("_counts", "_hello", "_logprobs", "_message", "_positions", "_slots", "_tokens", "row_total")
+    __slots__ = ("_counts", "_hello", "_logprobs", "_message", "_positions", "_slots", "_tokens")
 
     def __init__(self, hello: pb.Hello | None = None) -> None:
         super().__init__()
@@ -178,7 +178,6 @@ class DownwardOutbox(Outbox):
         self._counts: list[int] = []
         self._tokens: list[bytes] = []
         self._logprobs: list[bytes] | None = None
-        self.row_total = 0
         """Rows of step frames added since the stream opened."""
 
     def tokens(self, slot: int, position: int, token_ids: bytes, logprobs: bytes = b"") -> None:
@@ -189,7 +188,6 @@ class DownwardOutbox(Outbox):
         self._positions.append(position)
         self._counts.append(count)
         self._tokens.append(token_ids)
-        self.row_total += 1
         if logprobs:
             if self._logprobs is None:
                 self._logprobs = [_NAN * (len(row) >> 2) for row in self._tokens[:-1]]

@@ -174,7 +174,7 @@ class DecodeCore:
         self.holdings.attach(slot, session, adopt.slot)
         slot.has_first_row = False
         slot.adoption = adopt.adoption
-        log.sent, log.credit = adopt.position, adopt.credit_position
+        log.rewind(adopt.position, adopt.credit_position)
         self.adoption_total += 1
         session.outbox.accept(adopt.slot)
         self._look_at(slot, now_s)

@@ -113,10 +113,6 @@ class Live:
         request.scheduled_s = float("inf")
         self._shrink()
 
-    def all(self) -> Iterator[LiveRequest]:
-        """Return every request, as a copy that may be walked while they end."""
-        return iter((*self.serving, *self.leaving))
-
     def schedule(self, request: LiveRequest) -> None:
         """Look at the request's wake time; it may be earlier or later than before."""
         at_s = request.wake_s

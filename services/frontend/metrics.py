@@ -96,3 +96,4 @@ def watch_core(metrics: Metrics, core: FrontendCore) -> None:
     metrics.gauge("open_slots", "Slots open at routers.", lambda: sum(len(peer.slots) for peer in core.peers))
     metrics.gauge("retry_budget_retries", "Retries that may be spent now.", lambda: core.retries.level)
     metrics.total("budgeted_retries", "Retries paid from the retry budget.", lambda: core.retries.spent_total)
+    metrics.total("refused_retries", "Retries the retry budget refused.", lambda: core.retries.refused_total)

@@ -60,11 +60,6 @@ class RouterLinks:
     def __len__(self) -> int:
         return len(self._links)
 
-    @property
-    def up_count(self) -> int:
-        """Links whose stream is up."""
-        return sum(linked.link.is_up for linked in self._links.values())
-
     def update(self, members: Iterable[Member]) -> None:
         """Take the members of the mesh; those that are no routers of this model version are left out."""
         self._wanted = {

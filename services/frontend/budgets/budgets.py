@@ -89,6 +89,11 @@ class Budgets:
         """Round trips to Redis."""
         return self._pump.batch_total
 
+    @property
+    def wrong_total(self) -> int:
+        """Questions that Redis refused by themselves."""
+        return self._pump.wrong_total
+
     def on_members(self, frontends: int) -> None:
         """Take how many frontends share the limits, this one included."""
         frontends = self._teller.frontends = max(1, frontends)

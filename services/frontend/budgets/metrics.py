@@ -68,3 +68,8 @@ def watch_budgets(metrics: Metrics, budgets: Budgets) -> None:
     )
     metrics.total("budget_outages", "Times Redis answered no budgets.", lambda: budgets.outage.total)
     metrics.total("budget_round_trips", "Round trips to Redis for budgets.", lambda: budgets.batch_total)
+    metrics.total(
+        "budget_faults",
+        "Questions to the budgets that Redis refused, each by itself.",
+        lambda: budgets.wrong_total,
+    )

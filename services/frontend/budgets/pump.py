@@ -185,6 +185,7 @@ class Pump:
                     self._tell_silence()
                     self._fail(batch[at:])
                     return
+                log.error("Redis refuses a question to the budgets: %s", away)
                 self._wrong(question)
             except asyncio.CancelledError:
                 self._fail(batch[at:])

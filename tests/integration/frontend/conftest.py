@@ -61,7 +61,8 @@ class Serving:
 
     async def until_up(self, count: int) -> None:
         """Wait until so many routers are attached."""
-        await until(lambda: self.frontend.links.up_count == count, f"{count} routers up")
+        core = self.frontend.core
+        await until(lambda: sum(peer.link.is_up for peer in core.peers) == count, f"{count} routers up")
 
     async def until_empty(self, timeout_s: float = 1.0) -> None:
         """Wait until nothing of any request is left."""
