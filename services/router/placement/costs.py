@@ -16,6 +16,12 @@ from typing import Final
 PRIOR: Final = (0.01, 50e-6, 1e-9)
 """c0 (s), a (s/token), b (s/token^2) before the first observation: a model of some billion weights on one GPU."""
 
+B_PER_A_MAX: Final = 3e-4
+"""b is at most so many a: per layer a pair of tokens costs four operations a channel, a token two a weight. That is 2e-5 to
+4e-5 for dense models of 8 to 70 billion weights, 1.2e-4 for 30 billion with 3 active, twice that where attention's kernels
+are half as quick as matrix products. Without the bound, what is flat for short prompts and bends (a GPU reads all weights
+for 1 token and for 200) would be taken for attention, and prompts longer than those seen for several times their cost."""
+
 PRIOR_WEIGHT: Final = 0.002
 """Observations the prior counts for, per coefficient."""
 
@@ -90,15 +96,19 @@ class CostModel:
         self._seen.clear()
 
     def _fit(self) -> None:
-        """Minimize the squared relative error with no coefficient below 0."""
+        """Minimize the squared relative error with no coefficient below 0 and b within its bound.
+
+        The unknowns are c0, what a has beyond the least that b allows, and b: none of them below 0 is the bound, too.
+        """
         c0, a, b = self._coefficients
         # Unknowns are in units of the estimates before, or of the prior where that is larger: what the observations have
         # shown to be fifty times the prior is not drawn to it fifty times as hard.
-        s0, s1, s2 = map(max, PRIOR, self._coefficients)
+        s0, s1, s2 = map(max, _unknowns(PRIOR), _unknowns(self._coefficients))
         g00 = g01 = g02 = g11 = g12 = g22 = t0 = t1 = t2 = ratio = 0.0
         for (tokens, products, _), seconds in zip(self._seen, self._plausible_s(), strict=True):
             weight = 1.0 / (c0 + a * tokens + b * products)
-            r0, r1, r2, y = s0 * weight, s1 * tokens * weight, s2 * products * weight, seconds * weight
+            r0, r1, y = s0 * weight, s1 * tokens * weight, seconds * weight
+            r2 = s2 * (products + tokens / B_PER_A_MAX) * weight
             g00 += r0 * r0
             g01 += r0 * r1
             g02 += r0 * r2
@@ -111,11 +121,13 @@ class CostModel:
             ratio += r0 + r1 + r2
         prior = PRIOR_WEIGHT * (ratio / len(self._seen)) ** 2  # on the scale of the weighted observations
         gram = [[g00 + prior, g01, g02], [g01, g11 + prior, g12], [g02, g12, g22 + prior]]
-        p0, p1, p2 = (prior * usual / unit for usual, unit in zip(PRIOR, (s0, s1, s2), strict=True))
+        p0, p1, p2 = (
+            prior * usual / unit for usual, unit in zip(_unknowns(PRIOR), (s0, s1, s2), strict=True)
+        )
         best = _minimum(gram, [t0 + p0, t1 + p1, t2 + p2])
         if best is not None:
             x0, x1, x2 = best
-            self._coefficients = (x0 * s0, x1 * s1, x2 * s2)
+            self._coefficients = (x0 * s0, x1 * s1 + x2 * s2 / B_PER_A_MAX, x2 * s2)
 
     def _plausible_s(self) -> list[float]:
         """Return the seconds of each observation, drawn towards those of its size where they are far from them."""
@@ -133,6 +145,12 @@ class CostModel:
         for index, surprise, middle in zip(by_size, surprises, usual, strict=True):
             plausible_s[index] *= exp(min(middle + away, max(middle - away, surprise)))
         return plausible_s
+
+
+def _unknowns(coefficients: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Return c0, what a has beyond the least that b allows, and b."""
+    c0, a, b = coefficients
+    return c0, max(0.0, a - b / B_PER_A_MAX), b
 
 
 def _minimum(gram: list[list[float]], target: list[float]) -> list[float] | None:
