@@ -79,8 +79,8 @@ class PlacementProbe:
         prefill = [f"prefill-{index}" for index in range(count // 2)]
         decode = [f"decode-{index}" for index in range(count - count // 2)]
         self._view = PoolView(
-            [ReplicaState(name, 100_000, 100_000) for name in prefill],
-            [ReplicaState(name, 100_000, 100_000) for name in decode],
+            [ReplicaState(name, 100_000) for name in prefill],
+            [ReplicaState(name, 100_000) for name in decode],
         )
         names = prefill + decode
         for name in names:

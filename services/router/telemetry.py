@@ -204,6 +204,9 @@ def export_sharing(dispatches: Dispatches, policy: KappaPolicy, metrics: Metrics
     )
     metrics.total("dispatch_entries_missed", "Of other routers.", lambda: neighbours.gap_total)
     metrics.total(
+        "unreadable_dispatch_entries", "Of other routers, of no use.", lambda: dispatches.unreadable_total
+    )
+    metrics.total(
         "healed_dispatches",
         "Dispatches, starts and finishes of other routers found out by roll calls.",
         lambda: neighbours.healed_total,

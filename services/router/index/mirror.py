@@ -97,11 +97,6 @@ class PrefixMirror:
     # Who is there
 
     @property
-    def replicas(self) -> list[str]:
-        """Names of the replicas, ordered."""
-        return sorted(self._replicas)
-
-    @property
     def block_count(self) -> int:
         """Distinct blocks in the index."""
         return self._table.block_count
@@ -182,15 +177,6 @@ class PrefixMirror:
     def remove(self, name: str, hashes: Sequence[int]) -> int:
         """Clear the index bits of `name` for `hashes`; return how many were set. Children go first."""
         return self._table.remove(hashes, self._replicas[name].number)
-
-    def apply(self, batch: Batch, entry_id: tuple[int, int] = (1 << 64, 0)) -> Outcome:
-        """Apply a batch read at `entry_id` of the stream. See `applying` for one of many blocks."""
-        slices = self.applying(batch, entry_id)
-        while True:
-            try:
-                next(slices)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]  # of the generator below
 
     def applying(self, batch: Batch, entry_id: tuple[int, int]) -> Generator[None, None, Outcome]:
         """Apply a batch slice by slice; the next batch of the replica comes after the last slice."""

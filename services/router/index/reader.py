@@ -56,7 +56,6 @@ class IndexReader:
 
     def __init__(self, redis: RedisLink, mesh: str, mirror: PrefixMirror, clock: Clock | None = None) -> None:
         self.reload_total = 0
-        self.batch_total = 0
         self.unreadable_total = 0
         self.is_caught_up = False
         """True once every wanted replica was loaded, or found to have no snapshot."""
@@ -147,7 +146,6 @@ class IndexReader:
         name = batch.replica
         if name not in self._wanted:
             return
-        self.batch_total += 1
         if name in self._to_load:
             return  # its snapshot and what follows will be read together
         if await self._turns.through(self._mirror.applying(batch, entry_id)) is Outcome.RELOAD:

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.placement.precedence import USUAL, Ahead, Precedence
@@ -51,23 +51,10 @@ class Work:
         return self.started_s is not None
 
 
-class Line(NamedTuple):
-    """What a new prompt finds at a replica."""
-
-    ahead_s: float
-    """Seconds until its engine would begin with it."""
-    behind: int
-    """Prompts that wait there already and would be served after it."""
-    total_s: float
-    """Seconds of all work there."""
-    waiting: int
-    """Prompts that have not started."""
-    waiting_s: float
-    """Their seconds."""
-
-
 Figures = tuple[float, int, float, int, float]
-"""The fields of a Line: a plain tuple is made in an eighth of the time."""
+"""What a new prompt finds at a replica: seconds until its engine would begin with it; how many wait there already and would
+be served after it; seconds of all work there; how many have not started, and their seconds. A plain tuple is made in an
+eighth of the time of one with names."""
 
 NOTHING: Final[Figures] = 0.0, 0, 0.0, 0, 0.0
 
@@ -264,15 +251,11 @@ class Backlog:
         """Seconds of all work that has not started, wherever it is."""
         return max(0.0, self._waiting_s)
 
-    def line(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence = USUAL) -> Line:
+    def look(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence) -> Figures:
         """Return what a prompt of `prefill_s` that arrives now would find at `replica`.
 
         Running ones count what is left of them, waiting ones are ahead only if they are served before it.
         """
-        return Line(*self.look(replica, prefill_s, now_s, precedence))
-
-    def look(self, replica: str, prefill_s: float, now_s: float, precedence: Precedence) -> Figures:
-        """Return the fields of the `line`, for who asks about many replicas."""
         found = self._replicas.get(replica)
         if found is None:
             return NOTHING
@@ -300,11 +283,6 @@ class Backlog:
         """Return the seconds of all work at `replica`, whatever its order."""
         found = self._replicas.get(replica)
         return found.running_s(now_s) + found.waiting_s if found is not None else 0.0
-
-    def unstarted(self, replica: str) -> tuple[int, float]:
-        """Return how many prompts at `replica` have not started, and their seconds."""
-        found = self._replicas.get(replica)
-        return (len(found.waiting), found.waiting_s) if found is not None else (0, 0.0)
 
     def recent_s(self, replica: str, now_s: float) -> float:
         """Return the seconds dispatched to `replica` lately, fading over UTILISATION_S."""

@@ -6,7 +6,7 @@ Pure. Traces can be replayed through it without a server.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple, Protocol
 
 from services.router.placement.precedence import USUAL, Precedence
@@ -44,8 +44,7 @@ class ReplicaState:
     name: str
     block_total: int = 0
     """KV blocks of its engine. 0: not reported yet."""
-    block_free: int = 0
-    """Blocks that are free or can be evicted, as last reported."""
+    _: KW_ONLY
     block_reserved: int = 0
     """Blocks reserved: as last reported, and what this router sent and ended since."""
     block_own: int = 0
@@ -57,10 +56,6 @@ class ReplicaState:
     running_requests: int = 0
     """Requests its engine has, as last reported."""
     reported_at_s: float = float("-inf")
-
-    def reserved(self) -> int:
-        """Blocks that are taken, as far as is known now."""
-        return self.block_own if self.is_stale else self.block_reserved
 
     def has_ample_room(self) -> bool:
         """True if a quarter of the blocks is free, by the last report and what was sent since: a reservation is certain."""

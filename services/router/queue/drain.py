@@ -34,10 +34,6 @@ class Drain:
         """A request of which `tokens` are to be computed left the queue for a replica."""
         self._rate.freed(max(REQUEST_TOKENS_MIN, tokens), now_s)
 
-    def tokens_per_s(self, now_s: float) -> float | None:
-        """Return the rate; None if too little was seen."""
-        return self._rate.per_s(now_s)
-
     def wait_s(self, tokens_ahead: float, now_s: float) -> float | None:
         """Return the seconds until `tokens_ahead` are released: 0 without any, None if nobody can say."""
         return self._rate.wait_s(tokens_ahead, now_s)

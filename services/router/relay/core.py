@@ -179,11 +179,6 @@ class Relay:
         self.admission.close_session(session, now_s)
 
     @property
-    def is_draining(self) -> bool:
-        """True once `drain` was called."""
-        return self.admission.is_draining
-
-    @property
     def relayed_count(self) -> int:
         """Attempts that were placed and have not ended."""
         return sum(item.stage not in (Stage.QUEUED, Stage.LINGERING) for item in self.holdings.items)

@@ -106,7 +106,6 @@ class Replica:
         self._engine_boot_id = ""
         self._unanswered: dict[int, int] = {}
         """KV blocks of submits that decode has not answered, by slot: no report counts them yet."""
-        self.row_total = 0
         self._steps_us: deque[tuple[float, int]] = deque(maxlen=STEPS_KEPT)
         """When each was told, and what it was."""
         self._link: Link | None = None
@@ -287,7 +286,6 @@ class Replica:
         frames.rows(frame)  # checks the columns; nothing is iterated here
         slots, tokens, logprobs = self.slots, frame.token_ids, frame.logprobs
         at = 0
-        self.row_total += len(frame.slots)
         for slot, position, count in zip(frame.slots, frame.positions, frame.counts, strict=True):
             end = at + 4 * count
             item = slots.get(slot)
@@ -322,7 +320,6 @@ class Replica:
             self._engine_boot_id = report.engine_boot_id
         state = self.state
         state.block_total = report.block_total_count
-        state.block_free = report.block_free_count
         state.block_reserved = report.block_reserved_count + sum(self._unanswered.values())
         state.queued_requests = report.queued_request_count
         state.running_requests = report.running_request_count

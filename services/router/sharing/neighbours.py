@@ -104,11 +104,6 @@ class Neighbours:
             if name not in self._routers:
                 self._routers[name] = _Router(name, boot_id, now_s, now_s)
 
-    def take(self, entry: Entry, now_s: float) -> None:
-        """Take an entry; one that is not newer than the last of its router is no news."""
-        for _ in self.taking(entry, now_s):
-            pass
-
     def taking(self, entry: Entry, now_s: float) -> Generator[None, None, None]:
         """Take an entry note by note; anything else may happen in between."""
         if entry.router == self._router:

@@ -642,6 +642,7 @@ def test_the_retry_budget_is_a_share_and_a_trickle() -> None:
         budget.on_request(2.0)
     assert sum(budget.take(2.0) for _ in range(100)) in (4, 5)
     assert sum(budget.take(1000.0) for _ in range(100)) == 40
+    assert budget.spent_total + budget.refused_total == 400
 
 
 def test_an_adopt_asks_for_what_the_frontend_lacks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,16 @@ from kvmesh import blocks
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from services.router.index import masks
 from services.router.index.mirror import Load, Outcome, PrefixMirror
+
+
+def apply(mirror: PrefixMirror, batch: Batch, entry_id: tuple[int, int]) -> Outcome:
+    """Apply a batch in one go."""
+    slices = mirror.applying(batch, entry_id)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return cast(Outcome, end.value)
 
 
 class Tree:
@@ -141,7 +152,7 @@ class Twin:
         if name in self.loads:
             self.loads[name][2].append((self.entry, batch))
             return
-        outcome = self.mirror.apply(batch, (self.entry, 0))
+        outcome = apply(self.mirror, batch, (self.entry, 0))
         if batch.op is Op.SNAPSHOT:
             assert (outcome is Outcome.RELOAD) == (name in self.dirty)
         else:
@@ -160,7 +171,7 @@ class Twin:
         del self.loads[name]
         self.dirty.discard(name)
         for entry, batch in waiting:
-            assert self.mirror.apply(batch, (entry, 0)) is not Outcome.RELOAD
+            assert apply(self.mirror, batch, (entry, 0)) is not Outcome.RELOAD
 
     def cancel(self, name: str) -> None:
         """Give up taking a snapshot: what it would have healed stays as it is."""
@@ -291,11 +302,11 @@ def test_an_old_entry_is_not_applied_behind_its_snapshot() -> None:
     mirror = PrefixMirror()
     mirror.add("a")
     list(mirror.load(Snapshot("a", "new", 5, (10, 0), blocks.pack((1, 2)))))
-    assert mirror.apply(Batch("a", "old", 0, 9, Op.STORED, (3,)), (9, 7)) is Outcome.STALE
-    assert mirror.apply(Batch("a", "new", 4, 5, Op.STORED, (3,)), (11, 0)) is Outcome.STALE
-    assert mirror.apply(Batch("a", "new", 5, 6, Op.STORED, (3,)), (11, 0)) is Outcome.APPLIED
-    assert mirror.apply(Batch("a", "newer", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.RELOAD
-    assert mirror.apply(Batch("nobody", "e", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.STALE
+    assert apply(mirror, Batch("a", "old", 0, 9, Op.STORED, (3,)), (9, 7)) is Outcome.STALE
+    assert apply(mirror, Batch("a", "new", 4, 5, Op.STORED, (3,)), (11, 0)) is Outcome.STALE
+    assert apply(mirror, Batch("a", "new", 5, 6, Op.STORED, (3,)), (11, 0)) is Outcome.APPLIED
+    assert apply(mirror, Batch("a", "newer", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.RELOAD
+    assert apply(mirror, Batch("nobody", "e", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.STALE
     assert mirror.matched([1, 2, 3]) == {"a": 3}
 
 
@@ -305,9 +316,9 @@ def test_a_drifted_count_asks_for_a_reload() -> None:
     mirror.add("a")
     list(mirror.load(Snapshot("a", "e", 5, (1, 0), blocks.pack(tuple(range(100))))))
     mirror.store("a", list(range(1000, 1016)))
-    assert mirror.apply(Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (2, 0)) is Outcome.APPLIED
+    assert apply(mirror, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (2, 0)) is Outcome.APPLIED
     mirror.store("a", [2000])
-    assert mirror.apply(Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (3, 0)) is Outcome.RELOAD
+    assert apply(mirror, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (3, 0)) is Outcome.RELOAD
 
 
 def test_real_hits_correct_the_index() -> None:

@@ -50,16 +50,16 @@ def test_totals_are_what_a_walk_finds(seed: int) -> None:
         for replica in "ab":
             there = [work for work in works.values() if work.replica == replica]
             waiting = [work for work in there if work.started_s is None]
-            line = backlog.line(replica, 0.3, now_s)
-            assert line.waiting == len(waiting)
-            assert line.waiting_s == pytest.approx(sum(work.prefill_s for work in waiting))
-            assert line.total_s == pytest.approx(backlog.total_s(replica, now_s))
-            running_s = line.total_s - line.waiting_s
+            ahead_s, behind, total_s, count, waiting_s = backlog.look(replica, 0.3, now_s, USUAL)
+            assert count == len(waiting)
+            assert waiting_s == pytest.approx(sum(work.prefill_s for work in waiting))
+            assert total_s == pytest.approx(backlog.total_s(replica, now_s))
+            running_s = total_s - waiting_s
             order = key(0.3, now_s)
             if all(work.precedence in (None, USUAL) for work in waiting):
                 ahead = [work for work in waiting if work.order <= order]
-                assert line.ahead_s == pytest.approx(running_s + sum(w.prefill_s for w in ahead))
-                assert line.behind == len(waiting) - len(ahead)
+                assert ahead_s == pytest.approx(running_s + sum(w.prefill_s for w in ahead))
+                assert behind == len(waiting) - len(ahead)
             assert (replica in backlog.ends_s) == bool(there)
 
 

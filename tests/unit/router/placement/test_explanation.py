@@ -168,8 +168,8 @@ def test_the_decode_replica_is_told_with_its_reason(
 def history(seed: int) -> Iterator[Placement]:
     """Place prompts of some conversations, long and short, with another router beside this one or none."""
     rng = random.Random(seed)
-    prefill = [ReplicaState(f"p{index}", 4000, 4000) for index in range(rng.choice((2, 4)))]
-    decode = [ReplicaState(f"d{index}", 4000, 4000) for index in range(rng.choice((1, 3)))]
+    prefill = [ReplicaState(f"p{index}", 4000) for index in range(rng.choice((2, 4)))]
+    decode = [ReplicaState(f"d{index}", 4000) for index in range(rng.choice((1, 3)))]
     policy = KappaPolicy(
         "r0",
         PrefixMirror(),

@@ -27,6 +27,7 @@ from services.router.placement.policy import (
     Stored,
     Wait,
 )
+from services.router.placement.precedence import USUAL
 from services.router.placement.shortlist import Match
 from tests.unit.overtaking import overtaken_s
 
@@ -53,8 +54,8 @@ def policy_of(
 
 def view_of(prefills: int = 3, decodes: int = 2, waiting: int = 0) -> PoolView:
     return PoolView(
-        [ReplicaState(f"p{index}", 1000, 1000) for index in range(prefills)],
-        [ReplicaState(f"d{index}", 1000, 1000) for index in range(decodes)],
+        [ReplicaState(f"p{index}", 1000) for index in range(prefills)],
+        [ReplicaState(f"d{index}", 1000) for index in range(decodes)],
         waiting,
     )
 
@@ -165,7 +166,7 @@ def test_who_falls_silent_is_not_preferred(seed: int) -> None:
     silent, crowded = rng.choice(view.decode), rng.choice(view.prefill)
     silent.is_stale = crowded.is_stale = True
     crowded.queued_requests = 20
-    assert not silent.has_ample_room() and silent.reserved() == silent.block_own
+    assert not silent.has_ample_room()
     counts: Counter[str] = Counter()
     for name in range(120):
         answer = placed(policy.place(request(name, 100, name * 1000), view, 0.0))
@@ -296,4 +297,4 @@ def test_running_work_shrinks_and_long_waiting_work_is_not_overtaken() -> None:
     assert policy.backlog.queue_s("p0", 0.5, 0.25) == 0.75
     assert policy.backlog.queue_s("p0", 5.0, 0.25) == 4.75
     assert policy.backlog.queue_s("p0", 0.5, 12.0) == 4.0
-    assert policy.backlog.unstarted("p0") == (1, 4.0)
+    assert policy.backlog.look("p0", 0.5, 12.0, USUAL)[3:] == (1, 4.0)

@@ -74,7 +74,8 @@ def end(policy: KappaPolicy, told: Dispatched, now_s: float, seconds: float) -> 
 
 def fits(one: ReplicaState, blocks: int, head_room_permille: int) -> bool:
     head_room = one.block_total * head_room_permille // 1000
-    return one.reserved() == 0 or one.block_total - one.reserved() - blocks >= head_room
+    taken = one.block_own if one.is_stale else one.block_reserved
+    return taken == 0 or one.block_total - taken - blocks >= head_room
 
 
 def remembered(thing: object, name: str, seen: set[int]) -> str:
@@ -100,7 +101,7 @@ def test_nobody_remembers_a_replica_that_is_gone() -> None:
     """Names come and go for years."""
     policy = policy_of(["p0", "p1"])
     policy.prefills._dispatch_ahead_s = 0.0
-    view = PoolView([ReplicaState("p0")], [ReplicaState("d0", 400, 400)], 1)
+    view = PoolView([ReplicaState("p0")], [ReplicaState("d0", 400)], 1)
     for index in range(4):
         answer = policy.place(request_of(index, (7, 8)), view, float(index))
         if isinstance(answer, Placement):
@@ -122,8 +123,8 @@ def test_only_those_in_view_with_room_are_chosen(seed: int) -> None:
     """Draining and dead replicas are not in the view; excluded ones are the last choice; decode has room for it."""
     rng = random.Random(seed)
     count = rng.choice((2, 5, 40))
-    prefills = [ReplicaState(f"p{index}", 10_000, 10_000) for index in range(count)]
-    decodes = [ReplicaState(f"d{index}", 400, 400) for index in range(count)]
+    prefills = [ReplicaState(f"p{index}", 10_000) for index in range(count)]
+    decodes = [ReplicaState(f"d{index}", 400) for index in range(count)]
     policy = policy_of([one.name for one in (*prefills, *decodes)], seed, local=rng.choice((0, 100)))
     running: list[Dispatched] = []
     now_s = 0.0
@@ -174,9 +175,7 @@ def scores(
 def test_more_match_and_less_queue_are_never_worse(seed: int) -> None:
     """Of two equal histories one holds more of the prompt at one replica, or has more work there: its score follows."""
     names = [f"p{index}" for index in range(4)]
-    view = PoolView(
-        [ReplicaState(name, 10_000, 10_000) for name in names], [ReplicaState("d0", 10_000, 10_000)]
-    )
+    view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     found = []
     for change in ("none", "match", "queue"):
         rng = random.Random(seed)
@@ -213,9 +212,7 @@ def _work(policy: KappaPolicy, replica: str, seconds: float, now_s: float) -> Wo
 def test_a_cold_start_spreads() -> None:
     """As many equal prompts as replicas, nothing known: each replica gets one; different routers, different ones first."""
     names = [f"p{index}" for index in range(8)]
-    view = PoolView(
-        [ReplicaState(name, 10_000, 10_000) for name in names], [ReplicaState("d0", 10_000, 10_000)]
-    )
+    view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     for seed in range(10):
         policy = policy_of([*names, "d0"], seed)
         chosen = []
@@ -232,9 +229,7 @@ def test_conversations_stay_where_their_cache_is() -> None:
     """Twenty conversations, turns in random order, half the capacity used: nineteen turns in twenty stay."""
     rng = random.Random(4)
     names = [f"p{index}" for index in range(4)]
-    view = PoolView(
-        [ReplicaState(name, 10_000, 10_000) for name in names], [ReplicaState("d0", 10_000, 10_000)]
-    )
+    view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     policy = policy_of([*names, "d0"], 4)
     length = dict.fromkeys(range(20), 20)
     home: dict[int, str] = {}
@@ -262,9 +257,7 @@ def test_conversations_stay_where_their_cache_is() -> None:
 def test_routers_that_hear_each_other_late_take_different_idle_replicas() -> None:
     """Four routers know of each other, and not of the last 100 ms: of sixteen idle replicas few are taken twice."""
     names = [f"p{index:02}" for index in range(16)]
-    view = PoolView(
-        [ReplicaState(name, 10_000, 10_000) for name in names], [ReplicaState("d0", 10_000, 10_000)]
-    )
+    view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     twice = 0
     for seed in range(10):
         policies = [policy_of([*names, "d0"], 10 * seed + index, f"router-{index}") for index in range(4)]
@@ -295,9 +288,7 @@ def test_routers_that_hear_each_other_late_take_different_idle_replicas() -> Non
 def test_of_many_replicas_the_deepest_holder_and_a_light_one_are_compared() -> None:
     """Two hundred replicas: an idle pool takes the one that holds most, a busy holder is left for an idle one."""
     names = [f"p{index}" for index in range(200)]
-    view = PoolView(
-        [ReplicaState(name, 10_000, 10_000) for name in names], [ReplicaState("d0", 10_000, 10_000)]
-    )
+    view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     policy = policy_of([*names, "d0"], 1)
     hashes = tuple(range(100))
     for name in names[:90]:
@@ -313,8 +304,8 @@ def test_of_many_replicas_the_deepest_holder_and_a_light_one_are_compared() -> N
 
 def test_decode_that_has_streams_does_not_run_prompts_itself() -> None:
     """A short prompt runs on an idle decode replica, and at prefill where many streams would stand still meanwhile."""
-    decode = ReplicaState("d0", 10_000, 10_000)
-    view = PoolView([ReplicaState("p0", 10_000, 10_000)], [decode])
+    decode = ReplicaState("d0", 10_000)
+    view = PoolView([ReplicaState("p0", 10_000)], [decode])
     policy = policy_of(["p0", "d0"], local=1000)
     request = request_of(1, tuple(range(50)))
     answer = policy.place(request, view, 0.0)
@@ -327,9 +318,7 @@ def test_decode_that_has_streams_does_not_run_prompts_itself() -> None:
 def test_a_slow_replica_gets_less() -> None:
     """One of four takes three times as long as the others: after some prompts each, few go there any more."""
     names = [f"p{index}" for index in range(4)]
-    view = PoolView(
-        [ReplicaState(name, 10_000, 10_000) for name in names], [ReplicaState("d0", 10_000, 10_000)]
-    )
+    view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
     policy = policy_of([*names, "d0"], 6)
     taken: Counter[str] = Counter()
     for index in range(400):

@@ -330,7 +330,7 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
     told: list[str] = []
     for turn in range(200):
         asks = [Ask("r0", "boot-0"), Ask("r0", "boot-0", (f"{999:032x}",))]
-        neighbours.take(Entry("r1", "boot-1", turn + 1, asks), 0.0)
+        list(neighbours.taking(Entry("r1", "boot-1", turn + 1, asks), 0.0))
         entry = exchange.next_entry(0.0)
         assert entry is not None
         told += [note.request_id for note in entry.notes if isinstance(note, Dispatched)]
