@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -28,6 +29,8 @@ RUN_S_MAX: Final = 240.0
 
 WARM_REQUESTS: Final = 24
 IDLE_S_MAX: Final = 20.0
+LAST_LINES: Final = 12
+LINE_MAX: Final = 300
 
 OpenRig = Callable[[Path], AbstractAsyncContextManager[Rig]]
 """Starts a mesh whose logs go to a folder, and ends it."""
@@ -106,6 +109,14 @@ class Matrix:
             await self._rig.keep_logs(self.logs_of(run))
         await self.close()
 
+    def last_words(self, run: Run, record: Record) -> str:
+        """Return the end of the log of every part that a violation of `run` names."""
+        told = " ".join(violation.what for violation in record.violations)
+        logs = [
+            path for path in sorted(self.logs_of(run).glob("*.log")) if re.search(rf"\b{path.stem}\b", told)
+        ]
+        return "\n".join(f"--- {path.name}\n{_end_of(path)}" for path in logs)
+
     def logs_of(self, run: Run) -> Path:
         """Return where the logs of a run with violations are."""
         return self._folder / f"{run.cell.part}-{run.cell.fault}-{run.seed}"
@@ -122,6 +133,11 @@ async def settled(rig: Rig) -> Census:
     assert not failed, f"{len(failed)} of {WARM_REQUESTS} requests failed on a fresh mesh: {failed[0]}"
     await rig.mesh.idle(IDLE_S_MAX)
     return await census.take(rig, 0.0)
+
+
+def _end_of(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(line[:LINE_MAX] for line in lines[-LAST_LINES:])
 
 
 def _broken(

@@ -37,5 +37,7 @@ async def test_a_fault_costs_no_stream(matrix: Matrix, run: Run) -> None:
     record = await matrix.run(run)
     print(record)
     told = "\n".join(str(violation) for violation in record.violations)
-    assert not record.violations, f"{told}\nagain: {run.replay}\nlogs: {matrix.logs_of(run)}"
+    assert not record.violations, (
+        f"{told}\nagain: {run.replay}\nlogs: {matrix.logs_of(run)}\n{matrix.last_words(run, record)}"
+    )
     assert record.in_flight, "no stream was in flight: the fault proves nothing"
