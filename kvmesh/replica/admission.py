@@ -21,9 +21,6 @@ from kvmesh.triton.errors import (
     InvalidRequest,
 )
 
-TRANSPORT_GRACE_S: Final = 5.0
-"""An engine call's own timeout lies this far behind its deadline: it only catches what the core missed."""
-
 FAILURE_CODES: Final[dict[type[CallError], pb.Failure.Code.ValueType]] = {
     EngineLost: pb.Failure.CODE_ENGINE_LOST,
     EngineBusy: pb.Failure.CODE_ENGINE_ERROR,
@@ -66,6 +63,22 @@ def too_late(what: str, needed_s: float, left_s: float, waited_s: float = 0.0) -
         f"{what} needs {needed_s:.3f} s, {max(0.0, left_s):.3f} s are left after {waited_s:.3f} s here",
         estimate_ms=min(REMAINING_MS_MAX, max(1, math.ceil((waited_s + needed_s) * 1000 - 1e-6))),
     )
+
+
+def not_serving(replica: str, *, is_draining: bool, is_ready: bool) -> Refused | None:
+    """Return why `replica` takes nothing new at all, or None. `is_ready`: its engine answers."""
+    if is_draining:
+        return Refused(pb.Refusal.REASON_DRAINING, f"{replica} is draining")
+    if not is_ready:
+        return Refused(pb.Refusal.REASON_DRAINING, f"the engine of {replica} does not answer")
+    return None
+
+
+def not_the_highest(known_attempt: int, attempt: int) -> Refused | None:
+    """Return why `attempt` is not taken where `known_attempt` of the same request is, or None: then that one ends."""
+    if known_attempt < attempt:
+        return None
+    return Refused(pb.Refusal.REASON_SUPERSEDED, f"attempt {known_attempt} of the request is known here")
 
 
 def check_submit(

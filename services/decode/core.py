@@ -13,7 +13,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import from_remaining_ms
-from kvmesh.replica.admission import Refused, check_submit
+from kvmesh.replica.admission import Refused, check_submit, not_serving, not_the_highest
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -237,21 +237,17 @@ class DecodeCore:
         known = self.holdings.slots.get(submit.request_id)
         if known is None:
             return None
-        if known.attempt >= submit.attempt:
-            message = f"attempt {known.attempt} of the request is known here"
-            return Refused(pb.Refusal.REASON_SUPERSEDED, message)
-        self.generation.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
-        return None
+        refused = not_the_highest(known.attempt, submit.attempt)
+        if refused is None:
+            self.generation.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
+        return refused
 
     def _refusal(self, submit: pb.Submit, now_s: float) -> Refused | None:
-        if self.is_draining:
-            return Refused(pb.Refusal.REASON_DRAINING, f"{self.replica} is draining")
-        if not self.generation.is_ready:
-            return Refused(pb.Refusal.REASON_DRAINING, f"the engine of {self.replica} does not answer")
         needed = blocks_needed(submit)
         head_room = head_room_blocks(submit, self.facts.kv_blocks)
         refused = (
-            check_submit(submit, self.facts, self._phases, needed)
+            not_serving(self.replica, is_draining=self.is_draining, is_ready=self.generation.is_ready)
+            or check_submit(submit, self.facts, self._phases, needed)
             or check_head_room(submit, needed, head_room, self.facts.kv_blocks)
             or check_time(submit, self.generation.fresh_step_s(now_s))
         )

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.replica.admission import FAILURE_CODES, TRANSPORT_GRACE_S
+from kvmesh.replica.admission import FAILURE_CODES
+from kvmesh.replica.calls import cached_tokens, engine_call, first_token, microseconds
 from kvmesh.replica.engine_view import EngineView
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.errors import (
     CallError,
     EngineError,
 )
-from kvmesh.triton.port import EngineCall, EngineLoad, EnginePort, First, Kind
+from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
 from services.decode.gather import Gather
 from services.decode.holdings import Holdings
 from services.decode.limits import DecodeLimits
@@ -67,26 +68,11 @@ class Generation:
         self._last_call_id += 1
         slot.call_id = self._last_call_id
         self.calls[slot.call_id] = slot
-        slot.session.outbox.start(slot.number, _us(now_s - slot.submitted_s))
+        slot.session.outbox.start(slot.number, microseconds(now_s - slot.submitted_s))
         self._holdings.look_by(slot, self.stall_s(slot))
         self._pulse.touch()
-        sampling = submit.sampling
-        call = EngineCall(
-            kind=Kind.CONTEXT_AND_GENERATION if handoff is None else Kind.GENERATION_ONLY,
-            request_id=f"{slot.request_id}-{slot.attempt}",
-            token_ids=submit.token_ids,
-            max_output_tokens=slot.max_output_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
-            end_token_id=slot.end_token_id,
-            logprobs=submit.logprobs,
-            context_phase_params=b"" if handoff is None else handoff.context_phase_params,
-            kv_peer="" if handoff is None else handoff.kv_address,
-            timeout_s=slot.deadline_s - now_s + TRANSPORT_GRACE_S,
-        )
-        self.engine.start(slot.call_id, call)
+        kind = Kind.CONTEXT_AND_GENERATION if handoff is None else Kind.GENERATION_ONLY
+        self.engine.start(slot.call_id, engine_call(submit, kind, slot.deadline_s - now_s, handoff))
 
     def stop(self, slot: Slot, now_s: float) -> None:
         """End the slot's call early, if there is one."""
@@ -168,7 +154,7 @@ class Generation:
         slot.reused_blocks = first.reused_blocks
         self._holdings.look_by(slot, self.stall_s(slot))
         if not slot.is_local and slot.session is not None:
-            slot.session.outbox.transfer(slot.number, _us(now_s - slot.called_s))
+            slot.session.outbox.transfer(slot.number, microseconds(now_s - slot.called_s))
 
     def on_tokens(
         self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
@@ -236,7 +222,7 @@ class Generation:
 
     def step_us(self) -> int:
         """Return the smoothed microseconds of a step: measured here, else the engine's own. 0: unknown."""
-        return _us(self.gather.step_s or (self.load.step_s if self.load else 0.0))
+        return microseconds(self.gather.step_s or (self.load.step_s if self.load else 0.0))
 
     def fresh_step_s(self, now_s: float) -> float:
         """Return the seconds of a step as they are now: measured here, else by the engine. 0: unknown."""
@@ -273,19 +259,12 @@ class Generation:
         )
 
     def _first_row(self, slot: Slot, token_id: int, logprobs: Sequence[float], now_s: float) -> pb.FirstToken:
-        cached = min(slot.reused_blocks * self._tokens_per_block, slot.prompt_tokens - 1)
-        row = pb.FirstToken(
-            slot=slot.number,
-            position=slot.log.start,
-            token_id=token_id,
-            cached_token_count=cached,
-            computed_token_count=slot.prompt_tokens - cached,
-            prefill_us=_us(now_s - slot.called_s),
+        return first_token(
+            slot.number,
+            slot.log.start,
+            token_id,
+            logprobs[0] if logprobs else None,
+            prompt_tokens=slot.prompt_tokens,
+            cached=cached_tokens(slot.reused_blocks, self._tokens_per_block, slot.prompt_tokens),
+            run_s=now_s - slot.called_s,
         )
-        if logprobs:
-            row.logprob = logprobs[0]
-        return row
-
-
-def _us(seconds: float) -> int:
-    return max(0, round(seconds * 1e6))

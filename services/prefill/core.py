@@ -10,7 +10,7 @@ from kvmesh import deadlines
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from kvmesh.replica.admission import Refused, check_submit, too_late
+from kvmesh.replica.admission import Refused, check_submit, not_serving, not_the_highest, too_late
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
@@ -167,11 +167,10 @@ class PrefillCore:
         known = self.holdings.slots.get(submit.request_id)
         if known is None:
             return None
-        if known.attempt >= submit.attempt:
-            message = f"attempt {known.attempt} of the request is known here"
-            return Refused(pb.Refusal.REASON_SUPERSEDED, message)
-        self.prefilling.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
-        return None
+        refused = not_the_highest(known.attempt, submit.attempt)
+        if refused is None:
+            self.prefilling.cut(known, pb.Finish.REASON_SUPERSEDED, now_s)
+        return refused
 
     def _estimate_s(self, submit: pb.Submit, now_s: float) -> float:
         """Return the seconds the prefill of `submit` is expected to take. 0: unknown."""
@@ -180,11 +179,9 @@ class PrefillCore:
         return self.prefilling.pace.estimate_s(len(submit.token_ids) // 4, now_s)
 
     def _refusal(self, submit: pb.Submit, estimate_s: float, now_s: float) -> Refused | None:
-        if self.is_draining:
-            return Refused(pb.Refusal.REASON_DRAINING, f"{self.replica} is draining")
-        if not self.prefilling.is_ready:
-            return Refused(pb.Refusal.REASON_DRAINING, f"the engine of {self.replica} does not answer")
-        refused = check_submit(submit, self.facts, (pb.PHASE_CONTEXT_ONLY,), _blocks_needed(submit))
+        refused = not_serving(
+            self.replica, is_draining=self.is_draining, is_ready=self.prefilling.is_ready
+        ) or check_submit(submit, self.facts, (pb.PHASE_CONTEXT_ONLY,), _blocks_needed(submit))
         if refused is not None:
             return refused
         left_s = _left_s(submit)

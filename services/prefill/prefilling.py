@@ -7,7 +7,8 @@ from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.drain_rate import RETRY_MS_MAX, DrainRate, Stock
-from kvmesh.replica.admission import FAILURE_CODES, TRANSPORT_GRACE_S, too_late
+from kvmesh.replica.admission import FAILURE_CODES, too_late
+from kvmesh.replica.calls import cached_tokens, engine_call, first_token, microseconds
 from kvmesh.replica.engine_view import EngineView
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.errors import (
@@ -17,7 +18,7 @@ from kvmesh.triton.errors import (
     EngineLost,
     HandoffLost,
 )
-from kvmesh.triton.port import EngineCall, EngineLoad, EnginePort, First, Kind
+from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
 from services.prefill.holdings import Holdings
 from services.prefill.limits import PrefillLimits
 from services.prefill.pace import Pace
@@ -208,23 +209,9 @@ class Prefilling:
         self._last_call_id += 1
         slot.call_id = self._last_call_id
         self.calls[slot.call_id] = slot
-        session.outbox.start(slot.number, _us(now_s - slot.submitted_s))
+        session.outbox.start(slot.number, microseconds(now_s - slot.submitted_s))
         self._holdings.look_by(slot, self.stall_s(slot))
-        sampling = submit.sampling
-        call = EngineCall(
-            kind=Kind.CONTEXT_ONLY,
-            request_id=f"{slot.request_id}-{slot.attempt}",
-            token_ids=submit.token_ids,
-            max_output_tokens=submit.budget.max_output_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
-            end_token_id=submit.end_token_id,
-            logprobs=submit.logprobs,
-            timeout_s=slot.deadline_s - now_s + TRANSPORT_GRACE_S,
-        )
-        self.engine.start(slot.call_id, call)
+        self.engine.start(slot.call_id, engine_call(submit, Kind.CONTEXT_ONLY, slot.deadline_s - now_s))
 
     def _hold(self, slot: Slot, now_s: float) -> None:
         assert slot.session is not None and slot.token_id is not None, slot
@@ -235,21 +222,21 @@ class Prefilling:
         self.pace.observe(slot.prompt_tokens, run_s, now_s)
         self._over(slot, now_s, "first_token")
         self._holdings.hold(slot, now_s + self._limits.handoff_timeout_s)
-        row = pb.FirstToken(
-            slot=slot.number,
-            position=slot.start_position,
-            token_id=slot.token_id,
-            context_phase_params=slot.context_phase_params,
-            cached_token_count=cached,
-            computed_token_count=slot.prompt_tokens - cached,
-            prefill_us=_us(run_s),
+        slot.session.outbox.first_token(
+            first_token(
+                slot.number,
+                slot.start_position,
+                slot.token_id,
+                slot.logprob,
+                prompt_tokens=slot.prompt_tokens,
+                cached=cached,
+                run_s=run_s,
+                context_phase_params=slot.context_phase_params,
+            )
         )
-        if slot.logprob is not None:
-            row.logprob = slot.logprob
-        slot.session.outbox.first_token(row)
 
     def _cached_tokens(self, slot: Slot) -> int:
-        return min(slot.reused_blocks * self._tokens_per_block, slot.prompt_tokens - 1)
+        return cached_tokens(slot.reused_blocks, self._tokens_per_block, slot.prompt_tokens)
 
     def _over(self, slot: Slot, now_s: float, outcome: str) -> None:
         """The slot's call has ended, one way or the other. Leaves the state to the caller."""
@@ -269,7 +256,3 @@ class Prefilling:
                 outcome=outcome,
             )
         )
-
-
-def _us(seconds: float) -> int:
-    return max(0, round(seconds * 1e6))

@@ -1,0 +1,69 @@
+"""An engine call as both roles make it of a submit, and the row that tells its first token. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.triton.port import EngineCall, Kind
+
+TRANSPORT_GRACE_S: Final = 5.0
+"""An engine call's own timeout lies this far behind its deadline: it only catches what the core missed."""
+
+
+def engine_call(
+    submit: pb.Submit, kind: Kind, left_s: float, handoff: pb.Handoff | None = None
+) -> EngineCall:
+    """Return the call for `submit`, whose deadline is in `left_s`."""
+    sampling = submit.sampling
+    return EngineCall(
+        kind=kind,
+        request_id=f"{submit.request_id}-{submit.attempt}",
+        token_ids=submit.token_ids,
+        max_output_tokens=submit.budget.max_output_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        end_token_id=submit.end_token_id,
+        logprobs=submit.logprobs,
+        context_phase_params=b"" if handoff is None else handoff.context_phase_params,
+        kv_peer="" if handoff is None else handoff.kv_address,
+        timeout_s=left_s + TRANSPORT_GRACE_S,
+    )
+
+
+def cached_tokens(reused_blocks: int, block_tokens: int, prompt_tokens: int) -> int:
+    """Return how many tokens of the prompt were in cache; its last one is computed in any case."""
+    return min(reused_blocks * block_tokens, prompt_tokens - 1)
+
+
+def first_token(
+    slot: int,
+    position: int,
+    token_id: int,
+    logprob: float | None,
+    *,
+    prompt_tokens: int,
+    cached: int,
+    run_s: float,
+    context_phase_params: bytes = b"",
+) -> pb.FirstToken:
+    """Return the row of the first token of a prompt that took `run_s` in the engine. `logprob` None: not asked for."""
+    row = pb.FirstToken(
+        slot=slot,
+        position=position,
+        token_id=token_id,
+        context_phase_params=context_phase_params,
+        cached_token_count=cached,
+        computed_token_count=prompt_tokens - cached,
+        prefill_us=microseconds(run_s),
+    )
+    if logprob is not None:
+        row.logprob = logprob
+    return row
+
+
+def microseconds(seconds: float) -> int:
+    """Return `seconds` as they go over the wire; never below 0."""
+    return max(0, round(seconds * 1e6))
