@@ -27,7 +27,8 @@ from kvmesh.cli.certificates import trust_keys
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import build
 from kvmesh.interceptors import ErrorInterceptor
-from kvmesh.membership import Member, Registration
+from kvmesh.membership.member import Member
+from kvmesh.membership.registration import Registration
 from kvmesh.redis_link import RedisLink
 from kvmesh.trust.peers import Trust
 

@@ -22,7 +22,9 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.config import ConfigError
-from kvmesh.membership import Member, Membership, Registration
+from kvmesh.membership.member import Member
+from kvmesh.membership.membership import Membership
+from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.prefix_index import telemetry
 from kvmesh.prefix_index.publisher import Publisher

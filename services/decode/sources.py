@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvmesh.membership import Member
+from kvmesh.membership.member import Member
 
 
 class KvSources:

@@ -24,7 +24,9 @@ from kvmesh.attach.v1 import attach_pb2
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.membership import Member, Membership, Registration
+from kvmesh.membership.member import Member
+from kvmesh.membership.membership import Membership
+from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.redis_url import BUDGETS_VARIABLE

@@ -14,7 +14,7 @@ import grpc
 from kvmesh.attach.client import AttachLink
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
-from kvmesh.membership import Member
+from kvmesh.membership.member import Member
 from kvmesh.tasks import end
 from services.frontend.core import FrontendCore
 

@@ -23,7 +23,9 @@ from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
 from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.membership import Member, Membership, Registration
+from kvmesh.membership.member import Member
+from kvmesh.membership.membership import Membership
+from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.queue_order import ORDERS
 from kvmesh.redis_link import RedisLink

@@ -14,7 +14,7 @@ import pytest
 
 from kvmesh import config as configuration
 from kvmesh.inference.v1 import inference_pb2_grpc
-from kvmesh.membership import Member
+from kvmesh.membership.member import Member
 from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisLink
 from services.frontend.main import Frontend, Place

@@ -14,7 +14,7 @@ from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
-from kvmesh.membership import Member
+from kvmesh.membership.member import Member
 from services.frontend.core import FrontendCore
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks

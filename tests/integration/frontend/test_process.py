@@ -16,7 +16,9 @@ from kvmesh.child import bound_command
 from kvmesh.config import ROOT
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
-from kvmesh.membership import Member, Registration, read_members
+from kvmesh.membership.member import Member
+from kvmesh.membership.membership import read_members
+from kvmesh.membership.registration import Registration
 from kvmesh.redis_link import RedisLink
 from tests.integration.frontend.scripted_router import Pool, serving_router
 

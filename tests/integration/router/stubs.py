@@ -20,7 +20,8 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import MeshConfig
-from kvmesh.membership import Member, Registration
+from kvmesh.membership.member import Member
+from kvmesh.membership.registration import Registration
 from kvmesh.redis_link import RedisLink
 from kvmesh.tasks import end
 

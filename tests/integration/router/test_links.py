@@ -17,7 +17,7 @@ from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
-from kvmesh.membership import Member
+from kvmesh.membership.member import Member
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 from services.router.relay.admission import RelayLimits

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvmesh.membership import Member, Membership, Registration, read_members
+from kvmesh.membership.member import Member
+from kvmesh.membership.membership import Membership, read_members
+from kvmesh.membership.registration import Registration
 from kvmesh.redis_link import RedisLink
 from kvmesh.tasks import end
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvmesh.membership import LEASE_S, Member, Membership, Registration, read_members
+from kvmesh.membership.member import LEASE_S, Member
+from kvmesh.membership.membership import Membership, read_members
+from kvmesh.membership.registration import Registration
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.tasks import end

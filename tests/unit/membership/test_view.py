@@ -6,7 +6,9 @@ import random
 
 import msgspec
 
-from kvmesh.membership import LEASE_S, MISSING_S, POLL_S, RENEW_S, Member, View
+from kvmesh.membership.member import LEASE_S, RENEW_S, Member
+from kvmesh.membership.membership import POLL_S
+from kvmesh.membership.view import MISSING_S, View
 
 
 def member(name: str, boot_id: str = "b1") -> Member:

@@ -1,0 +1,106 @@
+"""Keeps a view of all leases in Redis up to date. A shell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from kvmesh.clock import Clock, MonotonicClock
+from kvmesh.membership.member import FAREWELL, Member, decode
+from kvmesh.membership.registration import Registration
+from kvmesh.membership.view import View
+from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.tasks import persist
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+AWAY_PAUSE_S = 0.25
+
+
+class Membership:
+    """Keeps a View up to date. Owned by who calls `run`.
+
+    `on_change` gets all members, ordered by process id, whenever something changed; also when the first poll is empty.
+    """
+
+    def __init__(
+        self,
+        redis: RedisLink,
+        mesh: str,
+        on_change: Callable[[list[Member]], None],
+        clock: Clock | None = None,
+        *,
+        own: Registration | None = None,
+    ) -> None:
+        """`own`: while this lease cannot be written, missing ones of others say nothing."""
+        self._redis = redis
+        self._mesh = mesh
+        self._own = own
+        self._on_change = on_change
+        self._clock = clock or MonotonicClock()
+        self._view = View()
+        self._polled = False
+
+    @property
+    def members(self) -> list[Member]:
+        """All members, ordered by process id."""
+        return [self._view.members[name] for name in sorted(self._view.members)]
+
+    async def run(self) -> None:
+        """Poll every POLL_S and at every nudge, until cancelled. No answer of Redis ends it."""
+        await persist(self._follow, "membership", pause_s=AWAY_PAUSE_S, on_failure=self._on_failure)
+
+    def _on_failure(self) -> None:
+        self._view.doubt(self._clock.now_s())
+
+    async def _follow(self) -> None:
+        subscription = self._redis.subscription()
+        try:
+            await self._redis.watch(subscription.subscribe(key(self._mesh, "proc-news")))
+            while True:
+                await self.poll()
+                news = await self._redis.watch(subscription.get_message(timeout=POLL_S))
+                data = news.get("data") if news else None
+                if isinstance(data, bytes) and data.startswith(FAREWELL):
+                    self._view.farewell(data.removeprefix(FAREWELL).decode(errors="replace"))
+        finally:
+            with suppress(Exception):  # closing a broken connection tells nothing new
+                await subscription.aclose()
+
+    async def poll(self) -> None:
+        """Look once. Raises RedisAway."""
+        found = await read_members(self._redis, self._mesh)
+        if self._own is not None and self._own.is_refused:
+            self._view.doubt(self._clock.now_s())
+        changed = self._view.take(found, self._clock.now_s())
+        if changed or not self._polled:
+            self._polled = True
+            self._on_change(self.members)
+
+
+async def read_members(redis: RedisLink, mesh: str) -> list[Member]:
+    """Return the members that hold a lease now. Entries nobody can read are left out. Raises RedisAway."""
+    names = sorted(
+        name.decode(errors="replace") for name in await redis.execute("SMEMBERS", key(mesh, "procs"))
+    )
+    if not names:
+        return []
+    leases = await redis.execute("MGET", *(key(mesh, "proc", name) for name in names))
+    members = []
+    gone = []
+    for name, lease in zip(names, leases, strict=True):
+        if lease is None:
+            gone.append(name)
+            continue
+        try:
+            members.append(decode(lease))
+        except msgspec.DecodeError as error:
+            log.warning("the lease of %s cannot be read: %s", name, error)
+    if gone:  # a live process writes its name again at its next renewal
+        with suppress(RedisAway):  # a Redis that takes no writes can be read all the same
+            await redis.execute("SREM", key(mesh, "procs"), *gone)
+    return members
