@@ -5,6 +5,9 @@ Pure. Rows come from the open slot alone; each function takes one kind of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
 from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -236,3 +239,17 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     else:
         request.upstream.avoid = router
         request.again(fault, now_s, untouched=True, after_s=after_s)
+
+
+TAKERS: Final[dict[str, Callable[[LiveRequest, Any, float], None]]] = {
+    "acceptances": on_acceptance,
+    "placements": on_placement,
+    "starts": on_start,
+    "first_tokens": on_first_token,
+    "transfers": on_transfer,
+    "frame": on_tokens,
+    "finishes": on_finish,
+    "failures": on_failure,
+    "refusals": on_refusal,
+}
+"""Who takes the rows of a field of AttachResponse."""

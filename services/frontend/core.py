@@ -155,20 +155,13 @@ class FrontendCore:
         peer = self.peers.get(link.name)
         if peer is None:
             return
-        slots = peer.slots
-        self._each(slots, message.acceptances, answers.on_acceptance, now_s)
-        self._each(slots, message.placements, answers.on_placement, now_s)
-        self._each(slots, message.starts, answers.on_start, now_s)
-        self._each(slots, message.first_tokens, answers.on_first_token, now_s)
-        self._each(slots, message.transfers, answers.on_transfer, now_s)
-        if message.HasField("frame"):
-            self._each(slots, frames.rows(message.frame), answers.on_tokens, now_s)
-        self._each(slots, message.finishes, answers.on_finish, now_s)
-        self._each(slots, message.failures, answers.on_failure, now_s)
-        self._each(slots, message.refusals, answers.on_refusal, now_s)
-        if message.HasField("load_report"):
-            load = message.load_report
-            peer.queue_delay_s, peer.step_s = load.queue_delay_us / 1e6, load.step_p95_us / 1e6
+        for field, value in message.ListFields():  # what is there, by number: the protocol's order
+            take = answers.TAKERS.get(field.name)
+            if take is not None:
+                rows = frames.rows(value) if field.name == "frame" else value
+                self._each(peer.slots, rows, take, now_s)
+            elif field.name == "load_report":
+                peer.queue_delay_s, peer.step_s = value.queue_delay_us / 1e6, value.step_p95_us / 1e6
         self.on_event()
 
     def on_lost(self, link: Link, reason: str, now_s: float) -> None:

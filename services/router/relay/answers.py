@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -37,8 +37,18 @@ class Answers:
         self._releases = releases
         self._endings = endings
         self._block_tokens = block_tokens
+        self.takers: Mapping[str, Callable[[Relayed, Replica, Any, float], None]] = {
+            "acceptances": self.on_accepted,
+            "starts": self.on_start,
+            "first_tokens": self.on_first_token,
+            "transfers": self.on_transfer,
+            "finishes": self.on_finish,
+            "failures": self.on_failure,
+            "refusals": self.on_refusal,
+        }
+        """Who takes the rows of a field of AttachResponse."""
 
-    def on_accepted(self, item: Relayed, replica: Replica, now_s: float) -> None:
+    def on_accepted(self, item: Relayed, replica: Replica, _: pb.Acceptance, now_s: float) -> None:
         """Decode holds KV blocks: prefill may start. Prefill's own acceptance tells nothing new."""
         if replica is not item.decode:
             return

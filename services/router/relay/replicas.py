@@ -236,32 +236,17 @@ class Replica:
     def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
         """Take one message, in the protocol's order. Raises FrameError."""
         self.heard_s = now_s
-        answers, slots = self._relay.answers, self.slots
-        for accepted in message.acceptances:
-            if (item := slots.get(accepted.slot)) is not None:
-                answers.on_accepted(item, self, now_s)
-        for start in message.starts:
-            if (item := slots.get(start.slot)) is not None:
-                answers.on_start(item, self, start, now_s)
-        for first in message.first_tokens:
-            if (item := slots.get(first.slot)) is not None:
-                answers.on_first_token(item, self, first, now_s)
-        for transfer in message.transfers:
-            if (item := slots.get(transfer.slot)) is not None:
-                answers.on_transfer(item, self, transfer, now_s)
-        if message.HasField("frame"):
-            self._on_frame(message.frame, now_s)
-        for finish in message.finishes:
-            if (item := slots.get(finish.slot)) is not None:
-                answers.on_finish(item, self, finish, now_s)
-        for failure in message.failures:
-            if (item := slots.get(failure.slot)) is not None:
-                answers.on_failure(item, self, failure, now_s)
-        for refusal in message.refusals:
-            if (item := slots.get(refusal.slot)) is not None:
-                answers.on_refusal(item, self, refusal, now_s)
-        if message.HasField("load_report"):
-            self._on_load(message.load_report, now_s)
+        slots, takers = self.slots, self._relay.answers.takers
+        for field, value in message.ListFields():  # what is there, by number: the protocol's order
+            take = takers.get(field.name)
+            if take is not None:
+                for row in value:
+                    if (item := slots.get(row.slot)) is not None:
+                        take(item, self, row, now_s)
+            elif field.name == "frame":
+                self._on_frame(value, now_s)
+            elif field.name == "load_report":
+                self._on_load(value, now_s)
         self._relay.after_event(now_s)
 
     def on_lost(self, link: Link | None, reason: str, now_s: float) -> None:

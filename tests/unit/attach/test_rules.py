@@ -76,3 +76,10 @@ def test_numbers_are_new_ascend_and_name_one_request_each(seed: int) -> None:
         else:
             with pytest.raises(frames.FrameError, match="slot"):
                 rules.check_numbers(message, last_slot=last)
+
+
+def test_the_fields_of_an_answer_are_numbered_in_the_order_in_which_they_apply() -> None:
+    """Who reads an answer takes what is there by number; attach.proto gives the order in its fifth rule."""
+    fields = sorted(pb.AttachResponse.DESCRIPTOR.fields, key=lambda field: field.number)
+    order = "hello acceptances placements starts first_tokens transfers frame finishes failures refusals load_report"
+    assert [field.name for field in fields] == order.split()

@@ -531,40 +531,40 @@ def test_a_bug_ends_one_request_alone() -> None:
 
 
 ROWS: dict[str, Callable[[pb.AttachResponse, int], object]] = {
-    "on_acceptance": lambda message, slot: message.acceptances.add(slot=slot),
-    "on_placement": lambda message, slot: message.placements.add(slot=slot),
-    "on_start": lambda message, slot: message.starts.add(slot=slot),
-    "on_first_token": lambda message, slot: message.first_tokens.add(slot=slot, token_id=5),
-    "on_transfer": lambda message, slot: message.transfers.add(slot=slot),
-    "on_finish": lambda message, slot: message.finishes.add(slot=slot),
-    "on_failure": lambda message, slot: message.failures.add(slot=slot),
-    "on_refusal": lambda message, slot: message.refusals.add(slot=slot),
+    "acceptances": lambda message, slot: message.acceptances.add(slot=slot),
+    "placements": lambda message, slot: message.placements.add(slot=slot),
+    "starts": lambda message, slot: message.starts.add(slot=slot),
+    "first_tokens": lambda message, slot: message.first_tokens.add(slot=slot, token_id=5),
+    "transfers": lambda message, slot: message.transfers.add(slot=slot),
+    "finishes": lambda message, slot: message.finishes.add(slot=slot),
+    "failures": lambda message, slot: message.failures.add(slot=slot),
+    "refusals": lambda message, slot: message.refusals.add(slot=slot),
 }
 
 
-@pytest.mark.parametrize("method", [*ROWS, "on_tokens"])
-def test_a_bug_in_a_row_ends_its_request_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("field", answers.TAKERS)
+def test_a_bug_in_a_row_ends_its_request_alone(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream to the router, and every other request on it, goes on."""
     mesh = mesh_of()
     clients = [Client(mesh.core, order(each), mesh.now_s) for each in (1, 2)]
     (router,) = mesh.routers
     mesh.send_up(router)
     mesh.arrive_up(router)
-    original = getattr(answers, method)
+    original = answers.TAKERS[field]
 
     def broken(request: LiveRequest, *arguments: Any) -> None:
         if request is clients[0].request:
-            raise KeyError(method)
+            raise KeyError(field)
         original(request, *arguments)
 
-    monkeypatch.setattr(answers, method, broken)
+    monkeypatch.setitem(answers.TAKERS, field, broken)
     message = pb.AttachResponse()
-    if method == "on_tokens":
+    if field == "frame":
         outbox = DownwardOutbox()
         outbox.tokens(1, 0, frames.pack_ids((5,)))
         message = outbox.take(mesh.now_s) or message
     else:
-        ROWS[method](message, 1)
+        ROWS[field](message, 1)
     mesh.core.on_response(router, message, mesh.now_s)
     mesh.core.assert_consistent()
     assert clients[0].request.end is not None and clients[0].request.end.outcome == "INTERNAL"
