@@ -40,4 +40,8 @@ def remaining_ms(deadline_s: float, now_s: float) -> int:
 
 def earliest(*moments_s: float | None) -> float | None:
     """Return the first of the moments that are set, or None if none is."""
-    return min((moment for moment in moments_s if moment is not None), default=None)
+    first_s = None
+    for moment_s in moments_s:
+        if moment_s is not None and (first_s is None or moment_s < first_s):
+            first_s = moment_s
+    return first_s

@@ -147,7 +147,7 @@ class LiveRequest:
     @property
     def wake_s(self) -> float | None:
         """When `on_timer` has something to do."""
-        return earliest(*(at_s for at_s, _ in alarms.of(self)))
+        return earliest(*[at_s for at_s, _ in alarms.of(self)])
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due: the most important of it."""

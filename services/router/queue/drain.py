@@ -25,10 +25,13 @@ class Drain:
 
     def __init__(self) -> None:
         self._rate = DrainRate(Stock.QUEUE, freed_min=RELEASES_MIN, seen_min_s=BUSY_MIN_S)
+        self._has_stock = False
 
     def waits(self, is_anything_waiting: bool, now_s: float) -> None:
         """Something waits from now on, or nothing any more. Idempotent."""
-        self._rate.stock(float(is_anything_waiting), now_s)
+        if is_anything_waiting != self._has_stock:
+            self._has_stock = is_anything_waiting
+            self._rate.stock(float(is_anything_waiting), now_s)
 
     def released(self, tokens: int, now_s: float) -> None:
         """A request of which `tokens` are to be computed left the queue for a replica."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.deadlines import earliest
 from kvmesh.replica.pulse import Pulse
 from services.router.placement.policy import Note, PlacementPolicy, ReplicaGone
 from services.router.queue.release_queue import ReleaseQueue
@@ -126,8 +127,7 @@ class Relay:
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
-        times = (self.holdings.timetable.next_s(), self.releases.next_wake_s(), self._pulse.next_s())
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self.holdings.timetable.next_s(), self.releases.next_wake_s(), self._pulse.next_s())
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""

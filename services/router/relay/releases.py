@@ -113,8 +113,9 @@ class Releases:
     def pump(self, now_s: float) -> None:
         """Let go what may go, if something changed or the time has come."""
         holdings = self._holdings
-        self.drain.waits(len(holdings.queue) > 0, now_s)
-        if not len(holdings.queue):
+        is_anything_waiting = len(holdings.queue) > 0
+        self.drain.waits(is_anything_waiting, now_s)
+        if not is_anything_waiting:
             holdings.is_news = False
             self._pump_at_s = float("inf")
             return
