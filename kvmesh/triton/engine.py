@@ -12,24 +12,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
 from kvmesh.clock import Clock
 from kvmesh.silence import LOOK_S
 from kvmesh.triton.capabilities import ModelFacts
-from kvmesh.triton.client import Responses, TritonClient, opened
-from kvmesh.triton.course import Course
+from kvmesh.triton.client import TritonClient, opened
 from kvmesh.triton.debts import Debts
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
+from kvmesh.triton.feed import RETRY_S, Feed
 from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
-from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of, payload_of
+from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of
 from kvmesh.triton.watch import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineWatch
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 0.25
-RETURN_S: Final = 1.5
-"""While the engine is lost, a stream that brings nothing for this long is opened again on another connection."""
 STOP_RETRY_S: Final = 0.1
 STOP_GIVE_UP_S: Final = 5.0
 RELEASE_TRIES: Final = 3
@@ -107,9 +102,14 @@ class TritonEngine:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look(), name="engine-watch")
             if self._facts.load_report:
-                tasks.create_task(self._follow("load_report", self._take_load), name="engine-load")
+                loads = self._feed("load_report", self._take_load)
+                # An engine with an empty cache has no events to tell: only its load says that it is back.
+                loads.is_awaited = lambda: self._watch.is_lost
+                loads.on_broken = self._load_broke
+                tasks.create_task(loads.run(), name="engine-load")
             if self._on_kv_events is not None and self._facts.capabilities.kv_events:
-                tasks.create_task(self._follow("kv_events", self._on_kv_events), name="engine-kv-events")
+                events = self._feed("kv_events", self._on_kv_events)
+                tasks.create_task(events.run(), name="engine-kv-events")
 
     async def close(self) -> None:
         """Cancel all calls and wait for them; releases under way get a moment to finish."""
@@ -208,64 +208,20 @@ class TritonEngine:
         self._debts.owe_release(context_phase_params)
         return None
 
-    # The engine's own streams.
+    # What the engine tells by itself.
 
-    async def _follow(self, what: str, take: Callable[[dict[str, Any]], None]) -> None:
-        told = ""
-        course = Course(what)
-        while True:
-            try:
-                stream = self._client.stream(
-                    self._tensors.of_service(), parameters=course.open(), request_id=what
-                )
-                async with opened(stream):
-                    is_long_enough = await self._read(stream, what, take, course)
-                    told = ""
-                if is_long_enough:
-                    continue
-                reason = "the stream ended"
-            except CallError as error:
-                reason = str(error)
-            except TimeoutError:
-                reason = f"no {what} for {RETURN_S:g} s"
-                self._errand(self._client.renew())
-            except Exception as error:
-                log.exception("engine stream %s cannot be read", what)
-                reason = f"{type(error).__name__}"
-            if reason != told:
-                log.info("engine stream %s broke: %s", what, reason)
-            told = reason
-            course.broke()
-            if take == self._take_load:
-                self._sink.on_ready(False, self._clock.now_s())
-                self._after_event()
-            await asyncio.sleep(RETRY_S)
-
-    async def _read(
-        self, stream: Responses, what: str, take: Callable[[dict[str, Any]], None], course: Course
-    ) -> bool:
-        """Read until the stream ends. Return True as soon as the next one is to be opened instead."""
-        while True:
-            # An engine with an empty cache has no events to tell: only its load says that it is back.
-            is_awaited = self._watch.is_lost and take == self._take_load
-            try:
-                async with asyncio.timeout(RETURN_S if is_awaited else None):
-                    response = await anext(stream)
-            except StopAsyncIteration:
-                return course.is_full()
-            payload = payload_of(response, what)
-            if payload is None:
-                continue
-            message = msgspec.json.decode(payload, type=dict[str, Any])
-            take(message)
-            if course.took(message, len(payload)):
-                return True
+    def _feed(self, what: str, take: Callable[[dict[str, Any]], None]) -> Feed:
+        return Feed(self._client, self._tensors, what, take, lambda: self._errand(self._client.renew()))
 
     def _take_load(self, report: dict[str, Any]) -> None:
         now_s = self._clock.now_s()
         load = load_of(report)
         self._serves(load.boot_id, now_s)
         self._sink.on_load(load, now_s)
+        self._after_event()
+
+    def _load_broke(self) -> None:
+        self._sink.on_ready(False, self._clock.now_s())
         self._after_event()
 
     # Lost and back.
