@@ -8,6 +8,7 @@ import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.request import LiveRequest
+from services.router.relay.core import Relay
 from tests.simulation.mesh import ORPHAN_S, Mesh
 from tests.simulation.streams import Stream
 
@@ -42,7 +43,7 @@ class Schedule:
         for stream in mesh.streams:
             stream.frozen = False
         for name, core in list(mesh.cores.items()):
-            if core.is_draining:
+            if (core.admission if isinstance(core, Relay) else core).is_draining:
                 mesh.kill(name)  # what drains ends, and is started again
         for _ in range(3000):
             for stream in mesh.streams:
