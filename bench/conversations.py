@@ -57,8 +57,6 @@ class Plan:
     """What is played."""
 
     conversations: Sequence[Sequence[Turn]]
-    speed: float
-    """How much faster than recorded."""
 
     @property
     def turn_count(self) -> int:
@@ -122,9 +120,7 @@ def plan(records: Sequence[Record], count: int, load: float, replicas: int) -> P
     begin_s = min(turns[0].at_s for turns in chosen)
     span_s = max(turns[-1].at_s for turns in chosen) - begin_s
     speed = load * replicas * span_s / sum(map(work_s, chosen))
-    return Plan(
-        [[turn._replace(at_s=(turn.at_s - begin_s) / speed) for turn in turns] for turns in chosen], speed
-    )
+    return Plan([[turn._replace(at_s=(turn.at_s - begin_s) / speed) for turn in turns] for turns in chosen])
 
 
 def work_s(turns: Sequence[Turn]) -> float:

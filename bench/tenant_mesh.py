@@ -27,7 +27,6 @@ class TenantMesh:
     """What runs."""
 
     frontend: Process
-    router: Process
     prefills: Sequence[Process]
     client: Process
     keys: Mapping[str, str]
@@ -71,7 +70,7 @@ def start(
     for role, number in names:
         costs = EngineCosts(STEP_S if role == "decode" else 0.0, prefill_token_s=TOKEN_S)
         started[role, number] = engines.start(fleet, f"{role}-engine-{number}", costs, ANY_CORE)
-    route = fleet.service("router", "router-0", config, redis_url, core=ANY_CORE)
+    fleet.service("router", "router-0", config, redis_url, core=ANY_CORE)
     replicas = []
     for role, number in names:
         engine = started[role, number]
@@ -80,7 +79,7 @@ def start(
         replicas.append(fleet.service(role, f"{role}-{number}", config, redis_url, *options, core=ANY_CORE))
     front = fleet.service("frontend", "frontend-0", config, redis_url, core=ANY_CORE)
     client = fleet.neighbour("client", "bench.arrivals", "--target", front.address, core=ANY_CORE)
-    mesh = TenantMesh(front, route, replicas[:prefills], client, keys)
+    mesh = TenantMesh(front, replicas[:prefills], client, keys)
     _wait_served(mesh)
     return mesh
 

@@ -58,7 +58,3 @@ class Load:
             while (next_s := next_s + self.rng.expovariate(per_s)) < until_s:
                 await asyncio.sleep(max(0.0, next_s - self.now_s()))
                 group.create_task(self.one())
-
-    def tokens_by(self, early_s: float, late_s: float) -> int:
-        """Return the messages with tokens that ended streams got within [early_s, late_s)."""
-        return sum(early_s <= at_s < late_s for one in self.seen for at_s in one.came_s)

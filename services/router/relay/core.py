@@ -55,7 +55,6 @@ class Relay:
         Without a `forecast` nothing is refused because its deadline cannot be met.
         """
         self.router = router
-        self.limits = limits
         self.policy = policy
         self.on_change: Callable[[], None] = lambda: None
         """Called after every event: the place to look at `next_wake_s`."""
@@ -63,8 +62,8 @@ class Relay:
         self.sessions: list[FrontendSession] = []
         self.queue: ReleaseQueue[Relayed] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
         self.holdings = Holdings(router, policy, self.queue, note, record)
-        self.releases = Releases(self.holdings, self.replicas, forecast)
         endings = Endings(self.holdings, limits.orphan_s)
+        self.releases = Releases(self.holdings, self.replicas, endings, forecast)
         self.answers = Answers(self.holdings, self.releases, endings, block_tokens)
         self.timeouts = Timeouts(self.holdings, self.releases, endings)
         self.admission = Admission(

@@ -11,6 +11,7 @@ from services.router.placement.policy import Placement, PlacementRequest, PoolVi
 from services.router.queue.drain import Drain
 from services.router.queue.lanes import MayGo
 from services.router.queue.release_queue import anybody
+from services.router.relay.endings import Endings
 from services.router.relay.holdings import Holdings
 from services.router.relay.relayed import Relayed, Stage
 from services.router.relay.replicas import Replica
@@ -64,11 +65,16 @@ class Releases:
     """Moves attempts from QUEUED to RESERVING, and on to PREFILLING."""
 
     def __init__(
-        self, holdings: Holdings, replicas: Mapping[str, Replica], forecast: Forecast | None = None
+        self,
+        holdings: Holdings,
+        replicas: Mapping[str, Replica],
+        endings: Endings,
+        forecast: Forecast | None = None,
     ) -> None:
         self.drain = Drain()
         self.forecast = forecast
         self._holdings = holdings
+        self._endings = endings
         self.roster = Roster(replicas)
         self._replicas = replicas
         self._pump_at_s = float("inf")
@@ -143,7 +149,8 @@ class Releases:
             except Exception as bug:
                 # Whoever happened to pump - a stream, a timer - has nothing to do with it.
                 log.exception("an attempt could not be placed", extra={"request_id": item.request_id})
-                self._fail(item, bug, now_s)
+                message = f"bug: {type(bug).__name__}"
+                self._endings.fail(item, pb.Failure.CODE_INTERNAL, message, "", now_s)
                 is_gone = True
             has_gone = has_gone or is_gone
         return has_gone
@@ -208,14 +215,6 @@ class Releases:
             return wait_s <= 0
 
         return has_place
-
-    def _fail(self, item: Relayed, bug: Exception, now_s: float) -> None:
-        """End `item`, however far its release came."""
-        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
-        if item.outbox is not None:
-            message = f"bug: {type(bug).__name__}"
-            item.outbox.fail(item.slot, pb.Failure.CODE_INTERNAL, message, untouched=not item.was_taken)
-        self._holdings.end(item, now_s, "CODE_INTERNAL")
 
     def _ask(self, item: Relayed, now_s: float) -> Placement | Wait:
         if now_s < item.not_before_s:
