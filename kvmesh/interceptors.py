@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Wrap = Callable[[Any], Any]
+
+STATUS_S: Final = 1.0
+"""Longest wait for a peer to take a status; it waits behind messages that the peer does not read."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -93,9 +96,22 @@ async def _end(error: BaseException, context: Any, method: str) -> None:
         if isinstance(one, grpc.aio.AbortError):
             raise one
         if isinstance(one, MeshError):
-            await context.abort_with_status(to_status(one))
+            await _abort(one, context)
     log.error("bug in handler", exc_info=error, extra={"method": method})
-    await context.abort_with_status(to_status(internal()))
+    await _abort(internal(), context)
+
+
+async def _abort(error: MeshError, context: Any) -> None:
+    """Give the call its status, and end the handler though the peer should not take it. Never returns normally.
+
+    A status waits behind what the peer has not read; it stays with gRPC until the peer reads, or goes.
+    """
+    try:
+        async with asyncio.timeout(STATUS_S):
+            await context.abort_with_status(to_status(error))
+    except (TimeoutError, grpc.aio.InternalError) as why:  # the latter: not even its first message went out
+        log.debug("status not taken", extra={"reason": error.reason, "why": repr(why)})
+        raise asyncio.CancelledError from None
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -25,7 +25,8 @@ RETRY_AFTER_S: Final = 1.0
 class Live:
     """Requests whose client waits, and those that only still clean up behind them (leaving).
 
-    Being read and being served takes a place each; there are `places`.
+    Being read and being served takes a place each; there are `places`. Who has a handler keeps its place until that is
+    gone: a client that does not read holds more than its request.
 
     Invariant: every request has at most one current entry in the heap; older ones are skipped when they come up.
     """
@@ -36,6 +37,10 @@ class Live:
         """Requests whose message is being parsed and tokenized."""
         self.serving: set[LiveRequest] = set()
         self.leaving: set[LiveRequest] = set()
+        self._attended: set[LiveRequest] = set()
+        """Requests that have a handler, serving or over."""
+        self._staying = 0
+        """Those of them that are over."""
         self._by_id: dict[str, list[LiveRequest]] = {}
         """Serving requests by their id; more than one where a client sent one again."""
         self._heap: list[tuple[float, int, LiveRequest]] = []
@@ -52,7 +57,7 @@ class Live:
 
     def check_room(self, now_s: float) -> None:
         """Raise MeshError if every place is taken."""
-        taken = len(self.serving) + self.reading
+        taken = len(self.serving) + self._staying + self.reading
         if taken >= self.places:
             raise MeshError(
                 "LIVE_REQUESTS_FULL",
@@ -87,25 +92,44 @@ class Live:
 
     def admit(self, request: LiveRequest, now_s: float) -> None:
         """Take a place. Ask `check_room` first."""
-        assert len(self.serving) < self.places
+        assert len(self.serving) + self._staying < self.places
         self.serving.add(request)
-        self._ends.stock(len(self.serving), now_s)
+        self._ends.stock(len(self.serving) + self._staying, now_s)
         self._by_id.setdefault(request.order.request_id, []).append(request)
+
+    def attend(self, request: LiveRequest) -> None:
+        """A handler serves `request`, which was admitted; it may be over already."""
+        self._attended.add(request)
+        if request not in self.serving:
+            self._staying += 1
+
+    def dismiss(self, request: LiveRequest, now_s: float) -> None:
+        """The handler of `request` is gone."""
+        self._attended.remove(request)
+        if request not in self.serving:
+            self._staying -= 1
+            self._freed(now_s)
 
     def executions(self, request_id: str) -> tuple[LiveRequest, ...]:
         """Return the executions of one request that are served here."""
         return tuple(self._by_id.get(request_id, ()))
 
     def end(self, request: LiveRequest, now_s: float) -> None:
-        """Give the place back; the request is kept as leaving until `forget`."""
+        """Give the place back if no handler has it; the request is kept as leaving until `forget`."""
         self.serving.remove(request)
         self.leaving.add(request)
         executions = self._by_id[request.order.request_id]
         executions.remove(request)
         if not executions:
             del self._by_id[request.order.request_id]
+        if request in self._attended:
+            self._staying += 1
+        else:
+            self._freed(now_s)
+
+    def _freed(self, now_s: float) -> None:
         self._ends.freed(1, now_s)
-        self._ends.stock(len(self.serving), now_s)
+        self._ends.stock(len(self.serving) + self._staying, now_s)
 
     def forget(self, request: LiveRequest) -> None:
         """Drop a request that ended everywhere."""

@@ -20,7 +20,7 @@ from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
 from kvmesh.tenants.caller import Caller
-from services.frontend import messages
+from services.frontend import faults, messages
 from services.frontend.accounting import Accounting, Hold
 from services.frontend.adoption import Place
 from services.frontend.core import FrontendCore
@@ -28,6 +28,7 @@ from services.frontend.detokenizer import Detokenizer
 from services.frontend.executions import Executions
 from services.frontend.intake import Arrival, Intake
 from services.frontend.output import Output
+from services.frontend.reader import Reader
 from services.frontend.request import LiveRequest
 from services.frontend.resume_token import Seal
 from services.frontend.tokenizer import ModelTokenizer
@@ -130,8 +131,8 @@ class InferenceService:
             output = Output(
                 Detokenizer(self._tokenizer.token_bytes), order.stop, with_logprobs=order.logprobs
             )
-            ready = asyncio.Event()
-            request = self._core.submit(order, output, ready.set, self._clock.now_s())
+            reader = Reader(self._clock)
+            request = self._core.submit(order, output, reader.on_ready, self._clock.now_s())
         except BaseException as error:
             self._executions.forget(owner)
             self._accounting.release(hold)
@@ -139,37 +140,44 @@ class InferenceService:
                 self._on_refused(error, caller)
             raise
         remaining: Mapping[str, str] = {}
+        self._core.live.attend(request)
         try:
+            reader.follow(request)
             remaining = hold.trailers()
             if remaining:
                 call.set_trailers(remaining)
-            await self._stream(call, request, ready, hold)
+            await self._stream(call, request, reader, hold)
         except MeshError as error:
             error.trailers = {**remaining, **error.trailers}
             raise
         finally:
             now_s = self._clock.now_s()
+            reader.close()
             try:
                 self._core.leave(request, now_s, was_deadline=now_s >= order.deadline_s)
             finally:
+                self._core.live.dismiss(request, now_s)
                 self._executions.forget(owner)
                 self._accounting.close(hold, request)
             self._record(request, context, client.span_id, arrived_ns)
 
     async def _stream(
-        self, call: Call[bytes, pb.GenerateResponse], request: LiveRequest, ready: asyncio.Event, hold: Hold
+        self, call: Call[bytes, pb.GenerateResponse], request: LiveRequest, reader: Reader, hold: Hold
     ) -> None:
         """Write what is there as one message, then what piled up meanwhile, until the end. Raises MeshError."""
         output, place, progress_at = request.output, None, hold.progress_at
+        ready = reader.ready
         try:
             await call.write(messages.started(request.order, self._seal))
+            reader.wrote_s = self._clock.now_s()
             while True:
                 tokens = output.take()
                 if tokens is not None:
                     position = output.taken
                     place = self._tell_place(tokens, request, place)
                     await call.write(pb.GenerateResponse(tokens=tokens))
-                    self._core.deliver(request, position, self._clock.now_s())
+                    reader.wrote_s = now_s = self._clock.now_s()
+                    self._core.deliver(request, position, now_s)
                     if position >= progress_at:
                         progress_at = self._accounting.progress(hold, position)
                 elif request.end is None:
@@ -183,6 +191,10 @@ class InferenceService:
             await call.write(
                 messages.finished(request, terms.frontend, terms.region, is_seeded=self._is_seeded())
             )
+        except asyncio.CancelledError:
+            if not reader.was_cut():
+                raise
+            raise faults.slow_reader(request.progress.delivered) from None
         except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
             # The call ended under the write: the client is gone, and nobody reads a status.
             log.debug("write failed", extra={"request_id": request.order.request_id, "why": str(error)})

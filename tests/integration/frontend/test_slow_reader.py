@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import pytest
+
+from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import reader
 from services.frontend.progress import CREDIT_WINDOW
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool, oracle
@@ -62,3 +66,51 @@ async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serv
     assert ids == oracle([9, 9, 9], 300)
     assert len(stuck.messages) < 20
     await serving.until_empty()
+
+
+def asking(count: int) -> bytes:
+    """Return the message of a request for so many tokens."""
+    message = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[9]), limits=pb.Limits(max_output_tokens=count))
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize("written", [0, 1])
+async def test_who_does_not_read_the_end_is_cut(
+    serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """Its request is over: place and budget are free a little later, whatever the client does; until then they are not."""
+    monkeypatch.setattr(reader, "TAIL_S", 0.3)
+    live = serving.frontend.core.live
+    live.places = 1
+    stuck = StuckCall()
+    for _ in range(written):
+        stuck.allowed.release()
+    slow = asyncio.create_task(serving.frontend.service.serve(asking(20), stuck))
+    await until(lambda: bool(pool.submits) and not live.serving, "the request is over")
+    with pytest.raises(MeshError, match="LIVE_REQUESTS_FULL"):
+        live.check_room(0.0)
+    with pytest.raises(MeshError) as caught:
+        await asyncio.wait_for(slow, 5)
+    assert caught.value.reason == "SLOW_READER"
+    live.check_room(0.0)
+    await serving.until_empty()
+
+
+async def test_who_reads_slowly_gets_all(
+    serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left after the end takes many times the time of one write: nobody is cut while writes come through."""
+    monkeypatch.setattr(reader, "TAIL_S", 0.4)
+    stuck = StuckCall()
+    slow = asyncio.create_task(serving.frontend.service.serve(asking(20), stuck))
+    live = serving.frontend.core.live
+    await until(lambda: bool(pool.submits) and not live.serving, "the request is over")
+    loop = asyncio.get_running_loop()
+    over_s = loop.time()
+    while not slow.done():
+        await asyncio.sleep(0.25)  # less than the time of one write, and together more
+        stuck.allowed.release()
+    await slow
+    assert loop.time() - over_s > 0.4
+    assert [each for message in stuck.messages for each in message.tokens.ids] == oracle([9], 20)
+    assert stuck.messages[-1].WhichOneof("event") == "finished"
