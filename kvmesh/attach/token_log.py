@@ -95,10 +95,6 @@ class TokenLog:
         self.sent = position
         self.credit = credit
 
-    def ids(self) -> Sequence[int]:
-        """Return the tokens from `start` on; the caller must not keep the sequence."""
-        return self._ids
-
 
 def admit(row: frames.Row, next_position: int) -> frames.Row | None:
     """Return the part of `row` a receiver that has everything below `next_position` lacks, or None.

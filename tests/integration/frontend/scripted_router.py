@@ -97,7 +97,7 @@ class Pool:
                     pb.FirstToken(
                         slot=run.slot,
                         position=run.log.start,
-                        token_id=run.log.ids()[0],
+                        token_id=frames.unpack_ids(run.history[-frames.TOKEN_BYTES :])[0],
                         computed_token_count=tokens,
                     )
                 )

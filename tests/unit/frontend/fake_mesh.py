@@ -202,7 +202,7 @@ class FakeMesh:
                 pb.FirstToken(
                     slot=slot,
                     position=run.log.start,
-                    token_id=run.log.ids()[0],
+                    token_id=frames.unpack_ids(run.history[-frames.TOKEN_BYTES :])[0],
                     cached_token_count=0,
                     computed_token_count=context,
                 )
@@ -227,8 +227,9 @@ class FakeMesh:
             return
         position = self.draw.randint(run.log.start, run.log.sent - 1)
         until = self.draw.randint(position + 1, run.log.sent)
-        ids = run.log.ids()[position - run.log.start : until - run.log.start]
-        run.router.down.tokens(run.slot, position, frames.pack_ids(list(ids)))
+        first = len(run.history) - frames.TOKEN_BYTES * run.log.end
+        ids = run.history[first + frames.TOKEN_BYTES * position : first + frames.TOKEN_BYTES * until]
+        run.router.down.tokens(run.slot, position, ids)
 
     def skip(self, run: Run) -> None:
         """Lose some tokens: a gap follows."""
