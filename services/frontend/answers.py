@@ -101,6 +101,10 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
         request.hub.schedule(request)
     if progress.output.stop_string is not None:
         request.finish(pb.FINISH_REASON_STOP_STRING, now_s)
+    elif attempt.is_anothers and len(progress.ids) >= request.order.max_output_tokens:
+        request.end_if_complete(
+            now_s
+        )  # it may have another limit than this request, and then its finish never comes
     else:
         request.on_ready()
 

@@ -252,6 +252,8 @@ class LiveRequest:
 
     def end_by_deadline(self, now_s: float) -> None:
         """Time is over, here or at a hop behind, whose margin makes it a little earlier."""
+        if self.end_if_complete(now_s):
+            return
         self.end_with(by_deadline(self.order, self.progress), now_s, attach.Cancel.REASON_DEADLINE)
 
     def finish(self, reason: pb.FinishReason.ValueType, now_s: float) -> None:

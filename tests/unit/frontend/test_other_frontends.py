@@ -39,7 +39,9 @@ def test_another_frontend_takes_over_what_runs() -> None:
     assert first.request.state.value == "yielding"
     assert finish(mesh, second) == "LENGTH"
     assert first.ids[:7] + second.ids == whole(first)
-    assert (len(mesh.submits), mesh.adopts, second.request.adoptions, mesh.cancels) == (1, 1, 1, [])
+    assert (len(mesh.submits), mesh.adopts, second.request.adoptions) == (1, 1, 1)
+    mesh.settle()
+    assert set(mesh.cancels) <= {pb.Cancel.REASON_COMPLETE}
     assert second.request.progress.recomputed_tokens == 0
 
 
@@ -251,3 +253,17 @@ def test_a_client_that_does_not_read_is_no_silence() -> None:
     assert len(client.request.attempts) == 1
     assert finish(mesh, client) == "END_TOKEN"
     assert len(client.request.attempts) == 1
+
+
+def test_what_was_taken_over_ends_at_the_limit_of_who_took_it() -> None:
+    """The attempt would run on to its own limit, without credit and so without a word: nobody waits for that."""
+    mesh = mesh_of()
+    first = begin(mesh)
+    run(mesh, first, 10)
+    second = moved(mesh, first, max_output_tokens=30)
+    began_s = mesh.now_s
+    assert finish(mesh, second) == "LENGTH"
+    assert mesh.now_s - began_s < 1.0
+    assert first.ids + second.ids == whole(first)[:30]
+    mesh.settle()
+    assert mesh.cancels == [pb.Cancel.REASON_COMPLETE] and not mesh.runs

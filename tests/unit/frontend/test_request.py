@@ -375,8 +375,9 @@ def test_a_late_first_token_is_its_own_error() -> None:
     assert finish(mesh, client) == "LENGTH"
 
 
-def test_all_tokens_and_no_finish_is_an_end() -> None:
-    """If only the finish was lost with its stream, nothing is tried again."""
+@pytest.mark.parametrize("fault", ["cut", "deadline"])
+def test_all_tokens_and_no_finish_is_an_end(fault: str) -> None:
+    """If only the finish was lost with its stream, or is late, nothing is tried again, and nothing is missing."""
     mesh = mesh_of()
     client = begin(mesh)
     run(mesh, client, 50)
@@ -390,7 +391,10 @@ def test_all_tokens_and_no_finish_is_an_end() -> None:
             mesh.core.on_response(mesh.routers[0], message, mesh.now_s)
         client.read(mesh.now_s)
     assert client.request.end is None
-    mesh.cut(mesh.routers[0])
+    if fault == "cut":
+        mesh.cut(mesh.routers[0])
+    else:
+        client.request.end_by_deadline(mesh.now_s)
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client) and len(mesh.submits) == 1
 
