@@ -116,6 +116,13 @@ async def status(mesh: MeshFile, console: Console, *, as_json: bool, dial: Dial 
     return 0 if all(report.is_healthy for report in reports) else 1
 
 
+async def live_requests(mesh: MeshFile) -> int:
+    """Return how many requests the frontends hold; those of a frontend that does not answer are left out."""
+    addresses = [member.metrics_address for member in mesh.processes if member.role == "frontend"]
+    scraped = await asyncio.gather(*(_scrape(address) for address in addresses))
+    return round(sum((metrics or {}).get("kvmesh_frontend_live_requests", 0.0) for metrics in scraped))
+
+
 async def _ask(member: Member, dial: Dial) -> Report:
     is_healthy, metrics, told = await asyncio.gather(
         _is_healthy(member, dial), _scrape(member.metrics_address), _told(member, dial)

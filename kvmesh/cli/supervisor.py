@@ -24,12 +24,13 @@ from kvmesh.child import bound_command
 from kvmesh.cli.processes import Process
 from kvmesh.cli.readiness import Addresses
 from kvmesh.cli.shared_memory import clear
+from kvmesh.server import DRAIN_S
 
 START_S_MAX: Final = 60.0
 """Longest start of one process, from its command to ready."""
 
-STOP_S_MAX: Final = 8.0
-"""Time between SIGTERM and SIGKILL of one process."""
+STOP_S_MAX: Final = DRAIN_S + 5.0
+"""Time between SIGTERM and SIGKILL of one process: it drains, then closes."""
 
 TAIL_LINES: Final = 12
 

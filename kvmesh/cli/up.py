@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
@@ -16,12 +17,17 @@ from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.screen import StartProgress, address_table
 from kvmesh.cli.shared_memory import clear_orphans
+from kvmesh.cli.status import live_requests
 from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
 from kvmesh.config import ConfigError, Engine, MeshConfig, describe
 from kvmesh.redis_url import without_password
+from kvmesh.server import DRAIN_S
 from kvmesh.trust.names import ROLES
 
 LOGS = "logs"
+
+COUNT_S: Final = 1.0
+"""Longest look at what is live before a stop."""
 
 
 @asynccontextmanager
@@ -56,7 +62,10 @@ async def up(config: MeshConfig, data_dir: Path, console: Console) -> int:
         async with running_mesh(config, data_dir, console) as (supervisor, mesh):
             console.print(address_table(mesh.processes))
             console.print(f"The mesh is up. Logs: {data_dir / LOGS}. Ctrl-C stops it.")
-            await supervisor.attend(asyncio.Event().wait())
+            try:
+                await supervisor.attend(asyncio.Event().wait())
+            finally:
+                await _tell_what_is_live(mesh, console)
     except Stopped:
         console.print("The mesh is stopped.")
         return 0
@@ -64,6 +73,16 @@ async def up(config: MeshConfig, data_dir: Path, console: Console) -> int:
         console.print(f"{failed}\nThe mesh is stopped.", markup=False, highlight=False, soft_wrap=True)
         return 1
     return 0
+
+
+async def _tell_what_is_live(mesh: MeshFile, console: Console) -> None:
+    """Say what a stop is about to wait for, if anything is live."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(COUNT_S):
+            live = await live_requests(mesh)
+            if live:
+                requests = "1 live request" if live == 1 else f"{live} live requests"
+                console.print(f"Waiting up to {DRAIN_S:g} s for {requests}. Ctrl-C now ends at once.")
 
 
 async def _refuse_absent(config: MeshConfig) -> None:

@@ -694,3 +694,30 @@ async def test_up_ends_cleanly(end: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert "The mesh is stopped." in shown
     with pytest.raises(NoMesh):
         read_mesh(tmp_path)
+
+
+@pytest.mark.parametrize(("live", "told"), [(0, ""), (1, "1 live request"), (3, "3 live requests")])
+async def test_up_says_what_a_stop_waits_for(
+    live: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who pressed Ctrl-C once reads why the mesh is still there, before anything is stopped, and how to end it at once."""
+    metrics = Metrics("frontend")
+    metrics.gauge("live_requests", "Live.", partial(float, live))
+    async with exposed(metrics, "127.0.0.1", 0) as address:
+        code = FAKE.replace("'metrics_address': ''", f"'metrics_address': '{address}'")
+        fake = Process("frontend-0", "frontend", (sys.executable, "-c", code), (), ReadyLine())
+        monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake])
+
+        class Screen(io.StringIO):
+            def write(self, text: str) -> int:
+                if "The mesh is up" in text:
+                    os.kill(os.getpid(), signal.SIGINT)
+                if "Waiting" in text:
+                    assert read_mesh(tmp_path).processes, "nothing is stopped yet"
+                return super().write(text)
+
+        screen = Screen()
+        assert await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 20) == 0
+    line = f"Waiting up to 30 s for {told}. Ctrl-C now ends at once.\n"
+    assert (line in screen.getvalue()) == bool(told)
+    assert ("Waiting" in screen.getvalue()) == bool(told)

@@ -16,7 +16,8 @@ import pytest
 
 from kvmesh.cli.processes import Process
 from kvmesh.cli.readiness import ReadyLine
-from kvmesh.cli.supervisor import ProcessFailed, State, Stopped, supervised
+from kvmesh.cli.supervisor import STOP_S_MAX, ProcessFailed, State, Stopped, supervised
+from kvmesh.server import DRAIN_S, STOP_GRACE_S
 
 READY = """
 import json, os, signal, sys
@@ -134,6 +135,11 @@ async def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         member = supervisor.members["stubborn"]
     assert member.status == -signal.SIGKILL
     wait_for_end(member.pid)
+
+
+def test_a_process_is_given_as_long_as_it_drains() -> None:
+    """A stream that was live at the first Ctrl-C is killed no sooner than its frontend gives it up."""
+    assert STOP_S_MAX > DRAIN_S + STOP_GRACE_S
 
 
 async def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
