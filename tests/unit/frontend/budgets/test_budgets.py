@@ -12,6 +12,7 @@ from kvmesh.buckets.limits import Account
 from kvmesh.buckets.operations import TOKENS_MAX, Answer, Denied, Operation, Remaining, Reserve, Sweep
 from kvmesh.buckets.wire import calls
 from kvmesh.errors import MeshError
+from kvmesh.redis_link import RedisAway
 from services.frontend.budgets import fallback
 from services.frontend.budgets.reservation import Holder, Reservation
 from services.frontend.budgets.standing import Standing
@@ -537,5 +538,36 @@ def test_who_waits_for_a_larger_one_does_not_hold_that_one_up() -> None:
         await asyncio.sleep(1)
         assert asked == [300, 700]
         await frontend.kill()
+
+    simulate(main())
+
+
+class Picky(TwinLedger):
+    """Redis calls whatever names the request "bad" wrong, and all that is sent with it."""
+
+    async def run(self, operations: list[Operation]) -> list[Answer]:
+        if any("bad" in repr(operation) for operation in operations):
+            raise RedisAway("WRONGTYPE", may_pass=False)
+        return await super().run(operations)
+
+
+def test_a_question_that_redis_refuses_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    """Who asked it is told of a bug, which is counted and in the log; those in the same batch get their answers."""
+
+    async def main() -> None:
+        redis, _ = world(random.Random(1), 0)
+        frontend = Frontend("f0", Picky(redis), random.Random(1), 1)
+        budgets, who = frontend.budgets, caller(account())
+        answers = await asyncio.gather(
+            *(budgets.reserve(who, name, 10, 10) for name in ("a", "bad", "b")), return_exceptions=True
+        )
+        assert [type(answer) for answer in answers] == [Reservation, MeshError, Reservation]
+        assert isinstance(answers[1], MeshError) and answers[1].reason == "INTERNAL"
+        assert budgets.wrong_total == 1 and not budgets.is_away
+        assert "WRONGTYPE" in caplog.text
+        for answer in answers:
+            if isinstance(answer, Reservation):
+                budgets.settle(answer, 10, 0, 10)
+        await frontend.close()
 
     simulate(main())
