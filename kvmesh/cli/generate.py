@@ -26,7 +26,11 @@ Message = tuple[inference.ChatMessage.Role.ValueType, str]
 
 
 class RequestFailed(RuntimeError):
-    """The mesh refused or lost the request; the text is one sentence."""
+    """The mesh refused or lost the request; the text is one sentence. `told` is the same for programs."""
+
+    def __init__(self, sentence: str, told: dict[str, Any]) -> None:
+        super().__init__(sentence)
+        self.told = told
 
 
 def chat(messages: list[Message]) -> inference.ChatPrompt:
@@ -66,11 +70,11 @@ async def stream(
             heard(inference.GenerateResponse(finished=answer.finish))
             return answer.finish
     except GenerateError as error:
-        raise RequestFailed(_sentence(error, addresses)) from error
+        raise RequestFailed(_sentence(error, addresses), _told(error)) from error
     except ConfigError:
         raise  # a sentence already, and the operator's to mend
     except ValueError as error:
-        raise RequestFailed(f"{error}.") from error
+        raise RequestFailed(f"{error}.", {"text": str(error)}) from error
 
 
 async def generate(
@@ -100,6 +104,9 @@ async def generate(
     try:
         finished = await stream(addresses, request, deadline_s, heard, open_channel, key)
     except RequestFailed as failed:
+        if as_json:
+            out.write(json.dumps({"error": failed.told}, ensure_ascii=False) + "\n")
+            out.flush()
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1
     if not as_json:
@@ -140,4 +147,17 @@ def _sentence(error: GenerateError, addresses: Sequence[str]) -> str:
     if isinstance(error, MeshUnavailable) and error.reason == "FRONTEND_LOST":
         return f"No frontend answers at {', '.join(addresses)}: {error.message}"
     retry = f" Try again in {error.retry_after_s:.3g} s." if error.retry_after_s is not None else ""
-    return f"{error.code or error.reason}: {error.message}.{retry}"
+    return f"{error.reason}: {error.message}.{retry}"
+
+
+def _told(error: GenerateError) -> dict[str, Any]:
+    """Return what a program may act on; what the mesh did not say is left out."""
+    told = {
+        "code": error.code,
+        "reason": error.reason,
+        "text": error.message,
+        "retry_after_s": error.retry_after_s,
+        "quota": error.quota,
+        "violations": error.violations,
+    }
+    return {key: value for key, value in told.items() if value not in (None, "", {})}

@@ -32,7 +32,7 @@ from kvmesh.cli.status import Report, status
 from kvmesh.cli.up import up
 from kvmesh.client import Client
 from kvmesh.config import ConfigError, Decode, Engine, Frontend, MeshConfig, Prefill, Redis
-from kvmesh.errors import MeshError, Violation, invalid
+from kvmesh.errors import MeshError, QuotaViolation, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
 from kvmesh.metrics import Metrics, exposed
@@ -62,6 +62,11 @@ class FakeFrontend(inference_grpc.InferenceServiceServicer):
         self.seen.append(request)
         if request.text == "full":
             raise MeshError("QUEUE_FULL", "queue full: 8/8", retry_after_s=0.5)
+        if request.text == "limited":
+            quota = QuotaViolation("tenant:small", "60 tokens a minute")
+            raise MeshError(
+                "TOKEN_RATE_EXCEEDED", "tenant:small: 60 tokens a minute", retry_after_s=9.5, quota=(quota,)
+            )
         if request.text == "later":
             raise MeshError("BUDGET_UNAVAILABLE", "budgets are away", retry_after_s=5)
         if request.sampling.temperature < 0:
@@ -194,21 +199,53 @@ async def test_generate_explains(
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
-        (inference.GenerateRequest(text="full"), "RESOURCE_EXHAUSTED: queue full: 8/8. Try again in 0.5 s."),
-        (inference.GenerateRequest(text="later"), "UNAVAILABLE: budgets are away. Try again in 5 s."),
+        (inference.GenerateRequest(text="full"), "QUEUE_FULL: queue full: 8/8. Try again in 0.5 s."),
+        (inference.GenerateRequest(text="later"), "BUDGET_UNAVAILABLE: budgets are away. Try again in 5 s."),
         (
             inference.GenerateRequest(text="x", sampling=inference.Sampling(temperature=-1)),
-            "INVALID_ARGUMENT: sampling.temperature is -1; 0 to 10 is allowed.",
+            "FIELD_OUT_OF_RANGE: sampling.temperature is -1; 0 to 10 is allowed.",
         ),
     ],
 )
 async def test_a_refusal_is_one_sentence(
     request_: inference.GenerateRequest, sentence: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The user reads code, reason and when to try again."""
+    """The user reads the reason that the table of errors has, what is wrong and when to try again."""
     assert await answer(request_) == (1, "")
     # gRPC's own lines about the end of the connection may follow.
     assert capfd.readouterr().err.replace("\n", " ").startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (
+            inference.GenerateRequest(text="limited"),
+            {
+                "code": "RESOURCE_EXHAUSTED",
+                "reason": "TOKEN_RATE_EXCEEDED",
+                "text": "tenant:small: 60 tokens a minute",
+                "retry_after_s": 9.5,
+                "quota": {"tenant:small": "60 tokens a minute"},
+            },
+        ),
+        (
+            inference.GenerateRequest(text="x", sampling=inference.Sampling(temperature=-1)),
+            {
+                "code": "INVALID_ARGUMENT",
+                "reason": "FIELD_OUT_OF_RANGE",
+                "text": "sampling.temperature is -1; 0 to 10 is allowed",
+                "violations": {"sampling.temperature": "is -1; 0 to 10 is allowed"},
+            },
+        ),
+    ],
+)
+async def test_a_refusal_is_an_object_for_programs(
+    request_: inference.GenerateRequest, told: dict[str, Any]
+) -> None:
+    """With --json the last line says what a program acts on; what the mesh did not say is left out."""
+    code, out = await answer(request_, as_json=True)
+    assert (code, [json.loads(line) for line in out.splitlines()]) == (1, [{"error": told}])
 
 
 async def test_no_frontend_is_one_sentence(free_port: int, capfd: pytest.CaptureFixture[str]) -> None:
