@@ -71,10 +71,9 @@ class Client:
             keyed.CopyFrom(request)
             keyed.idempotency_key = uuid.uuid4().hex
             request = keyed
-        until_s = asyncio.get_running_loop().time() + deadline_s
-        return Generation(
-            self._connections, Journey(request, self._patience, until_s, has_own_key=has_own_key)
-        )
+        now_s = asyncio.get_running_loop().time()
+        journey = Journey(request, self._patience, now_s + deadline_s, has_own_key=has_own_key, began_s=now_s)
+        return Generation(self._connections, journey)
 
     @property
     def remaining(self) -> Remaining | None:

@@ -71,6 +71,28 @@ class MeshUnavailable(GenerateError):
 class DeadlinePassed(GenerateError):
     """The request's time is over."""
 
+    last_reason = ""
+    """Reason of the failure behind which the request was being sent again when its time ended, for example "NO_ROUTER";
+    empty if it was not, or tokens have come since."""
+    last_message = ""
+    """The sentence of that failure."""
+
+    @classmethod
+    def after(
+        cls,
+        reason: str,
+        message: str,
+        last_reason: str,
+        last_message: str,
+        retry_after_s: float | None = None,
+    ) -> DeadlinePassed:
+        """Return the error of a request whose last attempt before ended with `last_reason`; empty: there was none."""
+        if last_reason:
+            message += f"; the last attempt ended with {last_reason}: {last_message}"
+        error = cls(reason, message, code="DEADLINE_EXCEEDED", retry_after_s=retry_after_s)
+        error.last_reason, error.last_message = last_reason, last_message
+        return error
+
 
 class Superseded(GenerateError):
     """Somebody else sent the same idempotency key or resume token later: the request goes on there."""

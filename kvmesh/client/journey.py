@@ -17,7 +17,7 @@ from typing import Final
 
 from kvmesh.client.errors import GenerateError, ProtocolBroken
 from kvmesh.client.patience import Patience
-from kvmesh.client.retries import Again, GiveUp, Moment, Retries, deadline_passed
+from kvmesh.client.retries import Again, GiveUp, Moment, Retries
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -40,10 +40,19 @@ class Chunk:
 
 
 class Journey:
-    """See the module. `has_own_key`: the idempotency key is this journey's alone, nobody else can supersede it."""
+    """See the module. `has_own_key`: the idempotency key is this journey's alone, nobody else can supersede it.
+
+    The caller gave it the time from `began_s` to `deadline_s`.
+    """
 
     def __init__(
-        self, request: pb.GenerateRequest, patience: Patience, deadline_s: float, *, has_own_key: bool
+        self,
+        request: pb.GenerateRequest,
+        patience: Patience,
+        deadline_s: float,
+        *,
+        has_own_key: bool,
+        began_s: float = 0.0,
     ) -> None:
         self.request = request
         self.deadline_s = deadline_s
@@ -55,7 +64,7 @@ class Journey:
         self.finished: pb.Finished | None = None
         self.resumes = 0
         """Times the stream went on elsewhere behind a `started`."""
-        self._retries = Retries(patience, deadline_s, len(self.ids), has_own_key=has_own_key)
+        self._retries = Retries(patience, deadline_s, len(self.ids), has_own_key=has_own_key, began_s=began_s)
         self._tokens: list[bytes] = (
             [request.options.resume.resume_token] if request.options.HasField("resume") else []
         )
@@ -128,7 +137,7 @@ class Journey:
 
     def deadline_error(self) -> GenerateError:
         """Return the error of a journey whose time is over."""
-        return self.carry(deadline_passed(len(self.ids)))
+        return self.carry(self._retries.deadline_passed(len(self.ids)))
 
     def carry(self, error: GenerateError) -> GenerateError:
         """Return `error` with what was received."""

@@ -28,6 +28,9 @@ LOST: Final = frozenset({"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "ABO
 FRONTENDS_OWN: Final = frozenset({"DRAINING", "LIVE_REQUESTS_FULL"})
 """Reasons that tell of one frontend: another one may be asked at once."""
 
+DEADLINE_SLACK_S: Final = 0.25
+"""A frontend ends a request this much before its caller's deadline at the most: it keeps some time for its answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Again:
@@ -62,24 +65,26 @@ def is_frontends_fault(details: ErrorDetails) -> bool:
     return details.reason in FRONTENDS_OWN or _is_lost(details)
 
 
-def deadline_passed(token_count: int) -> DeadlinePassed:
-    """Return the error of a request whose time is over."""
-    return DeadlinePassed(
-        "DEADLINE", f"the request did not end in time; {token_count} tokens came", code="DEADLINE_EXCEEDED"
-    )
-
-
 class Retries:
-    """Of one request, which has `token_count` tokens at first.
+    """Of one request, which was given the time from `began_s` to `deadline_s`, and has `token_count` tokens at first.
 
     `has_own_key`: the idempotency key is this request's alone, nobody else can supersede it.
     """
 
-    def __init__(self, patience: Patience, deadline_s: float, token_count: int, *, has_own_key: bool) -> None:
+    def __init__(
+        self,
+        patience: Patience,
+        deadline_s: float,
+        token_count: int,
+        *,
+        has_own_key: bool,
+        began_s: float = 0.0,
+    ) -> None:
         self.sends = 0
         """Counted by who sends."""
         self._patience = patience
         self._deadline_s = deadline_s
+        self._given_s = deadline_s - began_s
         self._has_own_key = has_own_key
         self._token_count = token_count
         """Tokens at the last failure."""
@@ -90,6 +95,19 @@ class Retries:
         """When the first of those refusals came."""
         self._superseded = 0
         """Calls in a row that were superseded, with tokens or without."""
+        self._last: GenerateError | None = None
+        """The last failure behind which it was sent again."""
+
+    def deadline_passed(self, token_count: int) -> DeadlinePassed:
+        """Return the error of a request whose time is over while it has so many tokens."""
+        last = self._last if token_count <= self._token_count else None
+        return self._deadline_passed(
+            token_count, *(last.reason, last.message) if last is not None else ("", "")
+        )
+
+    def _deadline_passed(self, token_count: int, last_reason: str, last_message: str) -> DeadlinePassed:
+        text = f"the request did not end within the {self._given_s:g} s that it was given; {token_count} tokens came"
+        return DeadlinePassed.after("DEADLINE", text, last_reason, last_message)
 
     def on_lost(self, what: str, moment: Moment) -> Again | GiveUp:
         """The call broke without a word of the mesh, or its frontend fell silent."""
@@ -111,6 +129,8 @@ class Retries:
             return self._again(error, moment, self._backoff_s(moment, at_once=False))
         if isinstance(error, MeshFull) and details.reason != "SLOW_READER":
             return self._refused(error, details, moment)
+        if isinstance(error, DeadlinePassed):
+            return GiveUp(self._over(error, details, moment))
         if not isinstance(error, MeshUnavailable) or self._is_too_late(details, moment):
             return GiveUp(error)
         return self._again(error, moment, self._pause_s(details, moment))
@@ -121,8 +141,22 @@ class Retries:
         self._superseded = 0
         return self._again(error_of(details), moment, self._backoff_s(moment, at_once=not self._streak))
 
+    def _over(self, error: DeadlinePassed, details: ErrorDetails, moment: Moment) -> DeadlinePassed:
+        """Return what the caller is told where a frontend says that the time is over: it knows only what was left."""
+        last_reason, last_message = details.metadata.get("fault", ""), details.message
+        if not last_reason and self._last is not None:
+            last_reason, last_message = self._last.reason, self._last.message
+        if error.reason == "DEADLINE" and moment.now_s >= self._deadline_s - DEADLINE_SLACK_S:
+            return self._deadline_passed(moment.token_count, last_reason, last_message)
+        if self._last is None:
+            return error
+        return DeadlinePassed.after(
+            error.reason, error.message, self._last.reason, self._last.message, error.retry_after_s
+        )
+
     def _progress(self, moment: Moment) -> None:
         if moment.token_count > self._token_count:
+            self._last = None
             self._token_count = moment.token_count
             self._streak = self._refusals = 0
             self._refused_since_s = None
@@ -162,10 +196,11 @@ class Retries:
 
     def _again(self, error: GenerateError, moment: Moment, after_s: float) -> Again | GiveUp:
         self._streak += 1
+        self._last = error
         if self._streak >= self._patience.sends_max or self.sends >= SENDS_TOTAL_MAX:
             return GiveUp(error)
         if moment.now_s >= self._deadline_s:
-            return GiveUp(deadline_passed(moment.token_count))
+            return GiveUp(self.deadline_passed(moment.token_count))
         if moment.now_s + after_s >= self._deadline_s:
             return GiveUp(error)
         return Again(after_s)

@@ -33,9 +33,11 @@ TABLE = [bytes([each]) for each in range(256)]
 """Every byte is a token, so that nearly every cut is inside a character."""
 
 
-def details(code: str, reason: str = "", retry_after_s: float | None = None) -> ErrorDetails:
+def details(
+    code: str, reason: str = "", retry_after_s: float | None = None, metadata: dict[str, str] | None = None
+) -> ErrorDetails:
     """Return what a frontend's status says."""
-    return ErrorDetails(grpc.StatusCode[code], "why", reason, {}, retry_after_s, {})
+    return ErrorDetails(grpc.StatusCode[code], "why", reason, metadata or {}, retry_after_s, {})
 
 
 def request() -> pb.GenerateRequest:
@@ -310,6 +312,56 @@ def test_a_loss_behind_the_deadline_is_the_deadline() -> None:
     """Whatever the frontend said last, the request's time is over."""
     step = journey(deadline_s=2.0).on_lost("gone", has_other=True, now_s=2.0, jitter=0.5)
     assert isinstance(step, GiveUp) and isinstance(step.error, DeadlinePassed)
+
+
+def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
+    """The caller learns what failed last, and of the whole time that it gave."""
+    one = Journey(request(), Patience(), 120.0, has_own_key=True, began_s=100.0)
+    one.outgoing()
+    away = details("UNAVAILABLE", "NO_ROUTER", 1.0)
+    assert isinstance(one.on_error(away, has_other=False, now_s=105.0, jitter=0), Again)
+    one.outgoing()
+    error = one.deadline_error()
+    assert isinstance(error, DeadlinePassed)
+    assert (error.reason, error.code) == ("DEADLINE", "DEADLINE_EXCEEDED")
+    assert (error.last_reason, error.last_message) == ("NO_ROUTER", "why")
+    assert error.message == (
+        "the request did not end within the 20 s that it was given; 0 tokens came; "
+        "the last attempt ended with NO_ROUTER: why"
+    )
+    short = one.on_error(
+        details("DEADLINE_EXCEEDED", "INFEASIBLE_DEADLINE"), has_other=False, now_s=119.95, jitter=0
+    )
+    assert isinstance(short, GiveUp) and isinstance(short.error, DeadlinePassed)
+    assert (short.error.reason, short.error.last_reason) == ("INFEASIBLE_DEADLINE", "NO_ROUTER")
+    assert short.error.message == "why; the last attempt ended with NO_ROUTER: why"
+
+
+def test_a_frontend_knows_only_what_was_left_of_the_callers_time() -> None:
+    """What it says of the deadline becomes the whole time, and the fault that it waited for stays."""
+    for metadata, last in (({"fault": "NO_ROUTER"}, "NO_ROUTER"), ({}, "FRONTEND_LOST")):
+        one = started(Journey(request(), Patience(), 60.0, has_own_key=True))
+        assert isinstance(one.on_lost("gone", has_other=True, now_s=58.0, jitter=0), Again)
+        one.outgoing()
+        over = details("DEADLINE_EXCEEDED", "DEADLINE", metadata=metadata)
+        step = one.on_error(over, has_other=True, now_s=59.99, jitter=0)
+        assert isinstance(step, GiveUp) and isinstance(step.error, DeadlinePassed)
+        assert step.error.last_reason == last
+        assert step.error.message.startswith("the request did not end within the 60 s that it was given; 2 ")
+
+
+def test_a_deadline_that_is_not_the_callers_or_has_tokens_keeps_its_words() -> None:
+    """A class's limit is the frontend's to tell, and a failure before the newest token is no cause."""
+    one = journey()
+    over = details("DEADLINE_EXCEEDED", "DEADLINE")
+    step = one.on_error(over, has_other=True, now_s=50.0, jitter=0)
+    assert isinstance(step, GiveUp) and step.error.message == "why"
+    other = journey()
+    other.outgoing()
+    assert isinstance(other.on_lost("gone", has_other=True, now_s=1.0, jitter=0), Again)
+    error = started(other).deadline_error()
+    assert isinstance(error, DeadlinePassed) and error.last_reason == ""
+    assert "attempt" not in error.message
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
