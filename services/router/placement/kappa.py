@@ -52,8 +52,11 @@ OBSERVATIONS_MIN: Final = 8
 """Prompts measured before anything is refused because of an estimate."""
 
 FRESH_S: Final = 10.0
-"""Estimates by which something is refused are of prompts measured within this: older ones may be what keeps everybody away,
-and then nothing would ever correct them."""
+"""Estimates of prompts measured longer ago may be what keeps everybody away: once in this time one of those that they would
+refuse is let through."""
+
+FASTER: Final = 0.5
+"""A prompt that is measured after such a time, and took less than this share of its estimate, refutes the estimates."""
 
 _tuple: Final = tuple.__new__
 """Makes a named tuple of a tuple, in a third of the time."""
@@ -90,6 +93,7 @@ class KappaPolicy:
         self.local_speeds = LocalSpeeds()
         self.prefills = PrefillChoice(router, self.backlog, rng, dispatch_ahead_s, order_key)
         self._measured_at_s = float("-inf")
+        self._probed_at_s = float("-inf")
         self.estimate_total_s = 0.0
         """Prefill seconds expected, of prompts whose real ones are in `measured_total_s`."""
         self.measured_total_s = 0.0
@@ -180,10 +184,17 @@ class KappaPolicy:
         """True once enough prompts were measured to refuse work by the estimates."""
         return self.costs.observation_total >= OBSERVATIONS_MIN
 
-    def doubt_costs(self, now_s: float) -> None:
-        """Something would be refused by the estimates: learn them anew if nothing was measured for FRESH_S."""
-        if now_s - self._measured_at_s > FRESH_S:
-            self.costs.forget()
+    def may_refuse(self, now_s: float) -> bool:
+        """Return whether a request may be refused by the estimates; False: it is to try them.
+
+        Who is cut off by its deadline is not measured: without measurements one of them tries in FRESH_S, and no more.
+        """
+        if not self.knows_costs():
+            return False
+        if now_s - max(self._measured_at_s, self._probed_at_s) <= FRESH_S:
+            return True
+        self._probed_at_s = now_s
+        return False
 
     def expected(
         self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
@@ -271,7 +282,10 @@ class KappaPolicy:
 
     def _measured(self, replica: str, hit: Hit, at_s: float) -> None:
         total = hit.cached_tokens + hit.computed_tokens
-        self.speeds.observe(replica, self.costs.estimate_s(hit.computed_tokens, total), hit.prefill_s)
+        estimate_s = self.costs.estimate_s(hit.computed_tokens, total)
+        if at_s - self._measured_at_s > FRESH_S and hit.prefill_s < FASTER * estimate_s:
+            self.costs.forget()
+        self.speeds.observe(replica, estimate_s, hit.prefill_s)
         self.costs.observe(hit.computed_tokens, total, hit.prefill_s / self.speeds.factor(replica))
         if self.costs.observation_total == OBSERVATIONS_MIN:
             self.local_speeds.clear()  # they stood on a guess

@@ -78,6 +78,8 @@ class Relayed:
     priority: int = 0
     is_resumed: bool = False
     """It goes ahead of others in the queue."""
+    is_probe: bool = False
+    """True if it is late by the estimates, and shows whether they hold."""
     expected_s: float = 0.0
     """Prefill seconds where most of the prompt is in cache, as expected when it came; 0: not known."""
     work: int = 0

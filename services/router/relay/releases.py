@@ -47,8 +47,8 @@ class Forecast(Protocol):
         """True once enough prompts were measured to refuse work by the estimates."""
         ...
 
-    def doubt_costs(self, now_s: float) -> None:
-        """Something would be refused by the estimates: forget those that nothing can correct any more."""
+    def may_refuse(self, now_s: float) -> bool:
+        """Return whether a request may be refused by the estimates; False: it is to try them."""
         ...
 
     def expected(
@@ -103,14 +103,14 @@ class Releases:
         It may take as long as the deadlines leave; a resumed one is never too late.
         """
         forecast = self.forecast
-        if forecast is None or item.is_resumed or not forecast.knows_costs():
+        if forecast is None or item.is_resumed or item.is_probe or not forecast.knows_costs():
             return None
         left_s = item.first_by_s - item.arrived_s
         seconds = wait_s + item.expected_s
         if seconds <= left_s:
             return None
-        forecast.doubt_costs(item.arrived_s)
-        return seconds if forecast.knows_costs() else None
+        item.is_probe = not forecast.may_refuse(item.arrived_s)
+        return None if item.is_probe else seconds
 
     def next_wake_s(self) -> float | None:
         """Return when the queue is to be looked at even if nothing happens, or None."""
@@ -173,13 +173,13 @@ class Releases:
 
     def _is_late(self, item: Relayed, placement: Placement, now_s: float) -> bool:
         """End `item` if its first token would come too late, before anything is taken for it; True if it would."""
-        if self.forecast is None or item.is_resumed or not self.forecast.knows_costs():
+        if self.forecast is None or item.is_resumed or item.is_probe or not self.forecast.knows_costs():
             return False
         last_s = item.first_by_s
         if now_s + placement.estimate_s <= last_s:
             return False
-        self.forecast.doubt_costs(now_s)
-        if not self.forecast.knows_costs():
+        item.is_probe = not self.forecast.may_refuse(now_s)
+        if item.is_probe:
             return False
         if item.outbox is not None:
             message = (
@@ -369,8 +369,7 @@ class Releases:
         submit.slot = slot
         submit.phase = phase
         submit.credit_position = item.credit
-        if (
-            self.forecast is None or self.forecast.knows_costs()
-        ):  # else replicas would refuse by what nobody knows
+        # Replicas would refuse by it: by what nobody knows, or what is to be tried.
+        if not item.is_probe and (self.forecast is None or self.forecast.knows_costs()):
             submit.prefill_estimate_us = as_us(item.placement.prefill_s)
         return submit

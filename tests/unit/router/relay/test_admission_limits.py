@@ -12,7 +12,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.decode_choice import DecodeChoice
 from services.router.placement.kappa import KappaPolicy
-from services.router.placement.policy import PlacementRequest, PoolView, ReplicaState
+from services.router.placement.policy import Hit, Measured, PlacementRequest, PoolView, ReplicaState
 from services.router.placement.shortlist import Match
 from services.router.relay.replicas import STEPS_KEPT_S
 from tests.unit.router.desk import Desk
@@ -28,8 +28,8 @@ class Told:
     def knows_costs(self) -> bool:
         return self.is_known
 
-    def doubt_costs(self, now_s: float) -> None:
-        pass
+    def may_refuse(self, now_s: float) -> bool:
+        return self.is_known
 
     def expected(
         self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
@@ -216,27 +216,70 @@ def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
     assert [item.request_id for item in desk.relay.queue] == [name(1)], "the resumed one went"
 
 
-def test_estimates_that_keep_everybody_away_are_learnt_anew() -> None:
-    """Prefills were slow, and every deadline is shorter: nothing would be measured again. After a while somebody may try.
-
-    Replicas are not told the old estimate, by which they would refuse as well.
-    """
+def slow_desk() -> Desk:
+    """Return a desk whose prefills were seen to take 3 s, a moment ago."""
     desk = Desk()
     desk.relay.releases.forecast = desk.policy
     for _ in range(100):
         desk.policy.costs.observe(10, 10, 3.0)
     desk.policy._measured_at_s = desk.now_s
+    return desk
+
+
+def submits(desk: Desk) -> list[pb.Submit]:
+    """Return what decode was sent since the last look."""
+    return [each for name_ in ("decode-0", "decode-1") for each in desk.up(name_).submits]
+
+
+def test_estimates_that_keep_everybody_away_are_tried() -> None:
+    """Prefills were slow, and every deadline is shorter: nothing would be measured again. After a while one may try.
+
+    Replicas are not told the old estimate, by which they would refuse, too. If it was quick, estimates are learnt anew.
+    """
+    desk = slow_desk()
     desk.submit(request_id=name(1), ttft_ms=1000)
     (refusal,) = desk.told().refusals
     assert refusal.reason == pb.Refusal.REASON_DEADLINE and refusal.estimate_ms > 1000
     desk.wait(11)
     desk.submit(request_id=name(2), ttft_ms=1000)
     assert not desk.told().refusals
-    (submit,) = [each for name_ in ("decode-0", "decode-1") for each in desk.up(name_).submits]
+    (submit,) = submits(desk)
     assert submit.request_id == name(2) and not submit.prefill_estimate_us
+    desk.submit(request_id=name(3), ttft_ms=1000)
+    assert len(desk.told().refusals) == 1 and not submits(desk), "one is enough"
+    desk.policy.observe(Measured("prefill-0", Hit(0, 10, 0, 0.01), desk.now_s))
+    assert not desk.policy.knows_costs(), "whoever comes may try"
     for _ in range(20):
         desk.policy.costs.observe(10, 10, 0.01)
     assert desk.policy.knows_costs() and desk.policy.costs.estimate_s(10, 10) < 0.05
+
+
+def test_who_cannot_be_in_time_is_refused_though_nobody_else_comes() -> None:
+    """A minute of nothing but hopeless requests, none of which is ever measured: one in ten seconds is tried in vain."""
+    desk = slow_desk()
+    tried, refused = 0, 0
+    for number in range(180):
+        desk.submit(request_id=name(number), ttft_ms=1000)
+        told = desk.told()
+        refused += len(told.refusals)
+        for submit in submits(desk):
+            tried += 1
+            desk.ask(
+                cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT) for slot in desk.session.slots]
+            )
+            assert submit.request_id == name(number)
+        desk.wait(1 / 3)
+    assert 5 <= tried <= 6 and tried + refused == 180
+    assert desk.policy.costs.estimate_s(10, 10) > 1, "what was learnt is kept"
+
+
+@pytest.mark.parametrize(("seconds", "is_refuted"), [(2.9, False), (1.6, False), (1.4, True), (0.01, True)])
+def test_a_late_measurement_refutes_only_what_is_far_too_much(seconds: float, is_refuted: bool) -> None:
+    """Sparse traffic is measured late, too; chance does not make it forget what it knows."""
+    desk = slow_desk()
+    desk.wait(11)
+    desk.policy.observe(Measured("prefill-0", Hit(0, 10, 0, seconds), desk.now_s))
+    assert desk.policy.knows_costs() is not is_refuted
 
 
 def test_old_reports_do_not_stop_placement() -> None:

@@ -88,8 +88,9 @@ class OneAtATime(Watcher):
         """Always."""
         return True
 
-    def doubt_costs(self, now_s: float) -> None:
-        """Never."""
+    def may_refuse(self, now_s: float) -> bool:
+        """Always."""
+        return True
 
     def expected(
         self, hashes: Sequence[int], token_count: int, prefill: Sequence[ReplicaState]
