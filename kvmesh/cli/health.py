@@ -10,11 +10,14 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+
+if TYPE_CHECKING:
+    from kvmesh.config import MeshConfig
 
 TIMEOUT_S: Final = 2.0
 DEFAULT_CONFIG: Final = "kvmesh.toml"
@@ -48,6 +51,8 @@ class Probe:
     """Of the service; needed with `config`."""
     config: str = ""
     """Path of the kvmesh.toml that may ask for TLS; empty: plain."""
+    is_outside: bool = False
+    """True for who asks as the mesh's operator, where there is a certificate for that, and not as the process itself."""
 
 
 def probe_of(words: Sequence[str]) -> Probe | None:
@@ -93,11 +98,12 @@ async def _reason(probe: Probe) -> str:
 
     config = load(probe.config) if probe.config else MeshConfig()
     if probe.role in OF_THE_MESH and config.trust.certificate:
-        return await Trust(config, probe.role).explain(probe.address, probe.role)
+        return await Trust(config, _speaker(config, probe)).explain(probe.address, probe.role)
     if not await explain(probe.address, "", None):
         return ""
     if not probe.role:
-        return "TLS is spoken there; say --role, and --config where the certificates are named"
+        roles = f"{', '.join(SERVICES[:-1])} or {SERVICES[-1]}"
+        return f"TLS is spoken there; say --role {roles}, and --config where the certificates are named"
     if probe.role not in OF_THE_MESH and config.frontend.certificate:
         return "its certificate is not the frontend's of this configuration, or it does not take ours"
     return f"TLS is spoken there, and by this configuration a {probe.role} speaks none"
@@ -112,8 +118,39 @@ def _channel(probe: Probe) -> grpc.aio.Channel:
         if config.trust.certificate or config.frontend.certificate:
             from kvmesh.cli.dial import Dial
 
-            return Dial(config, probe.role).channel(probe.address, probe.role)
+            return Dial(config, _speaker(config, probe)).channel(probe.address, probe.role)
     return grpc.aio.insecure_channel(probe.address)
+
+
+def _speaker(config: MeshConfig, probe: Probe) -> str:
+    """Return as which role to ask."""
+    from kvmesh.config import ConfigError
+    from kvmesh.trust.names import OPERATOR
+    from kvmesh.trust.peers import Trust
+
+    if not probe.is_outside:
+        return probe.role
+    try:
+        Trust(config, OPERATOR)
+    except ConfigError:  # inside a container there are the files of its own role alone
+        return probe.role
+    return OPERATOR
+
+
+def _known_here(probe: Probe) -> Probe | None:
+    """Return the same with role and configuration, if the mesh that runs in this folder has that process."""
+    from kvmesh.cli.mesh_file import NoMesh, read_mesh
+    from kvmesh.config import MeshConfig, load
+
+    config = load(DEFAULT_CONFIG) if Path(DEFAULT_CONFIG).exists() else MeshConfig()
+    try:
+        mesh = read_mesh(Path(config.mesh.data_dir).resolve())
+    except NoMesh:
+        return None
+    for member in mesh.processes:
+        if member.address == probe.address and member.role in SERVICES:
+            return replace(probe, role=member.role, config=mesh.config)
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     config = given.config or (DEFAULT_CONFIG if given.role and Path(DEFAULT_CONFIG).exists() else "")
-    probe: Probe | None = Probe(given.address, given.model, given.role, config)
+    probe: Probe | None = Probe(given.address, given.model, given.role, config, is_outside=True)
     if given.process:
         probe = probe_of(_command_line(given.process))
         if probe is None:
@@ -162,6 +199,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert probe is not None
     try:
         fault = health(probe)
+        if _NO_ANSWER in fault and not (given.process or given.role or given.model):
+            known = _known_here(probe)  # a plain answer needed none of that
+            if known is not None:
+                probe, fault = known, health(known)
         if _NO_ANSWER in fault and not given.process:  # a container's check stays cheap, also where it fails
             reason = asyncio.run(_reason(probe))
             fault = f"{probe.address}{_NO_ANSWER}{reason}." if reason else fault

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kvmesh.cli.certificates import section
 from kvmesh.cli.health import Probe, main, probe_of
 from kvmesh.cli.main import main as command_line
+from kvmesh.cli.mesh_file import Member, MeshFile, write_mesh
 from tests.certificates import Folder
 
 TINI = ["/tini", "--", "/opt/kvmesh/bin/entrypoint"]
@@ -152,7 +154,19 @@ def test_the_configuration_of_the_folder_is_read(
         assert command(address, "--role", "decode") == 1
         assert "the certificate there is not for decode.kvmesh.internal." in capsys.readouterr().err
         assert command(address) == 1
-        assert "TLS is spoken there; say --role" in capsys.readouterr().err
+        assert (
+            "TLS is spoken there; say --role frontend, router, prefill or decode" in capsys.readouterr().err
+        )
+        (tmp_path / ".kvmesh").mkdir()
+        member = Member(name="r", role="router", pid=1, address=address, metrics_address="", log="")
+        config = str(tmp_path / "kvmesh.toml")
+        write_mesh(tmp_path / ".kvmesh", MeshFile(pid=os.getpid(), config=config, processes=(member,)))
+        assert command(address) == 0, "the mesh that runs here knows its role"
+        assert command(address.replace("127.0.0.1", "localhost"), "--role", "router") == 0
+        for role in ("router", "frontend"):
+            Path(folder.files(role).certificate).unlink()
+        assert command(address) == 0, "the operator's certificate is enough"
+        capsys.readouterr()
         assert command(address, "--role", "frontend") == 1
         assert "by this configuration a frontend speaks none" in capsys.readouterr().err
     finally:
