@@ -17,10 +17,11 @@ PRIOR: Final = (0.01, 50e-6, 1e-9)
 """c0 (s), a (s/token), b (s/token^2) before the first observation: a model of some billion weights on one GPU."""
 
 B_PER_A_MAX: Final = 6e-4
-"""b is at most so many a: per layer a pair of tokens costs four operations a channel, a token two a weight. That is 2e-5 to
+"""b is at most so many a. Per layer a pair of tokens costs four operations a channel, a token two a weight: that is 2e-5 to
 4e-5 for dense models of 8 to 70 billion weights, 1.2e-4 for 30 billion with 3 active, twice that where attention's kernels
-are half as quick as matrix products, and more for models of narrow layers. Without the bound, what is flat for short prompts and bends (a GPU reads all weights
-for 1 token and for 200) would be taken for attention, and prompts longer than those seen for several times their cost."""
+are half as quick as matrix products, and more for models of narrow layers. Without the bound, what is flat for short
+prompts and bends (a GPU reads all weights for 1 token and for 200) would be taken for attention, and prompts longer than
+those seen for several times their cost."""
 
 PRIOR_WEIGHT: Final = 0.002
 """Observations the prior counts for, per coefficient."""
