@@ -30,7 +30,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Named = Annotated[str, typer.Argument(help="A tenant, or organisation:NAME, or key:NAME.", metavar="NAME")]
 Tenant = Annotated[str, typer.Argument(help="A tenant.", metavar="NAME")]
 Shown = Annotated[str, typer.Argument(help="A tenant, or organisation:NAME.", metavar="NAME")]
-Changes = Annotated[list[str], typer.Argument(help="key=value; key= goes back to what the file says.")]
+Changes = Annotated[
+    list[str],
+    typer.Argument(help="key=value; key= goes back to what the file says; a limit of 0 is no limit."),
+]
 
 
 @tenants.command("list")
@@ -97,13 +100,20 @@ def key(
         str, typer.Option("--name", help="What the key is called; default: the tenant's and a number.")
     ] = "",
     gateway: Annotated[bool, typer.Option("--gateway", help="It may speak for any tenant.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the key --name in place of making one.")
+    ] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Make an API key and print it, once; only its hash is kept."""
+    """Make an API key and print it, once; only its hash is kept. Or delete one."""
     from kvmesh.cli import tenants as command
 
+    if delete and gateway:
+        raise BadOption("--delete and --gateway do not go together: a key is deleted by its name alone.")
+    if delete:
+        _run(command.delete_key(*_mesh(config, data_dir), name, key_name, as_json=as_json))
     made = command.make_key(*_mesh(config, data_dir), name, key_name, is_gateway=gateway, as_json=as_json)
     _run(made)
 

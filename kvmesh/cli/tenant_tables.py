@@ -11,6 +11,9 @@ from rich.table import Table
 from kvmesh.buckets.limits import Limit
 
 NONE: Final = "-"
+NO_LIMIT: Final = "no limit"
+
+_LIFTED_BY_0: Final = ("requests_per_min", "tokens_per_min", "concurrency")
 
 
 def of_all(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -24,7 +27,7 @@ def of_all(rows: Sequence[Mapping[str, Any]]) -> Table:
         limits = row["limits"]
         table.add_row(
             *(row["name"], row["organisation"], row["class"], f"{row['weight']:g}"),
-            *(_limit(limits[kind]) for kind in ("requests_per_min", "tokens_per_min", "concurrency")),
+            *(_limit(limits[kind], "none") for kind in _LIFTED_BY_0),
             "[red]disabled[/]" if row["disabled"] else "changed" if row["changed"] else NONE,
         )
     return table
@@ -79,20 +82,25 @@ def of_use(uses: Sequence[Mapping[str, Any]]) -> Table:
 
 def _add_limits(table: Table, limits: Mapping[str, float]) -> None:
     for name, value in limits.items():
-        table.add_row(name, _limit(value))
+        table.add_row(name, _limit(value, NO_LIMIT if name in _LIFTED_BY_0 else NONE))
 
 
 def _add_changes(table: Table, changes: Mapping[str, Any]) -> None:
     if changes:
-        table.add_row("changed", ", ".join(f"{key} = {shown(value)}" for key, value in changes.items()))
+        table.add_row("changed", ", ".join(said(key, value) for key, value in changes.items()))
 
 
 def _left(level: float | None, burst: float) -> str:
     return NONE if level is None else f"{level:,.0f} of {burst:,.0f}"
 
 
-def _limit(value: float) -> str:
-    return f"{value:,.10g}" if value else NONE
+def _limit(value: float, none: str) -> str:
+    return f"{value:,.10g}" if value else none
+
+
+def said(key: str, value: Any) -> str:
+    """Return a change in words: 0 lifts a limit, and does not bar."""
+    return f"{key}: {NO_LIMIT}" if key in _LIFTED_BY_0 and not value else f"{key} = {shown(value)}"
 
 
 def shown(value: Any) -> str:

@@ -20,7 +20,7 @@ from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.tenants import minting, store
 from kvmesh.tenants.caller import Caller
 from kvmesh.tenants.catalogue import Catalogue, digest, tables_of
-from kvmesh.tenants.overrides import CHANGEABLE, Override, changed, parse_changes
+from kvmesh.tenants.overrides import CHANGEABLE, DELETED, Override, changed, parse_changes
 from kvmesh.tenants.sections import KeyTable, refuse_unknown_name
 
 
@@ -120,6 +120,7 @@ async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], 
     async with Desk(config, url) as desk:
 
         def made(before: dict[str, Any]) -> dict[str, Any]:
+            before = {} if before == DELETED else before
             after = {key: value for key, value in {**before, **changes}.items() if value is not None}
             changed(tables_of(config), kind, name, after)
             return after
@@ -136,7 +137,7 @@ async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], 
         print(json.dumps(written, indent=2))
     else:
         said = ", ".join(
-            f"{key} as in the file" if value is None else f"{key} = {tenant_tables.shown(value)}"
+            f"{key} as in the file" if value is None else tenant_tables.said(key, value)
             for key, value in changes.items()
         )
         print(f"{kind} {name}: {said}. Running frontends follow within two seconds.")
@@ -158,7 +159,7 @@ async def make_key(
             made.refuse_wrong(key_name)
 
             def first(before: dict[str, Any]) -> dict[str, Any]:
-                if before or key_name in desk.catalogue.tables.keys:
+                if before not in ({}, DELETED) or key_name in desk.catalogue.tables.keys:
                     raise ConfigError(f'--name = "{key_name}" is a key already: allowed is any other name.')
                 return {"tenant": tenant, "sha256": hashed, **({"gateway": True} if is_gateway else {})}
 
@@ -176,6 +177,33 @@ async def make_key(
         f'[keys.{key_name}]\ntenant = "{tenant}"\nsha256 = "{hashed}"{gateway}\n'
     )
     print(secret)
+    return 0
+
+
+async def delete_key(config: MeshConfig, url: str, tenant: str, key_name: str, *, as_json: bool) -> int:
+    """Delete a key that was made while the mesh ran; 1 if that could not be written. Raises ConfigError."""
+    if not key_name:
+        raise ConfigError("--delete needs --name: the key that is deleted.")
+    async with Desk(config, url) as desk:
+        try:
+            await desk.read()
+            keys = {key["name"]: key for key in _keys(desk, desk.caller(tenant).tenant.name)}
+            if key_name not in keys:
+                known = ", ".join(keys) or "none"
+                raise ConfigError(f'--name = "{key_name}" is no key of {tenant}: allowed are {known}.')
+            if keys[key_name]["configured"]:
+                raise ConfigError(
+                    f'--name = "{key_name}" stands in the configuration: remove [keys.{key_name}] there, and '
+                    f"`kvmesh tenants disable key:{key_name}` refuses it until the frontends have started again."
+                )
+            override = await store.change(desk.redis, desk.mesh, f"key:{key_name}", lambda _: dict(DELETED))
+        except (RedisAway, store.Contended) as error:
+            _say(f"No key was deleted: {error}")
+            return 1
+    if as_json:
+        print(json.dumps({"name": key_name, "tenant": tenant, "version": override.version}, indent=2))
+    else:
+        print(f"Key {key_name} of {tenant} is deleted. Running frontends follow within two seconds.")
     return 0
 
 

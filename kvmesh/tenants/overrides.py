@@ -35,6 +35,10 @@ CHANGEABLE: Final[Mapping[str, tuple[str, ...]]] = {
 OF_NEW_KEYS: Final = ("tenant", "sha256", "gateway")
 """What an entry says besides, of a key that the configuration does not know."""
 
+DELETED: Final[Mapping[str, Any]] = {"deleted": True, "disabled": True}
+"""The entry of a key that is gone. It stays, for else a frontend would put back what was there before; and where a file
+has a key of that name all the same, it stays disabled."""
+
 TABLE_OF: Final[Mapping[str, type[Limited]]] = {
     "organisation": OrganisationTable,
     "tenant": TenantTable,
@@ -106,6 +110,8 @@ def apply(tables: Tables, overrides: Mapping[str, Override]) -> tuple[Tables, li
             if not scope.startswith(f"{kind}:"):
                 continue
             name = scope.partition(":")[2]
+            if override.changes == DELETED and kind == "key" and name not in found:
+                continue
             try:
                 found[name] = changed(_with(tables, result), kind, name, override.changes)
             except ConfigError as error:

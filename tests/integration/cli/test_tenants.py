@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -97,6 +98,39 @@ def test_what_is_set_holds_at_frontends_and_is_shown(kvmesh: Run, config: Path, 
     assert kvmesh("set", "key:search-prod", "requests_per_min=60")[0] == 0
     use = json.loads(kvmesh("show", "search", "--json")[1])["use"]
     assert {each["scope"]: each["limits"]["tokens_per_min"] for each in use}["organisation:acme"] == 30000
+
+
+def test_a_limit_of_zero_is_said_to_be_none(kvmesh: Run, config: Path, redis_url: str) -> None:
+    """Who sets 0 lifts the limit, and reads so; people see words, programs the number."""
+    status, out, _ = kvmesh("set", "search", "concurrency=0", "tokens_per_min=0", "weight=2")
+    assert status == 0
+    assert out.startswith("tenant search: concurrency: no limit, tokens_per_min: no limit, weight = 2.")
+    shown = kvmesh("show", "search")[1]
+    assert "concurrency: no limit" in shown
+    for name in ("requests_per_min", "tokens_per_min", "concurrency"):
+        assert re.search(rf"{name}\W+no limit", shown), name
+    assert kvmesh("list")[1].count("none") == 6
+    limits = json.loads(kvmesh("show", "search", "--json")[1])["limits"]
+    assert (limits["concurrency"], limits["tokens_per_min"]) == (0, 0)
+
+
+def test_a_deleted_key_is_gone_at_frontends(kvmesh: Run, config: Path, redis_url: str) -> None:
+    """Its caller is unknown, no list has it, it cannot be changed, and its name is free again."""
+    _, secret, _ = kvmesh("key", "mail", "--name", "mail-1")
+    assert kvmesh("disable", "key:mail-1")[0] == 0
+    status, out, _ = kvmesh("key", "mail", "--name", "mail-1", "--delete")
+    assert (status, out) == (
+        0,
+        "Key mail-1 of mail is deleted. Running frontends follow within two seconds.\n",
+    )
+    catalogue = followed(config, redis_url)
+    assert catalogue.problems == ()
+    with pytest.raises(MeshError, match="CREDENTIALS_UNKNOWN"):
+        catalogue.identify(secret.strip(), (), None)
+    assert "mail-1" not in kvmesh("show", "mail")[1]
+    assert kvmesh("enable", "key:mail-1")[0] == 2
+    _, again, _ = kvmesh("key", "mail", "--name", "mail-1")
+    assert followed(config, redis_url).identify(again.strip(), (), None).key == "mail-1"
 
 
 def test_disabled_and_enabled(kvmesh: Run, config: Path, redis_url: str) -> None:
@@ -235,6 +269,13 @@ def test_an_organisation_without_limits_has_no_use(kvmesh: Run, config: Path) ->
             'the name "A b" cannot be used: allowed are up to 64 of a-z, 0-9',
         ),
         (["key", "search", "--name", "search-prod"], '--name = "search-prod" is a key already'),
+        (["key", "search", "--name", "none", "--delete"], '--name = "none" is no key of search'),
+        (["key", "mail", "--name", "search-prod", "--delete"], '--name = "search-prod" is no key of mail'),
+        (["key", "search", "--delete"], "--delete needs --name"),
+        (
+            ["key", "search", "--name", "search-prod", "--delete"],
+            '--name = "search-prod" stands in the configuration: remove [keys.search-prod] there',
+        ),
     ],
 )
 def test_mistakes(kvmesh: Run, config: Path, redis_url: str, arguments: list[str], sentence: str) -> None:

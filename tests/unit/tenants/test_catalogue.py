@@ -15,7 +15,7 @@ from kvmesh.config import Frontend, MeshConfig, build
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
 from kvmesh.tenants.catalogue import Catalogue, classes_of
-from kvmesh.tenants.overrides import Override
+from kvmesh.tenants.overrides import DELETED, Override
 
 AUTHORITY = {
     "certificate": "a.pem",
@@ -293,3 +293,15 @@ def test_a_name_in_the_trust_section_is_no_tenant() -> None:
     """Certificates of the mesh itself stand for nobody who pays."""
     catalogue = Catalogue(config(**GATES))
     assert reason(catalogue, None, ["router.kvmesh.internal"], None) == "CREDENTIALS_UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("is_in_file", "answer"), [(False, "CREDENTIALS_UNKNOWN"), (True, "TENANT_DISABLED")]
+)
+def test_a_deleted_key_opens_nothing(is_in_file: bool, answer: str) -> None:
+    """Also at a frontend whose file has it still: what is said of that is one line."""
+    keys = {"k": {"tenant": "a", "sha256": hashed("kvm_x")}}
+    settings = config(tenants={"a": {}}, **({"keys": keys} if is_in_file else {}))
+    catalogue = Catalogue(settings, {"key:k": Override(version=1, changes=dict(DELETED))})
+    assert reason(catalogue, "kvm_x", [], None) == answer
+    assert len(catalogue.problems) == is_in_file
