@@ -130,7 +130,10 @@ class Intake:
         self._check_time(asked, arrived_s, deadline_s, ttft_deadline_s)
         request_id = self._request_id(asked, tenant.name)
         max_output_tokens = asked_tokens
-        if is_clients and tenant.name and tenant.may_clamp:
+        if resume is not None and resume.max_output_tokens:
+            # As what runs, which is taken over.
+            max_output_tokens = min(asked_tokens, resume.max_output_tokens)
+        elif is_clients and tenant.name and tenant.may_clamp:
             outlook = self._core.outlook(
                 asked.session_id or request_id,
                 arrival.caller.service_class.band,
@@ -149,7 +152,7 @@ class Intake:
             seed=execution.seed,
             stop=asked.stop,
             max_output_tokens=max_output_tokens,
-            is_output_clamped=max_output_tokens < asked_tokens,
+            asked_output_tokens=asked_tokens,
             model_version=bounds.model_version,
             end_token_id=self._tokenizer.end_token_id,
             priority=asked.priority,

@@ -23,7 +23,8 @@ def started(order: Order, seal: Seal) -> pb.GenerateResponse:
     return pb.GenerateResponse(
         started=pb.Started(
             request_id=order.request_id,
-            resume_token=order.resume_token().pack(seal),
+            # Where it runs is known of a request that came with it: another break before its next token loses nothing.
+            resume_token=order.resume_token(order.place if order.received_ids else None).pack(seal),
             prompt_token_count=order.prompt_tokens,
             model_version=order.model_version,
             seed=order.seed,

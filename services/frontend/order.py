@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvmesh import blocks
@@ -57,8 +57,8 @@ class Order:
     stop: tuple[str, ...] = ()
     max_output_tokens: int
     """Positions of the whole output: [0, max_output_tokens)."""
-    is_output_clamped: bool = False
-    """True if that is less than asked for because the client's deadline leaves no time for more."""
+    asked_output_tokens: int = 0
+    """What the client asked for, of which the deadline may leave no time for all; 0: as many as it has."""
     model_version: str
     end_token_id: int
     priority: int = 0
@@ -90,6 +90,11 @@ class Order:
     traceparent: str = ""
     digest: int = 0
     """For the resume token; see validation.digest."""
+
+    @property
+    def is_output_clamped(self) -> bool:
+        """True if it may have less than asked for, because the client's deadline leaves no time for more."""
+        return self.max_output_tokens < self.asked_output_tokens
 
     @property
     def prompt_tokens(self) -> int:
@@ -181,6 +186,13 @@ class Order:
 
     def resume_token(self, place: Place | None = None) -> ResumeToken:
         """Return what another frontend needs to go on; with `place`, it takes over what runs there."""
-        return ResumeToken(
+        token = ResumeToken(
             self.request_id, self.seed, self.attempt_base, self.digest, self.model_version, place
+        )
+        if place is None:
+            return token
+        return replace(
+            token,
+            asked_output_tokens=self.asked_output_tokens or self.max_output_tokens,
+            max_output_tokens=self.max_output_tokens,
         )

@@ -2,8 +2,9 @@
 
 Pure. Layout, little-endian: 2 bytes mark and version, 16 bytes request id, 8 bytes seed, 2 bytes attempt base, 8 bytes
 digest of everything that shapes the output, 1 byte length and the model version; from version 3 on 2 bytes attempt and
-1 byte length and name of the decode replica that runs it; 16 bytes HMAC-SHA256 over all before. A token without a place is
-written in version 2, which every release reads.
+1 byte length and name of the decode replica that runs it, and twice 4 bytes, the output tokens that were asked for and
+those it may have; 16 bytes HMAC-SHA256 over all before. A token without a place is written in version 2, which every
+release reads.
 Who could make a token could end a stranger's stream: only the mesh signs (decision 0007).
 """
 
@@ -31,13 +32,14 @@ _MARK: Final = b"k\x02"
 _MARK_PLACED: Final = b"k\x03"
 _HEAD: Final = struct.Struct("<2s16sQHQB")
 _PLACE: Final = struct.Struct("<HB")
+_OUTPUT: Final = struct.Struct("<II")
 _SIGNATURE_BYTES: Final = 16
 
 SECRET_BYTES: Final = 32
 """Length of the mesh's secret."""
 
 
-TOKEN_BYTES_MAX: Final = _HEAD.size + 255 + _PLACE.size + 255 + _SIGNATURE_BYTES
+TOKEN_BYTES_MAX: Final = _HEAD.size + 255 + _PLACE.size + 255 + _OUTPUT.size + _SIGNATURE_BYTES
 
 
 class ResumeTokenError(ValueError):
@@ -96,7 +98,11 @@ class ResumeToken:
     digest: int
     model_version: str
     place: Place | None = None
-    """Where an attempt of the frontend that made the token ran."""
+    """Where an attempt of the frontend that made the token ran. The two below are told with it only."""
+    asked_output_tokens: int = 0
+    """Output tokens of the request by which its digest was made; 0: not told."""
+    max_output_tokens: int = 0
+    """Output tokens that attempt may have: fewer where the deadline left no time for more; 0: not told."""
 
     @property
     def epoch(self) -> int:
@@ -117,7 +123,8 @@ class ResumeToken:
         if place is None:
             return seal.sign(head + version)
         replica = place.decode_replica.encode()[:255]
-        return seal.sign(head + version + _PLACE.pack(place.attempt, len(replica)) + replica)
+        output = _OUTPUT.pack(self.asked_output_tokens, self.max_output_tokens)
+        return seal.sign(head + version + _PLACE.pack(place.attempt, len(replica)) + replica + output)
 
 
 def unpack(data: bytes, seal: Seal) -> ResumeToken:
@@ -134,13 +141,15 @@ def unpack(data: bytes, seal: Seal) -> ResumeToken:
     at = _HEAD.size + length
     try:
         version = body[_HEAD.size : at].decode()
-        place = None
+        place, asked, most = None, 0, 0
         if mark == _MARK_PLACED:
             attempt, count = _PLACE.unpack_from(body, at)
             at += _PLACE.size + count
             place = Place(attempt, body[at - count : at].decode())
+            asked, most = _OUTPUT.unpack_from(body, at)
+            at += _OUTPUT.size
     except (UnicodeDecodeError, struct.error):
         raise ResumeTokenError("its texts cannot be read") from None
     if at != len(body):
         raise ResumeTokenError("its length does not match")
-    return ResumeToken(request_id.hex(), seed, base, digest, version, place)
+    return ResumeToken(request_id.hex(), seed, base, digest, version, place, asked, most)

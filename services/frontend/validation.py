@@ -26,6 +26,8 @@ TTFT_TIMEOUT_MIN_S: Final = 0.001
 TTFT_TIMEOUT_MAX_S: Final = 3600.0
 NAME_CHARACTERS_MAX: Final = 128
 """Longest session id and idempotency key."""
+OUTPUT_TOKENS_MAX: Final = (1 << 31) - 1
+"""The largest limit that a message can hold."""
 STOP_MAX: Final = 16
 STOP_CHARACTERS_MAX: Final = 256
 
@@ -55,6 +57,14 @@ class Bounds:
             self,
             max_output_tokens_default=min(self.max_output_tokens_default, max_output_tokens),
             max_output_tokens_max=max_output_tokens,
+        )
+
+    def of(self, token: ResumeToken | None) -> Bounds:
+        """Return the bounds of a request that `token` goes on with: what it was granted holds, whatever changed since."""
+        if token is None or not token.asked_output_tokens:
+            return self
+        return replace(
+            self, max_output_tokens_default=token.asked_output_tokens, max_output_tokens_max=OUTPUT_TOKENS_MAX
         )
 
 
@@ -97,6 +107,7 @@ def check(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> Asked:
     Raises MeshError (INVALID_ARGUMENT) with a violation per wrong field.
     """
     _check_counts(message, bounds)
+    bounds = bounds.of(_readable(message, seal))
     found = chain(
         _prompt(message, bounds),
         _sampling(message.sampling),
@@ -254,6 +265,16 @@ def _names(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:
 
 def _received(message: pb.GenerateRequest, bounds: Bounds) -> Iterator[Violation]:
     yield from _ids(_RECEIVED, message.options.resume.received_token_ids, bounds)
+
+
+def _readable(message: pb.GenerateRequest, seal: Seal) -> ResumeToken | None:
+    """Return the resume token, if there is one of this mesh; what is wrong with another is said when its turn comes."""
+    if not message.options.HasField("resume"):
+        return None
+    try:
+        return resume_token.unpack(message.options.resume.resume_token, seal)
+    except resume_token.ResumeTokenError:
+        return None
 
 
 def _resume(message: pb.GenerateRequest, bounds: Bounds, seal: Seal) -> ResumeToken | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from kvmesh.errors import MAX_VIOLATIONS, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import resume_token, validation, wire
+from services.frontend.adoption import Place
 from services.frontend.resume_token import SECRET_BYTES, ResumeToken, Seal
 from services.frontend.validation import Bounds
 
@@ -214,6 +216,24 @@ def test_a_resumed_request_must_be_as_it_was(change: Callable[[pb.GenerateReques
     validation.check_resumed(same, digest)
 
 
+@pytest.mark.parametrize("limit", [None, 1024, 900])
+def test_a_lower_bound_does_not_end_what_was_granted(limit: int | None) -> None:
+    """A resume is held to the limit of its token, not to one that came since; what is another request stays one."""
+    asked = validation.check(good(limits(max_output_tokens=1024)), BOUNDS, SEAL)
+    digest = validation.digest(asked, b"\5\0\0\0", validation.fit(asked, 1, BOUNDS))
+    token = ResumeToken("0" * 32, 7, 0, digest, "v1", Place(1, "decode-0"), 1024, 1024).pack(SEAL)
+    lower, message = BOUNDS.up_to(20), good(resumed(token, [5] * 30))
+    if limit is not None:
+        message.limits.max_output_tokens = limit
+    again = validation.check(message, lower, SEAL)
+    found = validation.digest(again, b"\5\0\0\0", validation.fit(again, 1, lower))
+    if limit == 900:
+        with pytest.raises(MeshError, match="differs from this one"):
+            validation.check_resumed(again, found)
+    else:
+        validation.check_resumed(again, found)
+
+
 def test_a_resumed_request_keeps_its_seed() -> None:
     """Another seed would be another answer."""
     message = good(sampling(seed=8))
@@ -231,10 +251,17 @@ def test_a_resumed_request_keeps_its_seed() -> None:
         st.integers(0, 2**64 - 1),
         st.text(max_size=20),
     ),
+    st.none() | st.builds(Place, st.integers(0, 65_535), st.text(max_size=20)),
     st.data(),
 )
-def test_a_resume_token_reads_back_and_never_reads_wrong(token: ResumeToken, data: st.DataObject) -> None:
+def test_a_resume_token_reads_back_and_never_reads_wrong(
+    token: ResumeToken, place: Place | None, data: st.DataObject
+) -> None:
     """A token is what was packed, or an error: never something else."""
+    if place is not None:
+        token = replace(
+            token, place=place, asked_output_tokens=300, max_output_tokens=data.draw(st.integers(0, 300))
+        )
     packed = token.pack(SEAL)
     assert resume_token.unpack(packed, SEAL) == token
     at = data.draw(st.integers(0, len(packed) - 1))

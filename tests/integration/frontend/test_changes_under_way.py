@@ -1,0 +1,128 @@
+"""Streams that break while something changes around them: the deadline's outlook, a budget, the class of the tenant."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from kvmesh import config as configuration
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.tenants.catalogue import Catalogue
+from kvmesh.tenants.overrides import Override
+from services.frontend import resume_token
+from tests.integration.frontend.conftest import Serving, serving_frontend, until
+from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
+from tests.integration.frontend.test_generate import PROMPT, request
+
+TABLES: dict[str, Any] = {
+    "classes": {
+        "long": {"runtime_max_s": 60.0, "max_output_tokens": 4000},
+        "quick": {"runtime_max_s": 30.0, "max_output_tokens": 20},
+    },
+    "tenants": {
+        "free": {"class": "long"},
+        "strict": {"class": "long", "tokens_per_min": 600, "tokens_burst": 1000, "strict": True},
+    },
+    "keys": {
+        name: {"tenant": name, "sha256": sha256(f"kvm_{name}".encode()).hexdigest()}
+        for name in ("free", "strict")
+    },
+}
+
+
+@pytest.fixture
+async def served(redis_url: str, pool: Pool) -> AsyncIterator[Serving]:
+    """A frontend with tenants, Redis and one router."""
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(serving_router(pool, "router-0"))
+        made = await stack.enter_async_context(serving_frontend(redis_url, TABLES))
+        made.route([("router-0", address)])
+        await made.until_up(1)
+        yield made
+
+
+class Stream:
+    """A request of `tenant` whose stream breaks and goes on, as a client keeps it."""
+
+    def __init__(self, served: Serving, tenant: str, asked: pb.GenerateRequest) -> None:
+        self.served = served
+        self.metadata = (("authorization", f"Bearer kvm_{tenant}"),)
+        self.asked = asked
+        self.ids: list[int] = []
+        self.token = b""
+        self.started = pb.Started()
+        self.finished: pb.Finished | None = None
+
+    async def read(self, count: int = 1 << 30, timeout_s: float = 20.0, *, cut: bool = True) -> None:
+        """Send it, read until there are `count` tokens or the end, then break off, leaving alone what `cut` says."""
+        message = pb.GenerateRequest()
+        message.CopyFrom(self.asked)
+        if self.token:
+            message.options.resume.resume_token = self.token
+            message.options.resume.received_token_ids.extend(self.ids)
+        call = self.served.stub.Generate(message, metadata=self.metadata, timeout=timeout_s)
+        async for each in call:
+            self.token = each.started.resume_token or each.tokens.resume_token or self.token
+            self.ids += each.tokens.ids
+            if each.HasField("started"):
+                self.started = each.started
+            if each.HasField("finished"):
+                self.finished = each.finished
+            if len(self.ids) >= count:
+                break
+        if cut:
+            call.cancel()
+
+
+async def test_what_is_taken_over_is_not_lowered_again(served: Serving, pool: Pool) -> None:
+    """It runs to the limit that its first frontend told; whether that comes in time is seen then."""
+    pool.tokens_max = 30
+    stream = Stream(served, "free", request(200))
+    await stream.read(20, cut=False)
+    (peer,) = served.frontend.core.peers
+    peer.step_s = 0.1
+    pool.tokens_max = 1 << 30
+    await stream.read(timeout_s=10.0)
+    assert (stream.started.max_output_tokens, stream.started.is_output_clamped) == (200, False)
+    assert stream.finished is not None and stream.finished.finish_reason == pb.FINISH_REASON_LENGTH
+    assert stream.ids == oracle(PROMPT, 200)
+
+
+async def test_a_stream_that_breaks_twice_at_once_goes_on_at_its_tenants_limit(
+    served: Serving, pool: Pool
+) -> None:
+    """The first message of the second stream says where it runs: that is what lets it go ahead of the limits."""
+    stream = Stream(served, "strict", request(500, idempotency_key="k"))
+    await stream.read(10)
+    await served.until_empty()
+    await stream.read(0)
+    place = resume_token.unpack(stream.token, served.frontend.seal).place
+    assert place is not None and place.decode_replica == "decode-0"
+    await served.until_empty()
+    await until(lambda: not served.frontend.budgets.open_count, "settled")
+    rest = Stream(served, "strict", request(700))
+    await rest.read(1, cut=False)  # all that the tenant has
+    await stream.read(len(stream.ids) + 5)
+    assert stream.ids == oracle(PROMPT, 500)[: len(stream.ids)]
+
+
+@pytest.mark.parametrize("limit", [200, None])
+async def test_a_stream_keeps_its_limit_when_its_tenant_gets_another_class(
+    served: Serving, pool: Pool, limit: int | None
+) -> None:
+    """What an operator changes holds for new requests: a lower limit of the class ends no stream."""
+    asked = request(200)
+    if limit is None:
+        asked.limits.ClearField("max_output_tokens")
+    stream = Stream(served, "free", asked)
+    await stream.read(10)
+    whole = stream.started.max_output_tokens
+    tables = configuration.build({"frontend": {}, **TABLES})
+    served.frontend.tenants.catalogue = Catalogue(tables, {"tenant:free": Override(1, {"class": "quick"})})
+    await stream.read()
+    assert stream.started.service_class == "quick" and stream.started.max_output_tokens == whole
+    assert stream.ids == oracle(PROMPT, whole)
