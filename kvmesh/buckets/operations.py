@@ -80,6 +80,19 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class Lower:
+    """Gives back what a reservation holds beyond `tokens`; it goes on as it was. Answers Lowered. Not for slabs.
+
+    Whoever goes on with a request knows what the reservation before is worth, and not whether its frontend lives. If so,
+    that settles what it knows; if not, a sweep charges `tokens`. Of what was swept already the rest is given back.
+    """
+
+    account: Account
+    rid: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """Opens a slab, or settles what was used of it and fills it again, in one step. Answers Drawn.
 
@@ -135,7 +148,7 @@ class Sweep:
     count: int = 100
 
 
-Operation: TypeAlias = Reserve | Settle | Renew | Draw | Spend | Show | Sweep
+Operation: TypeAlias = Reserve | Settle | Renew | Lower | Draw | Spend | Show | Sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +217,15 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True)
+class Lowered:
+    """What was given back."""
+
+    refunded: int
+    """0 too if the reservation is settled or not known."""
+    remaining: Remaining
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
     """What the slab holds now."""
 
@@ -253,7 +275,8 @@ class Book:
     settled: int = 0
     refunded: int = 0
     swept: int = 0
-    """Settled at the estimate, because the frontend that held it was gone; less by what was opened again."""
+    """Settled at the estimate, because the frontend that held it was gone; less by what was opened again
+    or lowered."""
     overrun: int = 0
     """Charged beyond reservations."""
     spent: int = 0
@@ -281,4 +304,4 @@ class Shown:
     book: Book
 
 
-Answer: TypeAlias = Granted | Denied | Settled | Renewed | Drawn | Spent | Shown | Swept
+Answer: TypeAlias = Granted | Denied | Settled | Renewed | Lowered | Drawn | Spent | Shown | Swept

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvmesh.buckets.script_operations import DRAW, RENEW, RESERVE, REST, SETTLE
+from kvmesh.buckets.script_operations import DRAW, LOWER, RENEW, RESERVE, REST, SETTLE
 from kvmesh.buckets.script_state import READ, WRITE
 
-TEXT: Final = READ + WRITE + RESERVE + SETTLE + RENEW + DRAW + REST
+TEXT: Final = READ + WRITE + RESERVE + SETTLE + RENEW + LOWER + DRAW + REST

@@ -150,6 +150,22 @@ elseif operation == 'renew' then
   answer = {states, remaining()}
 """
 
+LOWER: Final = """
+elseif operation == 'lower' then
+  local tokens = read('<d', numbers)
+  local row, refunded = find(rid), 0
+  if row and row.state ~= 's' then
+    refunded = max(0, row.tokens - tokens)
+    row.tokens = row.tokens - refunded
+    take(row, -refunded, 0)
+    add(REFUNDED, refunded)
+    if row.state == 'w' then add(SWEPT, -refunded) end
+    put(rid, row, ends[rid] or tonumber(call('ZSCORE', LEASES, rid) or now))
+  end
+  must_level = true
+  answer = {refunded, remaining()}
+"""
+
 DRAW: Final = """
 elseif operation == 'draw' then
   local draw, lease, used, used_requests, tokens, requests, slots, least_tokens, least_slots =

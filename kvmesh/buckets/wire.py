@@ -21,6 +21,8 @@ from kvmesh.buckets.operations import (
     Draw,
     Drawn,
     Granted,
+    Lower,
+    Lowered,
     Operation,
     Reason,
     Remaining,
@@ -174,6 +176,10 @@ def _renew(each: Renew) -> Words:
     return tuple(numbers), tuple(_rid(item.rid) for item in each.items)
 
 
+def _lower(each: Lower) -> Words:
+    return _whole("tokens of a Lower", each.tokens), (_rid(each.rid),)
+
+
 def _draw(each: Draw) -> Words:
     if each.number < 1:
         raise ValueError(f"number of a Draw is {each.number}; 1 or more is allowed")
@@ -205,6 +211,7 @@ _ENCODERS: Final[Mapping[type, tuple[str, Callable[[Any], Words]]]] = {
     Reserve: ("reserve", _reserve),
     Settle: ("settle", _settle),
     Renew: ("renew", _renew),
+    Lower: ("lower", _lower),
     Draw: ("draw", _draw),
     Spend: ("spend", _spend),
     Show: ("show", _show),
@@ -241,6 +248,10 @@ def _renewed(_: Renew, reply: Any) -> Answer:
     return Renewed(tuple(cast("RenewedState", _text(state)) for state in reply[0]), _remaining(*reply[1:]))
 
 
+def _lowered(_: Lower, reply: Any) -> Answer:
+    return Lowered(int(reply[0]), _remaining(*reply[1:]))
+
+
 def _drawn(_: Draw, reply: Any) -> Answer:
     is_open, tokens, requests, slots = (int(word) for word in reply[:4])
     return Drawn(tokens, requests, slots, bool(is_open), _remaining(*reply[4:]))
@@ -268,6 +279,7 @@ _DECODERS: Final[Mapping[type, Callable[[Any, Any], Answer]]] = {
     Reserve: _reserved,
     Settle: _settled,
     Renew: _renewed,
+    Lower: _lowered,
     Draw: _drawn,
     Spend: _spent,
     Show: _shown,

@@ -70,11 +70,15 @@ class Accounting:
         # computed and paid as its prompt is.
         hold.is_heir = order.goes_ahead
         prompt = order.prompt_tokens + (0 if hold.is_heir else received)
-        asked = caller, order.owner, prompt, order.max_output_tokens - received, hold.is_heir
+        asked = caller, order.rid, prompt, order.max_output_tokens - received, hold.is_heir
         reservation = self._budgets.try_reserve(*asked)
         if reservation is None:
             reservation = await self._budgets.reserve(*asked)
         hold.reservation = reservation
+        for each in order.earlier:
+            given = (0 if each.inherited else order.prompt_tokens) + received - each.inherited
+            share = given if hold.is_heir and each.is_giver else 0
+            self._budgets.lower(caller, each.owner or order.request_id, max(0, share))
         return replace(order, reservation_id=reservation.id)
 
     def progress(self, hold: Hold, position: int) -> int:
@@ -96,7 +100,7 @@ class Accounting:
             return
         reservation, hold.reservation = hold.reservation, None
         bill, order = bills.of(request), request.order
-        inherited = hold.received if hold.is_heir else 0
+        inherited = min(hold.received, bill.output_tokens) if hold.is_heir else 0
         if bill.is_nothing:
             if reservation is not None:
                 self._pay(reservation, bill, inherited, None)
@@ -109,10 +113,11 @@ class Accounting:
             bill.output_tokens,
             request.progress.recomputed_tokens,
             bill.is_complete,
+            inherited,
         )
         if reservation is None:
             self._settlements.add(report)
-        elif _is_only(order, bill):
+        elif _is_only(request, bill):
             self._pay(reservation, bill, inherited, None)
             self._settlements.add(report)
         else:
@@ -120,22 +125,25 @@ class Accounting:
             self._settlements.add(report, partial(self._pay, reservation, bill, inherited))
 
     def _pay(self, reservation: Reservation, bill: Bill, inherited: int, charge: Charge | None) -> None:
-        """Settle with what this execution gave, as far as no other was charged for it.
+        """Settle with what is this execution's to pay.
 
         The first `inherited` tokens of output, and the prompt, are on the reservation of the execution that gave them. If
         that one has told how much it was, what lies above is paid here, whatever the client says that it had.
         """
-        prompt = 0 if inherited else bill.prompt_tokens
-        output = max(0, bill.output_tokens - inherited)
-        if charge is not None and inherited and charge.prompt_tokens < bill.prompt_tokens:
-            prompt, output = charge.prompt_tokens, charge.output_tokens
-        elif charge is not None:
-            prompt, output = min(prompt, charge.prompt_tokens), min(output, charge.output_tokens)
+        if charge is None:
+            prompt = 0 if inherited else bill.prompt_tokens
+            output = bill.output_tokens - inherited
+        else:
+            prompt, output = charge.paid_prompt_tokens, charge.paid_output_tokens
         cached = min(bill.cached_tokens, prompt)
         self._budgets.settle(reservation, prompt, cached, output, refund_request=bill.is_request_refunded)
 
 
-def _is_only(order: Order, bill: Bill) -> bool:
-    """True if no other execution can have been charged for the request: then nobody need be asked, and its place is free
-    when its client reads the end."""
-    return order.is_fenced and order.epoch == 0 and (bill.is_complete or not order.is_keyed)
+def _is_only(request: LiveRequest, bill: Bill) -> bool:
+    """True if no other execution can have been charged for the request: its client read it to the end.
+
+    Then nobody need be asked, and its place is free when the client reads that end.
+    """
+    order = request.order
+    was_read = bill.is_complete and request.progress.delivered >= bill.output_tokens
+    return was_read and order.is_fenced and order.epoch == 0

@@ -24,6 +24,7 @@ from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.redis_link import Command, RedisAway, RedisLink, key
 from kvmesh.tasks import end, persist
 from services.frontend.resume_token import EPOCH_MAX
+from services.frontend.shares import RUNS, Earlier
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,10 @@ class Claim:
     epoch: int
     """Least number of the execution."""
     owner: str
+    inherited: int = 0
+    """Output that an earlier execution gave and pays."""
+    giver: int = -1
+    """Number of the execution that gave it, by the client's token; -1: the client brings none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class Execution:
     seed: int
     is_fenced: bool
     """True if Redis gave the number: no other execution has it, and earlier ones were told."""
+    earlier: tuple[Earlier, ...] = ()
+    """Those that have not reported, from the giver on."""
 
 
 Answer: TypeAlias = list[Any] | None
@@ -130,7 +137,12 @@ class Executions:
             raise MeshError(
                 "ALREADY_FINISHED", f"the request has ended well and was executed again {AGAIN_MAX} times"
             )
-        return Execution(int(answer[1]), int(answer[2]), is_fenced=True)
+        rest = answer[3:]
+        earlier = tuple(
+            Earlier(bytes(owner).decode(), int(inherited), is_giver=int(epoch) == claim.giver)
+            for owner, epoch, inherited in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+        )
+        return Execution(int(answer[1]), int(answer[2]), is_fenced=True, earlier=earlier)
 
     def forget(self, owner: str) -> None:
         """The execution `owner` is over: what was not asked for it yet must not end a later one."""
@@ -202,6 +214,8 @@ class Executions:
             self._ttl_ms,
             self._channel,
             claim.request_id,
+            claim.inherited,
+            claim.giver,
         )
 
     async def _follow(self) -> None:
@@ -235,8 +249,11 @@ def ttl_ms(runtime_max_s: float) -> int:
     return round((runtime_max_s + SLACK_S) * 1000)
 
 
-_BEGIN: Final = """
-local known = redis.call('HMGET', KEYS[1], 'epoch', 'digest', 'seed', 'again')
+_BEGIN: Final = (
+    RUNS
+    + """
+local known = redis.call('HMGET', KEYS[1], 'epoch', 'digest', 'seed', 'again',
+  'runs', 'owner', 'settler', 'prompt_last', 'output_last')
 local epoch, seed = tonumber(ARGV[1]), ARGV[3]
 if known[1] then
   if known[2] and known[2] ~= ARGV[2] then return {'DIFFERS'} end
@@ -252,7 +269,20 @@ if known[4] then redis.call('HINCRBY', KEYS[1], 'again', -1) end
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'digest', ARGV[2], 'seed', seed, 'owner', ARGV[5])
 redis.call('PEXPIRE', KEYS[1], ARGV[7])
 if epoch > 0 then redis.call('PUBLISH', ARGV[8], ARGV[9] .. ' ' .. epoch .. ' ' .. ARGV[5]) end
-return {'RUN', epoch, seed}
+local giver, answer = tonumber(ARGV[11]), {'RUN', epoch, seed}
+local runs = runs_of(known[5], known[1], known[6], known[7], known[8], known[9])
+ensure_giver(runs, giver)
+if #runs == 0 then return answer end
+for _, run in ipairs(runs) do
+  if run[TOLD] == 0 and run[EPOCH] >= giver then
+    for _, word in ipairs({run[OWNER], run[EPOCH], run[FROM]}) do answer[#answer + 1] = word end
+  end
+end
+insert(runs, ARGV[5], epoch, tonumber(ARGV[10]), giver)
+redis.call('HSET', KEYS[1], 'runs', cjson.encode(runs))
+return answer
 """
+)
 """KEYS: the request. ARGV: least epoch, digest, seed, whether the client gave it, owner, highest epoch, life in ms,
-channel, request id. Returns what to do, and the epoch and the seed of the new execution."""
+channel, request id, output inherited, epoch of its giver. Returns what to do, the epoch and the seed of the new execution;
+then owner, epoch and output inherited of each earlier one that has not reported, from the giver on."""

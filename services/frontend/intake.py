@@ -9,7 +9,7 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvmesh.call import Call
@@ -166,6 +166,7 @@ class Intake:
             is_fenced=execution.is_fenced,
             is_keyed=bool(asked.idempotency_key),
             owner=arrival.owner,
+            earlier=execution.earlier,
             can_move=arrival.can_move,
             place=resume.place if resume is not None else None,
             received_ids=asked.received_ids,
@@ -217,7 +218,11 @@ class Intake:
         least = resume.epoch + 1 if resume is not None else 0
         for other in self._core.live.executions(request_id):
             least = max(least, min(EPOCH_MAX, other.order.epoch + 1))
-        return await self._executions.begin(Claim(request_id, digest, seed, is_seed_asked, least, owner))
+        claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
+        if resume is not None:
+            inherited = len(asked.received_ids) if resume.place is not None else 0
+            claim = replace(claim, inherited=inherited, giver=resume.epoch)
+        return await self._executions.begin(claim)
 
 
 def _deadline(arrival: Arrival) -> tuple[float, bool]:

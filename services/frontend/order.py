@@ -17,6 +17,7 @@ from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.adoption import Place
 from services.frontend.resume_token import ATTEMPT_STRIDE, ResumeToken
+from services.frontend.shares import Earlier
 
 RUNTIME_GRACE_S: Final = 0.25
 """What a class's end is later for the hops behind, each of which takes its margin off: the frontend ends the request
@@ -79,6 +80,8 @@ class Order:
     """True if the client named the request, so that it may send it again."""
     owner: str = ""
     """Name of this execution, different from all others; empty if nobody else can have one of the request yet."""
+    earlier: tuple[Earlier, ...] = ()
+    """Executions of the request that have not told what they gave."""
     can_move: bool = False
     """True if the client can go on at another frontend."""
     place: Place | None = None
@@ -116,6 +119,14 @@ class Order:
         if not self.received_ids or not self.caller.tenant.name:
             return bool(self.received_ids)
         return self.place is not None and self.epoch <= AHEAD_EPOCH_MAX
+
+    @property
+    def rid(self) -> str:
+        """Name for its reservation, different from all others; one that the execution after this one can know.
+
+        Nobody asks for the number of a request without key or token, and its id was drawn for it alone.
+        """
+        return self.owner if self.is_resumed or self.is_keyed else self.request_id
 
     @property
     def affinity(self) -> str:

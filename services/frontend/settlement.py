@@ -3,7 +3,7 @@
 A shell. Each execution that ends for its client reports what the client was given of the whole request; Redis keeps the
 highest that was settled and charges what lies above it. So a request that went through three frontends is charged once;
 one that was given up, or that a later execution has superseded, is charged what was streamed; an execution that died
-charges nothing. Recomputed tokens are counted and never charged.
+charges nothing. Who reports first does not change who pays (see shares). Recomputed tokens are counted and never charged.
 
 Reports wait in memory while Redis is away or takes none, WAITING_MAX of them; the oldest are dropped, which charges the
 client less. So is a report that Redis calls wrong. Who waits for what a report comes to does not wait for Redis to come
@@ -25,6 +25,7 @@ from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
 from services.frontend.executions import AGAIN_MAX, execution_key, ttl_ms
+from services.frontend.shares import RUNS
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class Report:
     recomputed_tokens: int
     is_complete: bool
     """True if the request ended well."""
+    inherited: int = 0
+    """Of the output, what an earlier execution gave and pays, with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ class Charge:
     """Told apart; not charged."""
     is_superseded: bool
     """True if a later execution is known: that one decides whether the request has ended well."""
+    paid_prompt_tokens: int = 0
+    """Of the prompt, what the execution pays itself: not what it leaves for who gave it, but what others left for it."""
+    paid_output_tokens: int = 0
 
 
 class Settlements:
@@ -172,12 +178,14 @@ class Settlements:
             report.output_tokens,
             again,
             self._ttl_ms,
+            report.inherited,
         )
 
     def _take(self, report: Report, answer: Any) -> Charge:
-        word, prompt, output = answer
+        word, prompt, output, paid_prompt, paid_output = answer
         is_superseded = bytes(word) == b"SUPERSEDED"
-        charge = Charge(int(prompt), int(output), report.recomputed_tokens, is_superseded)
+        counted = int(prompt), int(output), report.recomputed_tokens, is_superseded
+        charge = Charge(*counted, int(paid_prompt), int(paid_output))
         self._on_charge(charge)
         return charge
 
@@ -198,20 +206,68 @@ class _Waiting:
             on_charge(charge)
 
 
-_SETTLE: Final = Script("""
-local known = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'settler', 'prompt', 'output', 'prompt_last', 'output_last')
-local epoch, word = tonumber(ARGV[1]), 'SETTLED'
-if known[1] and tonumber(known[1]) > epoch and known[2] ~= ARGV[2] then word = 'SUPERSEDED' end
-if known[3] == ARGV[2] then return {word, tonumber(known[6]), tonumber(known[7])} end
+_SETTLE: Final = Script(
+    RUNS
+    + """
+local known = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'settler', 'prompt', 'output', 'prompt_last', 'output_last',
+  'runs')
+local epoch, owner, from, word = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[7]), 'SETTLED'
+if known[1] and tonumber(known[1]) > epoch and known[2] ~= owner then word = 'SUPERSEDED' end
 local prompt, output = tonumber(known[4] or '0'), tonumber(known[5] or '0')
-local prompt_more = math.max(0, tonumber(ARGV[3]) - prompt)
-local output_more = math.max(0, tonumber(ARGV[4]) - output)
-redis.call('HSET', KEYS[1], 'epoch', math.max(epoch, tonumber(known[1] or '0')), 'settler', ARGV[2],
-  'prompt', prompt + prompt_more, 'output', output + output_more,
-  'prompt_last', prompt_more, 'output_last', output_more)
+local prompt_to, output_to = math.max(prompt, tonumber(ARGV[3])), math.max(output, tonumber(ARGV[4]))
+local prompt_more, output_more = prompt_to - prompt, output_to - output
+local prompt_paid, output_paid = prompt_more, output_more
+local runs = nil
+if known[8] or from > 0 or known[3] then
+  runs = runs_of(known[8], known[1], known[2], known[3], known[6], known[7])
+  local mine = nil
+  for at, run in ipairs(runs) do
+    if run[OWNER] == owner then mine = at end
+  end
+  for at, run in ipairs(mine and {} or runs) do
+    if run[OWNER] == '' and run[EPOCH] == epoch then mine = at end
+  end
+  local run = runs[mine or insert(runs, owner, epoch, from, epoch - 1)]
+  if run[TOLD] == 1 then return {word, run[PROMPT_MORE], run[OUTPUT_MORE], run[PROMPT], run[OUTPUT]} end
+  run[OWNER], run[FROM] = owner, from
+  if from > 0 then
+    if run[GIVER] < 0 then run[GIVER] = epoch - 1 end
+    ensure_giver(runs, run[GIVER])
+  end
+
+  -- What nobody has reported yet and lies below `from` is left for who gave it, unless he has told what he gave.
+  local below, giver, first = math.min(from, output_to), run[GIVER], from == 0 and run or nil
+  output_paid = run[OUTPUT] + output_to - math.min(output_to, math.max(output, from))
+  local at = #runs
+  while runs[at] ~= run do at = at - 1 end
+  while not first and at > 1 do
+    at = at - 1
+    local other = runs[at]
+    if other[EPOCH] <= giver then
+      local share = math.max(0, below - math.max(output, other[FROM]))
+      if other[TOLD] == 0 then other[OUTPUT] = other[OUTPUT] + share else output_paid = output_paid + share end
+      below, giver = below - share, math.min(giver, other[GIVER])
+      if other[FROM] == 0 then first = other end
+    end
+  end
+  output_paid, prompt_paid = output_paid + math.max(0, below - output) * (first and 0 or 1), run[PROMPT]
+  first = first or run
+  if first ~= run and first[TOLD] == 0 then
+    first[PROMPT] = first[PROMPT] + prompt_more
+  else
+    prompt_paid = prompt_paid + prompt_more
+  end
+  run[TOLD], run[PROMPT], run[OUTPUT] = 1, prompt_paid, output_paid
+  run[PROMPT_MORE], run[OUTPUT_MORE] = prompt_more, output_more
+end
+redis.call('HSET', KEYS[1], 'epoch', math.max(epoch, tonumber(known[1] or '0')), 'settler', owner,
+  'prompt', prompt_to, 'output', output_to, 'prompt_last', prompt_more, 'output_last', output_more)
+if runs then redis.call('HSET', KEYS[1], 'runs', cjson.encode(runs)) end
 if ARGV[5] ~= '' and word == 'SETTLED' then redis.call('HSETNX', KEYS[1], 'again', ARGV[5]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
-return {word, prompt_more, output_more}
-""")
+return {word, prompt_more, output_more, prompt_paid, output_paid}
+"""
+)
 """KEYS: the request. ARGV: epoch, owner, tokens of the prompt, of the output, executions it may have after its good end or
-nothing, life in ms. Returns whether it counts, and the tokens of prompt and output that were charged for it."""
+nothing, life in ms, output inherited. Returns whether it counts, the tokens of prompt and output that were not settled
+before, and those that the execution pays."""

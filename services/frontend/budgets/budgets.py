@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvmesh.buckets.operations import Denied
+from kvmesh.buckets.operations import Denied, Lower
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
@@ -190,6 +190,15 @@ class Budgets:
             reservation.slab.extend(more)
         else:
             self._detour.give_back(standing, -more, 0, self._clock.now_s())
+
+    def lower(self, caller: Caller, rid: str, tokens: int) -> None:
+        """What reservation `rid`, of another frontend perhaps, is charged if that one dies: `tokens` at most.
+
+        Redis is told when it can be; what it does not know, as part of a slab, stays as it is.
+        """
+        standing = self._standings.known(caller.account)
+        if standing is not None:
+            self._teller.owe(standing, Lower(self._teller.account(standing), rid, tokens))
 
     def ended(self, reservation: Reservation) -> None:
         """The request is over; what it is charged will be told by `settle`, which may come late."""

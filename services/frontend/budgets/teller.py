@@ -19,6 +19,7 @@ from kvmesh.buckets.operations import (
     Answer,
     Draw,
     Drawn,
+    Lowered,
     Operation,
     Renew,
     Renewal,
@@ -188,7 +189,7 @@ class Teller:
             self._pump.put_soon(question)
 
     def _paid(self, standing: Standing, question: Question, answer: Answer | None) -> None:
-        if isinstance(answer, Settled | Renewed):
+        if isinstance(answer, Settled | Renewed | Lowered):
             standing.tell(answer.remaining, self._clock.now_s())
         elif question.is_wrong:
             self._metrics.dropped.value += 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import (
     Draw,
+    Lower,
     Operation,
     Renew,
     Renewal,
@@ -121,6 +122,7 @@ _OPERATION: Final[st.SearchStrategy[Operation]] = st.one_of(
         least_tokens=st.just(0) | _amounts(600),
         least_slots=st.integers(0, 2),
     ),
+    st.builds(Lower, account=_ACCOUNT, rid=st.sampled_from(RIDS + SLABS), tokens=_TOKENS),
     st.builds(
         Spend,
         account=_ACCOUNT,

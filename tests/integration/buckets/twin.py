@@ -18,6 +18,8 @@ from kvmesh.buckets.operations import (
     Draw,
     Drawn,
     Granted,
+    Lower,
+    Lowered,
     Operation,
     Reason,
     Remaining,
@@ -79,6 +81,8 @@ class Twin:
                 return self._settle(operation, now_ms)
             case Renew():
                 return self._renew(operation, now_ms)
+            case Lower():
+                return self._lower(operation, now_ms)
             case Draw():
                 return self._draw(operation, now_ms)
             case Spend():
@@ -316,6 +320,18 @@ class Twin:
         self.book["extended"] += more
         row.ends_ms = now_ms + round(lease_s * 1000)
         return state
+
+    def _lower(self, each: Lower, now_ms: int) -> Lowered:
+        self._take(each.account, now_ms, frozenset(), 0, 0)
+        row, refunded = self.rows.get(each.rid), 0
+        if row is not None and row.state in ("open", "swept"):
+            refunded = max(0, row.tokens - each.tokens)
+            row.tokens -= refunded
+            self._take(each.account, now_ms, row.scopes, -refunded, 0)
+            self.book["refunded"] += refunded
+            if row.state == "swept":
+                self.book["swept"] -= refunded
+        return Lowered(refunded, self._remaining(each.account, now_ms))
 
     def _reopen(self, row: Row) -> None:
         row.state = "open"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from kvmesh.redis_link import RedisLink
+from services.frontend.executions import Claim
 from services.frontend.settlement import WAITING_MAX, Charge, Report, Settlements
 from tests.integration.frontend.conftest import until
 from tests.integration.frontend.test_executions import CLAIM, MESH, Frontend
@@ -32,7 +33,7 @@ class Twin:
         prompt = max(0, report.prompt_tokens - self.prompt)
         output = max(0, report.output_tokens - self.output)
         self.prompt, self.output = self.prompt + prompt, self.output + output
-        return Charge(prompt, output, report.recomputed_tokens, is_superseded)
+        return Charge(prompt, output, report.recomputed_tokens, is_superseded, prompt, output)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -135,6 +136,125 @@ async def test_races_charge_what_the_clients_got(redis_url: str, seed: int) -> N
             assert await frontends[0].redis.execute("PTTL", f"{MESH}:exec:{client.request_id}") > 0
 
 
+@dataclass
+class Run:
+    """One execution, as its client sees it."""
+
+    epoch: int
+    owner: str
+    inherited: int
+    giver: int
+    streamed: int
+    is_dead: bool
+
+
+@dataclass
+class Shares:
+    """Who pays for each token, one by one. Position -1 is the prompt, all of it."""
+
+    runs: list[Run]
+    payers: dict[int, str] = field(default_factory=dict)
+    charges: dict[str, Charge] = field(default_factory=dict)
+    epoch: int = -1
+    """The highest that is known."""
+
+    def settle(self, run: Run) -> Charge:
+        """Take the report of `run`, or take it again."""
+        if run.owner in self.charges:
+            return self.charges[run.owner]
+        added = [at for at in range(-1, run.streamed) if at not in self.payers]
+        self.payers |= {at: self._payer(run, at) for at in added}
+        paid = self.owned(run)
+        count = (PROMPT_TOKENS * (-1 in added), sum(at >= 0 for at in added), 0, run.epoch < self.epoch)
+        self.charges[run.owner] = charge = Charge(*count, PROMPT_TOKENS * (-1 in paid), len(paid - {-1}))
+        return charge
+
+    def owned(self, run: Run) -> set[int]:
+        """What `run` pays, or would if it reported."""
+        return {at for at, owner in self.payers.items() if owner == run.owner}
+
+    def _payer(self, run: Run, at: int) -> str:
+        giver = run.giver
+        if at >= run.inherited or (at < 0 and not run.inherited):
+            return run.owner
+        for other in sorted(self.runs, key=lambda each: -each.epoch):
+            if other.epoch <= giver:
+                if other.inherited <= max(0, at):
+                    return run.owner if other.owner in self.charges else other.owner
+                giver = min(giver, other.giver)
+        raise AssertionError("nobody gave it")
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whoever_reports_first_every_token_is_paid_once(redis_url: str, seed: int) -> None:
+    """Up to four executions: heirs, some of earlier ones than the last; late, lost and repeated reports in any order.
+
+    What those that died would have paid is just what is left for them: see `Lower` for how they pay it.
+    """
+    draw, late = random.Random(seed), 0
+    async with AsyncExitStack() as stack:
+        frontends = [await stack.enter_async_context(Frontend(redis_url, f"f{at}")) for at in range(3)]
+        for number in range(25):
+            request_id, is_keyed = f"{seed + 300:08x}{number:024x}", draw.random() < 0.5
+            shares = Shares([])
+            received: dict[int, int] = {}
+            waiting: list[tuple[Run, Frontend]] = []
+            for at in range(draw.randint(1, 4)):
+                frontend = draw.choice(frontends)
+                owner, epoch, inherited, giver = frontend.executions.new_owner(), 0, 0, -1
+                if at and not (is_keyed and draw.random() < 0.3):
+                    giver = draw.choice(list(received))
+                    inherited = received[giver]
+                if at or is_keyed:
+                    claim = Claim(request_id, 5, 7, False, giver + 1, owner, inherited, giver)
+                    execution = await frontend.executions.begin(claim)
+                    epoch = execution.epoch
+                    untold = [each for each in shares.runs if each.owner not in shares.charges]
+                    wanted = [each for each in untold if each.epoch >= giver]
+                    assert [each.inherited for each in execution.earlier] == [
+                        each.inherited for each in wanted
+                    ]
+                    assert [each.is_giver for each in execution.earlier] == [
+                        each.epoch == giver for each in wanted
+                    ]
+                    assert all(
+                        each.owner in (run.owner, "")
+                        for each, run in zip(execution.earlier, wanted, strict=True)
+                    )
+                    shares.epoch = epoch
+                streamed = draw.randint(inherited, inherited + 40)
+                run = Run(epoch, owner, inherited, giver, streamed, draw.random() < 0.25)
+                received[epoch] = draw.randint(inherited, streamed + draw.choice((0, 5)))  # made up, if more
+                shares.runs.append(run)
+                if not run.is_dead:
+                    waiting.append((run, frontend))
+                while waiting and draw.random() < 0.4:
+                    await _tell(request_id, shares, *draw.choice(waiting), draw)
+            draw.shuffle(waiting)
+            for run, frontend in waiting:
+                late += run.owner not in shares.charges and run is not shares.runs[-1]
+                await _tell(request_id, shares, run, frontend, draw)
+            paid = [each.paid_prompt_tokens + each.paid_output_tokens for each in shares.charges.values()]
+            left = [shares.owned(run) for run in shares.runs if run.is_dead]
+            end = max((run.streamed for run in shares.runs if not run.is_dead), default=-PROMPT_TOKENS)
+            spared = sum(PROMPT_TOKENS if at < 0 else 1 for each in left for at in each)
+            assert sum(paid) + spared == PROMPT_TOKENS + end, shares.runs
+    assert late
+
+
+async def _tell(request_id: str, shares: Shares, run: Run, frontend: Frontend, draw: random.Random) -> None:
+    """Report `run`, perhaps twice; the answers must be the twin's."""
+    report = Report(request_id, run.epoch, run.owner, PROMPT_TOKENS, run.streamed, 0, False, run.inherited)
+    before = len(frontend.charges)
+    for _ in range(draw.choice((1, 2))):
+        frontend.settlements.add(report, lambda _: None)  # somebody waits: it is sent at once
+    assert await frontend.settlements.flush(5)
+    shares.epoch = max(shares.epoch, run.epoch)
+    expected = shares.settle(run)
+    for charge in frontend.charges[before:]:
+        assert replace(charge, is_superseded=expected.is_superseded) == expected, (run, shares.runs)
+
+
 async def test_reports_wait_for_a_redis_that_is_away() -> None:
     """They are bounded, the oldest go first, and that is counted."""
     redis = RedisLink("redis://127.0.0.1:1")
@@ -191,5 +311,5 @@ async def test_what_a_superseded_execution_streamed_is_charged(redis_url: str) -
         await other.executions.begin(CLAIM.__class__("c" * 32, 5, 7, False, 1, "b-1"))
         one.settlements.add(Report("c" * 32, first.epoch, "a-1", 31, 40, 0, is_complete=True))
         await until(lambda: len(one.charges) == 1, "settled")
-        assert one.charges == [Charge(31, 40, 0, is_superseded=True)]
+        assert one.charges == [Charge(31, 40, 0, True, 31, 40)]
         assert await one.redis.execute("HGET", f"{MESH}:exec:{'c' * 32}", "again") is None

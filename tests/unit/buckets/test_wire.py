@@ -8,7 +8,18 @@ from struct import pack
 import pytest
 
 from kvmesh.buckets.limits import Account, Limit, Scope
-from kvmesh.buckets.operations import Draw, Operation, Renew, Renewal, Reserve, Settle, Show, Spend, Sweep
+from kvmesh.buckets.operations import (
+    Draw,
+    Lower,
+    Operation,
+    Renew,
+    Renewal,
+    Reserve,
+    Settle,
+    Show,
+    Spend,
+    Sweep,
+)
 from kvmesh.buckets.script import TEXT
 from kvmesh.buckets.wire import calls, keys
 
@@ -49,6 +60,7 @@ def test_what_is_not_limited_has_no_end() -> None:
         (Renew(ACCOUNT, (Renewal("r", 1, slots=-1),), 15), "an amount of a Renewal is -1"),
         (Draw(ACCOUNT, "r", 0, 0, 0, 1, 1, 1, 15), "number of a Draw is 0; 1 or more"),
         (Draw(ACCOUNT, "r", 1, 0, 0, 1, 1, -1, 15), "an amount of a Draw is -1"),
+        (Lower(ACCOUNT, "r", -1), "tokens of a Lower is -1; 0 to"),
         (Spend(ACCOUNT, 2**40, 1), f"an amount of a Spend is {2**40}"),
         (Sweep("acme", 0), "count of a Sweep is 0; 1 to 1000"),
         (Show(Account("acme", (Scope("a\nb", Limit(1, 1)),))), r"a scope is called 'a\nb'"),
@@ -102,7 +114,7 @@ NAMES = ("reserve", "settle", "renew", "show")
 
 def test_the_script_keeps_to_its_keys_and_to_redis_6_2() -> None:
     """Every command names a declared key, and none is younger than 6.2."""
-    known = {"HMGET", "HGET", "HSET", "HDEL", "HINCRBY", "ZCARD", "ZADD", "ZREM", "ZRANGEBYSCORE"}
+    known = {"HMGET", "HGET", "HSET", "HDEL", "HINCRBY", "ZCARD", "ZADD", "ZREM", "ZRANGEBYSCORE", "ZSCORE"}
     calls = [line.strip() for line in TEXT.splitlines() if "call('" in line and "TIME" not in line]
     assert len(calls) > 10
     for line in calls:

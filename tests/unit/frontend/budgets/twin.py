@@ -15,6 +15,8 @@ from kvmesh.buckets.operations import (
     Draw,
     Drawn,
     Granted,
+    Lower,
+    Lowered,
     Operation,
     Remaining,
     Renew,
@@ -243,6 +245,17 @@ class TwinRedis:
             self._take(row.scopes, more, 0)
             self.book["extended"] += more
         return Renewed(tuple(states), self._remaining(each.account))
+
+    def _lower(self, each: Lower) -> Answer:
+        row, refunded = self.rows.get(each.rid), 0
+        if row is not None and row.state != "settled":
+            refunded = max(0, row.tokens - each.tokens)
+            row.tokens -= refunded
+            self._take(row.scopes, -refunded, 0)
+            self.book["refunded"] += refunded
+            if row.state == "swept":
+                self.book["swept"] -= refunded
+        return Lowered(refunded, self._remaining(each.account))
 
     def _reopen(self, row: Row) -> None:
         if row.state == "swept":

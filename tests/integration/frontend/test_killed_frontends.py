@@ -1,0 +1,185 @@
+"""What a tenant pays for a request whose frontend was killed or frozen, on a real Redis: every token once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvmesh.buckets.ledger import Ledger
+from kvmesh.buckets.limits import Account, Limit, Scope
+from kvmesh.buckets.operations import Book, Show, Shown, Sweep
+from kvmesh.clock import MonotonicClock
+from kvmesh.errors import MeshError
+from kvmesh.inference.v1 import inference_pb2
+from kvmesh.metrics import Metrics
+from services.frontend.accounting import Accounting, Hold
+from services.frontend.adoption import Place
+from services.frontend.budgets.budgets import Budgets
+from services.frontend.budgets.metrics import BudgetMetrics
+from services.frontend.end import End
+from services.frontend.executions import Claim
+from services.frontend.order import Order
+from services.frontend.resume_token import ATTEMPT_STRIDE
+from services.frontend.shares import Earlier
+from tests.integration.frontend import test_executions
+from tests.integration.frontend.conftest import until
+from tests.integration.frontend.test_executions import MESH
+from tests.unit.frontend.budgets.world import caller
+from tests.unit.frontend.fake_mesh import order
+
+ACCOUNT = Account("acme", (Scope("tenant:t", Limit(tokens_per_min=60_000, tokens_burst=50_000)),))
+PROMPT, OUTPUT = 2000, 4000
+WELL = End(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
+LEFT = End(error=MeshError("CLIENT_GONE", "the client left"))
+
+
+class Progress:
+    def __init__(self, tokens: int) -> None:
+        self.ids, self.delivered = [5] * tokens, tokens
+        self.cached_tokens = self.recomputed_tokens = 0
+
+
+class Request:
+    """Stands for a live request that ended."""
+
+    def __init__(self, of: Order, tokens: int, end: End) -> None:
+        self.order, self.progress, self.end = of, Progress(tokens), end
+        self.attempts: list[Any] = []
+
+
+class Frontend(test_executions.Frontend):
+    """The part of a frontend that numbers executions and charges for them."""
+
+    def __init__(self, redis_url: str, name: str) -> None:
+        super().__init__(redis_url, name)
+        metrics = BudgetMetrics(Metrics("frontend"), lambda _: "one")
+        self.ledger = Ledger(self.redis, MESH)
+        self.budgets = Budgets(self.ledger, name, MonotonicClock(), metrics, answer_s=10.0)
+        self.accounting = Accounting(self.settlements, self.budgets)
+        self.hold, self.order = Hold(), order(1)
+
+    async def __aenter__(self) -> Frontend:
+        await super().__aenter__()
+        self._tasks.append(asyncio.create_task(self.budgets.run()))
+        return self
+
+    async def start(self, *, received: int = 0, giver: int = -1, is_keyed: bool = True) -> None:
+        """Execute the request: behind `received` tokens, if `giver` made them; else from its beginning."""
+        owner, is_resumed, request_id = self.executions.new_owner(), giver >= 0, f"{1:032x}"
+        epoch, earlier = 0, tuple[Earlier, ...]()
+        if is_keyed or is_resumed:
+            claim = Claim(request_id, 5, 7, False, giver + 1, owner, received, giver)
+            execution = await self.executions.begin(claim)
+            epoch, earlier = execution.epoch, execution.earlier
+        made = order(
+            1,
+            caller=caller(ACCOUNT, is_strict=True),
+            owner=owner,
+            is_keyed=is_keyed,
+            is_fenced=True,
+            is_resumed=is_resumed,
+            attempt_base=epoch * ATTEMPT_STRIDE,
+            place=Place(1, "decode-0") if is_resumed else None,
+            received_ids=(5,) * received,
+            earlier=earlier,
+            max_output_tokens=OUTPUT,
+        )
+        self.order = await self.accounting.reserve(self.hold, replace(made, prompt_ids=b"\1\0\0\0" * PROMPT))
+
+    def end(self, tokens: int, end: End) -> None:
+        """End it with so much output in all."""
+        self.accounting.close(self.hold, Request(self.order, tokens, end))  # type: ignore[arg-type]
+
+    async def book(self) -> Book:
+        """Return the ledger."""
+        (shown,) = await self.ledger.run([Show(ACCOUNT)])
+        assert isinstance(shown, Shown)
+        return shown.book
+
+    async def sweep(self) -> None:
+        """Let all leases be over."""
+        later = Ledger(self.redis, MESH, test_clock_ms=lambda: round(time.time() * 1000) + 60_000)
+        await later.run([Sweep("acme")])
+
+
+def charged(book: Book) -> int:
+    """Return all that was charged."""
+    return book.settled + book.overrun + book.swept + book.spent
+
+
+@pytest.mark.parametrize("is_keyed", [True, False])
+@pytest.mark.parametrize("is_swept_before", [True, False])
+@pytest.mark.parametrize("received", [10, 2000, 3900])
+async def test_a_killed_frontend_is_charged_what_it_gave(
+    redis_url: str, received: int, is_swept_before: bool, is_keyed: bool
+) -> None:
+    """Its client went on elsewhere: what was reserved for the rest is given back, before or after the lease is over."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await one.start(is_keyed=is_keyed)  # and never reports
+        if is_swept_before:
+            await one.sweep()
+            assert (await one.book()).swept == PROMPT + OUTPUT
+        await other.start(received=received, giver=0, is_keyed=is_keyed)
+        other.end(OUTPUT, WELL)
+        await _quiet(other)
+        await one.sweep()
+        book = await other.book()
+        assert (charged(book), book.open_count) == (PROMPT + OUTPUT, 0)
+        assert book.swept == PROMPT + received
+
+
+async def test_of_three_frontends_two_are_killed(redis_url: str) -> None:
+    """Each is charged its own part."""
+    async with AsyncExitStack() as stack:
+        one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
+        await one.start()
+        await two.start(received=100, giver=0)
+        await three.start(received=250, giver=1)
+        three.end(OUTPUT, WELL)
+        await _quiet(three)
+        await three.sweep()
+        book = await three.book()
+        assert (charged(book), book.swept) == (PROMPT + OUTPUT, PROMPT + 250)
+
+
+async def test_a_frontend_killed_before_its_client_had_anything_is_charged_nothing(redis_url: str) -> None:
+    """The key sent again is executed from the beginning, and paid there."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await one.start()
+        await other.start()
+        other.end(OUTPUT, WELL)
+        await _quiet(other)
+        await one.sweep()
+        assert charged(await other.book()) == PROMPT + OUTPUT
+
+
+@pytest.mark.parametrize("is_keyed", [True, False])
+@pytest.mark.parametrize("streamed", [300, 400, 450])
+@pytest.mark.parametrize("is_swept_before", [True, False])
+async def test_a_frozen_frontend_that_reports_last_pays_its_part(
+    redis_url: str, is_swept_before: bool, streamed: int, is_keyed: bool
+) -> None:
+    """Whatever its client says that it had of it: the sum is what was given."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await one.start(is_keyed=is_keyed)
+        if is_swept_before:
+            await one.sweep()
+        await other.start(received=400, giver=0, is_keyed=is_keyed)
+        other.end(1000, LEFT)
+        await _quiet(other)
+        one.end(streamed, LEFT)
+        await _quiet(one)
+        book = await one.book()
+        assert (charged(book), book.open_count) == (PROMPT + 1000, 0)
+
+
+async def _quiet(frontend: Frontend) -> None:
+    """Wait until Redis knows everything."""
+    assert await frontend.settlements.flush(5)
+    await until(lambda: frontend.hold.reservation is None, "it has ended")
+    assert await frontend.budgets.flush(5)
