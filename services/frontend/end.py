@@ -6,12 +6,23 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import faults
 from services.frontend.order import Order
 from services.frontend.progress import Progress
+
+CUT: Final = "DEADLINE_CUT"
+"""An answer that the mesh's own limit cut; DEADLINE is the reason of a request that failed by its deadline."""
+
+
+def outcome_of(reason: pb.FinishReason.ValueType) -> str:
+    """Return the name of a good end for metrics and logs; it is no error's."""
+    if reason == pb.FINISH_REASON_DEADLINE:
+        return CUT
+    return pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +37,7 @@ class End:
         """Name for metrics and logs: the finish reason or the error's reason."""
         if self.error is not None:
             return self.error.reason
-        return pb.FinishReason.Name(self.finish_reason).removeprefix("FINISH_REASON_")
+        return outcome_of(self.finish_reason)
 
 
 def finished(progress: Progress, reason: pb.FinishReason.ValueType) -> End:
@@ -45,8 +56,11 @@ def completed(progress: Progress) -> End | None:
     return finished(progress, reason) if reason != pb.FINISH_REASON_UNSPECIFIED else None
 
 
-def by_deadline(order: Order, progress: Progress) -> End:
-    """Return the end of a request whose time is over, here or at a hop behind, whose margin makes it a little earlier."""
+def by_deadline(order: Order, progress: Progress, fault: str = "") -> End:
+    """Return the end of a request whose time is over, here or at a hop behind, whose margin makes it a little earlier.
+
+    `fault`: why it was not running.
+    """
     if progress.ids and not order.is_clients_deadline:
         return finished(progress, pb.FINISH_REASON_DEADLINE)
-    return End(error=faults.time_over(order, progress))
+    return End(error=faults.time_over(order, progress, fault))

@@ -6,6 +6,7 @@ frontend's own.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -86,23 +87,48 @@ def retries_refused(fault: str, attempts: int, tokens_sent: int) -> MeshError:
     )
 
 
-def deadline(reason: str, limit_s: float, tokens_sent: int) -> MeshError:
-    """Return the error of a request whose time is over. `reason`: DEADLINE or TTFT_TIMEOUT."""
+def deadline(
+    reason: str, limit_s: float, tokens_sent: int, *, is_rest: bool = False, fault: str = ""
+) -> MeshError:
+    """Return the error of a request whose time is over. `reason`: DEADLINE or TTFT_TIMEOUT.
+
+    `is_rest`: `limit_s` is what was left when it came here, and it may have been elsewhere before. `fault`: why it was
+    not running when its time ended.
+    """
     what = "the first token did not come" if reason == "TTFT_TIMEOUT" else "the request did not end"
+    within = f"the {limit_s:.3f} s that were left when it came here" if is_rest else f"{limit_s:.3f} s"
+    why = f": {_TEXTS.get(fault) or f'its last attempt ended with {fault}'}" if fault else ""
     return MeshError(
         reason,
-        f"{what} within {limit_s:.3f} s; {tokens_sent} tokens were sent",
-        {"tokens_sent": str(tokens_sent), "limit_s": f"{limit_s:.3f}"},
+        f"{what} within {within}{why}; {tokens_sent} tokens were sent",
+        {"tokens_sent": str(tokens_sent), "limit_s": f"{limit_s:.3f}"} | ({"fault": fault} if fault else {}),
     )
 
 
-def time_over(order: Order, progress: Progress) -> MeshError:
-    """Return the error of a request whose deadline, or that of its first token, has come."""
+def time_over(order: Order, progress: Progress, fault: str = "") -> MeshError:
+    """Return the error of a request whose deadline, or that of its first token, has come. `fault`: as of `deadline`."""
     reason, until_s = "DEADLINE", order.deadline_s
     is_waiting = progress.first_token_s is None
     if is_waiting and order.ttft_deadline_s is not None and order.ttft_deadline_s < until_s:
         reason, until_s = "TTFT_TIMEOUT", order.ttft_deadline_s
-    return deadline(reason, until_s - order.arrived_s, len(progress.ids))
+    is_rest = reason == "DEADLINE" and order.is_clients_deadline and (order.is_resumed or order.is_keyed)
+    return deadline(reason, until_s - order.arrived_s, len(progress.ids), is_rest=is_rest, fault=fault)
+
+
+def too_short(left_s: float, least_s: float, estimate_s: float = 0.0) -> MeshError:
+    """Return the error of a request without the time with which anything is begun.
+
+    `estimate_s`: until its first token, as measured; 0 if nobody knows. It is what the client is told where it is more.
+    """
+    if estimate_s > least_s:
+        return infeasible(left_s, estimate_s)
+    left_ms = math.floor(max(0.0, left_s) * 1000 + 1e-6)
+    return MeshError(
+        INFEASIBLE,
+        f"nothing is begun with less than {least_s:.3f} s (frontend.start_min_s), however short, and"
+        f" {left_ms / 1000:.3f} s are left; 0 tokens were sent",
+        {"start_min_ms": f"{least_s * 1000:.0f}", "remaining_ms": str(left_ms), "tokens_sent": "0"},
+    )
 
 
 def infeasible(

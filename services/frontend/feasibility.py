@@ -33,6 +33,11 @@ class Outlook:
     first_token_s: float = 0.0
     """From a request's arrival to its first token, the router's queue taken off."""
 
+    @property
+    def until_first_token_s(self) -> float:
+        """From a request's arrival to its first token; 0: unknown."""
+        return self.queue_delay_s + self.first_token_s if self.first_token_s else 0.0
+
 
 class FirstTokens:
     """How long first tokens take at this frontend beside the router's queue: smoothed, and how far it strays.

@@ -127,7 +127,7 @@ class Intake:
         deadline_s, is_clients = _deadline(arrival)
         timeout_s = asked.ttft_timeout_s
         ttft_deadline_s = arrived_s + timeout_s if timeout_s is not None else None
-        self._check_time(asked, arrived_s, deadline_s, ttft_deadline_s)
+        self._check_time(asked, arrival, deadline_s, ttft_deadline_s, len(prompt_ids) // 4)
         request_id = self._request_id(asked, tenant.name)
         max_output_tokens = asked_tokens
         if resume is not None and resume.max_output_tokens:
@@ -177,17 +177,25 @@ class Intake:
         )
 
     def _check_time(
-        self, asked: Asked, arrived_s: float, deadline_s: float, ttft_deadline_s: float | None
+        self,
+        asked: Asked,
+        arrival: Arrival,
+        deadline_s: float,
+        ttft_deadline_s: float | None,
+        prompt_tokens: int,
     ) -> None:
         """Raise MeshError if the time is over, or too short for a request to start; one that runs may be taken over."""
         now_s = self._clock.now_s()
         if deadline_s <= now_s:
-            raise faults.deadline("DEADLINE", max(0.0, deadline_s - arrived_s), 0)
+            is_rest = asked.resume is not None or bool(asked.idempotency_key)
+            raise faults.deadline("DEADLINE", max(0.0, deadline_s - arrival.at_s), 0, is_rest=is_rest)
         if asked.received_ids:
             return
         left_s = min(deadline_s, deadline_s if ttft_deadline_s is None else ttft_deadline_s) - now_s
         if left_s < self._start_min_s:
-            raise faults.infeasible(left_s, self._start_min_s)
+            band = arrival.caller.service_class.band
+            outlook = self._core.outlook(asked.session_id, band, prompt_tokens, now_s)
+            raise faults.too_short(left_s, self._start_min_s, outlook.until_first_token_s)
 
     def _clamped(self, asked: Asked, wanted: int, deadline_s: float, outlook: Outlook) -> int:
         """Return how much of the output the client's deadline leaves time for."""

@@ -10,6 +10,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.tenants.caller import Caller
 from services.frontend.core import FrontendCore
+from services.frontend.end import outcome_of
 from services.frontend.executions import Executions
 from services.frontend.request import LiveRequest
 from services.frontend.settlement import Charge, Settlements
@@ -21,10 +22,10 @@ class RequestMetrics:
 
     def __init__(self, metrics: Metrics, tenants: TenantMetrics) -> None:
         self._tenants = tenants
-        reasons = [name.removeprefix("FINISH_REASON_") for name in pb.FinishReason.keys()[1:]]
+        reasons = [outcome_of(reason) for reason in pb.FinishReason.values()[1:]]
         self._outcomes: dict[str, Counter] = {
             outcome: metrics.counter("requests", "Requests that ended, by outcome.", outcome=outcome)
-            for outcome in dict.fromkeys([*reasons, *TABLE])
+            for outcome in (*reasons, *TABLE)
         }
         self._ttft = metrics.histogram("ttft_seconds", "From arrival to the first token.")
         self._duration = metrics.histogram("request_seconds", "From arrival to the end.")

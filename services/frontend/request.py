@@ -162,7 +162,7 @@ class LiveRequest:
         """WAITING -> ATTACHED, or stay and wait for a router."""
         left_s, needed_s = self.order.left_s(now_s), self.limits.start_min_s
         if not self.progress.ids and left_s < needed_s:
-            error = faults.infeasible(left_s, needed_s)
+            error = faults.too_short(left_s, needed_s)
             self.end_with(End(error=error), now_s, attach.Cancel.REASON_DEADLINE)
             return
         peer = self.hub.choose(self.order.affinity, self.upstream.avoid)
@@ -254,7 +254,18 @@ class LiveRequest:
         """Time is over, here or at a hop behind, whose margin makes it a little earlier."""
         if self.end_if_complete(now_s):
             return
-        self.end_with(by_deadline(self.order, self.progress), now_s, attach.Cancel.REASON_DEADLINE)
+        end = by_deadline(self.order, self.progress, self._fault())
+        self.end_with(end, now_s, attach.Cancel.REASON_DEADLINE)
+
+    def _fault(self) -> str:
+        """Return why nothing of it runs, as far as that is known here; empty if something does."""
+        if self.state is State.ADOPTING:
+            return "" if self.upstream.peer is not None else faults.NO_ROUTER
+        if self.state is not State.WAITING:
+            return ""
+        if self.router_until_s is not None:
+            return faults.NO_ROUTER
+        return self.attempts[-1].fault if self.attempts else ""
 
     def finish(self, reason: pb.FinishReason.ValueType, now_s: float) -> None:
         """End well."""

@@ -199,12 +199,12 @@ async def test_concurrency_counts_what_runs_and_nothing_else(served: Serving, po
 
 
 async def test_what_cannot_start_in_time_takes_nothing(served: Serving, pool: Pool) -> None:
-    """50 ms are too little for a first token: the estimate says why, and no router hears of it."""
+    """50 ms are less than anything is begun with: the refusal says so, and no router hears of it."""
     details = from_rpc_error(await error_of(call(served, request(5), timeout=0.08)))
     limits = pb.Limits(ttft_timeout=Duration(nanos=50_000_000))
     other = from_rpc_error(await error_of(call(served, request(5, limits=limits), timeout=10)))
     if details.reason:  # else the client was faster
-        assert details.reason == "INFEASIBLE_DEADLINE" and details.metadata["estimate_ms"] == "100"
+        assert details.reason == "INFEASIBLE_DEADLINE" and details.metadata["start_min_ms"] == "100"
     assert (other.reason, other.code.name) == ("INFEASIBLE_DEADLINE", "DEADLINE_EXCEEDED")
     assert not pool.submits and not served.frontend.budgets.open_count
 

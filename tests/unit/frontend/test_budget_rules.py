@@ -15,7 +15,7 @@ from kvmesh.buckets.limits import Account
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
-from services.frontend import bill, feasibility, wire
+from services.frontend import bill, faults, feasibility, wire
 from services.frontend.core import FrontendCore
 from services.frontend.feasibility import FirstTokens, Outlook
 from services.frontend.live import Live
@@ -103,7 +103,11 @@ def test_a_request_without_time_never_reaches_a_router() -> None:
     mesh = mesh_of(start_min_s=0.1)
     late = begin(mesh, 1, deadline_s=mesh.now_s + 0.05)
     assert error_of(late).reason == "INFEASIBLE_DEADLINE"
-    assert error_of(late).metadata["estimate_ms"] == "100" and not sent(mesh)
+    told = error_of(late)
+    assert told.metadata == {"start_min_ms": "100", "remaining_ms": "50", "tokens_sent": "0"} and not sent(
+        mesh
+    )
+    assert "less than 0.100 s (frontend.start_min_s)" in told.message and "would need" not in told.message
     again = begin(mesh, 2, deadline_s=mesh.now_s + 1.0)
     (submit,) = sent(mesh)
     mesh.now_s += 0.95
@@ -111,6 +115,17 @@ def test_a_request_without_time_never_reaches_a_router() -> None:
     mesh.now_s += 0.04
     mesh.core.on_timer(mesh.now_s)
     assert error_of(again).reason == "INFEASIBLE_DEADLINE" and not sent(mesh)
+
+
+def test_a_measured_estimate_is_told_where_it_is_more_than_the_least() -> None:
+    """Who gives the least with which anything is begun would only be refused again for what the prompt takes."""
+    for estimate_s, said in ((0.0, {"start_min_ms": "100"}), (0.06, {"start_min_ms": "100"})):
+        assert faults.too_short(0.05, 0.1, estimate_s).metadata.items() >= said.items()
+        assert "estimate_ms" not in faults.too_short(0.05, 0.1, estimate_s).metadata
+    assert faults.too_short(0.05, 0.1, 0.75).metadata["estimate_ms"] == "750"
+    assert faults.too_short(0.0999, 0.1).metadata["remaining_ms"] == "99", "never as much as the least"
+    assert Outlook(queue_delay_s=2.0).until_first_token_s == 0.0, "the queue alone is no estimate"
+    assert Outlook(queue_delay_s=2.0, first_token_s=0.5).until_first_token_s == 2.5
 
 
 def test_a_router_that_sees_no_way_says_its_estimate_and_is_not_asked_again() -> None:

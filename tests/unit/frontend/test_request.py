@@ -11,14 +11,18 @@ import pytest
 from kvmesh.attach import frames
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.errors import MeshError
+from kvmesh.errors import TABLE, MeshError
 from kvmesh.inference.v1 import inference_pb2
+from kvmesh.metrics import Metrics
 from services.frontend import answers, messages
 from services.frontend.attempts import Attempt
 from services.frontend.core import FrontendCore
+from services.frontend.end import outcome_of
+from services.frontend.metrics import RequestMetrics
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
+from services.frontend.tenant_metrics import TenantMetrics
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order
 
@@ -51,6 +55,12 @@ def run(mesh: FakeMesh, client: Client, tokens: int) -> None:
         mesh.settle()
         client.read(mesh.now_s)
     raise AssertionError(f"{client.request} does not move")
+
+
+def end_of(client: Client) -> MeshError:
+    """Return the error with which the request ended."""
+    assert client.request.end is not None and client.request.end.error is not None
+    return client.request.end.error
 
 
 def finish(mesh: FakeMesh, client: Client) -> str:
@@ -353,12 +363,57 @@ def test_the_clients_deadline_is_an_error_and_the_meshs_is_an_answer() -> None:
         end = client.request.end
         assert end is not None
         if end.error is not None:
-            assert end.error.code.name == outcome
+            assert (end.error.code.name, end.outcome) == (outcome, "DEADLINE")
         else:
             assert (end.finish_reason, outcome) == (inference_pb2.FINISH_REASON_DEADLINE, "FINISHED")
+            assert end.outcome == "DEADLINE_CUT"
         assert client.ids == whole(client)[: len(client.ids)]
         mesh.settle()
         assert mesh.cancels == [pb.Cancel.REASON_DEADLINE] and not mesh.runs
+
+
+def test_a_deadline_without_a_router_says_so() -> None:
+    """Nothing of it runs, whatever time is given: the client learns why, with tokens and without."""
+    for tokens in (0, 10):
+        mesh = mesh_of()
+        client = begin(mesh, deadline_s=mesh.now_s + 4.0)
+        if tokens:
+            run(mesh, client, tokens)
+        cut_home(mesh) if tokens else mesh.cut(mesh.routers[0])
+        mesh.runs.clear()
+        mesh.advance(4.0)
+        error = end_of(client)
+        assert (error.reason, error.metadata["fault"]) == ("DEADLINE", "NO_ROUTER")
+        assert "did not end within 4.000 s: no router is reachable;" in error.message
+
+
+@pytest.mark.parametrize("how", ["is_resumed", "is_keyed"])
+def test_who_comes_late_is_told_of_what_was_left(how: str) -> None:
+    """It may have been elsewhere before: what it had here is not the time that its caller gave."""
+    mesh = mesh_of()
+    client = begin(mesh, deadline_s=mesh.now_s + 1.0, **{how: True})
+    run(mesh, client, 10)
+    mesh.advance(1.0)
+    error = end_of(client)
+    assert error.reason == "DEADLINE" and "fault" not in error.metadata
+    assert "within the 1.000 s that were left when it came here;" in error.message
+
+
+def test_every_outcome_has_a_series_of_its_own() -> None:
+    """No finish reason is named like an error: an alert on errors would count answers."""
+    good = [outcome_of(reason) for reason in inference_pb2.FinishReason.values()[1:]]
+    assert not set(good) & set(TABLE) and len(set(good)) == len(good)
+    metrics = Metrics("frontend")
+    counts = RequestMetrics(metrics, TenantMetrics(metrics, ()))
+    for is_clients in (True, False):
+        mesh = mesh_of()
+        mesh.core._observer = counts
+        client = begin(mesh, deadline_s=mesh.now_s + 1.0, is_clients_deadline=is_clients)
+        run(mesh, client, 10)
+        mesh.advance(1.0)
+    text = metrics.text().decode()
+    for outcome in ("DEADLINE", "DEADLINE_CUT"):
+        assert f'kvmesh_frontend_requests_total{{outcome="{outcome}"}} 1.0' in text
 
 
 def test_a_late_first_token_is_its_own_error() -> None:
