@@ -104,10 +104,11 @@ class Generation:
     async def _run(self) -> AsyncGenerator[Chunk, None]:
         journey, avoid = self._journey, ""
         while journey.finished is None:
-            remaining_s = journey.deadline_s - self._now_s()
-            if remaining_s <= 0:
+            now_s = self._now_s()
+            if journey.is_over(now_s):
                 raise journey.deadline_error()
-            request = journey.outgoing()
+            remaining_s = journey.deadline_s - now_s
+            request = journey.outgoing(now_s)
             next_step: Again | GiveUp | None = None
             async with self._connections.stream(avoid, request, remaining_s) as stream:
                 try:

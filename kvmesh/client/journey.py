@@ -25,6 +25,10 @@ TOKEN_REFUSED: Final = frozenset({"RESUME_TOKEN_INVALID", "FIELD_UNKNOWN"})
 """What a frontend says that cannot read a resume token: it is of an older release, or has not seen the mesh's secret."""
 
 
+TTFT_MIN_S: Final = 0.001
+"""The shortest wait for the first token that the mesh takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of the answer."""
@@ -64,7 +68,16 @@ class Journey:
         self.finished: pb.Finished | None = None
         self.resumes = 0
         """Times the stream went on elsewhere behind a `started`."""
-        self._retries = Retries(patience, deadline_s, len(self.ids), has_own_key=has_own_key, began_s=began_s)
+        self._began_s = began_s
+        self._ttft_s = _ttft_s(request)
+        self._retries = Retries(
+            patience,
+            deadline_s,
+            len(self.ids),
+            has_own_key=has_own_key,
+            began_s=began_s,
+            ttft_s=self._ttft_s,
+        )
         self._tokens: list[bytes] = (
             [request.options.resume.resume_token] if request.options.HasField("resume") else []
         )
@@ -81,17 +94,26 @@ class Journey:
         """Times it was sent."""
         return self._retries.sends
 
-    def outgoing(self) -> pb.GenerateRequest:
-        """Return the message of the next send, and count it."""
+    def is_over(self, now_s: float) -> bool:
+        """True if nothing that comes now is in time: of what has no token, its first one."""
+        return now_s >= self._retries.until_s(len(self.ids))
+
+    def outgoing(self, now_s: float | None = None) -> pb.GenerateRequest:
+        """Return the message of the next send, and count it. `now_s`: ask `is_over` first; None: nothing has passed yet."""
+        passed_s = 0.0 if now_s is None or not self.sends else now_s - self._began_s
         self._retries.sends += 1
         self._heard_started, self._tail = False, ""
-        if not self._tokens:
+        if not self._tokens and not (passed_s and self._ttft_s is not None):
             return self.request
         request = pb.GenerateRequest()
         request.CopyFrom(self.request)
-        request.options.resume.Clear()
-        request.options.resume.resume_token = self._tokens[-1]
-        request.options.resume.received_token_ids.extend(self.ids)
+        if self._ttft_s is not None and not self.ids:
+            left_s = max(TTFT_MIN_S, self._ttft_s - passed_s)
+            request.limits.ttft_timeout.FromNanoseconds(round(left_s * 1e9))
+        if self._tokens:
+            request.options.resume.Clear()
+            request.options.resume.resume_token = self._tokens[-1]
+            request.options.resume.received_token_ids.extend(self.ids)
         return request
 
     def on_message(self, message: pb.GenerateResponse) -> Chunk | None:
@@ -159,7 +181,9 @@ class Journey:
         else:
             self.resumes += 1
         self._heard_started = True
-        self._tokens = [started.resume_token]
+        # The first of a mesh is read by every release; that of a resume may say where it runs, which an older one does not.
+        is_resume = first is not None and len(self._tokens) > 0
+        self._tokens = [*self._tokens[:is_resume], started.resume_token]
         self._token_refusals = 0
 
     def _take(self, tokens: pb.Tokens) -> Chunk | None:
@@ -198,3 +222,10 @@ class Journey:
 
     def _broken(self, what: str) -> ProtocolBroken:
         return ProtocolBroken("PROTOCOL_BROKEN", f"{what}: a bug in the mesh or in this client")
+
+
+def _ttft_s(request: pb.GenerateRequest) -> float | None:
+    """Return the longest wait for the first token; None: none is given, or one that the mesh will refuse."""
+    timeout = request.limits.ttft_timeout
+    seconds = timeout.seconds + timeout.nanos / 1e9
+    return seconds if request.limits.HasField("ttft_timeout") and seconds >= TTFT_MIN_S else None

@@ -68,7 +68,8 @@ def is_frontends_fault(details: ErrorDetails) -> bool:
 class Retries:
     """Of one request, which was given the time from `began_s` to `deadline_s`, and has `token_count` tokens at first.
 
-    `has_own_key`: the idempotency key is this request's alone, nobody else can supersede it.
+    `has_own_key`: the idempotency key is this request's alone, nobody else can supersede it. `ttft_s`: longest wait for its
+    first token, over all sends; None: the deadline alone counts.
     """
 
     def __init__(
@@ -79,12 +80,15 @@ class Retries:
         *,
         has_own_key: bool,
         began_s: float = 0.0,
+        ttft_s: float | None = None,
     ) -> None:
         self.sends = 0
         """Counted by who sends."""
         self._patience = patience
         self._deadline_s = deadline_s
         self._given_s = deadline_s - began_s
+        self._ttft_s = ttft_s if ttft_s is not None and ttft_s < self._given_s else None
+        self._first_token_by_s = deadline_s if self._ttft_s is None else began_s + self._ttft_s
         self._has_own_key = has_own_key
         self._token_count = token_count
         """Tokens at the last failure."""
@@ -98,6 +102,10 @@ class Retries:
         self._last: GenerateError | None = None
         """The last failure behind which it was sent again."""
 
+    def until_s(self, token_count: int) -> float:
+        """Return when the time of a request that has so many tokens is over."""
+        return self._deadline_s if token_count else self._first_token_by_s
+
     def deadline_passed(self, token_count: int) -> DeadlinePassed:
         """Return the error of a request whose time is over while it has so many tokens."""
         last = self._last if token_count <= self._token_count else None
@@ -106,8 +114,11 @@ class Retries:
         )
 
     def _deadline_passed(self, token_count: int, last_reason: str, last_message: str) -> DeadlinePassed:
-        text = f"the request did not end within the {self._given_s:g} s that it was given; {token_count} tokens came"
-        return DeadlinePassed.after("DEADLINE", text, last_reason, last_message)
+        reason, what, given_s = "DEADLINE", "the request did not end", self._given_s
+        if self._ttft_s is not None and not token_count:
+            reason, what, given_s = "TTFT_TIMEOUT", "the first token did not come", self._ttft_s
+        text = f"{what} within the {given_s:g} s that it was given; {token_count} tokens came"
+        return DeadlinePassed.after(reason, text, last_reason, last_message)
 
     def on_lost(self, what: str, moment: Moment) -> Again | GiveUp:
         """The call broke without a word of the mesh, or its frontend fell silent."""
@@ -146,7 +157,8 @@ class Retries:
         last_reason, last_message = details.metadata.get("fault", ""), details.message
         if not last_reason and self._last is not None:
             last_reason, last_message = self._last.reason, self._last.message
-        if error.reason == "DEADLINE" and moment.now_s >= self._deadline_s - DEADLINE_SLACK_S:
+        is_time_over = error.reason in ("DEADLINE", "TTFT_TIMEOUT")
+        if is_time_over and moment.now_s >= self.until_s(moment.token_count) - DEADLINE_SLACK_S:
             return self._deadline_passed(moment.token_count, last_reason, last_message)
         if self._last is None:
             return error
@@ -191,17 +203,19 @@ class Retries:
         if details.retry_after_s is None:
             return backoff_s
         after_s = max(backoff_s, details.retry_after_s * (1 + 0.25 * moment.jitter))
+        until_s = self.until_s(moment.token_count)
         # What one frontend says of itself is no reason to give up before the deadline: another may be back earlier.
-        return backoff_s if is_frontends and moment.now_s + after_s >= self._deadline_s else after_s
+        return backoff_s if is_frontends and moment.now_s + after_s >= until_s else after_s
 
     def _again(self, error: GenerateError, moment: Moment, after_s: float) -> Again | GiveUp:
         self._streak += 1
         self._last = error
         if self._streak >= self._patience.sends_max or self.sends >= SENDS_TOTAL_MAX:
             return GiveUp(error)
-        if moment.now_s >= self._deadline_s:
+        until_s = self.until_s(moment.token_count)
+        if moment.now_s >= until_s:
             return GiveUp(self.deadline_passed(moment.token_count))
-        if moment.now_s + after_s >= self._deadline_s:
+        if moment.now_s + after_s >= until_s:
             return GiveUp(error)
         return Again(after_s)
 

@@ -387,3 +387,49 @@ def test_a_status_nobody_knows_is_no_reason_to_crash() -> None:
     """A newer mesh may say what this client has never heard."""
     assert type(error_of(details("DATA_LOSS", "NEW"))) is MeshUnavailable
     assert journey().on_message(pb.GenerateResponse()) is None
+
+
+def test_the_wait_for_the_first_token_is_one_over_all_sends() -> None:
+    """Each send asks for what is left of it; when nothing is, the caller is told, though its deadline is far."""
+    asked = pb.GenerateRequest(text="x", idempotency_key="k")
+    asked.limits.ttft_timeout.FromMilliseconds(2000)
+    one = Journey(asked, Patience(), 200.0, has_own_key=True, began_s=100.0)
+    assert one.outgoing(100.0).limits.ttft_timeout.ToMilliseconds() == 2000
+    assert isinstance(one.on_lost("frozen", has_other=True, now_s=101.5, jitter=0), Again)
+    assert not one.is_over(101.5)
+    assert one.outgoing(101.5).limits.ttft_timeout.ToMilliseconds() == 500
+    assert one.request.limits.ttft_timeout.ToMilliseconds() == 2000
+    assert one.is_over(102.0)
+    step = one.on_lost("frozen", has_other=True, now_s=104.0, jitter=0)
+    assert isinstance(step, GiveUp) and isinstance(step.error, DeadlinePassed)
+    assert step.error.reason == "TTFT_TIMEOUT" and "within the 2 s" in step.error.message
+
+
+def test_a_pause_beyond_the_wait_for_the_first_token_is_not_begun() -> None:
+    """Nor does a resume with tokens mind that wait."""
+    asked = pb.GenerateRequest(text="x", idempotency_key="k")
+    asked.limits.ttft_timeout.FromMilliseconds(2000)
+    full = details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0)
+    one = Journey(asked, Patience(), 200.0, has_own_key=True, began_s=100.0)
+    one.outgoing(100.0)
+    step = one.on_error(full, has_other=True, now_s=100.5, jitter=0)
+    assert isinstance(step, GiveUp) and isinstance(step.error, MeshFull)
+    two = started(Journey(asked, Patience(), 200.0, has_own_key=True, began_s=100.0))
+    assert isinstance(two.on_error(full, has_other=True, now_s=100.5, jitter=0), Again)
+    assert not two.is_over(150.0)
+    assert isinstance(two.on_lost("frozen", has_other=True, now_s=150.0, jitter=0), Again)
+    assert two.outgoing(150.0).limits.ttft_timeout.ToMilliseconds() == 2000
+
+
+def test_a_resume_keeps_a_token_that_every_release_reads() -> None:
+    """The first message of a resume may say where it runs; an older frontend gets the token of the first stream."""
+    one = started(journey())
+    one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], position=2, resume_token=b"1 placed")))
+    one.on_lost("gone", has_other=True, now_s=0, jitter=0)
+    one.outgoing()
+    one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"2 placed")))
+    one.on_lost("gone", has_other=True, now_s=0, jitter=0)
+    assert one.outgoing().options.resume.resume_token == b"2 placed"
+    refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
+    assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Again)
+    assert one.outgoing().options.resume.resume_token == b"1"
