@@ -45,6 +45,7 @@ from services.frontend.identity import identify
 from services.frontend.intake import Intake
 from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_executions
+from services.frontend.readiness import follow_routers
 from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
@@ -134,6 +135,8 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
             tasks.create_task(frontend.budgets.run(), name="budgets"),
         ]
         await frontend.server.set_serving(True)
+        readiness = follow_routers(frontend.core.peers, MonotonicClock(), frontend.server.set_serving)
+        running.append(tasks.create_task(readiness, name="readiness"))
         frontend.server.announce(metrics_address)
         log.info("serving", extra={"address": address, "model_version": member.model_version})
         gc.collect()

@@ -7,10 +7,12 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmesh.child import bound_command
 from kvmesh.config import ROOT
@@ -20,6 +22,8 @@ from kvmesh.membership.member import Member
 from kvmesh.membership.membership import read_members
 from kvmesh.membership.registration import Registration
 from kvmesh.redis_link import RedisLink
+from services.frontend.service import SERVICE_NAME
+from services.frontend.tries import ROUTER_WAIT_S
 from tests.integration.frontend.scripted_router import Pool, serving_router
 
 COMMAND = [sys.executable, "-m", "services.frontend"]
@@ -66,6 +70,56 @@ async def test_a_process_serves_and_leaves_cleanly(redis_url: str, pool: Pool) -
             assert "frontend-7" not in names
             lease.cancel()
             await asyncio.gather(lease, return_exceptions=True)
+    finally:
+        process.kill()
+        process.communicate()
+        await redis.close()
+
+
+async def test_health_follows_the_routers_and_not_their_restarts(redis_url: str, pool: Pool) -> None:
+    """Without any for some seconds it is NOT_SERVING, with one it serves again at once; draining keeps its meaning."""
+    redis = RedisLink(redis_url)
+    process = start(redis_url)
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    try:
+        assert process.stdout is not None
+        ready = json.loads(await asyncio.to_thread(process.stdout.readline))
+        began_s = time.monotonic()
+        async with grpc.aio.insecure_channel(ready["address"]) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+
+            async def until(expected: int, timeout_s: float) -> float:
+                """Wait for that status of the process and of its service; return the seconds since the start."""
+                async with asyncio.timeout(timeout_s):
+                    for service in ("", SERVICE_NAME):
+                        asked = health_pb2.HealthCheckRequest(service=service)
+                        while (await health.Check(asked, timeout=5)).status != expected:
+                            await asyncio.sleep(0.02)
+                return time.monotonic() - began_s
+
+            await until(serving, 2.0)
+            assert await until(not_serving, ROUTER_WAIT_S + 5.0) >= ROUTER_WAIT_S - 0.5
+            async with serving_router(pool, "router-0") as address:
+                member = Member(
+                    process_id="router-0",
+                    role="router",
+                    address=address,
+                    boot_id="1",
+                    model_version="kvmesh-1",
+                    block_tokens=32,
+                )
+                lease = asyncio.create_task(Registration(redis, "kvmesh", member).run())
+                await until(serving, ROUTER_WAIT_S - 1.0)
+                pool.hold_at = "placed"
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                call = stub.Generate(pb.GenerateRequest(text="Hello"), timeout=20)
+                await call.read()
+                process.send_signal(signal.SIGTERM)
+                await until(not_serving, 2.0)
+                pool.hold_at = ""
+                assert await asyncio.to_thread(process.wait, 10) == 0
+                lease.cancel()
+                await asyncio.gather(lease, return_exceptions=True)
     finally:
         process.kill()
         process.communicate()
