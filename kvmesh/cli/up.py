@@ -58,21 +58,29 @@ async def running_mesh(
 
 async def up(config: MeshConfig, data_dir: Path, console: Console) -> int:
     """Run the mesh until SIGINT or SIGTERM (0) or until a process fails (1)."""
+    status = 0
     try:
         async with running_mesh(config, data_dir, console) as (supervisor, mesh):
             console.print(address_table(mesh.processes))
             console.print(f"The mesh is up. Logs: {data_dir / LOGS}. Ctrl-C stops it.")
             try:
                 await supervisor.attend(asyncio.Event().wait())
-            finally:
-                await _tell_what_is_live(mesh, console)
+            except Stopped:
+                pass
+            except ProcessFailed as failed:
+                status = _failed(failed, console)
+            await _tell_what_is_live(mesh, console)
     except Stopped:
-        console.print("The mesh is stopped.")
-        return 0
+        pass
     except ProcessFailed as failed:
-        console.print(f"{failed}\nThe mesh is stopped.", markup=False, highlight=False, soft_wrap=True)
-        return 1
-    return 0
+        status = _failed(failed, console)
+    console.print("The mesh is stopped.")
+    return status
+
+
+def _failed(failed: ProcessFailed, console: Console) -> int:
+    console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
+    return 1
 
 
 async def _tell_what_is_live(mesh: MeshFile, console: Console) -> None:

@@ -733,28 +733,37 @@ async def test_up_ends_cleanly(end: str, tmp_path: Path, monkeypatch: pytest.Mon
         read_mesh(tmp_path)
 
 
+@pytest.mark.parametrize("end", ["signal", "death"])
 @pytest.mark.parametrize(("live", "told"), [(0, ""), (1, "1 live request"), (3, "3 live requests")])
 async def test_up_says_what_a_stop_waits_for(
-    live: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: int, told: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who pressed Ctrl-C once reads why the mesh is still there, before anything is stopped, and how to end it at once."""
+    """The operator reads why the mesh is still there, before anything is stopped, and how to end it at once.
+
+    A death is told before that.
+    """
     metrics = Metrics("frontend")
     metrics.gauge("live_requests", "Live.", partial(float, live))
     async with exposed(metrics, "127.0.0.1", 0) as address:
-        code = FAKE.replace("'metrics_address': ''", f"'metrics_address': '{address}'")
-        fake = Process("frontend-0", "frontend", (sys.executable, "-c", code), (), ReadyLine())
-        monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake])
+        counted = FAKE.replace("'metrics_address': ''", f"'metrics_address': '{address}'")
+        fake = Process("frontend-0", "frontend", (sys.executable, "-c", counted), (), ReadyLine())
+        mortal = Process("mortal", "fake", (sys.executable, "-c", FAKE), (), ReadyLine())
+        monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake, mortal])
 
         class Screen(io.StringIO):
             def write(self, text: str) -> int:
-                if "The mesh is up" in text:
+                if "The mesh is up" in text and end == "signal":
                     os.kill(os.getpid(), signal.SIGINT)
+                if "The mesh is up" in text and end == "death":
+                    os.kill(read_mesh(tmp_path).processes[-1].pid, signal.SIGKILL)
                 if "Waiting" in text:
+                    assert end == "signal" or "mortal ended by SIGKILL." in self.getvalue()
                     assert read_mesh(tmp_path).processes, "nothing is stopped yet"
                 return super().write(text)
 
         screen = Screen()
-        assert await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 20) == 0
+        code = await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 20)
+    assert code == (end == "death")
     line = f"Waiting up to 30 s for {told}. Ctrl-C now ends at once.\n"
     assert (line in screen.getvalue()) == bool(told)
     assert ("Waiting" in screen.getvalue()) == bool(told)
