@@ -20,6 +20,9 @@ HARD_BYTES = 16 << 20
 ROW_BYTES = 64
 """What one row is counted as, beside its variable part."""
 
+TAKE_BYTES = 4 << 20
+"""Prompts behind so many bytes go with the next message: gRPC refuses too large a one, and ends its stream."""
+
 
 def _nothing() -> None:
     return None
@@ -32,7 +35,7 @@ class Outbox:
     nobody waits for; a shell sets both to wake its writer, now or a little later.
     """
 
-    __slots__ = ("_full_since_s", "is_urgent", "on_lazy", "on_ready", "waiting_bytes")
+    __slots__ = ("_full_since_s", "_left_bytes", "is_urgent", "on_lazy", "on_ready", "waiting_bytes")
 
     def __init__(self) -> None:
         self.on_ready: Callable[[], None] = _nothing
@@ -40,6 +43,8 @@ class Outbox:
         self.is_urgent = False
         """True while a row waits that somebody waits for."""
         self.waiting_bytes = 0
+        self._left_bytes = 0
+        """Of these, what the last message had no room for; the peer has not been asked to read it."""
         self._full_since_s: float | None = None
 
     def is_full(self) -> bool:
@@ -53,7 +58,7 @@ class Outbox:
             return False
         if self._full_since_s is None:
             self._full_since_s = now_s
-        return self.waiting_bytes > HARD_BYTES or now_s - self._full_since_s >= STUCK_S
+        return self.waiting_bytes - self._left_bytes > HARD_BYTES or now_s - self._full_since_s >= STUCK_S
 
     def _add(self, variable_bytes: int = 0) -> None:
         self.waiting_bytes += ROW_BYTES + variable_bytes
@@ -68,7 +73,7 @@ class Outbox:
             self.on_lazy()
 
     def _taken(self) -> None:
-        self.waiting_bytes = 0
+        self.waiting_bytes = self._left_bytes = 0
         self.is_urgent = False
         self._full_since_s = None
 
@@ -139,7 +144,10 @@ class UpwardOutbox(Outbox):
         return False
 
     def take(self, now_s: float) -> pb.AttachRequest | None:
-        """Return everything that waits as one message, or None. The outbox is empty afterwards."""
+        """Return what waits as one message, or None: everything, but prompts up to TAKE_BYTES only.
+
+        What is left is urgent still; it goes with later messages, in the order of the slots.
+        """
         if not self.waiting_bytes and self._hello is None:
             return None
         self._taken()
@@ -149,18 +157,45 @@ class UpwardOutbox(Outbox):
             self._hello = None
         for slot, reason in self._cancels.items():
             message.cancels.add(slot=slot, reason=reason)
-        message.adopts.extend(self._adopts.values())
-        for submit, deadline_s, ttft_deadline_s in self._submits.values():
+        self._cancels.clear()
+        size = 0
+        for slot, (submit, deadline_s, ttft_deadline_s) in self._submits.items():
+            if size >= TAKE_BYTES:
+                self._take_before(slot, message)
+                return message
+            size += len(submit.token_ids) + len(submit.block_hashes)
             submit.budget.remaining_ms = remaining_ms(deadline_s, now_s)
             if ttft_deadline_s is not None:
                 submit.budget.ttft_remaining_ms = remaining_ms(ttft_deadline_s, now_s)
             message.submits.append(submit)
+        message.adopts.extend(self._adopts.values())
         message.handoffs.extend(self._handoffs.values())
         message.credit_slots.extend(self._credits.keys())
         message.credit_positions.extend(self._credits.values())
-        for waiting in (self._cancels, self._adopts, self._submits, self._handoffs, self._credits):
+        for waiting in (self._adopts, self._submits, self._handoffs, self._credits):
             waiting.clear()
         return message
+
+    def _take_before(self, first: int, message: pb.AttachRequest) -> None:
+        """Move what is of slots below `first` into `message`, which has their submits; the rest stays.
+
+        Slots are opened in ascending order, and nothing of one may come before it is open.
+        """
+        message.adopts.extend(row for slot, row in self._adopts.items() if slot < first)
+        message.handoffs.extend(row for slot, row in self._handoffs.items() if slot < first)
+        for slot, position in self._credits.items():
+            if slot < first:
+                message.credit_slots.append(slot)
+                message.credit_positions.append(position)
+        self._submits = {slot: row for slot, row in self._submits.items() if slot >= first}
+        self._adopts = {slot: row for slot, row in self._adopts.items() if slot >= first}
+        self._handoffs = {slot: row for slot, row in self._handoffs.items() if slot >= first}
+        self._credits = {slot: position for slot, position in self._credits.items() if slot >= first}
+        rows = len(self._submits) + len(self._adopts) + len(self._handoffs) + len(self._credits)
+        size = sum(len(each.token_ids) + len(each.block_hashes) for each, _, _ in self._submits.values())
+        size += sum(len(each.context_phase_params) for each in self._handoffs.values())
+        self.waiting_bytes = self._left_bytes = ROW_BYTES * rows + size
+        self.is_urgent = True
 
 
 class DownwardOutbox(Outbox):

@@ -1,5 +1,9 @@
 """Outboxes: what piles up becomes one message, in the right order, and a peer that reads no more is noticed."""
 
+import random
+
+import pytest
+
 from kvmesh.attach import outbox as ob
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import REMAINING_MS_MAX
@@ -106,3 +110,56 @@ def test_an_outbox_that_stays_full_is_stuck() -> None:
     for _ in range(5):
         outbox.tokens(1, 0, chunk)
     assert outbox.is_stuck(300.0)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_prompts_that_pile_up_go_in_several_messages(seed: int) -> None:
+    """No message is large; slots open in ascending order; nothing is lost, repeated, or ahead of its slot."""
+    draw, outbox = random.Random(seed), ob.UpwardOutbox()
+    opened: list[int] = []
+    credited: dict[int, int] = {}
+    cancelled: set[int] = set()
+    sizes = (4, 400_000, 3_000_000)
+    for _ in range(draw.randint(1, 40)):
+        slot = outbox.new_slot()
+        opened.append(slot)
+        if draw.random() < 0.3:
+            outbox.adopt(pb.Adopt(slot=slot, request_id="0" * 32))
+        else:
+            prompt = b"\0" * draw.choice(sizes)
+            outbox.submit(pb.Submit(slot=slot, request_id="0" * 32, token_ids=prompt), 5.0)
+        if draw.random() < 0.3:
+            credited[slot] = draw.randint(1, 99)
+            outbox.credit(slot, credited[slot])
+    last, seen, granted = 0, list[int](), dict[int, int]()
+    while (message := outbox.take(0.0)) is not None:
+        assert message.ByteSize() < ob.TAKE_BYTES + max(sizes) + 10_000
+        new = sorted([row.slot for row in message.adopts] + [row.slot for row in message.submits])
+        assert all(slot > last for slot in new)
+        seen += new
+        last = max([last, *new])
+        for slot, position in zip(message.credit_slots, message.credit_positions, strict=True):
+            assert slot in seen and slot not in granted
+            granted[slot] = position
+        assert outbox.is_urgent == bool(outbox.waiting_bytes)
+        assert not outbox.is_stuck(1e6 * len(seen)), "a peer is given time for what it was sent"
+        for slot in opened:
+            if slot not in seen and slot not in cancelled and draw.random() < 0.05:
+                assert outbox.cancel(slot, pb.Cancel.REASON_CLIENT)
+                cancelled.add(slot)
+    assert seen == [slot for slot in opened if slot not in cancelled]
+    assert granted == {slot: position for slot, position in credited.items() if slot not in cancelled}
+
+
+def test_a_peer_that_takes_none_of_what_is_left_is_stuck() -> None:
+    """Much that waits for its turn is no fault of the peer's; a message that it does not read is."""
+    outbox = ob.UpwardOutbox()
+    for _ in range(30):
+        slot = outbox.new_slot()
+        outbox.submit(pb.Submit(slot=slot, token_ids=b"\0" * (1 << 20)), 5.0)
+    outbox.take(0.0)
+    assert outbox.waiting_bytes > ob.HARD_BYTES and not outbox.is_stuck(0.0)
+    assert not outbox.is_stuck(ob.STUCK_S - 0.01)
+    assert outbox.is_stuck(ob.STUCK_S)
+    outbox.take(ob.STUCK_S)
+    assert not outbox.is_stuck(ob.STUCK_S)
