@@ -21,7 +21,8 @@ from typing import Any, Final, TypeAlias
 
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, Violation, invalid
-from kvmesh.redis_link import Command, RedisAway, RedisLink, key
+from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import end, persist
 from services.frontend.resume_token import EPOCH_MAX
 from services.frontend.shares import RUNS, Earlier
@@ -192,19 +193,15 @@ class Executions:
 
     async def _answers(self, claims: list[Claim]) -> list[Answer]:
         try:
-            return list(await self._redis.pipeline([self._command(each) for each in claims]))
+            return await self._redis.scripts(_BEGIN, [self._call(each) for each in claims])
         except RedisAway:
             if not self._redis.is_connected or len(claims) == 1:
                 return [None] * len(claims)
         # It refuses one of them at least. Those that it took are numbered again, which costs nothing but a number.
         return [(await self._answers([each]))[0] for each in claims]
 
-    def _command(self, claim: Claim) -> Command:
-        return (
-            "EVAL",
-            _BEGIN,
-            1,
-            execution_key(self._mesh, claim.request_id),
+    def _call(self, claim: Claim) -> Call:
+        return (execution_key(self._mesh, claim.request_id),), (
             claim.epoch,
             f"{claim.digest:016x}",
             claim.seed,
@@ -249,7 +246,7 @@ def ttl_ms(runtime_max_s: float) -> int:
     return round((runtime_max_s + SLACK_S) * 1000)
 
 
-_BEGIN: Final = (
+_BEGIN: Final = Script(
     RUNS
     + """
 local known = redis.call('HMGET', KEYS[1], 'epoch', 'digest', 'seed', 'again',

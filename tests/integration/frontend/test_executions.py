@@ -156,6 +156,7 @@ async def test_a_burst_of_resumes_gets_its_numbers_over_one_connection(redis_url
     """All streams of a frontend that died ask in the same moment; what else the process asks Redis then is answered."""
     async with Frontend(redis_url, "a", ANSWER_S * 4) as one, Frontend(redis_url, "b") as other:
         await one.listening()
+        await one.begin(request_id="f" * 32)  # over the connection that is held
         before = len((await other.redis.execute("CLIENT", "LIST")).splitlines())
         asked = [asyncio.create_task(one.begin(request_id=f"{at:032x}", epoch=1)) for at in range(1000)]
         await asyncio.sleep(0)

@@ -139,6 +139,7 @@ async def test_of_three_frontends_two_are_killed(redis_url: str) -> None:
         one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
         await one.start()
         await two.start(received=100, giver=0)
+        assert await two.budgets.flush(5)
         await three.start(received=250, giver=1)
         three.end(OUTPUT, WELL)
         await _quiet(three)
