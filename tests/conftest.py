@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from kvmesh.child import bound_command
 from kvmesh.ports import free_ports
@@ -20,8 +20,10 @@ from kvmesh.redis_binary import redis_binaries, redis_command
 
 _START_S_MAX = 15.0
 
-# Two slow cores: a deadline per example would measure the machine.
-settings.register_profile("kvmesh", deadline=None, print_blob=True)
+# Two slow cores: a deadline per example, or for drawing them, would measure the machine.
+settings.register_profile(
+    "kvmesh", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("kvmesh")
 
 
