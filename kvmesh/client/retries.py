@@ -155,7 +155,7 @@ class Retries:
     def _over(self, error: DeadlinePassed, details: ErrorDetails, moment: Moment) -> DeadlinePassed:
         """Return what the caller is told where a frontend says that the time is over: it knows only what was left."""
         last_reason, last_message = details.metadata.get("fault", ""), details.message
-        if not last_reason and self._last is not None:
+        if self._last is not None and last_reason in ("", self._last.reason):
             last_reason, last_message = self._last.reason, self._last.message
         is_time_over = error.reason in ("DEADLINE", "TTFT_TIMEOUT")
         if is_time_over and moment.now_s >= self.until_s(moment.token_count) - DEADLINE_SLACK_S:

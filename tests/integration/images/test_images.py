@@ -128,7 +128,7 @@ def test_the_command_line_is_there(client: docker.DockerClient, image: str) -> N
 
 def test_health_is_found_wherever_a_service_listens(client: docker.DockerClient) -> None:
     """The check reads the container's own command line: no second place to tell the address."""
-    command = ("frontend", "--redis", NOWHERE, "--listen=127.0.0.1:7123")
+    command = ("router", "--redis", NOWHERE, "--listen=127.0.0.1:7123")
     with running(client, builds.SERVICE, *command) as container:
         wait_for(container, "healthy")
 

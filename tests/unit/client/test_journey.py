@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
@@ -321,8 +322,12 @@ def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
     away = details("UNAVAILABLE", "NO_ROUTER", 1.0)
     assert isinstance(one.on_error(away, has_other=False, now_s=105.0, jitter=0), Again)
     one.outgoing()
+    over = details("DEADLINE_EXCEEDED", "DEADLINE", metadata={"fault": "NO_ROUTER"})
+    over = dataclasses.replace(over, message="what the frontend knows of the time")
+    step = one.on_error(over, has_other=False, now_s=119.99, jitter=0)
     error = one.deadline_error()
     assert isinstance(error, DeadlinePassed)
+    assert isinstance(step, GiveUp) and step.error.message == error.message
     assert (error.reason, error.code) == ("DEADLINE", "DEADLINE_EXCEEDED")
     assert (error.last_reason, error.last_message) == ("NO_ROUTER", "why")
     assert error.message == (
