@@ -79,6 +79,9 @@ def _described(reason: Reason, limit: Limit, tokens: int) -> tuple[str, str]:
         per_min = f"{limit.tokens_per_min:.0f}"
         return per_min, f"the limit of {per_min} tokens per minute is reached"
     if reason == "concurrency":
-        return f"{limit.concurrency}", f"so many requests as may run at a time are running: {limit.concurrency}"
+        return (
+            f"{limit.concurrency}",
+            f"so many requests as may run at a time are running: {limit.concurrency}",
+        )
     burst = limit.tokens_burst
     return f"{burst:.0f}", f"at most {burst:.0f} tokens can be reserved at once; the request needs {tokens}"
