@@ -42,13 +42,13 @@ async def test_who_can_move_is_told_at_once_and_the_others_at_the_end(serving: S
     movable, plain = await begin(serving, pool, moves=True), await begin(serving, pool, moves=False)
     core, loop = serving.frontend.core, asyncio.get_running_loop()
     others: list[str] = []
-    draining = asyncio.create_task(drain(core, MonotonicClock(), lambda: bool(others), 3.0))
+    draining = asyncio.create_task(drain(core, MonotonicClock(), lambda: bool(others), 1.6))
     await until(lambda: core.is_draining, "the drain has begun")
     assert len(core.live.serving) == 2, "there is no other frontend: everybody stays"
     began_s = loop.time()
     others.append("frontend-1")
     assert await ends(movable) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    assert loop.time() - began_s < 1.5 and len(core.live.serving) == 1
+    assert loop.time() - began_s < 1.2 and len(core.live.serving) == 1
     assert await ends(plain) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
     await draining
     assert pool.cancels == [] and len(pool.runs) == 2
