@@ -278,18 +278,23 @@ class KappaPolicy:
             self._measured(work.replica, hit, event.at_s)
         elif hit.local_s > 0:
             usual_s = self.costs.estimate_s(hit.computed_tokens, hit.cached_tokens + hit.computed_tokens)
+            self._doubt(usual_s, hit.local_s, event.at_s)  # refusals know no factor of decode's own
             self.local_speeds.observe(work.replica, usual_s, hit.local_s, event.at_s)
 
     def _measured(self, replica: str, hit: Hit, at_s: float) -> None:
         total = hit.cached_tokens + hit.computed_tokens
         estimate_s = self.costs.estimate_s(hit.computed_tokens, total)
-        if at_s - self._measured_at_s > FRESH_S and hit.prefill_s < FASTER * estimate_s:
-            self.costs.forget()
+        self._doubt(estimate_s * self.speeds.factor(replica), hit.prefill_s, at_s)
         self.speeds.observe(replica, estimate_s, hit.prefill_s)
         self.costs.observe(hit.computed_tokens, total, hit.prefill_s / self.speeds.factor(replica))
         if self.costs.observation_total == OBSERVATIONS_MIN:
             self.local_speeds.clear()  # they stood on a guess
-        self._measured_at_s = at_s
+        self._measured_at_s = max(self._measured_at_s, at_s)  # other routers tell of old ones, too
+
+    def _doubt(self, estimate_s: float, seconds: float, at_s: float) -> None:
+        """Learn anew if nothing was measured for long, and this prompt was far quicker than it was foreseen there."""
+        if at_s - self._measured_at_s > FRESH_S and seconds < FASTER * estimate_s:
+            self.costs.forget()
 
     def _expire(self, now_s: float) -> None:
         for work in self.backlog.expired(now_s):

@@ -12,7 +12,15 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.decode_choice import DecodeChoice
 from services.router.placement.kappa import KappaPolicy
-from services.router.placement.policy import Hit, Measured, PlacementRequest, PoolView, ReplicaState
+from services.router.placement.policy import (
+    Dispatched,
+    Finished,
+    Hit,
+    Measured,
+    PlacementRequest,
+    PoolView,
+    ReplicaState,
+)
 from services.router.placement.shortlist import Match
 from services.router.relay.replicas import STEPS_KEPT_S
 from tests.unit.router.desk import Desk
@@ -280,6 +288,42 @@ def test_a_late_measurement_refutes_only_what_is_far_too_much(seconds: float, is
     desk.wait(11)
     desk.policy.observe(Measured("prefill-0", Hit(0, 10, 0, seconds), desk.now_s))
     assert desk.policy.knows_costs() is not is_refuted
+
+
+def test_a_quicker_replica_refutes_nothing() -> None:
+    """What it takes is what was foreseen there, however far from what others take."""
+    desk = Desk(prefills=3)
+    policy, draw = desk.policy, random.Random(1)
+    factors = {"prefill-0": 1.0, "prefill-1": 1.0, "prefill-2": 0.33}
+
+    def measure(replica: str, tokens: int) -> None:
+        seconds = factors[replica] * (0.02 + 0.05 * tokens)
+        policy.observe(Measured(replica, Hit(0, tokens, 0, seconds), desk.now_s))
+
+    for _ in range(300):
+        desk.now_s += 0.2
+        measure(draw.choice(list(factors)), draw.randint(5, 400))
+    for _ in range(20):
+        desk.now_s += 11
+        measure("prefill-2", 100)
+        assert policy.knows_costs()
+
+
+def test_a_prompt_that_decode_ran_refutes_what_it_would_be_refused_by() -> None:
+    """Without prefill replicas nothing else is ever measured."""
+    desk = slow_desk()
+    desk.wait(11)
+    work = Dispatched("r", "a" * 32, "decode-0", (), 3.0, desk.now_s, desk.now_s + 60, token_count=10)
+    desk.policy.observe(work)
+    desk.policy.observe(Finished("r", "a" * 32, desk.now_s, Hit(0, 10, 0, 0.0, local_s=0.01)))
+    assert not desk.policy.knows_costs()
+
+
+def test_old_news_make_no_measurement_old() -> None:
+    """Another router tells again what it saw minutes ago."""
+    desk = slow_desk()
+    desk.policy.observe(Measured("prefill-0", Hit(0, 10, 0, 3.0), desk.now_s - 300))
+    assert desk.policy.may_refuse(desk.now_s)
 
 
 def test_old_reports_do_not_stop_placement() -> None:
