@@ -16,8 +16,11 @@ mkdir -p .kvmesh
 
 echo "Unit tests; the images are built and the simulations run meanwhile, their log is .kvmesh/simulations.log."
 {
-  TAG=dev BASE="${1:-}" deploy/images/build.sh --if-possible || { echo "The images could not be built."; exit 1; }
-  exec "$python" -m pytest -q tests/simulation
+  trap 'kill "$now" 2>/dev/null' TERM
+  TAG=dev BASE="${1:-}" deploy/images/build.sh --if-possible & now=$!
+  wait "$now" || { echo "The images could not be built."; exit 1; }
+  "$python" -m pytest -q tests/simulation & now=$!
+  wait "$now"
 } >.kvmesh/simulations.log 2>&1 &
 background=$!
 "$python" -m pytest -q --ignore=tests/unit/repo tests/unit
