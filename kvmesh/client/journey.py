@@ -182,7 +182,7 @@ class Journey:
             self.resumes += 1
         self._heard_started = True
         # The first of a mesh is read by every release; that of a resume may say where it runs, which an older one does not.
-        is_resume = first is not None and len(self._tokens) > 0
+        is_resume = bool(self._tokens)
         self._tokens = [*self._tokens[:is_resume], started.resume_token]
         self._token_refusals = 0
 

@@ -25,7 +25,7 @@ async def drain(core: FrontendCore, clock: Clock, has_other: Callable[[], bool],
     """Return when no client is left; after `patience_s` the last ones are told to go on elsewhere."""
     core.is_draining = True
     until_s = clock.now_s() + patience_s
-    while core.live.serving or core.live.leaving:
+    while core.live.serving or core.live.leaving or core.live.has_handlers:
         now_s = clock.now_s()
         if now_s >= until_s:
             core.hand_over(list(core.live.serving), now_s)

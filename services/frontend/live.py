@@ -110,6 +110,11 @@ class Live:
             self._staying -= 1
             self._freed(now_s)
 
+    @property
+    def has_handlers(self) -> bool:
+        """True if somebody is still written to."""
+        return bool(self._attended)
+
     def executions(self, request_id: str) -> tuple[LiveRequest, ...]:
         """Return the executions of one request that are served here."""
         return tuple(self._by_id.get(request_id, ()))

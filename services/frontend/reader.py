@@ -12,8 +12,9 @@ from typing import Final
 from kvmesh.clock import Clock
 from services.frontend.request import LiveRequest
 
-TAIL_S: Final = 2.0
-"""Longest time behind a request's end that one write may take. A client that reads slowly, but reads, is not cut."""
+TAIL_S: Final = 30.0
+"""Longest time behind a request's end that one write may take. HTTP/2 asks for more in lumps of some 64 KB, however evenly
+a client reads: who takes less than that in this time is cut."""
 
 
 class Reader:

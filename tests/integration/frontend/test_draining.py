@@ -61,3 +61,16 @@ async def test_a_stream_that_ends_in_time_ends_well(serving: Serving, pool: Pool
     pool.tokens_max = 1 << 30
     assert await ends(plain) == (grpc.StatusCode.OK, "")
     await asyncio.wait_for(draining, 10)
+
+
+async def test_a_drain_waits_for_a_client_that_still_reads(serving: Serving) -> None:
+    """Its request is over, and what is left of it is being written."""
+    core: Any = serving.frontend.core
+    reading = object()
+    core.live.attend(reading)
+    draining = asyncio.create_task(drain(core, MonotonicClock(), lambda: True, 30.0))
+    await until(lambda: core.is_draining, "the drain has begun")
+    done, _ = await asyncio.wait([draining], timeout=0.3)
+    assert not done
+    core.live.dismiss(reading, 0.0)
+    await asyncio.wait_for(draining, 5)

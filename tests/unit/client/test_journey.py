@@ -438,3 +438,16 @@ def test_a_resume_keeps_a_token_that_every_release_reads() -> None:
     refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
     assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Again)
     assert one.outgoing().options.resume.resume_token == b"1"
+
+
+def test_a_caller_who_resumes_by_itself_keeps_its_own_token() -> None:
+    """It may be one that every release reads; what the first frontend says may be newer."""
+    asked = request()
+    asked.options.resume.resume_token = b"own"
+    one = started(Journey(asked, Patience(), 100.0, has_own_key=True))
+    one.on_lost("gone", has_other=True, now_s=0, jitter=0)
+    newest = one.outgoing().options.resume.resume_token
+    assert newest != b"own"
+    refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
+    assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Again)
+    assert one.outgoing().options.resume.resume_token == b"own"
