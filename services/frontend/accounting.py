@@ -19,6 +19,7 @@ from services.frontend.budgets.reservation import Reservation
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
 from services.frontend.settlement import Charge, Report, Settlements
+from services.frontend.shares import Earlier
 from services.frontend.trailers import of_remaining
 
 NEVER: Final = 1 << 62
@@ -34,6 +35,8 @@ class Hold:
     """Output the client had already; the reservation counts from there."""
     is_heir: bool = False
     """True if the execution that gave it has paid for it, or will."""
+    order: Order | None = None
+    """What it is held for, until that is live."""
 
     def trailers(self) -> Mapping[str, str]:
         """Return what is left of the budget, to be told the client."""
@@ -65,7 +68,8 @@ class Accounting:
         caller = order.caller
         if not caller.account.scopes:
             return order
-        hold.received = received = len(order.received_ids)
+        hold.order, hold.received = order, len(order.received_ids)
+        received = hold.received
         # Who has output goes on, whatever is left: the tenant pays it back. What a client cannot show that it had is
         # computed and paid as its prompt is.
         hold.is_heir = order.goes_ahead
@@ -76,9 +80,9 @@ class Accounting:
             reservation = await self._budgets.reserve(*asked)
         hold.reservation = reservation
         for each in order.earlier:
-            given = (0 if each.inherited else order.prompt_tokens) + received - each.inherited
-            share = given if hold.is_heir and each.is_giver else 0
-            self._budgets.lower(caller, each.owner or order.request_id, max(0, share))
+            if hold.is_heir and each.is_giver:
+                given = (0 if each.inherited else order.prompt_tokens) + received - each.inherited
+                self._lower(order, each, max(0, given))
         return replace(order, reservation_id=reservation.id)
 
     def progress(self, hold: Hold, position: int) -> int:
@@ -90,8 +94,14 @@ class Accounting:
     def release(self, hold: Hold) -> None:
         """Give everything back: the request never became live. May be called twice."""
         reservation, hold.reservation = hold.reservation, None
+        order, hold.order = hold.order, None
         if reservation is not None:
             self._pay(reservation, NOT_STARTED, 0, None)
+        if order is not None and _is_numbered(order):
+            # Else it would seem to have died: each execution after it would hear of it, and lower its reservation.
+            inherited = hold.received if hold.is_heir else 0
+            nothing = Report(order.request_id, order.epoch, order.owner, 0, 0, 0, False, inherited)
+            self._settlements.add(nothing)
 
     def close(self, hold: Hold, request: LiveRequest) -> None:
         """Report and pay what the client of a request that is over was given, also of one that goes on elsewhere."""
@@ -100,8 +110,10 @@ class Accounting:
             return
         reservation, hold.reservation = hold.reservation, None
         bill, order = bills.of(request), request.order
+        hold.order = None
         inherited = min(hold.received, bill.output_tokens) if hold.is_heir else 0
-        if bill.is_nothing:
+        # Who is owed nothing may have given something: its tokens were on their way. Its heir must not leave them for it.
+        if bill.is_nothing and not (request.progress.ids or _is_numbered(order)):
             if reservation is not None:
                 self._pay(reservation, bill, inherited, None)
             return
@@ -115,6 +127,11 @@ class Accounting:
             bill.is_complete,
             inherited,
         )
+        if reservation is not None and not bill.is_nothing:
+            # It pays for the request instead of those whose output its client let go. Who hangs up at once does not.
+            for each in order.earlier:
+                if not (hold.is_heir and each.is_giver):
+                    self._lower(order, each, 0)
         if reservation is None:
             self._settlements.add(report)
         elif _is_only(request, bill):
@@ -123,6 +140,9 @@ class Accounting:
         else:
             self._budgets.ended(reservation)
             self._settlements.add(report, partial(self._pay, reservation, bill, inherited))
+
+    def _lower(self, order: Order, earlier: Earlier, tokens: int) -> None:
+        self._budgets.lower(order.caller, earlier.owner or order.request_id, tokens)
 
     def _pay(self, reservation: Reservation, bill: Bill, inherited: int, charge: Charge | None) -> None:
         """Settle with what is this execution's to pay.
@@ -136,7 +156,13 @@ class Accounting:
         else:
             prompt, output = charge.paid_prompt_tokens, charge.paid_output_tokens
         cached = min(bill.cached_tokens, prompt)
-        self._budgets.settle(reservation, prompt, cached, output, refund_request=bill.is_request_refunded)
+        is_refunded = bill.is_request_refunded and not prompt + output
+        self._budgets.settle(reservation, prompt, cached, output, refund_request=is_refunded)
+
+
+def _is_numbered(order: Order) -> bool:
+    """True if Redis has noted it among the executions of the request."""
+    return order.is_fenced and (order.is_keyed or order.is_resumed)
 
 
 def _is_only(request: LiveRequest, bill: Bill) -> bool:

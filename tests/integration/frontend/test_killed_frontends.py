@@ -36,19 +36,20 @@ ACCOUNT = Account("acme", (Scope("tenant:t", Limit(tokens_per_min=60_000, tokens
 PROMPT, OUTPUT = 2000, 4000
 WELL = End(finish_reason=inference_pb2.FINISH_REASON_LENGTH)
 LEFT = End(error=MeshError("CLIENT_GONE", "the client left"))
+AWAY = End(error=MeshError("DRAINING", "the frontend is drained"))
 
 
 class Progress:
-    def __init__(self, tokens: int) -> None:
-        self.ids, self.delivered = [5] * tokens, tokens
+    def __init__(self, tokens: int, delivered: int) -> None:
+        self.ids, self.delivered = [5] * tokens, delivered
         self.cached_tokens = self.recomputed_tokens = 0
 
 
 class Request:
     """Stands for a live request that ended."""
 
-    def __init__(self, of: Order, tokens: int, end: End) -> None:
-        self.order, self.progress, self.end = of, Progress(tokens), end
+    def __init__(self, of: Order, tokens: int, delivered: int, end: End) -> None:
+        self.order, self.progress, self.end = of, Progress(tokens, delivered), end
         self.attempts: list[Any] = []
 
 
@@ -91,9 +92,10 @@ class Frontend(test_executions.Frontend):
         )
         self.order = await self.accounting.reserve(self.hold, replace(made, prompt_ids=b"\1\0\0\0" * PROMPT))
 
-    def end(self, tokens: int, end: End) -> None:
-        """End it with so much output in all."""
-        self.accounting.close(self.hold, Request(self.order, tokens, end))  # type: ignore[arg-type]
+    def end(self, tokens: int, end: End, *, delivered: int | None = None) -> None:
+        """End it with so much output in all, of which the client is known to have `delivered`, by default all."""
+        request = Request(self.order, tokens, tokens if delivered is None else delivered, end)
+        self.accounting.close(self.hold, request)  # type: ignore[arg-type]
 
     async def book(self) -> Book:
         """Return the ledger."""
@@ -177,6 +179,69 @@ async def test_a_frozen_frontend_that_reports_last_pays_its_part(
         await _quiet(one)
         book = await one.book()
         assert (charged(book), book.open_count) == (PROMPT + 1000, 0)
+
+
+async def test_who_sends_the_key_again_and_hangs_up_pays_what_was_streamed(redis_url: str) -> None:
+    """A second execution that gives nothing takes nothing off the first one's reservation."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await one.start()  # and is killed after 3000
+        await other.start()
+        other.end(0, LEFT)
+        await _quiet(other)
+        await other.sweep()
+        assert charged(await other.book()) == PROMPT + OUTPUT, "the estimate: nobody told how much it was"
+
+
+@pytest.mark.parametrize("is_keyed", [True, False])
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_an_end_with_output_on_its_way_is_told(redis_url: str, is_last: bool, is_keyed: bool) -> None:
+    """The client read more than the frontend knows: whoever reports first, the sum is what was given."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await one.start(is_keyed=is_keyed)
+        if not is_last:
+            one.end(64, AWAY, delivered=0)
+            await _quiet(one)
+        await other.start(received=64, giver=0, is_keyed=is_keyed)
+        other.end(74, LEFT)
+        await _quiet(other)
+        if is_last:
+            one.end(64, AWAY, delivered=0)
+            await _quiet(one)
+        await one.sweep()
+        book = await one.book()
+        assert (charged(book), book.open_count) == (PROMPT + 74, 0)
+
+
+async def test_an_execution_that_gave_nothing_is_nobodys_debtor(redis_url: str) -> None:
+    """Its token, with received tokens of the client's making, leaves nothing for it."""
+    async with AsyncExitStack() as stack:
+        one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
+        await one.start(is_keyed=False)
+        one.end(1, LEFT)
+        await _quiet(one)
+        await two.start(giver=0, is_keyed=False)
+        two.end(0, LEFT)
+        await _quiet(two)
+        await three.start(received=3000, giver=two.order.epoch, is_keyed=False)
+        three.end(3010, LEFT)
+        await _quiet(three)
+        await three.sweep()
+        assert charged(await three.book()) == PROMPT + 3010
+
+
+async def test_attempts_that_never_became_live_are_not_heard_of_again(redis_url: str) -> None:
+    """Else each retry would have as much to lower as there were retries before."""
+    async with Frontend(redis_url, "a") as one:
+        for _ in range(5):
+            await one.start()
+            assert len(one.order.earlier) == 0
+            one.accounting.release(one.hold)
+            await _quiet(one)
+        await one.start()
+        one.end(OUTPUT, WELL)
+        await _quiet(one)
+        book = await one.book()
+        assert (charged(book), book.open_count) == (PROMPT + OUTPUT, 0)
 
 
 async def _quiet(frontend: Frontend) -> None:
