@@ -69,8 +69,10 @@ def routing(
             _, mark, notes = write.read_text(encoding="utf-8").partition(NOTES)
             notes = mark + notes
         write.write_text(page.page(rows, about, command) + (notes or f"{NOTES}\n"), encoding="utf-8")
-        text = json.dumps(page.as_json(rows, about), indent=1)
-        write.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+        told = page.as_json(rows, about)
+        lines = ",\n".join(json.dumps(row) for row in told.pop("rows"))
+        text = f'{json.dumps(told, indent=1)[:-2]},\n "rows": [\n{lines}\n ]\n}}\n'
+        write.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
 def _traces() -> dict[str, Trace]:
