@@ -102,9 +102,8 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
     if progress.output.stop_string is not None:
         request.finish(pb.FINISH_REASON_STOP_STRING, now_s)
     elif attempt.is_anothers and len(progress.ids) >= request.order.max_output_tokens:
-        request.end_if_complete(
-            now_s
-        )  # it may have another limit than this request, and then its finish never comes
+        # It may have another limit than this request, and then its finish never comes.
+        request.end_if_complete(now_s)
     else:
         request.on_ready()
 
