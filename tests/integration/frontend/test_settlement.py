@@ -255,6 +255,24 @@ async def _tell(request_id: str, shares: Shares, run: Run, frontend: Frontend, d
         assert replace(charge, is_superseded=expected.is_superseded) == expected, (run, shares.runs)
 
 
+async def test_output_is_left_for_those_who_gave_it_and_nobody_between_them(redis_url: str) -> None:
+    """The second execution starts over; the third goes on behind the first, and the fourth behind the third."""
+    request_id = "d" * 32
+    lives = [("e0", -1, 0, 10), ("e1", -1, 0, 0), ("e2", 0, 10, 20), ("e3", 2, 20, 30)]
+    paid: dict[str, tuple[int, int]] = {}
+    async with Frontend(redis_url, "a") as one:
+        for epoch, (owner, giver, inherited, _) in enumerate(lives):
+            claim = Claim(request_id, 5, 7, False, epoch, owner, inherited, giver)
+            assert (await one.executions.begin(claim)).epoch == epoch
+        for epoch in (3, 1, 0, 2):
+            owner, _, inherited, streamed = lives[epoch]
+            report = Report(request_id, epoch, owner, PROMPT_TOKENS, streamed, 0, False, inherited)
+            one.settlements.add(report, lambda _: None)
+            assert await one.settlements.flush(5)
+            paid[owner] = one.charges[-1].paid_prompt_tokens, one.charges[-1].paid_output_tokens
+    assert paid == {"e3": (0, 10), "e1": (0, 0), "e0": (PROMPT_TOKENS, 10), "e2": (0, 10)}
+
+
 async def test_reports_wait_for_a_redis_that_is_away() -> None:
     """They are bounded, the oldest go first, and that is counted."""
     redis = RedisLink("redis://127.0.0.1:1")
