@@ -40,7 +40,7 @@ from services.frontend.budgets.budgets import Budgets
 from services.frontend.budgets.metrics import BudgetMetrics, watch_budgets
 from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
-from services.frontend.executions import Executions
+from services.frontend.executions import ANSWER_S, Executions
 from services.frontend.identity import identify
 from services.frontend.intake import Intake
 from services.frontend.mesh_secret import MeshSecret
@@ -167,7 +167,10 @@ class Frontend:
         tokenizer: ModelTokenizer,
         redis: RedisLink,
         budgets_redis: RedisLink | None = None,
+        *,
+        answer_s: float = ANSWER_S,
     ) -> None:
+        """Build it. `answer_s`: longest wait for a word of Redis that a request has."""
         clock = MonotonicClock()
         section, version = config.frontend, config.engine.salt
         self._version = version
@@ -187,6 +190,7 @@ class Frontend:
             self._boot_id,
             clock,
             BudgetMetrics(self.metrics, Labels(config.tenants).of),
+            answer_s=answer_s,
         )
         watch_budgets(self.metrics, self.budgets)
         counts = RequestMetrics(self.metrics, tenants)
@@ -213,6 +217,7 @@ class Frontend:
             clock,
             max(section.runtime_max_s, config.runtime_longest_s),
             lambda request_id, epoch, owner: self.core.supersede(request_id, epoch, clock.now_s(), owner),
+            answer_s=answer_s,
         )
         self.settlements = Settlements(
             redis, config.mesh.name, max(section.runtime_max_s, config.runtime_longest_s), counts.on_charge

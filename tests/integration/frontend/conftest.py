@@ -23,6 +23,9 @@ from tests.integration.frontend.scripted_router import Pool, serving_router
 
 CONFIG = configuration.MeshConfig()
 
+ANSWER_S = 10.0
+"""Wait for a word of Redis here: what is tried is not how a frontend decides without it because the machine is busy."""
+
 
 async def until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
     """Wait until `condition` holds. Raises AssertionError naming `what`."""
@@ -85,12 +88,12 @@ async def serving_frontend(
 ) -> AsyncIterator[Serving]:
     """Serve a frontend with `section` as its configuration, `tables` as the rest of it; no router yet.
 
-    Without `redis_url` there is no Redis.
+    Without `redis_url` there is no Redis. One that answers is waited for, see ANSWER_S.
     """
     tokenizer = ModelTokenizer.load(CONFIG.mesh.model_path)
     config = configuration.build({"frontend": section, **tables})
     redis = RedisLink(redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}")
-    frontend = Frontend(config, Place("frontend-0", "127.0.0.1:0", redis.shown, 0), tokenizer, redis)
+    frontend = Frontend(config, Place("frontend-0", "127.0.0.1:0", redis.shown, 0), tokenizer, redis, answer_s=ANSWER_S)
     address = await frontend.server.listen("127.0.0.1:0")
     running = [asyncio.create_task(frontend.links.run())]
     if redis_url:
