@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +19,9 @@ RUN: Final = "kvmesh.test.run"
 
 OWNER: Final = "kvmesh.test.owner"
 """Label: the process that started it, as `Owner.text`."""
+
+_REMOVE_S_MAX: Final = 30.0
+_AGAIN_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,26 @@ def sweep(client: docker.DockerClient) -> list[str]:
 
 
 def remove(client: docker.DockerClient, run: str) -> list[str]:
-    """Remove every container and network of `run`, frozen ones too; return the names."""
+    """Remove every container and network of `run`, frozen ones too; return the names.
+
+    A busy engine may still be at the end of a container that it says is gone, and keeps its network then: tried again.
+    """
     label = f"{RUN}={run}"
-    containers = _containers(client, label)
-    _each(_remove_container, containers)
-    networks = client.networks.list(filters={"label": label})
-    _each(lambda network: network.remove(), networks)
-    return [found.name for found in (*containers, *networks)]
+    names: dict[str, None] = {}
+    give_up_s = time.monotonic() + _REMOVE_S_MAX
+    while True:
+        containers = _containers(client, label)
+        networks = client.networks.list(filters={"label": label})
+        names |= dict.fromkeys(found.name for found in (*containers, *networks))
+        try:
+            _each(_remove_container, containers)
+            _each(_remove_network, networks)
+        except APIError:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(_AGAIN_S)
+        else:
+            return list(names)
 
 
 def left_of(client: docker.DockerClient, run: str) -> list[str]:
@@ -93,6 +110,14 @@ def _remove_container(container: Any) -> None:
     with suppress(APIError):  # it is not paused, mostly
         container.unpause()
     container.remove(force=True, v=True)
+
+
+def _remove_network(network: Any) -> None:
+    network.reload()
+    for endpoint in network.attrs["Containers"].values():  # of containers that are gone
+        with suppress(APIError):
+            network.disconnect(endpoint["Name"], force=True)
+    network.remove()
 
 
 def _each(action: Callable[[Any], None], found: Iterable[Any]) -> None:

@@ -208,3 +208,20 @@ def test_only_what_a_dead_process_left_is_swept(needs_images: Callable[..., None
         finally:
             for name in names:
                 ownership.remove(client, name)
+
+
+def test_a_network_goes_though_the_engine_still_counts_a_container_on_it(
+    needs_images: Callable[..., None],
+) -> None:
+    """A busy engine says of a container that it is gone, and of its network that it is in use."""
+    needs_images(IMAGES["redis"])
+    run = f"kvmesh-hanging-{Owner.here().pid}"
+    with daemon.connected() as client:
+        private_network(client, run, {ownership.RUN: run, ownership.OWNER: Owner.here().text})
+        other = client.containers.run(IMAGES["redis"], network=run, detach=True)  # of no run
+        try:
+            assert ownership.remove(client, run) == [run]
+            assert ownership.left_of(client, run) == []
+        finally:
+            other.remove(force=True)
+            ownership.remove(client, run)
