@@ -30,6 +30,7 @@ from kvmesh.interceptors import ErrorInterceptor
 from kvmesh.membership.member import Member
 from kvmesh.membership.registration import Registration
 from kvmesh.redis_link import RedisLink
+from kvmesh.server import SERVER_OPTIONS
 from kvmesh.trust.peers import Trust
 
 PREFILL_S = 0.005
@@ -230,7 +231,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     trust = _trust(arguments.certificates, arguments.role)
     server = grpc.aio.server(
         interceptors=(ErrorInterceptor(), *trust.guards()),
-        options=[("grpc.max_receive_message_length", 64 << 20)],
+        options=(*SERVER_OPTIONS, ("grpc.max_receive_message_length", 64 << 20)),
     )
     attach_pb2_grpc.add_AttachServiceServicer_to_server(
         AttachService(source, hello, MonotonicClock()), server

@@ -45,12 +45,13 @@ def _keepalive(every_s: float) -> tuple[tuple[str, int], ...]:
     )
 
 
-_SERVER_OPTIONS: Final = (
+SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a second process on the same port must fail, not share it
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_send_message_length", -1),
 )
+"""Of every server: the mesh's channels ping each second, and gRPC's own default takes that for an attack."""
 
 CHANNEL_OPTIONS: Final = (
     *_keepalive(1.0),
@@ -123,7 +124,7 @@ class MeshServer:
             interceptors=(*interceptors, ErrorInterceptor(), *guards),
             options=(
                 *_keepalive(keepalive_s),
-                *_SERVER_OPTIONS,
+                *SERVER_OPTIONS,
                 ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
             ),
         )

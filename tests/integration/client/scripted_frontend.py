@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.interceptors import ErrorInterceptor
+from kvmesh.server import SERVER_OPTIONS
 
 Script = Callable[[pb.GenerateRequest, "ScriptedFrontend", Any], Awaitable[None]]
 
@@ -52,7 +53,10 @@ async def scripted(
     script: Script, credentials: grpc.ServerCredentials | None = None
 ) -> AsyncIterator[ScriptedFrontend]:
     """Serve a scripted frontend on a free port."""
-    frontend, server = ScriptedFrontend(script), grpc.aio.server(interceptors=[ErrorInterceptor()])
+    frontend, server = (
+        ScriptedFrontend(script),
+        grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS),
+    )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(frontend, server)
     health_pb2_grpc.add_HealthServicer_to_server(frontend, server)
     if credentials is None:

@@ -20,6 +20,7 @@ from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
+from kvmesh.server import SERVER_OPTIONS
 
 FIRST_TEXT_ID = 5
 VOCABULARY = 4096
@@ -191,7 +192,7 @@ class ScriptedRouter:
 @asynccontextmanager
 async def serving_router(pool: Pool, name: str, port: int = 0) -> AsyncIterator[str]:
     """Serve a router of `pool`; yields its address. Leaving kills its streams at once."""
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = pb.Hello(process_id=name, boot_id="1", protocol_version=1)
     attach_pb2_grpc.add_AttachServiceServicer_to_server(
         AttachService(ScriptedRouter(pool), hello, MonotonicClock()), server

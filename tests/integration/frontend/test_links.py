@@ -15,6 +15,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.membership.member import Member
+from kvmesh.server import SERVER_OPTIONS
 from services.frontend.core import FrontendCore
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
@@ -38,7 +39,7 @@ class Quiet:
 
 
 async def router(stack: AsyncExitStack, boot_id: str) -> tuple[AttachService, Member]:
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = pb.Hello(process_id="router-0", boot_id=boot_id, protocol_version=1)
     attach = AttachService(Quiet(), hello, MonotonicClock())
     attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, server)

@@ -134,7 +134,7 @@ async def serving(
     """Serve a stub and keep its lease."""
     stub = Stub(name, role)
     clock = MonotonicClock()
-    grpc_server = grpc.aio.server()
+    grpc_server = grpc.aio.server(options=server.SERVER_OPTIONS)
     hello = pb.Hello(process_id=name, boot_id=stub.boot_id, protocol_version=PROTOCOL_VERSION)
     attach_pb2_grpc.add_AttachServiceServicer_to_server(AttachService(stub, hello, clock), grpc_server)
     address = f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"

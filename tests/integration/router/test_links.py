@@ -18,6 +18,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.membership.member import Member
+from kvmesh.server import SERVER_OPTIONS
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 from services.router.relay.admission import RelayLimits
@@ -43,7 +44,7 @@ class Quiet:
 
 @asynccontextmanager
 async def replica(name: str, boot_id: str) -> AsyncIterator[tuple[AttachService, Member]]:
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = pb.Hello(process_id=name, boot_id=boot_id, protocol_version=1)
     attach = AttachService(Quiet(), hello, MonotonicClock())
     attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, server)

@@ -19,6 +19,7 @@ from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
+from kvmesh.server import SERVER_OPTIONS
 
 CLOCK = MonotonicClock()
 
@@ -85,7 +86,7 @@ class Collector:
 
 @asynccontextmanager
 async def serving(echo: Echo, port: int = 0) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = pb.Hello(process_id="echo", boot_id="boot", protocol_version=1)
     attach_pb2_grpc.add_AttachServiceServicer_to_server(AttachService(echo, hello, CLOCK), server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
