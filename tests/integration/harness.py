@@ -7,6 +7,7 @@ What can be asked of a mesh once it runs is in `live_mesh`; the same mesh in con
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Sequence
@@ -93,6 +94,10 @@ class Mesh(LiveMesh[Part]):
     """A mesh whose parts are processes of this machine."""
 
     def __init__(self, config: MeshConfig, folder: Path, engine_options: Sequence[str] = ()) -> None:
+        """Plan it, at an address of its own: beside another test's mesh it could be late for a port that was free."""
+        config = msgspec.structs.replace(
+            config, mesh=msgspec.structs.replace(config.mesh, host=own_loopback())
+        )
         super().__init__(config)
         self.folder = folder
         self._engine_options = engine_options
@@ -103,17 +108,18 @@ class Mesh(LiveMesh[Part]):
     def _plan(self) -> None:
         processes = processes_of(self.config, self._config_file, self.folder)
         taken = {int(word) for process in processes for word in process.command if word.isdecimal()}
-        ports = (one for one in free_ports("127.0.0.1", 2 * len(processes) + len(taken)) if one not in taken)
+        host = self.config.mesh.host
+        ports = (one for one in free_ports(host, 2 * len(processes) + len(taken)) if one not in taken)
         for process in processes:
             command = list(process.command)
             if process.role == "engine":
                 command += self._engine_options
-                address = f"127.0.0.1:{command[command.index('--grpc-port') + 1]}"
+                address = f"{host}:{command[command.index('--grpc-port') + 1]}"
             elif process.role == "redis":
-                address = f"127.0.0.1:{command[command.index('--port') + 1]}"
+                address = f"{host}:{command[command.index('--port') + 1]}"
             else:
                 # A part that is started again keeps its address.
-                address = f"127.0.0.1:{next(ports)}"
+                address = f"{host}:{next(ports)}"
                 command[command.index("--listen") + 1] = address
             self.parts[process.name] = Part(
                 process.name, command, address, self.folder / f"{process.name}.log"
@@ -158,9 +164,18 @@ class Mesh(LiveMesh[Part]):
                 part.process.wait()
 
 
+def own_loopback() -> str:
+    """Return an address of this machine that no other test listens on: all of 127.0.0.0/8 is its own."""
+    return f"127.{random.randint(1, 254)}.{random.randint(0, 255)}.{random.randint(1, 254)}"
+
+
 def engine_part(config: MeshConfig, folder: Path, *options: str) -> Part:
     """Return one decode-sized engine of `config`, on its own; not started."""
-    alone = msgspec.structs.replace(config, prefill=msgspec.structs.replace(config.prefill, replicas=0))
+    alone = msgspec.structs.replace(
+        config,
+        prefill=msgspec.structs.replace(config.prefill, replicas=0),
+        mesh=msgspec.structs.replace(config.mesh, host=own_loopback()),
+    )
     (folder / "engine").mkdir(parents=True, exist_ok=True)
     engine = next(
         part
@@ -168,7 +183,7 @@ def engine_part(config: MeshConfig, folder: Path, *options: str) -> Part:
         if part.role == "engine"
     )
     command = [*engine.command, *options]
-    address = f"127.0.0.1:{command[command.index('--grpc-port') + 1]}"
+    address = f"{alone.mesh.host}:{command[command.index('--grpc-port') + 1]}"
     return Part("engine", command, address, folder / "engine.log")
 
 
