@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tritonclient.grpc.aio as triton
 
 from kvmesh.ports import free_ports
+from tests.integration.harness import own_loopback
 
 _ROOT = Path(__file__).resolve().parents[3]
 _READY_TIMEOUT_S = 45.0
@@ -55,14 +56,15 @@ class Server:
 def launch(directory: Path, *options: str) -> Server:
     """Start a hashed engine on free ports."""
     directory.mkdir(parents=True, exist_ok=True)
-    grpc, http, metrics, kv = free_ports("127.0.0.1", 4)
-    log, prefix = directory / "log", f"kvmesh_test_{grpc}_"
-    command = [sys.executable, "-m", "engines.reference.serve", "--arithmetic=hashed"]
+    host = own_loopback()
+    grpc, http, metrics, kv = free_ports(host, 4)
+    log, prefix = directory / "log", f"kvmesh_test_{host}_{grpc}_"
+    command = [sys.executable, "-m", "engines.reference.serve", "--arithmetic=hashed", f"--host={host}"]
     command += [f"--grpc-port={grpc}", f"--http-port={http}", f"--metrics-port={metrics}", f"--kv-port={kv}"]
     command += [f"--shm-prefix={prefix}", f"--work-dir={directory}", "--die-with-parent", *options]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=_ROOT, stdout=output, stderr=output)
-    addresses = (f"127.0.0.1:{grpc}", f"127.0.0.1:{http}", f"127.0.0.1:{kv}")
+    addresses = (f"{host}:{grpc}", f"{host}:{http}", f"{host}:{kv}")
     return Server(process, *addresses, prefix, log, time.monotonic())
 
 
