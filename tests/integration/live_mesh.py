@@ -99,7 +99,6 @@ class LiveMesh(ABC, Generic[PartT]):
         """Wait until every router that runs may place on every replica that runs, and frontends serve."""
         replicas = set(self.running("prefill", "decode"))
         for name in self.running("router"):
-
             seen: dict[str, str] = {}
 
             async def sees_all(name: str = name, seen: dict[str, str] = seen) -> bool:

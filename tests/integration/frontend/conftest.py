@@ -93,7 +93,9 @@ async def serving_frontend(
     tokenizer = ModelTokenizer.load(CONFIG.mesh.model_path)
     config = configuration.build({"frontend": section, **tables})
     redis = RedisLink(redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}")
-    frontend = Frontend(config, Place("frontend-0", "127.0.0.1:0", redis.shown, 0), tokenizer, redis, answer_s=ANSWER_S)
+    frontend = Frontend(
+        config, Place("frontend-0", "127.0.0.1:0", redis.shown, 0), tokenizer, redis, answer_s=ANSWER_S
+    )
     address = await frontend.server.listen("127.0.0.1:0")
     running = [asyncio.create_task(frontend.links.run())]
     if redis_url:
