@@ -15,7 +15,7 @@ from typing import Any, Final
 from kvmesh.clock import Clock
 from kvmesh.silence import LOOK_S
 from kvmesh.triton.capabilities import ModelFacts
-from kvmesh.triton.client import TritonClient, opened
+from kvmesh.triton.client import Responses, TritonClient, opened
 from kvmesh.triton.debts import Debts
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
 from kvmesh.triton.feed import RETRY_S, Feed
@@ -34,10 +34,17 @@ RELEASE_TRIES: Final = 3
 class _Live:
     call: EngineCall
     task: asyncio.Task[None]
-    is_open: bool = False
-    """The request has been handed to the transport."""
+    stream: Responses | None = None
+    """Once the request has been handed to the transport."""
     is_over: bool = False
     """The sink heard its last word, or cancelled it."""
+
+    def end(self) -> None:
+        """End the task soon; see Responses."""
+        if self.stream is None:
+            self.task.cancel()
+        else:
+            self.stream.cancel()
 
 
 class TritonEngine:
@@ -82,11 +89,11 @@ class TritonEngine:
         if live is None or live.is_over:
             return
         live.is_over = True
-        if live.call.kind is Kind.CONTEXT_ONLY and live.is_open and self._facts.stop:
+        if live.call.kind is Kind.CONTEXT_ONLY and live.stream is not None and self._facts.stop:
             # Its answer may be on the way: cancelling the stream would lose the handoff and leave its blocks held.
             self._errand(self._stop(live))
         else:
-            live.task.cancel()
+            live.end()
 
     def release(self, context_phase_params: bytes) -> None:
         """See EnginePort."""
@@ -146,8 +153,7 @@ class TritonEngine:
         call, sink, clock, watch = live.call, self._sink, self._clock, self._watch
         if watch.is_lost:
             raise EngineLost("the engine does not answer")
-        live.is_open = True
-        stream = self._client.stream(
+        stream = live.stream = self._client.stream(
             self._tensors.of_call(call),
             request_id=call.request_id,
             parameters=parameters_of(call),
@@ -187,7 +193,7 @@ class TritonEngine:
             except CallError as error:
                 log.info("engine did not take a stop: %s", error)
             await asyncio.wait((live.task,), timeout=STOP_RETRY_S)
-        live.task.cancel()
+        live.end()
 
     async def _release(self, context_phase_params: bytes) -> None:
         for attempt in range(RELEASE_TRIES):
@@ -267,7 +273,7 @@ class TritonEngine:
             if not live.is_over:
                 live.is_over = True
                 self._sink.on_error(call_id, EngineLost(reason), now_s)
-            live.task.cancel()
+            live.end()
         self._errand(self._client.renew())
         self._after_event()
 
