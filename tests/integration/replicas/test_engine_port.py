@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -122,6 +125,52 @@ async def test_a_server_keeps_little_of_the_events_it_sent(tmp_path: Path) -> No
     finally:
         if part.is_running:
             await part.end()
+
+
+async def test_a_cancelled_call_leaves_no_memory_behind(tmp_path: Path) -> None:
+    """Requests that end early are the normal case, and what the engine said after their end must be freed too."""
+    config = msgspec.structs.replace(CONFIG, engine=msgspec.structs.replace(CONFIG.engine, step_s=0.005))
+    events: list[dict[str, Any]] = []
+    chance = random.Random(1)
+    async with running_engine(config, tmp_path) as address, running_port(address, events) as (rig, _):
+
+        async def cancel(numbers: range) -> None:
+            for number in numbers:
+                rig.engine.start(number, call(name=f"{number}", max_output_tokens=200))
+                await rig.until(lambda number=number: "tokens" in rig.sink.heard(number).events)
+                await asyncio.sleep(chance.random() * 0.01)  # anywhere between two answers
+                rig.engine.cancel(number)
+                del rig.sink.calls[number]
+            await rig.until(lambda: not rig.engine.open_calls())
+
+        async def allocated(numbers: range) -> int:
+            await asyncio.gather(*(cancel(numbers[start::8]) for start in range(8)))
+            events.clear()
+            gc.collect()
+            return allocated_bytes()
+
+        before = await allocated(range(1, 161))
+        assert (
+            await allocated(range(1001, 1401)) - before < 400 * 200
+        )  # 650 bytes and more each, where they leak
+
+
+class MallocInfo(ctypes.Structure):
+    """What mallinfo2(3) returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def allocated_bytes() -> int:
+    """Return what this process has from malloc and has not given back. Skips the test where the C library cannot tell."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("this C library has no mallinfo2")
+    library.mallinfo2.restype = MallocInfo
+    return int(library.mallinfo2().uordblks)
 
 
 def prompt_call(number: int, tokens: int) -> EngineCall:
