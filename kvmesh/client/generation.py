@@ -10,6 +10,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from types import TracebackType
+from typing import Any
 
 import grpc
 
@@ -133,9 +134,12 @@ class Generation:
             task = asyncio.current_task()
             assert task is not None
             cancels = task.cancelling()
+            reading = asyncio.ensure_future(stream.call.read())
             try:
-                message = await stream.call.read()
+                # What comes after a reader was cancelled is never freed (grpcio 1.85): a task of its own reads to the end.
+                message = await asyncio.shield(reading)
             except asyncio.CancelledError:
+                reading.add_done_callback(_forget)
                 if stream.is_silenced and task.cancelling() == cancels:
                     raise _Lost(f"the frontend at {stream.address} does not answer") from None
                 raise
@@ -169,6 +173,12 @@ class Generation:
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _forget(reading: asyncio.Future[Any]) -> None:
+    """Take note of how a read ended that nobody waits for: its call was cancelled."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class _Lost(Exception):

@@ -53,10 +53,8 @@ async def scripted(
     script: Script, credentials: grpc.ServerCredentials | None = None
 ) -> AsyncIterator[ScriptedFrontend]:
     """Serve a scripted frontend on a free port."""
-    frontend, server = (
-        ScriptedFrontend(script),
-        grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS),
-    )
+    frontend = ScriptedFrontend(script)
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(frontend, server)
     health_pb2_grpc.add_HealthServicer_to_server(frontend, server)
     if credentials is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +21,7 @@ from kvmesh.triton.course import Course
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import EngineLost, HandoffLost, InvalidRequest
 from kvmesh.triton.port import EngineCall, Kind
+from tests.allocated import allocated_bytes
 from tests.chaos.census import resident_bytes
 from tests.conftest import unused_port
 from tests.integration.harness import (
@@ -148,42 +147,12 @@ async def test_a_cancelled_call_leaves_no_memory_behind(tmp_path: Path) -> None:
         async def allocated(numbers: range) -> int:
             await asyncio.gather(*(cancel(numbers[start::8]) for start in range(8)))
             events.clear()
-            gc.collect()
             return allocated_bytes()
 
         before = await allocated(range(1, 161))
         assert (
             await allocated(range(1001, 1401)) - before < 400 * 200
         )  # 650 bytes and more each, where they leak
-
-
-MALLOC_INFO = (
-    "arena",
-    "ordblks",
-    "smblks",
-    "hblks",
-    "hblkhd",
-    "usmblks",
-    "fsmblks",
-    "uordblks",
-    "fordblks",
-    "keepcost",
-)
-
-
-class MallocInfo(ctypes.Structure):
-    """What mallinfo2(3) returns."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in MALLOC_INFO]
-
-
-def allocated_bytes() -> int:
-    """Return what this process has from malloc and has not given back. Skips the test where the C library cannot tell."""
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallinfo2"):
-        pytest.skip("this C library has no mallinfo2")
-    library.mallinfo2.restype = MallocInfo
-    return int(library.mallinfo2().uordblks)
 
 
 def prompt_call(number: int, tokens: int) -> EngineCall:
