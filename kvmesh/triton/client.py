@@ -37,9 +37,12 @@ _CHANNEL_OPTIONS: Final = [
 class Responses(Protocol):
     """What comes back on one stream. Ends when the server is done, or soon after `cancel`; `cancel` before it is dropped.
 
-    To end it early, cancel it and not the task that reads it: then grpc.aio forgets to free what comes until the call is
-    over, up to 9 KB each time (grpcio 1.85: its batches are only read out by who waits for them).
+    To end it early once `is_sent`, cancel it and not the task that reads it: then grpc.aio forgets to free what comes until
+    the call is over, up to 9 KB each time (grpcio 1.85: its batches are only read out by who waits for them). Before that
+    cancel the task: grpc.aio waits for ever to write to a call that was cancelled before it was connected.
     """
+
+    is_sent: bool
 
     def __aiter__(self) -> Responses: ...
 
@@ -173,9 +176,10 @@ class _Responses:
     cost 8 KB and a task per stream, and a few microseconds per answer.
     """
 
-    __slots__ = ("_call", "_request", "_was_cancelled")
+    __slots__ = ("_call", "_request", "_was_cancelled", "is_sent")
 
     def __init__(self, call: Any, request: service_pb2.ModelInferRequest) -> None:
+        self.is_sent = False
         self._call = call
         self._was_cancelled = False
         self._request: service_pb2.ModelInferRequest | None = request
@@ -188,6 +192,7 @@ class _Responses:
             if self._request is not None:
                 request, self._request = self._request, None
                 await self._write(request)
+                self.is_sent = True
             response = await self._call.read()
         except grpc.aio.AioRpcError as broken:
             raise errors.of_status(broken.code(), broken.details() or "") from broken

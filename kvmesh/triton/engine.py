@@ -41,10 +41,10 @@ class _Live:
 
     def end(self) -> None:
         """End the task soon; see Responses."""
-        if self.stream is None:
-            self.task.cancel()
-        else:
+        if self.stream is not None and self.stream.is_sent:
             self.stream.cancel()
+        else:
+            self.task.cancel()
 
 
 class TritonEngine:
