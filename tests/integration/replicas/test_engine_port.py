@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -157,27 +158,21 @@ async def test_a_cancelled_call_leaves_no_memory_behind(tmp_path: Path) -> None:
 
 async def test_a_call_ends_when_it_is_cancelled_before_it_is_connected(tmp_path: Path) -> None:
     """The engine takes the connection and says nothing: gRPC waits for it, and whoever waits for gRPC would for ever."""
-    connected = asyncio.Event()
-
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connected.set()
-        await reader.read()
-        writer.close()
-
-    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-    client = TritonClient(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}")
+    silent = socket.create_server(("127.0.0.1", 0))
+    silent.setblocking(False)
+    client = TritonClient(f"127.0.0.1:{silent.getsockname()[1]}")
     async with running_engine(CONFIG, tmp_path) as address, running_port(address, []) as (_, facts):
         engine = TritonEngine(client, facts, Recorder(), MonotonicClock(), lambda: None)
         for at, kind in enumerate((Kind.CONTEXT_AND_GENERATION, Kind.GENERATION_ONLY)):
             engine.start(at, call(kind, f"{at}"))
-        await asyncio.wait_for(connected.wait(), 10)
+        connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(silent), 10)
         for at in range(2):
             engine.cancel(at)
         await until(lambda: not engine.open_calls(), 5, "the calls are over")
         await engine.close()
     await client.close()
+    connection.close()
     silent.close()
-    await silent.wait_closed()
 
 
 def prompt_call(number: int, tokens: int) -> EngineCall:
