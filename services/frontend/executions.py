@@ -24,13 +24,11 @@ from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.redis_link import RedisAway, RedisLink, key
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import end, persist
+from services.frontend.budgets.pump import ANSWER_S
 from services.frontend.resume_token import EPOCH_MAX
 from services.frontend.shares import RUNS, Earlier
 
 log = logging.getLogger(__name__)
-
-ANSWER_S: Final = 0.05
-"""Longest wait for a word of Redis; a request is worth more than its number. While it answers others, the queue moves."""
 
 PAUSE_S: Final = 1.0
 """After a wait in vain, requests start without asking for this long."""

@@ -38,9 +38,10 @@ from kvmesh.trust.peers import EXPIRES, Trust
 from services.frontend.accounting import Accounting
 from services.frontend.budgets.budgets import Budgets
 from services.frontend.budgets.metrics import BudgetMetrics, watch_budgets
+from services.frontend.budgets.pump import ANSWER_S
 from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
-from services.frontend.executions import ANSWER_S, Executions
+from services.frontend.executions import Executions
 from services.frontend.identity import identify
 from services.frontend.intake import Intake
 from services.frontend.mesh_secret import MeshSecret

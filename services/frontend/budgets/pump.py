@@ -19,7 +19,7 @@ from kvmesh.tasks import end
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 0.05
-"""Longest wait for a word of Redis: a request is worth more than its reservation."""
+"""Longest wait for a word of Redis: a request is worth more than its reservation, and than its number among executions."""
 
 LATE_S: Final = 0.01
 """A timer that is so late tells of this process, which did not listen: Redis may have answered long ago."""
