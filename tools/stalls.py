@@ -9,18 +9,16 @@ left alone. What was stopped, when and for how long is written to .kvmesh/stalls
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 LOG: Final = Path(".kvmesh/stalls.log")
 EVERY_S: Final = 0.35
@@ -31,26 +29,7 @@ AT_ONCE: Final = (1, 1, 2, 3)
 CONTAINERS: Final = "containerd-shim"
 """Processes of this name are the parents of containers."""
 
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One, as /proc tells."""
-
-    pid: int
-    parent: int
-    name: str
-    state: str
-
-    @classmethod
-    def read(cls, pid: int) -> Process | None:
-        """Return it, or None if it is gone."""
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return None
-        begin, end = text.index("("), text.rindex(")")  # a name may have both in it
-        state, parent = text[end + 2 :].split()[:2]
-        return cls(pid, int(parent), text[begin + 1 : end], state)
+STILL: Final = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def main(words: Sequence[str]) -> int:
@@ -67,45 +46,48 @@ def main(words: Sequence[str]) -> int:
         while running.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 running.wait(chance.expovariate(1 / EVERY_S))
-            found = list(moving(os.getpid(), with_containers=with_containers))
+            found = moving(with_containers=with_containers)
             chosen = chance.sample(found, min(len(found), chance.choice(AT_ONCE)))
             length_s = chance.choice(LENGTHS_S)
-            stop(chosen, length_s)
-            names = ", ".join(f"{one.name} ({one.pid})" for one in chosen)
-            log.write(f"{time.strftime('%H:%M:%S')} {length_s * 1000:.0f} ms: {names}\n")
+            began = time.strftime("%H:%M:%S")
+            log.write(f"{began} {length_s * 1000:.0f} ms: {stop(chosen, length_s)}\n")
     return running.returncode
 
 
-def moving(root: int, *, with_containers: bool) -> Iterator[Process]:
-    """Yield the descendants of `root`, and what runs in containers, that do not stand still."""
-    children: defaultdict[int, list[Process]] = defaultdict(list)
-    todo = [root]
-    for path in Path("/proc").iterdir():
-        one = Process.read(int(path.name)) if path.name.isdigit() else None
-        if one is not None:
-            children[one.parent].append(one)
-            if with_containers and one.name.startswith(CONTAINERS):
-                todo.append(one.pid)
-    while todo:
-        for one in children[todo.pop()]:
-            todo.append(one.pid)
-            if one.state not in "tTZX":
-                yield one
+def moving(*, with_containers: bool) -> list[psutil.Process]:
+    """Return what this process started, and what runs in containers, that does not stand still."""
+    roots = [psutil.Process()]
+    if with_containers:
+        roots += [one for one in psutil.process_iter(["name"]) if one.info["name"].startswith(CONTAINERS)]
+    found = []
+    for root in roots:
+        with suppress(psutil.NoSuchProcess):
+            found += [one for one in root.children(recursive=True) if is_moving(one)]
+    return found
 
 
-def stop(chosen: Sequence[Process], length_s: float) -> None:
-    """Let `chosen` stand still for so long."""
-    stopped = []
+def is_moving(one: psutil.Process) -> bool:
+    """Say whether it is there and runs, or could."""
+    try:
+        return one.status() not in STILL
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stop(chosen: Sequence[psutil.Process], length_s: float) -> str:
+    """Let `chosen` stand still for so long; return their names."""
+    names = []
     try:
         for one in chosen:
-            with suppress(OSError):
-                os.kill(one.pid, signal.SIGSTOP)
-                stopped.append(one)
+            with suppress(psutil.NoSuchProcess):
+                names.append(f"{one.name()} ({one.pid})")
+                one.suspend()
         time.sleep(length_s)
     finally:
-        for one in stopped:
-            with suppress(OSError):
-                os.kill(one.pid, signal.SIGCONT)
+        for one in chosen:
+            with suppress(psutil.NoSuchProcess):
+                one.resume()
+    return ", ".join(names)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from kvmesh.buckets.operations import Show, Shown
 from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.server import channel
 from kvmesh.tenants.catalogue import Catalogue
-from tests.chaos.faults import family
 from tests.chaos.records import Budget, Census, Placing, Process
 from tests.chaos.rig import PAYER, Body, Rig
+from tests.family import family
 from tests.integration.live_mesh import accepts, engine_ready
 
 ANSWER_S: Final = 3.0

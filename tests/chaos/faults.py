@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import Any, Protocol
 
 from tests.chaos.cells import LINK
+from tests.family import family
 from tests.integration.harness import Mesh
 
 
@@ -107,15 +107,3 @@ def _signal(pid: int, number: signal.Signals) -> None:
     """Send `number` to `pid` and everything below it: an engine is a server and its Python."""
     for each in family(pid):
         os.kill(each, number)
-
-
-def family(pid: int) -> list[int]:
-    """Return `pid` and its descendants, as far as they can be seen."""
-    found = [pid]
-    for one in found:
-        for children in Path(f"/proc/{one}/task").glob("*/children"):
-            try:
-                found += [int(word) for word in children.read_text(encoding="ascii").split()]
-            except OSError:
-                continue
-    return found

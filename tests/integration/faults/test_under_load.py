@@ -6,12 +6,11 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from kvmesh.config import MeshConfig
+from tests.family import family
 from tests.integration.faults.conftest import STEP_S
 from tests.integration.faults.streams import Run, requests, run_through, undisturbed
 from tests.integration.harness import Mesh, configure
@@ -56,20 +55,6 @@ async def uncached(without_cache: LentMesh) -> AsyncIterator[Mesh]:
     """The module's mesh, whole and idle."""
     async with without_cache.lease() as mesh:
         yield mesh
-
-
-def family(pid: int) -> list[int]:
-    """Return `pid` and the processes below it: a tritonserver and its Python stub."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found
 
 
 def assert_survived(run: Run, what: str) -> None:

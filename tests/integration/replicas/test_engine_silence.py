@@ -14,6 +14,7 @@ import pytest
 from kvmesh.triton.errors import EngineLost
 from kvmesh.triton.port import Kind
 from kvmesh.triton.watch import MODEL_SILENCE_S, SILENCE_S
+from tests.family import family
 from tests.integration.harness import START_S_MAX, engine_part, engine_ready, until
 from tests.integration.replicas.test_engine_port import CONFIG, running_port
 from tests.unit.triton.contract import Rig, call
@@ -22,22 +23,6 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
 SLACK_S = 2.0
 """What a busy machine may add to a limit."""
-
-
-def family(pid: int) -> list[int]:
-    """Return `pid` and the processes below it: a tritonserver and its Python stub."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:
