@@ -99,19 +99,16 @@ class LiveMesh(ABC, Generic[PartT]):
         """Wait until every router that runs may place on every replica that runs, and frontends serve."""
         replicas = set(self.running("prefill", "decode"))
         for name in self.running("router"):
-            seen: dict[str, str] = {}
 
-            async def sees_all(name: str = name, seen: dict[str, str] = seen) -> bool:
+            async def sees_all(name: str = name) -> bool:
                 status = await self.status(name)
-                seen.clear()
-                seen.update({view.replica: str(view) for view in status.replicas})
                 return {view.replica for view in status.replicas if view.placeable} == replicas
 
             try:
                 await until(sees_all, 15, f"{name} sees {sorted(replicas)}")
             except AssertionError as error:
-                missing = "\n".join(seen.values())
-                raise AssertionError(f"{error}\nit sees:\n{missing}\n{self.parts[name].tail()}") from None
+                seen = await self.status(name)
+                raise AssertionError(f"{error}, but:\n{seen}\n{self.parts[name].tail()}") from None
 
     def channel(self, name: str) -> grpc.aio.Channel:
         """Return the channel to part `name`; closed by `stop`."""
