@@ -27,6 +27,7 @@ class EngineConfig:
     max_sequence_tokens: int = 4096  # hashed only; the transformer brings its own
     end_token: int = 2  # hashed only
     end_probability: float = 0.0  # hashed only, per position
+    hide_end_token: bool = False  # answers lack it, as from TensorRT-LLM's C++ backend
     model_version: str = "1"
     handoff_timeout_s: float = 30.0
     pull_timeout_s: float = 10.0  # whole pull of one handoff, connecting included

@@ -227,7 +227,11 @@ class EngineCore:
         is_context = sequence.submission.kind is Kind.CONTEXT
         is_last = sequence.append(token) or is_context
         part = self._speak(sequence, token, log_probability, is_last, now_ns)
-        if is_context:
+        is_hidden = self.config.hide_end_token and token == sequence.submission.end_id
+        if is_hidden:
+            part.tokens.clear()
+            part.log_probs.clear()
+        if is_context and not is_hidden:
             part.handoff = self._hand_off(sequence, token, log_probability, now_ns).encode()
             self.scheduler.remove(sequence, keep_blocks=True)
         elif is_last:
@@ -236,7 +240,7 @@ class EngineCore:
     def _speak(
         self, sequence: Sequence, token: int, log_probability: float, is_last: bool, now_ns: int
     ) -> Part:
-        part = Part([token], [log_probability], is_final=is_last)
+        part = Part([token], [log_probability], is_final=is_last, is_answered=is_last)
         if not sequence.has_spoken:
             sequence.has_spoken = True
             arrival_ns = sequence.submission.arrival_ns

@@ -50,6 +50,7 @@ class Part:
     handoff: bytes | None = None
     error: str | None = None
     is_final: bool = False
+    is_answered: bool = False  # the answer's own end: a response with tensors, even without a token
 
     def absorb(self, later: "Part") -> None:
         """Append a later part of the same request."""
@@ -59,6 +60,7 @@ class Part:
         self.handoff = self.handoff or later.handoff
         self.error = self.error or later.error
         self.is_final = self.is_final or later.is_final
+        self.is_answered = self.is_answered or later.is_answered
 
 
 @dataclass(frozen=True, slots=True)

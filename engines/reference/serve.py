@@ -141,6 +141,7 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         max_sequence_tokens=options.max_sequence_tokens,
         end_token=options.end_token,
         end_probability=options.end_probability,
+        hide_end_token=options.hide_end_token,
         model_version=options.model_version,
         handoff_timeout_s=options.handoff_timeout_s,
         pull_timeout_s=options.pull_timeout_s,
@@ -175,6 +176,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-sequence-tokens", type=int, default=default.max_sequence_tokens, help="hashed only")
     add("--end-token", type=int, default=default.end_token, help="hashed only")
     add("--end-probability", type=float, default=default.end_probability, help="hashed only, per position")
+    add(
+        "--hide-end-token",
+        action="store_true",
+        help="leave end_id out of answers, as TensorRT-LLM's C++ backend does",
+    )
     add("--handoff-timeout-s", type=float, default=default.handoff_timeout_s)
     add("--pull-timeout-s", type=float, default=default.pull_timeout_s)
     add("--cancellation-check-s", type=float, default=default.cancellation_check_s)

@@ -71,7 +71,7 @@ class _StreamReply:
         flags = _FINAL if part.is_final else 0
         if part.error is not None:
             self._sender.send(_error_response(part.error), flags=flags)
-        elif part.tokens:
+        elif part.tokens or part.is_answered:
             self._sender.send(pb_utils.InferenceResponse(self._tensors(part)), flags=flags)
         else:
             self._sender.send(flags=flags)

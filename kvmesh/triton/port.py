@@ -82,7 +82,8 @@ class EngineSink(Protocol):
         ...
 
     def on_end(self, call_id: int, now_s: float) -> None:
-        """The engine finished the call."""
+        """The engine finished the call. Below its limit of tokens the answer ended by itself, whatever its last token is:
+        TensorRT-LLM leaves the end token out, and an answer that is nothing else is empty."""
         ...
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:

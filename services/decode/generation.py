@@ -187,15 +187,15 @@ class Generation:
         slot = self.calls.get(call_id)
         if slot is None:
             return
-        log = slot.log
-        if log.end - log.start == slot.max_output_tokens:
-            slot.ending, outcome = pb.Finish.REASON_LENGTH, "length"
-        elif log.last_id is not None and log.last_id == slot.end_token_id:
-            slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
-        else:
-            made = f"{log.end - log.start} of {slot.max_output_tokens} tokens and no end token"
-            self.fail(slot, EngineError(f"the engine stopped after {made}"), now_s)
+        made = slot.log.end - slot.log.start
+        if made < slot.handed_tokens:
+            text = f"the engine repeated {made} of {slot.handed_tokens} tokens of its handoff"
+            self.fail(slot, EngineError(text), now_s)
             return
+        if made == slot.max_output_tokens:
+            slot.ending, outcome = pb.Finish.REASON_LENGTH, "length"
+        else:  # TensorRT-LLM leaves the end token out, so the last token tells nothing
+            slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
         self._over(slot, now_s, outcome)
         slot.state = State.ENDED
         self._holdings.release(slot, now_s)

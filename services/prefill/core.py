@@ -99,6 +99,8 @@ class PrefillCore:
             band=budget.band if budget.HasField("band") else BAND_DEFAULT,
             tenant=budget.tenant,
             weight=budget.weight if budget.weight > 0 else 1.0,
+            max_output_tokens=budget.max_output_tokens,
+            end_token_id=submit.end_token_id,
         )
         self.holdings.enqueue(slot, session, submit.slot)
         session.outbox.accept(submit.slot, urgent=False)

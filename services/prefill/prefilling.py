@@ -152,14 +152,21 @@ class Prefilling:
             slot.logprob = logprobs[0] if logprobs else None
 
     def on_end(self, call_id: int, now_s: float) -> None:
-        """Send the first token and hold the handoff."""
+        """Send the first token and hold the handoff. An answer without a token has ended: TensorRT-LLM leaves its end
+        token out."""
         slot = self.calls.get(call_id)
         if slot is None:
             return
-        if slot.token_id is None or not slot.context_phase_params:
-            self.fail(slot, EngineError("the engine answered without a token or a handoff"), now_s)
+        if slot.token_id is None:
+            self._end_empty(slot, now_s)
+        elif slot.context_phase_params:
+            self._tell_first(slot, now_s)
+            self._holdings.hold(slot, now_s + self._limits.handoff_timeout_s)
+        elif slot.is_complete():
+            self._tell_first(slot, now_s)
+            self._holdings.forget(slot)
         else:
-            self._hold(slot, now_s)
+            self.fail(slot, EngineError("the engine gave a first token without a handoff"), now_s)
         self.pump(now_s)
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
@@ -213,15 +220,23 @@ class Prefilling:
         self._holdings.look_by(slot, self.stall_s(slot))
         self.engine.start(slot.call_id, engine_call(submit, Kind.CONTEXT_ONLY, slot.deadline_s - now_s))
 
-    def _hold(self, slot: Slot, now_s: float) -> None:
-        assert slot.session is not None and slot.token_id is not None, slot
+    def _end_empty(self, slot: Slot, now_s: float) -> None:
+        self._computed(slot, now_s)
+        self._over(slot, now_s, "end_token")
+        self.cut(slot, pb.Finish.REASON_END_TOKEN, now_s)
+
+    def _computed(self, slot: Slot, now_s: float) -> int:
+        """Count the prompt of `slot`, which is through; return the tokens of it that were in cache."""
         cached = self._cached_tokens(slot)
         self.cached_token_total += cached
         self.computed_token_total += slot.prompt_tokens - cached
-        run_s = now_s - slot.called_s
-        self.pace.observe(slot.prompt_tokens, run_s, now_s)
+        self.pace.observe(slot.prompt_tokens, now_s - slot.called_s, now_s)
+        return cached
+
+    def _tell_first(self, slot: Slot, now_s: float) -> None:
+        assert slot.session is not None and slot.token_id is not None, slot
+        cached = self._computed(slot, now_s)
         self._over(slot, now_s, "first_token")
-        self._holdings.hold(slot, now_s + self._limits.handoff_timeout_s)
         slot.session.outbox.first_token(
             first_token(
                 slot.number,
@@ -230,7 +245,7 @@ class Prefilling:
                 slot.logprob,
                 prompt_tokens=slot.prompt_tokens,
                 cached=cached,
-                run_s=run_s,
+                run_s=now_s - slot.called_s,
                 context_phase_params=slot.context_phase_params,
             )
         )

@@ -19,7 +19,7 @@ class CallRecord:
     prompt_tokens: int
     cached_tokens: int
     outcome: str
-    """How it ended: "first_token", "cancelled" or the name of an error."""
+    """How it ended: "first_token", "end_token" (before any token), "cancelled" or the name of an error."""
 
 
 Recorder = Callable[[CallRecord], None]

@@ -55,6 +55,8 @@ class Slot:
     tenant: str = ""
     weight: float = 1.0
     """Share of the tenant inside its band."""
+    max_output_tokens: int = 0
+    end_token_id: int = -1
 
     state: State = State.QUEUED
     session: PrefillSession | None = None
@@ -76,6 +78,12 @@ class Slot:
     def start_by_s(self) -> float:
         """The last moment the engine may get the prompt and still be in time."""
         return self.deadline_s - self.estimate_s
+
+    def is_complete(self) -> bool:
+        """True if the first token ends the answer: decode needs no handoff."""
+        return self.token_id is not None and (
+            self.token_id == self.end_token_id or self.max_output_tokens == 1
+        )
 
     def __repr__(self) -> str:
         where = f"{self.session.peer}/{self.number}" if self.session else "nobody"

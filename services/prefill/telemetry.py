@@ -52,7 +52,7 @@ class CallTelemetry:
                 "outcome": record.outcome,
             },
             parent_span_id=parent.span_id,
-            error="" if record.outcome in ("first_token", "cancelled") else record.outcome,
+            error="" if record.outcome in ("first_token", "end_token", "cancelled") else record.outcome,
         )
 
 

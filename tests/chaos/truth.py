@@ -16,15 +16,23 @@ from tests.chaos.plan import Stream
 
 
 class Truth:
-    """Knows the tokens of the mesh's model. `salt` is that of the mesh's engines."""
+    """Knows the tokens of the mesh's model. `salt` and the end token are those of the mesh's engines."""
 
-    def __init__(self, salt: str, max_sequence_tokens: int) -> None:
-        self._arithmetic = HashedArithmetic(salt=salt, max_sequence_tokens=max_sequence_tokens)
+    def __init__(
+        self, salt: str, max_sequence_tokens: int, *, end_token: int = 2, end_probability: float = 0.0
+    ) -> None:
+        self._end_token = end_token
+        self._arithmetic = HashedArithmetic(
+            salt=salt,
+            max_sequence_tokens=max_sequence_tokens,
+            end_token=end_token,
+            end_probability=end_probability,
+        )
         self._page = np.zeros(1, dtype=np.int32)
         self._store = self._arithmetic.new_store(1, max_sequence_tokens)
 
     def tokens(self, stream: Stream) -> list[int]:
-        """Return the whole output of `stream`. Not to be called from two threads at once."""
+        """Return the whole output of `stream`, its end token included. Not to be called from two threads at once."""
         sampling = Sampling(stream.temperature, stream.top_k, 0.0, stream.seed)
         piece, start = np.array(stream.prompt, dtype=np.int32), 0
         output: list[int] = []
@@ -34,6 +42,8 @@ class Truth:
             start += len(piece)
             token, _ = choose(logits, start, sampling)
             output.append(token)
+            if token == self._end_token:
+                break
             piece = np.array([token], dtype=np.int32)
         return output
 

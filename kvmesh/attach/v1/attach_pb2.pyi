@@ -691,7 +691,9 @@ class FirstToken(_message.Message):
     logprob: _builtins.float
     """Its natural log-probability. Present if the submit asked for it and the engine can tell."""
     context_phase_params: _builtins.bytes
-    """Handoff of the engine. Prefill to router only; empty elsewhere."""
+    """Handoff of the engine. Prefill to router only; empty elsewhere, and where the token ends the answer and the engine made
+    no handoff.
+    """
     cached_token_count: _builtins.int
     """Tokens of the prompt that were found in the engine's cache: the hit the request really had."""
     computed_token_count: _builtins.int
@@ -809,7 +811,9 @@ class Finish(_message.Message):
         REASON_UNSPECIFIED: Finish._Reason.ValueType  # 0
         """Not a reason."""
         REASON_END_TOKEN: Finish._Reason.ValueType  # 1
-        """The end token was generated; it is the last token of the log."""
+        """The answer ended by itself. The end token is the last token of the log, unless the engine leaves it out; then the log
+        may be empty.
+        """
         REASON_LENGTH: Finish._Reason.ValueType  # 2
         """`max_output_tokens` were generated."""
         REASON_DEADLINE: Finish._Reason.ValueType  # 3
@@ -827,7 +831,9 @@ class Finish(_message.Message):
     REASON_UNSPECIFIED: Finish.Reason.ValueType  # 0
     """Not a reason."""
     REASON_END_TOKEN: Finish.Reason.ValueType  # 1
-    """The end token was generated; it is the last token of the log."""
+    """The answer ended by itself. The end token is the last token of the log, unless the engine leaves it out; then the log
+    may be empty.
+    """
     REASON_LENGTH: Finish.Reason.ValueType  # 2
     """`max_output_tokens` were generated."""
     REASON_DEADLINE: Finish.Reason.ValueType  # 3

@@ -130,6 +130,8 @@ class Answers:
                 # Only the handoff ended, which decode has or will miss.
                 self._endings.prefill_over(item, now_s)
                 return
+            if reason == pb.Finish.REASON_END_TOKEN:  # before its first token, which the engine left out
+                replica.ended_well(item.released_s)
             self._holdings.detach_prefill(item)
             self._holdings.cancel_decode(item, SUPERSEDED)
         elif reason == pb.Finish.REASON_ADOPTED:

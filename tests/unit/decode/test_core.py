@@ -24,13 +24,15 @@ LIMITS = DecodeLimits(slots_max=4, orphan_s=3.0, slow_reader_s=30.0, gather_max_
 class Replica:
     """A decode core with one router and an engine that moves by hand."""
 
-    def __init__(self, limits: DecodeLimits = LIMITS, model: ModelFacts | None = None) -> None:
+    def __init__(
+        self, limits: DecodeLimits = LIMITS, model: ModelFacts | None = None, *, hides_end_token: bool = False
+    ) -> None:
         self.now_s = 50.0
         self.records: list[CallRecord] = []
         self.core = DecodeCore(
             "decode-0", model or facts(), limits, lambda address: address == "kv:1", self.records.append
         )
-        self.engine = FakeEngine(self.core.sink)
+        self.engine = FakeEngine(self.core.sink, hides_end_token=hides_end_token)
         self.core.connect(self.engine)
         self.engine.report(self.now_s)
         self.session, self.reader = self.attach()
@@ -113,6 +115,52 @@ def test_end_token_ends_a_request() -> None:
     replica.step(6)
     assert view.finish is not None and view.finish.reason == pb.Finish.REASON_END_TOKEN
     assert view.ids == ids[: ids.index(ids[3]) + 1]
+
+
+@pytest.mark.parametrize(
+    ("phase", "made"), [(LOCAL, 0), (LOCAL, 1), (LOCAL, 3), (GENERATION, 1), (GENERATION, 3)]
+)
+def test_an_answer_without_its_end_token_ends_well(phase: pb.Phase.ValueType, made: int) -> None:
+    """TensorRT's kernels never output the end token: a final answer below the limit is the end, even an empty one."""
+    ids = expected(PROMPT, 6, -1)
+    assert ids[made] not in ids[:made]
+    replica = Replica(hides_end_token=True)
+    view = replica.submit(1, phase, output=6, end_token_id=ids[made])
+    if phase == GENERATION:
+        replica.hand_over(1)
+    replica.step(6)
+    assert view.failure is None
+    assert view.finish == pb.Finish(slot=1, end_position=made, reason=pb.Finish.REASON_END_TOKEN)
+    assert view.ids == ids[phase == GENERATION : made]
+    assert replica.is_empty()
+    assert [record.outcome for record in replica.records] == ["end_token"]
+
+
+def test_an_engine_that_ends_before_it_repeated_the_handoffs_token_has_failed() -> None:
+    """The handoff's token is part of every answer: without it the engine went on from something else."""
+    replica = Replica()
+    view = replica.submit(1, GENERATION, output=6)
+    replica.hand_over(1)
+    (call_id,) = replica.engine.live
+    replica.engine.cancel(call_id)
+    replica.core.sink.on_end(call_id, replica.now_s)
+    replica.read()
+    assert view.failure is not None and view.failure.code == pb.Failure.CODE_ENGINE_ERROR
+    assert "0 of 1" in view.failure.message
+    assert replica.is_empty()
+
+
+def test_a_late_end_of_a_call_that_was_stopped_here_says_nothing() -> None:
+    """The engine ends a stopped call as it ends a complete one: only the slot that still waits for it hears of it."""
+    replica = Replica()
+    view = replica.submit(1, LOCAL, output=6)
+    replica.step(2)
+    (call_id,) = replica.engine.live
+    replica.send(cancels=[pb.Cancel(slot=1, reason=pb.Cancel.REASON_CLIENT)])
+    replica.core.sink.on_end(call_id, replica.now_s)
+    replica.read()
+    assert view.finish is None and view.failure is None and replica.is_empty()
+    assert [record.outcome for record in replica.records] == ["cancelled"]
 
 
 def test_generation_behind_a_handoff_drops_the_repeated_first_token() -> None:

@@ -9,6 +9,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import fifo
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineBusy, EngineError, InvalidRequest
+from kvmesh.triton.port import First
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.prefill.records import CallRecord
@@ -24,11 +25,17 @@ LIMITS = PrefillLimits(queue_max_requests=3, engine_concurrency=1, handoff_timeo
 class Replica:
     """A prefill core with one router and an engine that moves by hand."""
 
-    def __init__(self, limits: PrefillLimits = LIMITS, model: ModelFacts | None = None) -> None:
+    def __init__(
+        self,
+        limits: PrefillLimits = LIMITS,
+        model: ModelFacts | None = None,
+        *,
+        hides_end_token: bool = False,
+    ) -> None:
         self.now_s = 50.0
         self.records: list[CallRecord] = []
         self.core = PrefillCore("prefill-0", model or facts(), limits, self.records.append)
-        self.engine = FakeEngine(self.core.sink)
+        self.engine = FakeEngine(self.core.sink, hides_end_token=hides_end_token)
         self.core.connect(self.engine)
         self.engine.report(self.now_s)
         self.session, self.reader = self.attach()
@@ -94,6 +101,36 @@ def test_first_token_comes_with_its_handoff_and_the_hit() -> None:
     replica.cancel(1, pb.Cancel.REASON_TRANSFERRED)
     assert replica.is_empty() and not replica.engine.released and not replica.core.holdings.blocks_reserved
     assert [record.outcome for record in replica.records] == ["first_token"]
+
+
+def test_an_answer_that_is_only_its_end_token_ends_well_without_a_token() -> None:
+    """TensorRT's kernels never output the end token: a final answer without one is a complete answer, and an empty one."""
+    replica = Replica(hides_end_token=True)
+    view = replica.submit(1, end_token_id=next_token(PROMPT))
+    replica.step()
+    assert view.failure is None and view.ids == []
+    assert view.finish == pb.Finish(slot=1, end_position=0, reason=pb.Finish.REASON_END_TOKEN)
+    assert replica.is_empty() and not replica.core.holdings.blocks_reserved
+    assert [record.outcome for record in replica.records] == ["end_token"]
+
+
+@pytest.mark.parametrize(
+    ("end_token_id", "output", "is_fine"), [(next_token(PROMPT), 8, True), (-1, 1, True), (-1, 8, False)]
+)
+def test_only_an_answer_that_goes_on_needs_a_handoff(end_token_id: int, output: int, is_fine: bool) -> None:
+    """A first token that ends the answer is sent without one; nothing of the slot is held then."""
+    replica = Replica()
+    view = replica.submit(1, end_token_id=end_token_id, output=output)
+    (call_id,) = replica.engine.live
+    replica.engine.cancel(call_id)
+    sink = replica.core.sink
+    sink.on_first(call_id, First(), replica.now_s)
+    sink.on_tokens(call_id, (next_token(PROMPT),), (), replica.now_s)
+    sink.on_end(call_id, replica.now_s)
+    replica.read()
+    assert view.ids == ([next_token(PROMPT)] if is_fine else [])
+    assert (view.failure is None) == is_fine
+    assert replica.is_empty()
 
 
 def test_first_token_has_the_position_of_a_resumed_request() -> None:

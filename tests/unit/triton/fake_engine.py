@@ -72,11 +72,20 @@ class Run:
 class FakeEngine:
     """An EnginePort. Handoffs are its own, or those of `peer` for a decode engine.
 
-    `live`: calls by id. `held`: handoffs nobody has pulled or released.
+    `live`: calls by id. `held`: handoffs nobody has pulled or released. `hides_end_token`: an answer that ends by itself
+    lacks its end token, and a prompt whose answer that is has no handoff, as in TensorRT-LLM's C++ backend.
     """
 
-    def __init__(self, sink: EngineSink, *, boot_id: str = "boot-1", peer: FakeEngine | None = None) -> None:
+    def __init__(
+        self,
+        sink: EngineSink,
+        *,
+        boot_id: str = "boot-1",
+        peer: FakeEngine | None = None,
+        hides_end_token: bool = False,
+    ) -> None:
         self.sink = sink
+        self.hides_end_token = hides_end_token
         self.boot_id = boot_id
         self.live: dict[int, Run] = {}
         self.held: dict[bytes, int] = {}
@@ -137,6 +146,11 @@ class FakeEngine:
 
     def _prefill(self, call_id: int, run: Run, now_s: float) -> None:
         token = next_token(run.prompt)
+        if self.hides_end_token and token == run.call.end_token_id:
+            del self.live[call_id]
+            self.sink.on_first(call_id, First(), now_s)
+            self.sink.on_end(call_id, now_s)
+            return
         handoff = f"{self.boot_id}/{next(self._numbers)}".encode()
         self.held[handoff] = token
         del self.live[call_id]
@@ -162,6 +176,8 @@ class FakeEngine:
             del self.live[call_id]
         if is_first:
             self.sink.on_first(call_id, First(), now_s)
+        if self.hides_end_token and fresh and fresh[-1] == run.call.end_token_id:
+            del fresh[-1]
         if fresh:
             self.sink.on_tokens(call_id, fresh, [-0.5] * len(fresh) if run.call.logprobs else (), now_s)
         if run.is_over():

@@ -78,6 +78,22 @@ def test_a_first_token_that_ends_the_request_needs_no_decode(token_id: int, outp
     desk.assert_empty()
 
 
+def test_an_answer_that_ended_before_its_first_token_needs_no_decode() -> None:
+    """An engine that leaves end tokens out: prefill's finish is the answer's end, and counts for the replica."""
+    desk = Desk()
+    decode, decode_slot, prefill_slot = desk.reserved()
+    ejection = desk.links["prefill-0"][0].ejection
+    ejection.on_failure(desk.now_s, desk.now_s)
+    end = pb.Finish(slot=prefill_slot, end_position=0, reason=pb.Finish.REASON_END_TOKEN)
+    desk.down("prefill-0", finishes=[end])
+    told = desk.told()
+    assert [(row.end_position, row.reason) for row in told.finishes] == [(0, pb.Finish.REASON_END_TOKEN)]
+    assert not told.first_tokens and not told.failures
+    assert desk.cancels(decode) == [(decode_slot, pb.Cancel.REASON_SUPERSEDED)]
+    assert ejection.failures == 0
+    desk.assert_empty()
+
+
 def test_without_prefill_decode_runs_the_prompt() -> None:
     """A local decode: one submit, its start and first token go up, no handoff anywhere."""
     desk = Desk(prefills=0)
