@@ -115,10 +115,14 @@ class Relay:
         outbox.load(self.load_report())
         return session
 
+    def advance(self, now_s: float) -> None:
+        """Move the relay's time forward to that of an event; the shell calls `after_event` when it has taken all of it."""
+        self._now_s = max(self._now_s, now_s)
+
     def after_event(self, now_s: float | None = None) -> None:
-        """Let go what may go now, and tell the shell. Called after each event, once or more."""
+        """Release what may go now, and tell the shell. Called once after each event."""
         if now_s is not None:
-            self._now_s = max(self._now_s, now_s)
+            self.advance(now_s)
         self.releases.pump(self._now_s)
         self.on_change()
 

@@ -45,9 +45,9 @@ class FrontendSession:
                 item.credit = position
                 if item.decode is not None:
                     item.decode.outbox.credit(item.decode_slot, position)
-        self._relay.after_event(now_s)
+        self._relay.advance(now_s)
 
     def on_closed(self, now_s: float) -> None:
         """The stream is gone: what waits or is in prefill ends, what runs becomes an orphan."""
         self._relay.close_session(self, now_s)
-        self._relay.after_event(now_s)
+        self._relay.advance(now_s)
