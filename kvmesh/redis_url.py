@@ -17,9 +17,18 @@ _USER: Final = re.compile(r"(?<=://)\S*@")
 _QUERY: Final = re.compile(r"(?<=[?&])((?:\w*password|username)=)[^&\s]*")
 
 
+MASK: Final = "***"
+"""Stands in a shown URL for its user and password."""
+
+
 def without_password(url: str) -> str:
     """Return `url` with user and password left out."""
-    return _QUERY.sub(r"\1***", _USER.sub("***@", url))
+    return _QUERY.sub(rf"\1{MASK}", _USER.sub(f"{MASK}@", url))
+
+
+def without_user(url: str) -> str:
+    """Return `url` without the user and password before its host."""
+    return _USER.sub("", url)
 
 
 def has_password(url: str) -> bool:

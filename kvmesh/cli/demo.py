@@ -21,6 +21,7 @@ from kvmesh.cli.supervisor import ProcessFailed, Stopped
 from kvmesh.cli.up import running_mesh
 from kvmesh.config import MeshConfig
 from kvmesh.inference.v1 import inference_pb2 as inference
+from kvmesh.redis_url import VARIABLE
 
 DEADLINE_S: Final = 60.0
 OUTPUT_TOKENS: Final = 64
@@ -48,8 +49,15 @@ OPENING: Final = (
 CONTINUATION: Final = "You may be right. But suppose that he comes on Sunday; what am I to say to him?"
 
 
-async def demo(console: Console) -> int:
-    """Run the demonstration; 0 when both turns were answered and everything is stopped."""
+async def demo(console: Console, *, is_redis_named: bool = False) -> int:
+    """Run the demonstration; 0 when both turns were answered and everything is stopped.
+
+    `is_redis_named`: the environment names a Redis; the demonstration says that it leaves that one alone.
+    """
+    if is_redis_named:
+        console.print(
+            f"The demo starts a Redis of its own; the one of {VARIABLE} is not used.", soft_wrap=True
+        )
     try:
         with tempfile.TemporaryDirectory(prefix="kvmesh-demo-") as folder:
             async with running_mesh(MeshConfig(), Path(folder), console) as (supervisor, mesh):
@@ -104,6 +112,6 @@ async def _turn(
     return "".join(heard), finished
 
 
-def run(console: Console) -> int:
+def run(console: Console, *, is_redis_named: bool = False) -> int:
     """Run the demonstration in an event loop of its own."""
-    return asyncio.run(demo(console))
+    return asyncio.run(demo(console, is_redis_named=is_redis_named))

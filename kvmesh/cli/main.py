@@ -21,6 +21,7 @@ from rich.console import Console
 from kvmesh import __version__
 from kvmesh.cli.certificates import OpensslMissing
 from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
+from kvmesh.cli.mesh_redis import named_redis, with_redis
 from kvmesh.cli.options import (
     BadOption,
     ConfigOption,
@@ -35,6 +36,7 @@ from kvmesh.cli.processes import PortInUse
 from kvmesh.cli.tenant_commands import tenants
 from kvmesh.config import RUNTIME_MAX_S, ConfigError, describe
 from kvmesh.redis_binary import RedisMissing
+from kvmesh.redis_url import VARIABLE
 
 app = typer.Typer(
     help="Serve large language models behind one gRPC API.",
@@ -103,7 +105,11 @@ def up(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     from kvmesh.cli.up import up as run_up
 
     settings = settings_given(config)
-    raise typer.Exit(asyncio.run(run_up(settings, data_dir_of(settings, data_dir), Console())))
+    redis = named_redis(settings, os.environ)
+    work = run_up(
+        with_redis(settings, redis), data_dir_of(settings, data_dir), Console(), redis_source=redis.source
+    )
+    raise typer.Exit(asyncio.run(work))
 
 
 @app.command()
@@ -203,8 +209,11 @@ def status(
     from kvmesh.cli.dial import Dial
     from kvmesh.cli.status import status as run_status
 
-    mesh = read_mesh(data_dir_of(settings_given(config), data_dir))
-    raise typer.Exit(asyncio.run(run_status(mesh, Console(), as_json=as_json, dial=Dial(settings_of(mesh)))))
+    settings = settings_given(config)
+    mesh = read_mesh(data_dir_of(settings, data_dir))
+    redis_url = named_redis(settings, os.environ).url
+    work = run_status(mesh, Console(), as_json=as_json, dial=Dial(settings_of(mesh)), redis_url=redis_url)
+    raise typer.Exit(asyncio.run(work))
 
 
 @app.command()
@@ -239,7 +248,8 @@ def replay_trace(context: typer.Context) -> None:
 @app.command("config")
 def show_config(config: ConfigOption = None) -> None:
     """Print the configuration in force: every key, its meaning and its range."""
-    sys.stdout.write(describe(settings_given(config)))
+    settings = settings_given(config)
+    sys.stdout.write(describe(with_redis(settings, named_redis(settings, os.environ))))
 
 
 @app.command("certificates")
@@ -264,7 +274,7 @@ def demo() -> None:
     """Start a mesh, open a dialogue, continue it, explain both, stop."""
     from kvmesh.cli.demo import run
 
-    raise typer.Exit(run(Console()))
+    raise typer.Exit(run(Console(), is_redis_named=VARIABLE in os.environ))
 
 
 def _give_stdout_up() -> None:

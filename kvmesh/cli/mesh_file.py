@@ -11,8 +11,6 @@ from typing import Final
 
 import msgspec
 
-from kvmesh.redis_url import without_password
-
 MESH_FILE: Final = "mesh.json"
 LOCK_FILE: Final = "lock"
 
@@ -30,7 +28,10 @@ class DataDirUnusable(RuntimeError):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the running mesh. `pid` 0 and a URL as address: a Redis that the mesh uses and did not start."""
+    """One process of the running mesh. `pid` 0 and a URL as address: a Redis that the mesh uses and did not start.
+
+    The URL has no password: the file is read by commands, kept by editors and copied into reports.
+    """
 
     name: str
     role: str
@@ -38,11 +39,6 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     metrics_address: str
     log: str
-
-    @property
-    def shown_address(self) -> str:
-        """The address without a password."""
-        return without_password(self.address)
 
 
 class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +58,7 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_mesh(data_dir: Path, mesh: MeshFile) -> None:
-    """Write mesh.json at once or not at all. Only its owner may read it: a Redis of the operator's has a password."""
+    """Write mesh.json at once or not at all. Only its owner may read it."""
     draft = data_dir / f"{MESH_FILE}.draft"
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
+from kvmesh.redis_url import MASK, without_user
 from kvmesh.server import channel
 
 POLL_S: Final = 0.05
@@ -99,14 +100,20 @@ async def is_serving(address: str, open_channel: Callable[[str], grpc.aio.Channe
 
 
 async def redis_fault(url: str) -> str:
-    """Send PING to the Redis of the operator at `url`; return why it did not answer, or an empty text."""
+    """Send PING to the Redis of the operator at `url`; return why it did not answer, or an empty text.
+
+    A `url` without its password proves less: a Redis that asks for a password answers.
+    """
+    is_masked = MASK in url
     import redis.asyncio
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
     try:
         async with asyncio.timeout(CALL_S):
-            client = redis.asyncio.Redis.from_url(url, retry=Retry(NoBackoff(), 0))
+            client = redis.asyncio.Redis.from_url(
+                without_user(url) if is_masked else url, retry=Retry(NoBackoff(), 0)
+            )
             try:
                 await client.execute_command("PING")  # type: ignore[no-untyped-call]  # the library left it out
             finally:
@@ -114,6 +121,8 @@ async def redis_fault(url: str) -> str:
     except TimeoutError:
         return f"no answer within {CALL_S:g} s"
     except (redis.RedisError, OSError) as error:
+        if is_masked and isinstance(error, redis.AuthenticationError):
+            return ""
         return str(error).rstrip(".")
     except (ValueError, TypeError):  # whose text may quote a part of the password
         return "no URL that can be used; special characters of a password are written as %XX"

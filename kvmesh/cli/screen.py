@@ -72,7 +72,7 @@ def address_table(members: Iterable[Member]) -> Table:
     table = Table("process", "pid", "address", "metrics")
     for member in members:
         metrics = f"{member.metrics_address}/metrics" if member.metrics_address else "-"
-        table.add_row(member.name, str(member.pid or "-"), member.shown_address, metrics)
+        table.add_row(member.name, str(member.pid or "-"), member.address, metrics)
     return table
 
 

@@ -17,6 +17,7 @@ from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import Member, MeshFile
 from kvmesh.cli.readiness import CALL_S, is_model_ready, is_redis_ready, is_serving
 from kvmesh.config import MeshConfig
+from kvmesh.redis_url import without_password
 from kvmesh.router.v1 import router_pb2 as router
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 
@@ -105,10 +106,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return words
 
 
-async def status(mesh: MeshFile, console: Console, *, as_json: bool, dial: Dial | None = None) -> int:
-    """Print one row per process; 0 if all are healthy, else 1. `dial` None: no process speaks TLS."""
+async def status(
+    mesh: MeshFile, console: Console, *, as_json: bool, dial: Dial | None = None, redis_url: str = ""
+) -> int:
+    """Print one row per process; 0 if all are healthy, else 1. `dial` None: no process speaks TLS.
+
+    `redis_url`: the Redis that the operator named; it has the password that mesh.json lacks.
+    """
     dial = dial or Dial(MeshConfig())
-    reports = await asyncio.gather(*(_ask(member, dial) for member in mesh.processes))
+    reports = await asyncio.gather(*(_ask(member, dial, redis_url) for member in mesh.processes))
     if as_json:
         print(json.dumps([msgspec.to_builtins(report) for report in reports], indent=2))
     else:
@@ -123,14 +129,14 @@ async def live_requests(mesh: MeshFile) -> int:
     return round(sum((metrics or {}).get("kvmesh_frontend_live_requests", 0.0) for metrics in scraped))
 
 
-async def _ask(member: Member, dial: Dial) -> Report:
+async def _ask(member: Member, dial: Dial, redis_url: str) -> Report:
     is_healthy, metrics, told = await asyncio.gather(
-        _is_healthy(member, dial), _scrape(member.metrics_address), _told(member, dial)
+        _is_healthy(member, dial, redis_url), _scrape(member.metrics_address), _told(member, dial)
     )
     return Report(
         name=member.name,
         role=member.role,
-        address=member.shown_address,
+        address=member.address,
         is_healthy=is_healthy,
         metrics=metrics,
         redis_connected=None if told is None else told.redis_connected,
@@ -138,10 +144,12 @@ async def _ask(member: Member, dial: Dial) -> Report:
     )
 
 
-async def _is_healthy(member: Member, dial: Dial) -> bool:
-    check = {"redis": is_redis_ready, "engine": is_model_ready}.get(member.role)
-    if check is not None:
-        return await check(member.address)
+async def _is_healthy(member: Member, dial: Dial, redis_url: str) -> bool:
+    if member.role == "redis":
+        is_named = without_password(redis_url) == member.address
+        return await is_redis_ready(redis_url if is_named else member.address)
+    if member.role == "engine":
+        return await is_model_ready(member.address)
     return await is_serving(member.address, lambda address: dial.channel(address, member.role))
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from kvmesh.cli.mesh_file import NoMesh, read_mesh
+from kvmesh.cli.mesh_redis import named_redis, redis_url_of
 from kvmesh.cli.options import (
     BadOption,
     ConfigOption,
@@ -22,7 +23,7 @@ from kvmesh.cli.options import (
     settings_of,
 )
 from kvmesh.config import MeshConfig
-from kvmesh.redis_url import BUDGETS_VARIABLE, VARIABLE
+from kvmesh.redis_url import BUDGETS_VARIABLE
 
 tenants = typer.Typer(help="See who may use the mesh, and change it while it runs.", no_args_is_help=True)
 
@@ -130,16 +131,10 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
 def _mesh(path: Path | None, data_dir: Path | None) -> tuple[MeshConfig, str]:
     """Return the configuration and the URL of Redis: of the mesh that runs here, unless others are given."""
     settings = settings_given(path)
-    url = os.environ.get(VARIABLE, "") or settings.redis.url
+    named = named_redis(settings, os.environ)
+    mesh = None
     with suppress(NoMesh):
         mesh = read_mesh(data_dir_of(settings, data_dir))
         if path is None:
             settings = settings_of(mesh)
-        found = mesh.address_of("redis")
-        return settings, url or (found if "://" in found else f"redis://{found}/0")
-    if not url:
-        raise BadOption(
-            f"Nobody says where the mesh's Redis is: set ${VARIABLE} or redis.url, or give the --data-dir of a mesh that "
-            "runs here."
-        )
-    return settings, url
+    return settings, redis_url_of(mesh, named, is_file_given=path is not None)

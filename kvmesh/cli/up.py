@@ -13,6 +13,7 @@ from rich.console import Console
 
 from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
+from kvmesh.cli.mesh_redis import EMBEDDED
 from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.screen import StartProgress, address_table
@@ -32,15 +33,16 @@ COUNT_S: Final = 1.0
 
 @asynccontextmanager
 async def running_mesh(
-    config: MeshConfig, data_dir: Path, console: Console
+    config: MeshConfig, data_dir: Path, console: Console, redis_source: str = "redis.url"
 ) -> AsyncIterator[tuple[Supervisor, MeshFile]]:
     """Yield a mesh whose processes are all ready; it is stopped on the way out.
 
+    `redis_source`: the variable or key that named the Redis of `config`, for messages.
     Raises ProcessFailed, Stopped, and what `processes_of` and `held` raise.
     """
     data_dir = data_dir.resolve()
     with held(data_dir):
-        await _refuse_absent(config)
+        await _refuse_absent(config, redis_source)
         _warn_of_costs(config.engine, console)
         clear_orphans()
         # What runs is what was checked, also when somebody edits the file meanwhile.
@@ -56,12 +58,17 @@ async def running_mesh(
                 yield supervisor, mesh
 
 
-async def up(config: MeshConfig, data_dir: Path, console: Console) -> int:
+async def up(config: MeshConfig, data_dir: Path, console: Console, *, redis_source: str = "redis.url") -> int:
     """Run the mesh until SIGINT or SIGTERM (0) or until a process fails (1)."""
     status = 0
     try:
-        async with running_mesh(config, data_dir, console) as (supervisor, mesh):
+        async with running_mesh(config, data_dir, console, redis_source) as (supervisor, mesh):
             console.print(address_table(mesh.processes))
+            for redis in (member for member in mesh.processes if member.role == "redis"):
+                source = redis_source if config.redis.url else EMBEDDED
+                console.print(
+                    f"Redis: {redis.address} ({source}).", markup=False, highlight=False, soft_wrap=True
+                )
             console.print(f"The mesh is up. Logs: {data_dir / LOGS}. Ctrl-C stops it.")
             try:
                 await supervisor.attend(asyncio.Event().wait())
@@ -93,7 +100,7 @@ async def _tell_what_is_live(mesh: MeshFile, console: Console) -> None:
                 console.print(f"Waiting up to {DRAIN_S:g} s for {requests}. Ctrl-C now ends at once.")
 
 
-async def _refuse_absent(config: MeshConfig) -> None:
+async def _refuse_absent(config: MeshConfig, redis_source: str) -> None:
     """Refuse what every process would wait for in vain. Raises ConfigError."""
     if not config.mesh.model_path.is_dir():
         raise ConfigError(
@@ -104,8 +111,8 @@ async def _refuse_absent(config: MeshConfig) -> None:
         Dial(config, role)
     if config.redis.url and (fault := await redis_fault(config.redis.url)):
         raise ConfigError(
-            f'redis.url = "{without_password(config.redis.url)}" does not answer ({fault}): '
-            "start it, or leave redis.url empty for an embedded one."
+            f'{redis_source} = "{without_password(config.redis.url)}" does not answer ({fault}): '
+            f"start it, or leave {redis_source} empty for an embedded one."
         )
 
 
@@ -124,7 +131,14 @@ def _mesh_file(supervisor: Supervisor, config_path: Path, redis_url: str) -> Mes
     members = []
     if redis_url:
         members.append(
-            Member(name="redis", role="redis", pid=0, address=redis_url, metrics_address="", log="")
+            Member(
+                name="redis",
+                role="redis",
+                pid=0,
+                address=without_password(redis_url),
+                metrics_address="",
+                log="",
+            )
         )
     for name, member in supervisor.members.items():
         assert member.addresses is not None, f"{name} is ready without an address"

@@ -38,6 +38,7 @@ from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binaries
+from kvmesh.redis_url import without_password
 from kvmesh.router.v1 import router_pb2 as router_pb
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 from kvmesh.server import MeshServer
@@ -554,7 +555,8 @@ async def test_a_redis_that_does_not_answer_is_refused_at_once(
         f'redis.url = "redis://***@127.0.0.1:{free_port}/3" does not answer (Error 111 connecting to 127.0.0.1'
     )
     assert not (tmp_path / "logs").exists()
-    member = Member(name="redis", role="redis", pid=0, address=url, metrics_address="", log="")
+    shown_url = without_password(url)
+    member = Member(name="redis", role="redis", pid=0, address=shown_url, metrics_address="", log="")
     assert (
         await status(MeshFile(pid=1, config="", processes=(member,)), Console(width=200), as_json=False) == 1
     )

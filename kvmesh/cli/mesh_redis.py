@@ -1,0 +1,73 @@
+"""Which Redis a command uses: one rule for all commands. Pure.
+
+The environment comes before the file, the file before the mesh that runs here. `kvmesh up` starts an embedded Redis where
+neither names one. A running mesh keeps the Redis that it was started with: a command refuses a name that differs from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from kvmesh.cli.mesh_file import MeshFile
+from kvmesh.cli.options import BadOption
+from kvmesh.config import MeshConfig
+from kvmesh.redis_url import MASK, VARIABLE, without_password
+
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRedis:
+    """The Redis that the operator named. An empty `url`: none was named."""
+
+    url: str
+    source: str
+    """The variable or the key that named it, or `EMBEDDED`."""
+
+
+def named_redis(settings: MeshConfig, environment: Mapping[str, str]) -> NamedRedis:
+    """Return what $KVMESH_REDIS_URL names, else what `redis.url` names."""
+    if url := environment.get(VARIABLE, ""):
+        return NamedRedis(url, VARIABLE)
+    return NamedRedis(settings.redis.url, "redis.url" if settings.redis.url else EMBEDDED)
+
+
+def with_redis(settings: MeshConfig, redis: NamedRedis) -> MeshConfig:
+    """Return `settings` with the URL of `redis`."""
+    return msgspec.structs.replace(settings, redis=msgspec.structs.replace(settings.redis, url=redis.url))
+
+
+def redis_url_of(mesh: MeshFile | None, named: NamedRedis, *, is_file_given: bool) -> str:
+    """Return the URL for a command that works on a mesh. `mesh`: the one that runs here, or None.
+
+    `is_file_given`: the command line has --config; the `redis.url` of that file then comes before the running mesh.
+    Raises BadOption: no Redis is named, two different ones are, or the password is not known here.
+    """
+    found = _url_in(mesh) if mesh is not None else ""
+    if not found:
+        if not named.url:
+            raise BadOption(
+                f"No Redis is named: set ${VARIABLE} or redis.url, or give the --data-dir of a mesh that runs here."
+            )
+        return named.url
+    if named.url:
+        is_chosen = is_file_given and named.source == "redis.url"
+        if not is_chosen and without_password(named.url) != found:
+            raise BadOption(
+                f"{named.source} = {without_password(named.url)} is not the Redis of the mesh that runs here, {found}: "
+                f"change or unset {named.source}, or give the --data-dir of another mesh."
+            )
+        return named.url
+    if MASK in found:
+        raise BadOption(
+            f"The password of {found}, the Redis of the mesh that runs here, is not known: set ${VARIABLE}."
+        )
+    return found
+
+
+def _url_in(mesh: MeshFile) -> str:
+    found = mesh.address_of("redis")
+    return found if "://" in found else f"redis://{found}/0"

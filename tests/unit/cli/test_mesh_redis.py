@@ -1,0 +1,160 @@
+"""One rule says which Redis a command uses, for every command alike."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis as SyncRedis
+from rich.console import Console
+
+from kvmesh.cli import up as up_module
+from kvmesh.cli.main import main
+from kvmesh.cli.mesh_file import Member, MeshFile
+from kvmesh.cli.mesh_redis import EMBEDDED, NamedRedis, named_redis, redis_url_of, with_redis
+from kvmesh.cli.options import BadOption
+from kvmesh.cli.status import status
+from kvmesh.cli.supervisor import Stopped
+from kvmesh.config import MeshConfig, Redis
+from kvmesh.redis_binary import redis_binaries
+from kvmesh.redis_url import VARIABLE
+
+SECRET = "redis://mesh:s3cret@redis.example:6379/0"
+SHOWN = "redis://***@redis.example:6379/0"
+FILE = NamedRedis("redis://file.example", "redis.url")
+NONE = NamedRedis("", EMBEDDED)
+
+
+def running(address: str) -> MeshFile:
+    redis = Member(name="redis", role="redis", pid=0, address=address, metrics_address="", log="")
+    return MeshFile(pid=os.getpid(), config="", processes=(redis,))
+
+
+def test_the_environment_comes_before_the_file() -> None:
+    """Neither of them named: an embedded Redis."""
+    file = MeshConfig(redis=Redis(url=FILE.url))
+    assert named_redis(file, {VARIABLE: SECRET}) == NamedRedis(SECRET, VARIABLE)
+    assert named_redis(file, {}) == FILE
+    assert named_redis(file, {VARIABLE: ""}) == FILE
+    assert named_redis(MeshConfig(), {}) == NONE
+    assert with_redis(file, NamedRedis(SECRET, VARIABLE)).redis.url == SECRET
+
+
+@pytest.mark.parametrize(
+    ("mesh", "named", "is_file_given", "url"),
+    [
+        (None, FILE, False, FILE.url),
+        (running("127.0.0.1:7001"), NONE, False, "redis://127.0.0.1:7001/0"),
+        (running(FILE.url), FILE, False, FILE.url),
+        (running(SHOWN), NamedRedis(SECRET, VARIABLE), False, SECRET),
+        (running("127.0.0.1:7001"), FILE, True, FILE.url),
+    ],
+    ids=["no mesh", "embedded", "the same", "password", "--config"],
+)
+def test_a_command_uses_the_redis_of_the_running_mesh(
+    mesh: MeshFile | None, named: NamedRedis, is_file_given: bool, url: str
+) -> None:
+    """The named URL brings the password; a file given on the command line comes before the running mesh."""
+    assert redis_url_of(mesh, named, is_file_given=is_file_given) == url
+
+
+@pytest.mark.parametrize(
+    ("mesh", "named", "sentence"),
+    [
+        (None, NONE, f"set ${VARIABLE} or redis.url"),
+        (
+            running("127.0.0.1:7001"),
+            NamedRedis(SECRET, VARIABLE),
+            f"{VARIABLE} = {SHOWN} is not the Redis of the mesh",
+        ),
+        (running("127.0.0.1:7001"), FILE, "redis.url = redis://file.example is not the Redis of the mesh"),
+        (running(SHOWN), NONE, f"is not known: set ${VARIABLE}"),
+    ],
+    ids=["none", "environment", "file", "password"],
+)
+def test_a_command_never_writes_into_another_redis(
+    mesh: MeshFile | None, named: NamedRedis, sentence: str
+) -> None:
+    """One sentence that names both, without a password."""
+    with pytest.raises(BadOption) as refused:
+        redis_url_of(mesh, named, is_file_given=False)
+    assert sentence in str(refused.value)
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> list[MeshConfig]:
+    """`kvmesh up` starts nothing; the configuration that it would have started lands here."""
+    started: list[MeshConfig] = []
+
+    def none(config: MeshConfig, *_: object) -> list[object]:
+        started.append(config)
+        raise Stopped
+
+    monkeypatch.setattr(up_module, "processes_of", none)
+    return started
+
+
+def test_up_uses_the_redis_of_the_environment(
+    redis_url: str, no_processes: list[MeshConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same one that `kvmesh tenants` writes into."""
+    monkeypatch.setenv(VARIABLE, redis_url)
+    with pytest.raises(SystemExit):
+        main(["up", "--data-dir", str(tmp_path)])
+    assert [config.redis.url for config in no_processes] == [redis_url]
+
+
+def test_up_names_the_variable_whose_redis_does_not_answer(
+    free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The file has no such URL; and the password stays out of the sentence."""
+    monkeypatch.setenv(VARIABLE, f"redis://:s3cret@127.0.0.1:{free_port}/0")
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "--data-dir", str(tmp_path)])
+    said = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(f'{VARIABLE} = "redis://***@127.0.0.1:{free_port}/0" does not answer')
+
+
+def test_config_shows_the_redis_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The configuration in force is what `kvmesh up` would use."""
+    monkeypatch.setenv(VARIABLE, SECRET)
+    with pytest.raises(SystemExit):
+        main(["config"])
+    assert f'url = "{SHOWN}"' in capfd.readouterr().out
+
+
+@pytest.fixture
+def secret_url(redis_url: str) -> Iterator[str]:
+    """URL of a Redis that asks for a password."""
+    client = SyncRedis.from_url(redis_url)
+    client.config_set("requirepass", "s3cret")
+    try:
+        yield redis_url.replace("://", "://:s3cret@")
+    finally:
+        client.auth("s3cret")
+        client.config_set("requirepass", "")
+        client.close()
+
+
+@pytest.mark.parametrize("redis_server", redis_binaries()[:1], indirect=True, ids=["redis"])
+async def test_mesh_json_has_no_password_and_status_works_without_it(
+    secret_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Redis that asks for a password answers, whether the command knows the password or not."""
+    monkeypatch.setattr(up_module, "processes_of", lambda *_: [])
+    screen = Console(file=io.StringIO(), width=200)
+    config = MeshConfig(redis=Redis(url=secret_url))
+    async with up_module.running_mesh(config, tmp_path, screen) as (_, mesh):
+        for file in tmp_path.rglob("*"):
+            assert not file.is_file() or b"s3cret" not in file.read_bytes(), file
+        for named in ("", secret_url):
+            assert await status(mesh, screen, as_json=False, redis_url=named) == 0
+        wrong = secret_url.replace("s3cret", "wrong")
+        assert await status(mesh, screen, as_json=False, redis_url=wrong) == 1
