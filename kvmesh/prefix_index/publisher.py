@@ -231,6 +231,7 @@ class Publisher:
         oldest = self._retention.oldest(stream_id, self._clock.now_s())
         trimmed = ("XADD", self._stream, "MINID", "~", events.format_stream_id(oldest), "*")
         commands.append((*trimmed, events.FIELD, events.encode_batch(note)))
+        commands.append(("EXPIRE", self._stream, self._life_s))
         await self._redis.pipeline(commands, atomic=True)
         if self._pending:
             self._news.set()
@@ -240,10 +241,14 @@ class Publisher:
 
     def _put(self, data: bytearray, size: int) -> list[Command]:
         """Return what makes a snapshot visible: `data`, or the `size` bytes that are written."""
-        life_s = min(86_400, max(60, int(self._interval_s * SNAPSHOT_LIFE_INTERVALS)))
         if not size:
-            return [("SET", self._snapshot_key, bytes(data), "EX", life_s)]
-        return [("RENAME", self._next_key, self._snapshot_key), ("EXPIRE", self._snapshot_key, life_s)]
+            return [("SET", self._snapshot_key, bytes(data), "EX", self._life_s)]
+        return [("RENAME", self._next_key, self._snapshot_key), ("EXPIRE", self._snapshot_key, self._life_s)]
+
+    @property
+    def _life_s(self) -> int:
+        """How long the snapshot, and the stream beside it, outlive their last writer."""
+        return min(86_400, max(60, int(self._interval_s * SNAPSHOT_LIFE_INTERVALS)))
 
     async def _append(self, data: bytearray, size: int, *, with_events: bool) -> int:
         """Write `data` behind the `size` bytes of the snapshot that nobody reads yet; return what it has then."""

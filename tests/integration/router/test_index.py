@@ -286,3 +286,18 @@ async def test_the_stream_is_trimmed_while_the_clock_of_redis_stands_still(redis
         assert last[0] == ahead_ms
         mesh.read("a")
         await until(lambda: mesh.agrees("a", engine))
+
+
+async def test_no_key_of_the_index_outlives_the_mesh_for_good(redis_server: Any) -> None:
+    """The stream of events ends as the snapshots do: a mesh that is gone leaves nothing behind."""
+    async with mesh_on(redis_server) as mesh:
+        engine = Engine(3)
+        publisher = mesh.publish("prefill-0", engine)
+        for _ in range(5):
+            publisher.on_engine_message(engine.store())
+        mesh.read("prefill-0")
+        await until(lambda: mesh.agrees("prefill-0", engine))
+        keys = await mesh.link.execute("KEYS", "*")
+        lives = {key: await mesh.link.execute("TTL", key) for key in keys}
+        assert set(lives) == {b"m:kv", b"m:snap:prefill-0"}
+        assert all(0 < life_s <= 3000 for life_s in lives.values()), lives
