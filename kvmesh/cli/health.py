@@ -154,7 +154,7 @@ def _known_here(probe: Probe) -> Probe | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if the process serves, else 1 and one sentence on stderr; 2 if the question is wrong."""
+    """Return 0 and one sentence on stdout if the process serves, else 1 and one on stderr; 2 if the question is wrong."""
     parser = argparse.ArgumentParser(prog="kvmesh health", description="Ask one process whether it serves.")
     add = parser.add_argument
     add(
@@ -210,7 +210,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(str(error))
     if fault:
         sys.stderr.write(f"{fault}\n")
-    return 1 if fault else 0
+        return 1
+    sys.stdout.write(f"{probe.address} serves.\n")
+    return 0
 
 
 def _command_line(process: int) -> list[str]:

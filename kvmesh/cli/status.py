@@ -57,6 +57,14 @@ class PrefillCosts(msgspec.Struct, frozen=True, kw_only=True):
         return words
 
 
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of a metric, as Prometheus has it."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What one process said. `metrics` is None where it offers none or did not answer."""
 
@@ -64,15 +72,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     address: str
     is_healthy: bool
-    metrics: dict[str, float] | None
+    metrics: list[Sample] | None
     redis_connected: bool | None = None
     """What a router says; None where nobody says."""
     prefill_costs: PrefillCosts | None = None
     """The same."""
 
     def value(self, name: str) -> float | None:
-        """Return the process's own metric `name`, or None."""
-        return (self.metrics or {}).get(f"kvmesh_{self.role}_{name}")
+        """Return the process's own metric `name` without labels, or None."""
+        return _value(self.metrics, f"kvmesh_{self.role}_{name}")
 
     def held(self) -> str:
         """Return what the process holds, in words; empty where it offers no metrics of its own."""
@@ -126,7 +134,7 @@ async def live_requests(mesh: MeshFile) -> int:
     """Return how many requests the frontends hold; those of a frontend that does not answer are left out."""
     addresses = [member.metrics_address for member in mesh.processes if member.role == "frontend"]
     scraped = await asyncio.gather(*(_scrape(address) for address in addresses))
-    return round(sum((metrics or {}).get("kvmesh_frontend_live_requests", 0.0) for metrics in scraped))
+    return round(sum(_value(metrics, "kvmesh_frontend_live_requests") or 0.0 for metrics in scraped))
 
 
 async def _ask(member: Member, dial: Dial, redis_url: str) -> Report:
@@ -184,8 +192,8 @@ def _costs(told: router.GetStatusResponse) -> PrefillCosts | None:
     )
 
 
-async def _scrape(address: str) -> dict[str, float] | None:
-    """Return the samples at `address` as `name{labels}` -> value, or None if there is no answer."""
+async def _scrape(address: str) -> list[Sample] | None:
+    """Return the samples at `address` without those of histograms' buckets, or None if there is no answer."""
     if not address:
         return None
     host, _, port = address.rpartition(":")
@@ -200,17 +208,16 @@ async def _scrape(address: str) -> dict[str, float] | None:
     except (OSError, TimeoutError):
         return None
     _, _, body = answer.partition(b"\r\n\r\n")
-    return {
-        _name(sample.name, sample.labels): sample.value
+    return [
+        Sample(name=sample.name, labels=dict(sample.labels), value=sample.value)
         for family in text_string_to_metric_families(body.decode("utf-8", "replace"))
         for sample in family.samples
         if not sample.name.endswith("_bucket")
-    }
+    ]
 
 
-def _name(name: str, labels: dict[str, str]) -> str:
-    inside = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-    return f"{name}{{{inside}}}" if inside else name
+def _value(metrics: list[Sample] | None, name: str) -> float | None:
+    return next((sample.value for sample in metrics or () if sample.name == name and not sample.labels), None)
 
 
 def _seconds(value_s: float) -> str:

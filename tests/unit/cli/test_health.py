@@ -41,6 +41,7 @@ def test_a_service_that_serves_is_healthy(
     address, servicer = service
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     assert main([address]) == 0
+    assert capsys.readouterr().out == f"{address} serves.\n"
     servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     assert main([address]) == 1
     assert capsys.readouterr().err == f"{address} answers, and does not serve now.\n"

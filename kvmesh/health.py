@@ -1,0 +1,87 @@
+"""The standard gRPC health service (grpc.health.v1), with List.
+
+The servicer of grpcio-health-checking 1.81 has no List. When one of two watchers of a name leaves, the other hears no more
+of changes (still so in 1.85), and a watcher that reads nothing blocks every change. Stubs with List need protobuf 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+State = int
+"""A value of HealthCheckResponse.ServingStatus."""
+
+HEALTH_SERVICE: Final = "grpc.health.v1.Health"
+_LENGTH_DELIMITED: Final = 2
+_BYTE_BITS: Final = 7
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs are untyped
+    """Tells the state of each service name. The empty name is the process."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, State] = {}
+        self._changed = asyncio.Condition()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add all three methods to `server`."""
+        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+        listing = grpc.unary_unary_rpc_method_handler(
+            self.List
+        )  # bytes in and out: the stubs have no messages for it
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"List": listing}),)
+        )
+
+    async def set(self, service: str, state: State) -> None:
+        """Change the state of `service`; callers that watch it hear of it."""
+        async with self._changed:
+            self._states[service] = state
+            self._changed.notify_all()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        """Return the state of one service; NOT_FOUND for an unknown name."""
+        state = self._states.get(request.service)
+        if state is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service; List has all names")
+        return health_pb2.HealthCheckResponse(status=state)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
+        """Write the state of one service now and after each change, until the caller leaves."""
+        told: State | None = None
+        while True:
+            async with self._changed:
+                while self._state(request.service) == told:
+                    await self._changed.wait()
+                told = self._state(request.service)
+            await context.write(health_pb2.HealthCheckResponse(status=told))
+
+    async def List(self, request: bytes, context: Any) -> bytes:
+        """Return HealthListResponse {map<string, HealthCheckResponse> statuses = 1} as bytes."""
+        return b"".join(
+            _field(
+                1,
+                _field(1, name.encode())
+                + _field(2, health_pb2.HealthCheckResponse(status=state).SerializeToString()),
+            )
+            for name, state in self._states.items()
+        )
+
+    def _state(self, service: str) -> State:
+        return self._states.get(service, int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN))
+
+
+def _field(number: int, value: bytes) -> bytes:
+    """Return a length-delimited field of the protobuf wire format (protobuf.dev/programming-guides/encoding)."""
+    length, size = bytearray(), len(value)
+    while size >> _BYTE_BITS:
+        length.append((size & 0x7F) | 0x80)
+        size >>= _BYTE_BITS
+    length.append(size)
+    return bytes([number << 3 | _LENGTH_DELIMITED]) + bytes(length) + value
