@@ -35,9 +35,9 @@ def named_redis(settings: MeshConfig, environment: Mapping[str, str]) -> NamedRe
     return NamedRedis(settings.redis.url, "redis.url" if settings.redis.url else EMBEDDED)
 
 
-def with_redis(settings: MeshConfig, redis: NamedRedis) -> MeshConfig:
-    """Return `settings` with the URL of `redis`."""
-    return msgspec.structs.replace(settings, redis=msgspec.structs.replace(settings.redis, url=redis.url))
+def with_redis(settings: MeshConfig, named: NamedRedis) -> MeshConfig:
+    """Return `settings` with the URL of `named`."""
+    return msgspec.structs.replace(settings, redis=msgspec.structs.replace(settings.redis, url=named.url))
 
 
 def redis_url_of(mesh: MeshFile | None, named: NamedRedis, *, is_file_given: bool) -> str:
