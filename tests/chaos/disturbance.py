@@ -9,22 +9,15 @@ from typing import Final
 
 from tests.chaos import census, faults
 from tests.chaos.cells import Run
-from tests.chaos.clients import PlainReader, live
-from tests.chaos.plan import Stream, probe_of
-from tests.chaos.records import COMPLETE, Moments, Seen
+from tests.chaos.clients import PlainReader
+from tests.chaos.plan import Stream
+from tests.chaos.probing import LOOK_EVERY_S, SERVED_S_MAX, Probing
+from tests.chaos.records import Moments, Seen
 from tests.chaos.rig import Rig
 from tests.integration.live_mesh import until
 
 RETURN_S_MAX: Final = 60.0
 """A part that does not answer health this long after its fault is over does not come back."""
-
-SERVED_S_MAX: Final = 15.0
-"""A part that serves no request this long after its return is not used any more."""
-
-LOOK_EVERY_S: Final = 0.05
-
-PROBES: Final = 4
-"""Requests that look for the returned part, at once: idle replicas are chosen by load."""
 
 
 def _nothing() -> None:
@@ -52,7 +45,6 @@ class Disturbance:
         self._peer = peer
         self.probes: list[tuple[Stream, Seen | None]] = []
         """Requests that looked for the returned part; None where one was cancelled."""
-        self._plain = PlainReader(lambda number: rig.mesh.parts[f"frontend-{number}"].address)
 
     async def run(
         self, on_fault: Callable[[], None] = _nothing, on_return: Callable[[], None] = _nothing
@@ -79,41 +71,12 @@ class Disturbance:
         """Return when the returned part served a request, None if it did not in time."""
         if self._target == "redis":
             return await self._redis_used()
-        number = 0
-        probes: set[asyncio.Task[Seen]] = set()
-        streams: dict[asyncio.Task[Seen], Stream] = {}
-        give_up_s = self._now_s() + SERVED_S_MAX
+        plain = PlainReader(lambda number: self._rig.mesh.parts[f"frontend-{number}"].address)
+        probing = Probing(self._run, self._target, plain, self._now_s)
         try:
-            while self._now_s() < give_up_s:
-                while len(probes) < PROBES:
-                    number += 1
-                    stream = probe_of(self._run, number, self._probed_frontend(number))
-                    probe = asyncio.create_task(live(stream, self._plain, self._now_s))
-                    probes.add(probe)
-                    streams[probe] = stream
-                done, probes = await asyncio.wait(
-                    probes, timeout=give_up_s - self._now_s(), return_when=asyncio.FIRST_COMPLETED
-                )
-                hits = [task.result() for task in done if self._is_served(task.result())]
-                if hits:
-                    return min(one.came_s[1] for one in hits)
-                await asyncio.sleep(LOOK_EVERY_S)
+            return await probing.first_served()
         finally:
-            for task in probes:
-                task.cancel()
-            await asyncio.gather(*probes, return_exceptions=True)
-            self.probes = [
-                (stream, None if task.cancelled() else task.result()) for task, stream in streams.items()
-            ]
-        return None
-
-    def _probed_frontend(self, number: int) -> int:
-        """Probes go to the returned frontend, or to both in turn."""
-        name, _, replica = self._target.rpartition("-")
-        return int(replica) if name == "frontend" else number % 2
-
-    def _is_served(self, one: Seen) -> bool:
-        return one.end == COMPLETE and self._target.removesuffix("-engine") in one.parts
+            self.probes = probing.probes
 
     async def _redis_used(self) -> float | None:
         """Return when every router and replica was registered and connected again."""

@@ -59,7 +59,8 @@ without a server, also those of streams that ended early.
 - **longest pause**: the longest time a stream waited for its next message, from the fault on; median and largest of
   the runs.
 - **first served**: from the moment the part answers health again to the first token of the first request it served;
-  for Redis, until all processes are registered and connected again. Median and largest of the runs.
+  for Redis, until all processes are registered and connected again. Median and largest of the runs. Requests for this
+  are sent 4 at once, and up to 32 where other replicas serve them.
 - **violations**: broken invariants of any kind: a wrong, repeated or missing token, a hang, silence beyond the
   watchdogs, an error nobody can act on, engine blocks, reservations, handoffs, slots, tasks, file descriptors, memory
   or Redis keys left behind, retries beyond their budget, work tried again more than once on average, tokens charged
