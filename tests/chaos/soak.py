@@ -31,7 +31,7 @@ from tests.chaos.records import CANCELLED, COMPLETE, Census, Moments, Violation
 from tests.chaos.rig import Rig
 from tests.chaos.slopes import Sample, slope_of
 from tests.chaos.soak_record import Death, Hit, SoakRecord
-from tests.chaos.trial import SETTLE_S_MAX, readers_of
+from tests.chaos.trial import CENSUS_EVERY_S, SETTLE_S_MAX, readers_of
 from tests.chaos.truth import Truth
 
 EVERY_S: Final = 20.0
@@ -226,7 +226,7 @@ class Soak:
             if self._now_s() > give_up_s:
                 self._violations += remains or [Violation("NOT_SERVING", "a part cannot be looked at")]
                 return
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(CENSUS_EVERY_S)
 
     def _judge(self, load: Load) -> None:
         config = self._rig.mesh.config.engine

@@ -25,6 +25,9 @@ from tests.chaos.rig import Rig
 SETTLE_S_MAX: Final = 25.0
 """What a run held is back this long after its last stream, orphan times and lost handoffs included."""
 
+CENSUS_EVERY_S: Final = 0.2
+"""Between two censuses, each of which asks every process."""
+
 
 @dataclasses.dataclass(slots=True)
 class Result:
@@ -117,7 +120,7 @@ class Trial:
             ]
             if not remains or self._now_s() > give_up_s:
                 break
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(CENSUS_EVERY_S)
         return [
             *judge.judge_streams(self._plan, self._truth, self._seen, moments, self._limits),
             *remains,

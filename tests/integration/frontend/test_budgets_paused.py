@@ -33,6 +33,8 @@ PER_MIN = 360_000
 BURST = 12_000
 ACCOUNT = account(tokens_per_min=PER_MIN, burst_s=2, requests_per_min=60_000, concurrency=1000)
 FRONTENDS = 3
+SERVED = 100
+"""Requests before the pause, and behind it."""
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
         started_s = loop.time()
         for frontend in frontends:
             frontend.start(Load(40, [caller(ACCOUNT)], seconds_mean=0.5, resumed=0, leave=0.05))
-        await asyncio.sleep(3)
+        await until(lambda: sum(len(each.uses) for each in frontends) >= SERVED, "requests are served", 30)
         redis.send_signal(signal.SIGSTOP)
         paused_s = loop.time()
         try:
@@ -72,7 +74,8 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
             redis.send_signal(signal.SIGCONT)
         back_s = loop.time()
         await until(lambda: not any(each.budgets.is_away for each in frontends), "Redis is asked again", 5)
-        await asyncio.sleep(2)
+        served = sum(len(each.uses) for each in frontends)
+        await until(lambda: sum(len(each.uses) for each in frontends) >= served + SERVED, "and again", 30)
         await asyncio.gather(*(frontend.stop() for frontend in frontends))
         await asyncio.gather(*(frontend.close() for frontend in frontends))
         ended_s = loop.time()

@@ -14,6 +14,10 @@ from services.frontend.progress import CREDIT_WINDOW
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool, oracle
 
+TAIL_S = 0.4
+WRITE_EVERY_S = 0.25
+"""How often a slow client takes a message: less than the time of one write, and together more."""
+
 
 class StuckCall:
     """A Call whose writes end only when the test lets them."""
@@ -100,7 +104,7 @@ async def test_who_reads_slowly_gets_all(
     serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left after the end takes many times the time of one write: nobody is cut while writes come through."""
-    monkeypatch.setattr(reader, "TAIL_S", 0.4)
+    monkeypatch.setattr(reader, "TAIL_S", TAIL_S)
     stuck = StuckCall()
     slow = asyncio.create_task(serving.frontend.service.serve(asking(20), stuck))
     live = serving.frontend.core.live
@@ -108,9 +112,9 @@ async def test_who_reads_slowly_gets_all(
     loop = asyncio.get_running_loop()
     over_s = loop.time()
     while not slow.done():
-        await asyncio.sleep(0.25)  # less than the time of one write, and together more
+        await asyncio.sleep(WRITE_EVERY_S)
         stuck.allowed.release()
     await slow
-    assert loop.time() - over_s > 0.4
+    assert loop.time() - over_s > TAIL_S
     assert [each for message in stuck.messages for each in message.tokens.ids] == oracle([9], 20)
     assert stuck.messages[-1].WhichOneof("event") == "finished"

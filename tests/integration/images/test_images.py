@@ -28,6 +28,8 @@ OURS = (builds.SERVICE, builds.ENGINE)
 NOWHERE = "redis://127.0.0.1:1/0"
 NO_OP_S_MAX = 10.0
 HEALTHY_S_MAX = 60.0
+LOOK_EVERY_S = 0.2
+"""Between two questions to the engine."""
 
 OUTPUT_TOKENS = 120
 STEP_S = 0.03
@@ -200,4 +202,4 @@ def wait_for(container: Container, health: str) -> None:
     while health_of(container) != health:
         log = container.logs(tail=20).decode(errors="replace")
         assert time.monotonic() - began_s < HEALTHY_S_MAX, f"never {health}:\n{log}"
-        time.sleep(0.2)
+        time.sleep(LOOK_EVERY_S)

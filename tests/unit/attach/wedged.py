@@ -16,6 +16,9 @@ from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.server import MeshServer
 
+REPORT_S = 0.5
+"""Between two load reports."""
+
 
 class Wedged:
     """An Attachable and its own session."""
@@ -56,7 +59,7 @@ async def main() -> None:
     while True:
         for outbox in service.outboxes:
             outbox.load(pb.LoadReport(engine_ready=True))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(REPORT_S)
 
 
 if __name__ == "__main__":

@@ -260,9 +260,9 @@ def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatc
     def serve(connection: socket.socket) -> None:
         connection.recv(4096)
         connection.sendall(_header(3))
-        for _ in range(8):
-            time.sleep(0.2)
-            connection.sendall(b"x" * 24)
+        for _ in range(12):
+            time.sleep(0.1)
+            connection.sendall(b"x" * 16)
         connection.recv(4)
 
     with _fake_source(serve) as handoff:
