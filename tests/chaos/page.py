@@ -7,12 +7,11 @@ from typing import Final
 
 from tests.chaos.cells import Cell, everything
 from tests.chaos.records import Record, median
-from tests.chaos.slopes import ENGINE_WARM_S, FLAT, GROWS, NOT_JUDGED, Slope
+from tests.chaos.slopes import FLAT, GROWS, MINUTES_OF_A_DAY, NOT_JUDGED, Slope
 from tests.chaos.soak_record import SoakRecord
 
 NOTES: Final = "<!-- Below: written by hand, kept when the page is written again. -->"
 
-MINUTES_OF_A_DAY: Final = 1440
 
 READMITTED_S: Final = 2.0
 """What a returned part is allowed until it serves."""
@@ -179,18 +178,24 @@ def soak_section(soak: SoakRecord) -> list[str]:
     flat, grows, unknown = (
         sum(slope.verdict == verdict for slope in soak.slopes) for verdict in (FLAT, GROWS, NOT_JUDGED)
     )
+    watch = soak.watch
+    ending = (
+        ""
+        if watch.ends_share == 1
+        else f" Parts are ended in the first {_percent(watch.ends_share)} of the time only."
+    )
     return [
         "## Soak",
         "",
         _prose(
-            f"**Command.** `make soak`: {soak.minutes:g} minutes, seed {soak.seed}; {soak.machine};",
+            f"**Command.** `make soak MINUTES={soak.minutes:g}`: seed {soak.seed}; {soak.machine};",
             f"{_moment(soak.began)} UTC; commit {soak.commit}.",
         ),
         "",
         _prose(
             f"**How.** {soak.requests_per_s:.2f} requests/s, {_percent(soak.load)} of the {soak.capacity_per_s:.2f}",
             f"requests/s that this mesh finished on this machine without faults ({soak.capacity_how}).",
-            f"{len(soak.faults)} faults, one every {soak.every_s:g} s, each drawn from all cells of the matrix.",
+            f"{len(soak.faults)} faults, one every {soak.every_s:g} s, each drawn from all cells of the matrix.{ending}",
             f"Cores busy: {_percent(soak.cpu_share)}.",
         ),
         "",
@@ -204,9 +209,9 @@ def soak_section(soak: SoakRecord) -> list[str]:
         "",
         _prose(
             "Resident memory of each process, sampled every 5 s. The slope is the median over pairs of samples of the",
-            f"same life of the process, 45 to 150 s apart, without the first {soak.warm_s:g} s of each life",
-            f"({ENGINE_WARM_S:g} s of an engine's): imports, caches, block tables and what is kept of ended streams fill",
-            f"then. Flat: at most {soak.slope_max:g} MB/min, or growth by at most {_percent(soak.share_max)} over the",
+            f"same life of the process, {_span(watch.apart_s)} s apart, without the first {watch.warm_s:g} s of each life",
+            f"({watch.engine_warm_s:g} s of an engine's): imports, caches, block tables and records of ended streams fill",
+            f"then. Flat: at most {watch.slope_max:.3g} MB/min, or growth by at most {_percent(soak.share_max)} over the",
             "time watched. What that excludes is a leak faster than the bound in the table, in MB a day; a slower one",
             "cannot be told from noise in these minutes and may be there. A process whose lives were too short to tell",
             "is not judged; replicas run the same program, so one of each kind must be.",
@@ -223,6 +228,10 @@ def soak_section(soak: SoakRecord) -> list[str]:
         ),
         "",
     ]
+
+
+def _span(apart_s: tuple[float, float]) -> str:
+    return f"{apart_s[0]:g} to {apart_s[1]:g}"
 
 
 def _unjudged(soak: SoakRecord) -> str:

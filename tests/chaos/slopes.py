@@ -14,23 +14,51 @@ from typing import Final, Literal
 
 import msgspec
 
-WARM_S: Final = 120.0
-"""Samples of a life younger than this do not count: imports, caches, allocators, and what is kept of ended streams."""
 
-ENGINE_WARM_S: Final = 240.0
-"""The same for an engine: at the load of a soak each of its blocks has been used once by then. What Redis keeps of a
-request lives longer, eleven minutes, and counts as growth meanwhile: some 0.2 MB a minute."""
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """How long processes are watched, and what growth counts as noise then."""
+
+    warm_s: float
+    """Samples of a life younger than this do not count: imports, caches, allocators, and what is kept of ended streams."""
+    engine_warm_s: float
+    """The same for an engine: at the load of a soak each of its blocks has been used once by then."""
+    apart_s: tuple[float, float]
+    """Pairs of samples that are closer say more of one sample's noise than of a slope."""
+    slope_max: float
+    """MB per minute that still are noise."""
+    ends_share: float
+    """Faults that end a part are drawn within this share of the soak; later lives are long."""
+
+    def warm_of(self, process: str) -> float:
+        """Return how old a life of `process` must be before its samples count."""
+        return self.engine_warm_s if process.endswith("-engine") else self.warm_s
+
+
+USUAL: Final = Watch(warm_s=120.0, engine_warm_s=240.0, apart_s=(45.0, 150.0), slope_max=0.5, ends_share=1.0)
+"""Of a soak of minutes: 720 MB a day. Redis keeps its record of a request for eleven minutes, and that counts as growth
+meanwhile: some 0.2 MB a minute."""
+
+MINUTES_OF_A_DAY: Final = 1440
+
+HOUR: Final = Watch(
+    warm_s=720.0,
+    engine_warm_s=720.0,
+    apart_s=(300.0, 900.0),
+    slope_max=200 / MINUTES_OF_A_DAY,
+    ends_share=1 / 3,
+)
+"""Of a soak of an hour or more: 200 MB a day. A life counts after the eleven minutes for which Redis keeps a request."""
+
+HOUR_MIN: Final = 60.0
 
 WATCHED_S_MIN: Final = 120.0
 """Less than this within all lives together says nothing."""
 
-APART_S: Final = (45.0, 150.0)
-"""Pairs that are closer say more of one sample's noise than of a slope."""
 
-SLOPE_MAX: Final = 0.5
-"""MB per minute that still are noise over the minutes of a soak; less in one that watches longer than LONG_S."""
+def watch_of(minutes: float) -> Watch:
+    """Return how a soak of `minutes` watches."""
+    return HOUR if minutes >= HOUR_MIN else USUAL
 
-LONG_S: Final = 1200.0
 
 SHARE_MAX: Final = 0.02
 """Or growth, over the time that was looked at, of this share of the process's memory."""
@@ -66,6 +94,8 @@ class Slope(msgspec.Struct, frozen=True):
     """None if no life was long enough to tell."""
     line: str
     """The samples over time as bars, from the smallest to the largest."""
+    slope_max: float = USUAL.slope_max
+    """Of the watch."""
 
     @property
     def verdict(self) -> Verdict:
@@ -79,8 +109,7 @@ class Slope(msgspec.Struct, frozen=True):
         """The slope from which on it is told from noise: a slower leak is not excluded. Infinite if nothing was watched."""
         if not self.watched_s:
             return math.inf
-        of_noise = SLOPE_MAX * min(1.0, LONG_S / self.watched_s)
-        return max(of_noise, SHARE_MAX * self.median_mb / (self.watched_s / 60))
+        return max(self.slope_max, SHARE_MAX * self.median_mb / (self.watched_s / 60))
 
     @property
     def kind(self) -> str:
@@ -88,25 +117,21 @@ class Slope(msgspec.Struct, frozen=True):
         return "-".join(word for word in self.process.split("-") if not word.isdigit())
 
 
-def warm_s(process: str) -> float:
-    """Return how old a life of `process` must be before its samples count."""
-    return ENGINE_WARM_S if process.endswith("-engine") else WARM_S
-
-
-def slope_of(process: str, samples: Sequence[Sample]) -> Slope:
+def slope_of(process: str, samples: Sequence[Sample], watch: Watch = USUAL) -> Slope:
     """Return the slope of `samples`, at least one, in the order of time."""
+    nearest_s, farthest_s = watch.apart_s
     lives = {life: [one for one in samples if one.life == life] for life in {one.life for one in samples}}
     slopes: list[float] = []
     watched_s = 0.0
     for ones in lives.values():
-        warm = [one for one in ones if one.at_s - ones[0].at_s >= warm_s(process)]
+        warm = [one for one in ones if one.at_s - ones[0].at_s >= watch.warm_of(process)]
         if len(warm) > 1:
             watched_s += warm[-1].at_s - warm[0].at_s
         slopes += [
             60 * (late.megabytes - early.megabytes) / (late.at_s - early.at_s)
             for index, early in enumerate(warm)
             for late in warm[index + 1 :]
-            if APART_S[0] <= late.at_s - early.at_s <= APART_S[1]
+            if nearest_s <= late.at_s - early.at_s <= farthest_s
         ]
     sizes = [one.megabytes for one in samples]
     return Slope(
@@ -118,6 +143,7 @@ def slope_of(process: str, samples: Sequence[Sample]) -> Slope:
         last_mb=round(sizes[-1], 1),
         mb_per_min=round(statistics.median(slopes), 3) if slopes else None,
         line=bars(sizes),
+        slope_max=watch.slope_max,
     )
 
 

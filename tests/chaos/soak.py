@@ -29,7 +29,7 @@ from tests.chaos.memory import MemoryLog
 from tests.chaos.plan import Plan, Stream, peer_of, target_of
 from tests.chaos.records import CANCELLED, COMPLETE, Census, Moments, Violation
 from tests.chaos.rig import Rig
-from tests.chaos.slopes import Sample, slope_of
+from tests.chaos.slopes import Sample, slope_of, watch_of
 from tests.chaos.soak_record import Death, Hit, SoakRecord
 from tests.chaos.trial import CENSUS_EVERY_S, SETTLE_S_MAX, readers_of
 from tests.chaos.truth import Truth
@@ -68,6 +68,7 @@ class Soak:
     ) -> None:
         self._rig = rig
         self._minutes = minutes
+        self._watch = watch_of(minutes)
         self._seed = seed
         self._limits = limits
         self._tell = tell
@@ -124,7 +125,10 @@ class Soak:
             requests_per_s=round(rate, 2),
             cpu_share=round(cpu_share, 2),
             faults=self._hits,
-            slopes=[slope_of(name, samples) for name, samples in memory.samples.items() if samples],
+            watch=self._watch,
+            slopes=[
+                slope_of(name, samples, self._watch) for name, samples in memory.samples.items() if samples
+            ],
             violations=self._violations,
             deaths=self._deaths,
         )
@@ -158,9 +162,11 @@ class Soak:
     async def _disturb(self, until_s: float) -> None:
         """Break one part after the other until then."""
         next_s = self._now_s()
+        ends_until_s = next_s + self._watch.ends_share * (until_s - next_s)
         while (next_s := max(next_s + EVERY_S, self._now_s())) < until_s - EVERY_S:
             await asyncio.sleep(next_s - self._now_s())
-            run = Run(self._rng.choice(everything()), self._rng.randrange(1, 1_000_000))
+            cells = [cell for cell in everything() if next_s < ends_until_s or not cell.ends_the_part]
+            run = Run(self._rng.choice(cells), self._rng.randrange(1, 1_000_000))
             target = target_of(run.cell.part, self._rng.randrange(2))
             away_s = DOWN_S if run.cell.ends_the_part else FAULT_S
             peer = peer_of(run.cell, self._rng.randrange(2))

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from tests.chaos.records import Violation
-from tests.chaos.slopes import GROWS, NOT_JUDGED, SHARE_MAX, SLOPE_MAX, WARM_S, Slope
+from tests.chaos.slopes import GROWS, NOT_JUDGED, SHARE_MAX, USUAL, Slope, Watch
 
 JUDGED_MIN: Final = 20.0
 """A soak of so many minutes must be able to judge each kind of process. Parts die in it: a life may be too short."""
@@ -57,8 +57,7 @@ class SoakRecord(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     longest_pause_s: float = 0.0
     cpu_share: float = 0.0
-    warm_s: float = WARM_S
-    slope_max: float = SLOPE_MAX
+    watch: Watch = USUAL
     share_max: float = SHARE_MAX
     faults: list[Hit] = msgspec.field(default_factory=list)
     deaths: list[Death] = msgspec.field(default_factory=list)

@@ -6,7 +6,20 @@ import random
 
 import pytest
 
-from tests.chaos.slopes import FLAT, GROWS, NOT_JUDGED, WATCHED_S_MIN, Sample, Slope, bars, slope_of
+from tests.chaos.slopes import (
+    FLAT,
+    GROWS,
+    HOUR,
+    MINUTES_OF_A_DAY,
+    NOT_JUDGED,
+    USUAL,
+    WATCHED_S_MIN,
+    Sample,
+    Slope,
+    bars,
+    slope_of,
+    watch_of,
+)
 from tests.chaos.soak_record import SoakRecord
 
 
@@ -83,12 +96,28 @@ def test_an_engine_may_fill_its_tables_longer() -> None:
     assert slope_of("decode-0-engine", filled).verdict == FLAT
 
 
-def test_a_longer_soak_excludes_slower_leaks() -> None:
-    """0.3 MB a minute pass in 20 minutes, as the bound says, and not in an hour."""
-    leak = [Sample(5.0 * index, 1, 90.0 + 0.025 * index) for index in range(900)]
-    short = slope_of("router-0", leak[:240])
-    assert short.verdict == FLAT and short.bound_mb_per_min == 0.5
-    assert slope_of("router-0", leak).verdict == GROWS
+def hour(rng: random.Random, mb_per_min: float) -> list[Sample]:
+    """An hour of a process: it is started again every 5 minutes for 20 minutes, and fills caches for 8 minutes."""
+    made = []
+    for index in range(720):
+        at_s = 5.0 * index
+        life = min(4, int(at_s // 300))
+        age_min = (at_s - 300 * life) / 60
+        size_mb = 90.0 + 2.0 * min(age_min, 8.0) + mb_per_min * age_min + rng.gauss(0, 1.5)
+        made.append(Sample(at_s, life, size_mb))
+    return made
+
+
+def test_an_hour_finds_a_leak_of_200_mb_a_day() -> None:
+    """Twice as much is always found, nothing is always flat; the soak of minutes takes both for noise."""
+    assert watch_of(20) == USUAL and watch_of(60) == HOUR
+    for seed in range(20):
+        flat = slope_of("decode-0", hour(random.Random(seed), 0.0), HOUR)
+        assert flat.verdict == FLAT and flat.watched_s > 1500, f"seed={seed}: {flat}"
+        assert round(flat.bound_mb_per_min * MINUTES_OF_A_DAY) == 200
+        leak = hour(random.Random(seed), 400 / MINUTES_OF_A_DAY)
+        assert slope_of("decode-0", leak, HOUR).verdict == GROWS, f"seed={seed}"
+        assert slope_of("decode-0", leak[480:]).verdict == FLAT, f"seed={seed}"
 
 
 def test_a_kind_that_was_never_judged_fails_a_soak_that_was_long_enough() -> None:

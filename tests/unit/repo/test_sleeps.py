@@ -26,7 +26,8 @@ def literal_sleeps(source: str) -> list[int]:
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in ("time.sleep", "asyncio.sleep")
         and isinstance(node.args[0], ast.Constant)
-        and LONGEST_S <= node.args[0].value < float("inf")
+        and isinstance(node.args[0].value, int | float)
+        and node.args[0].value >= LONGEST_S
     ]
 
 
