@@ -71,7 +71,7 @@ chaos: setup  ## Every fault on every part, writes docs/measurements (50 minutes
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos run --tag "$(TAG)" $(if $(ONLY)$(SEED),$(CHAOS_ONE),$(CHAOS_ALL))
 
-soak: setup  ## 70 % load and a fault every 20 s for MINUTES (20); writes docs/measurements
+soak: setup  ## 70 % load and a fault every 20 s for MINUTES (20; from 60 on growth is bounded by 200 MB a day); writes docs/measurements
 	@$(BIN)/python -m tests.chaos soak --check --minutes "$(MINUTES)"
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos soak --tag "$(TAG)" --minutes "$(MINUTES)" --write docs/measurements/faults.md
