@@ -201,12 +201,13 @@ class UpwardOutbox(Outbox):
 class DownwardOutbox(Outbox):
     """Collects one AttachResponse."""
 
-    __slots__ = ("_counts", "_hello", "_logprobs", "_message", "_positions", "_slots", "_tokens")
+    __slots__ = ("_computed", "_counts", "_hello", "_logprobs", "_message", "_positions", "_slots", "_tokens")
 
     def __init__(self, hello: pb.Hello | None = None) -> None:
         super().__init__()
         self._hello = hello
         self._message = pb.AttachResponse()
+        self._computed: dict[int, int] = {}
         # The frame's columns, as lists: appending to a protobuf field costs three times as much.
         self._slots: list[int] = []
         self._positions: list[int] = []
@@ -261,6 +262,13 @@ class DownwardOutbox(Outbox):
         """Add a transfer."""
         self._message.transfers.add(slot=slot, transfer_us=transfer_us)
         self._add_lazy()
+
+    def computed(self, slot: int, position: int) -> None:
+        """Tell that the engine computed [.., position) of `slot`; only the last waiting value is sent."""
+        is_new = slot not in self._computed
+        self._computed[slot] = position
+        if is_new:
+            self._add_lazy()
 
     def finish(self, slot: int, end_position: int, reason: pb.Finish.Reason.ValueType) -> None:
         """Add a finish."""
@@ -319,6 +327,10 @@ class DownwardOutbox(Outbox):
         if self._hello is not None:
             message.hello.CopyFrom(self._hello)
             self._hello = None
+        if self._computed:
+            message.computed_slots.extend(self._computed.keys())
+            message.computed_positions.extend(self._computed.values())
+            self._computed.clear()
         if self._tokens:
             frame = message.frame
             frame.slots.extend(self._slots)

@@ -39,6 +39,15 @@ def uneven_credits(message: pb.AttachRequest) -> FrameError:
     )
 
 
+def check_computed(message: pb.AttachResponse) -> None:
+    """Raise FrameError if the computed columns of `message` differ in length."""
+    if len(message.computed_slots) != len(message.computed_positions):
+        raise FrameError(
+            f"computed columns differ in length: slots {len(message.computed_slots)}, "
+            f"positions {len(message.computed_positions)}"
+        )
+
+
 def check_submit(submit: pb.Submit, *, last_slot: int) -> None:
     """Raise FrameError if `submit` breaks the protocol itself (not merely its range for one replica)."""
     check_slot(submit.slot, last_slot)

@@ -174,6 +174,7 @@ class DecodeCore:
         self.holdings.attach(slot, session, adopt.slot)
         slot.has_first_row = False
         slot.adoption = adopt.adoption
+        slot.computed_told = 0
         log.rewind(adopt.position, adopt.credit_position)
         self.adoption_total += 1
         session.outbox.accept(adopt.slot)

@@ -21,6 +21,9 @@ from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord, Recorder
 from services.decode.slot import Slot, State
 
+COMPUTED_STRIDE: Final = 32
+"""Tokens that may be computed beyond the credit before the reader is told of them: half a credit window."""
+
 _CANCELLED: Final = "cancelled"
 
 
@@ -99,6 +102,7 @@ class Generation:
             self.engine.cancel(slot.call_id)
             self._over(slot, now_s, type(error).__name__)
         self.send(slot, now_s)
+        self._tell_computed(slot)
         if slot.session is not None:
             slot.session.outbox.fail(
                 slot.number,
@@ -112,6 +116,7 @@ class Generation:
     def cut(self, slot: Slot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """End `slot` with what its caller may have so far."""
         self.send(slot, now_s)
+        self._tell_computed(slot)
         if slot.session is not None:
             slot.session.outbox.finish(slot.number, slot.log.sent, reason)
         self.forget(slot, now_s)
@@ -133,9 +138,19 @@ class Generation:
             self._holdings.finish(slot, now_s + self._limits.orphan_s)
         elif not log.is_blocked():
             slot.blocked_s = None
-        elif slot.blocked_s is None:
-            slot.blocked_s = now_s
-            self._holdings.look_by(slot, now_s + self._limits.slow_reader_s)
+        else:
+            if slot.state is State.ENDED or log.end - slot.computed_told >= COMPUTED_STRIDE:
+                self._tell_computed(slot)
+            if slot.blocked_s is None:
+                slot.blocked_s = now_s
+                self._holdings.look_by(slot, now_s + self._limits.slow_reader_s)
+
+    def _tell_computed(self, slot: Slot) -> None:
+        """Tell the reader of `slot` how much was computed, if it cannot see that by the tokens."""
+        log = slot.log
+        if slot.session is not None and log.end > max(log.sent, slot.computed_told):
+            slot.computed_told = log.end
+            slot.session.outbox.computed(slot.number, log.end)
 
     def flush(self, now_s: float) -> None:
         """Send what the step's slots reported."""

@@ -72,6 +72,8 @@ class Slot:
     """That row, while it waits to be sent."""
     ending: pb.Finish.Reason.ValueType = pb.Finish.REASON_UNSPECIFIED
     """Why the engine ended. Set in ENDED and FINISHED."""
+    computed_told: int = 0
+    """What `session` heard last of how much the engine computed beyond the credit."""
     blocked_s: float | None = None
     """Since when tokens wait for credit."""
     expire_s: float = float("inf")

@@ -127,6 +127,8 @@ class AttachResponse(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     LOAD_REPORT_FIELD_NUMBER: _builtins.int
+    COMPUTED_SLOTS_FIELD_NUMBER: _builtins.int
+    COMPUTED_POSITIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """Who answers. Present in the first message of a stream, absent in every other."""
@@ -173,6 +175,18 @@ class AttachResponse(_message.Message):
         within a second: silence means that it is gone, though its connection may answer pings.
         """
 
+    @_builtins.property
+    def computed_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Slots of which the engine computed more than the credit lets through; parallel to `computed_positions`. Decode to
+        router to frontend. A sender that never fills it sends no more than the credit shows.
+        """
+
+    @_builtins.property
+    def computed_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One past the last position that the engine computed, for each slot in `computed_slots`. Sent while tokens wait for
+        credit: at least each 32 tokens, and when the engine ends the slot.
+        """
+
     def __init__(
         self,
         *,
@@ -187,10 +201,12 @@ class AttachResponse(_message.Message):
         failures: _abc.Iterable[Global___Failure] | None = ...,
         refusals: _abc.Iterable[Global___Refusal] | None = ...,
         load_report: Global___LoadReport | None = ...,
+        computed_slots: _abc.Iterable[_builtins.int] | None = ...,
+        computed_positions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "hello", b"hello", "load_report", b"load_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptances", b"acceptances", "failures", b"failures", "finishes", b"finishes", "first_tokens", b"first_tokens", "frame", b"frame", "hello", b"hello", "load_report", b"load_report", "placements", b"placements", "refusals", b"refusals", "starts", b"starts", "transfers", b"transfers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptances", b"acceptances", "computed_positions", b"computed_positions", "computed_slots", b"computed_slots", "failures", b"failures", "finishes", b"finishes", "first_tokens", b"first_tokens", "frame", b"frame", "hello", b"hello", "load_report", b"load_report", "placements", b"placements", "refusals", b"refusals", "starts", b"starts", "transfers", b"transfers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from kvmesh.attach import frames
 from kvmesh.attach.outbox import UpwardOutbox
+from kvmesh.attach.rules import check_computed
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.placement.policy import LoadSeen, ReplicaState
@@ -236,6 +237,8 @@ class Replica:
     def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
         """Take one message, in the protocol's order. Raises FrameError."""
         self.heard_s = now_s
+        if message.computed_slots:
+            self._on_computed(message)
         slots, takers = self.slots, self._relay.answers.takers
         for field, value in message.ListFields():  # what is there, by number: the protocol's order
             take = takers.get(field.name)
@@ -282,6 +285,14 @@ class Replica:
                     row = frames.Row(slot, position, count, tokens[at:end], logprobs[at:end])
                     self._on_odd_row(item, row, now_s)
             at = end
+
+    def _on_computed(self, message: pb.AttachResponse) -> None:
+        """Pass on what the engine computed beyond the credit. Raises FrameError."""
+        check_computed(message)
+        for slot, position in zip(message.computed_slots, message.computed_positions, strict=True):
+            item = self.slots.get(slot)
+            if item is not None and item.outbox is not None and item.decode is self:
+                item.outbox.computed(item.slot, position)
 
     def _on_odd_row(self, item: Relayed, row: frames.Row, now_s: float) -> None:
         """Drop what is known already; tokens missing in between end the attempt."""

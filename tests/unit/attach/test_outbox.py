@@ -68,6 +68,19 @@ def test_credits_of_one_slot_merge_to_the_highest() -> None:
     assert (list(message.credit_slots), list(message.credit_positions)) == ([3], [9])
 
 
+def test_computed_positions_of_one_slot_merge_and_wait_for_nobody() -> None:
+    """One row a slot, with the last value; the writer is not woken at once."""
+    outbox = ob.DownwardOutbox()
+    for position in (40, 72):
+        outbox.computed(3, position)
+    outbox.computed(5, 33)
+    assert outbox.waiting_bytes == 2 * ob.ROW_BYTES and not outbox.is_urgent
+    message = outbox.take(0.0)
+    assert message is not None
+    assert (list(message.computed_slots), list(message.computed_positions)) == ([3, 5], [72, 33])
+    assert outbox.take(0.0) is None
+
+
 def test_on_ready_is_called_once_per_message() -> None:
     """The writer is woken when the outbox fills, not for each row."""
     outbox, calls = ob.DownwardOutbox(), []

@@ -10,6 +10,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.triton.capabilities import Capabilities, ModelFacts
 from kvmesh.triton.errors import CallError, EngineBusy, EngineError, EngineLost, HandoffLost, InvalidRequest
 from services.decode.core import DecodeCore
+from services.decode.generation import COMPUTED_STRIDE
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord
 from services.decode.session import DecodeSession
@@ -417,6 +418,43 @@ def test_slow_reader_is_cut_after_its_time_and_growing_credit_resets_it() -> Non
     replica.pass_time(3.0)
     assert view.finish == pb.Finish(slot=1, end_position=3, reason=pb.Finish.REASON_SLOW_READER)
     assert replica.is_empty()
+
+
+def test_a_reader_without_credit_hears_how_much_is_computed() -> None:
+    """At least each COMPUTED_STRIDE tokens, again after an adoption, and all of it when the engine ends or is stopped."""
+    replica = Replica()
+    view = replica.submit(1, LOCAL, output=100, credit=3, remaining_ms=3_600_000)
+    for made in range(1, 81):
+        replica.step()
+        assert made - COMPUTED_STRIDE < max(view.computed, 3) <= max(made, 3)
+    assert len(view.ids) == 3
+    replica.session.on_closed(replica.now_s)
+    replica.session, replica.reader = replica.attach()
+    view = replica.reader.open(1, 2)
+    (request_id,) = replica.core.holdings.slots
+    row = pb.Adopt(slot=1, request_id=request_id, attempt=1, position=2, credit_position=5)
+    replica.send(adopts=[row])
+    assert view.computed == 80
+    replica.step(20)
+    assert view.computed == 100 and len(view.ids) == 3 and view.finish is None
+
+    cut = replica.submit(2, LOCAL, output=100, credit=1, remaining_ms=3_600_000)
+    replica.step(7)
+    assert cut.computed == 0
+    for _ in range(4):
+        replica.pass_time(7.0)
+        replica.step()
+    replica.pass_time(3.0)
+    assert cut.finish == pb.Finish(slot=2, end_position=1, reason=pb.Finish.REASON_SLOW_READER)
+    assert cut.computed == 11
+
+
+def test_a_reader_with_credit_is_told_nothing_of_what_is_computed() -> None:
+    """What it can see by the tokens is no row."""
+    replica = Replica()
+    view = replica.submit(1, LOCAL, output=100)
+    replica.step(100)
+    assert view.finish is not None and view.computed == 0
 
 
 def test_deadlines_end_a_slot_in_every_phase() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.rules import check_computed
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 
@@ -24,6 +25,8 @@ class SlotView:
     """Tokens from the position the slot was opened at."""
     logprobs: list[float] = field(default_factory=list)
     credit: int = 1 << 30
+    computed: int = 0
+    """One past the last position that was computed beyond the credit, as far as that was told."""
     is_accepted: bool = False
     is_started: bool = False
     is_transferred: bool = False
@@ -60,6 +63,11 @@ class Reader:
             return
         if message.HasField("load_report"):
             self.loads.append(message.load_report)
+        check_computed(message)
+        for slot, position in zip(message.computed_slots, message.computed_positions, strict=True):
+            view = self._live(slot)
+            assert position > view.computed, f"{position} was told behind {view.computed}"
+            view.computed = position
         for row in message.acceptances:
             view = self._live(row.slot)
             assert not view.is_accepted, row

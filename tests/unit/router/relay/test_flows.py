@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvmesh.attach.frames import FrameError
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.relay.rows import US_MAX, as_us
 from tests.unit.router.desk import B, Desk, first, frame, with_room
@@ -60,6 +61,22 @@ def test_a_request_goes_its_way() -> None:
     ]
     desk.assert_empty()
     assert desk.ended == ["REASON_LENGTH"]
+
+
+def test_what_is_computed_beyond_the_credit_is_passed_on() -> None:
+    """By the frontend's slot, also beside its finish; an unknown slot is ignored, uneven columns are refused."""
+    desk = Desk()
+    decode, slot = desk.generating()
+    desk.told()
+    desk.down(decode, computed_slots=[slot, 99], computed_positions=[70, 5])
+    told = desk.told()
+    assert (list(told.computed_slots), list(told.computed_positions)) == ([desk.slot], [70])
+    cut = pb.Finish(slot=slot, end_position=1, reason=pb.Finish.REASON_SLOW_READER)
+    desk.down(decode, computed_slots=[slot], computed_positions=[90], finishes=[cut])
+    told = desk.told()
+    assert list(told.computed_positions) == [90] and len(told.finishes) == 1
+    with pytest.raises(FrameError, match="computed columns differ"):
+        desk.down(decode, computed_slots=[slot])
 
 
 @pytest.mark.parametrize(("token_id", "output", "reason"), [(7, 10, "END_TOKEN"), (1, 1, "LENGTH")])
