@@ -1,7 +1,7 @@
 """What an execution of a request costs its tenant, by how it ended.
 
 Pure. Nothing is charged for what the mesh failed at, or for what no engine began; who leaves pays for what was computed for
-it: the prompt, if it was run, and the tokens that were sent.
+it: the prompt, if it was run, and the output that `charge` counts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from services.frontend import charge
 from services.frontend.request import LiveRequest
 
 OURS: Final = frozenset({"UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"})
@@ -40,9 +41,13 @@ def of(request: LiveRequest) -> Bill:
     end, progress = request.end, request.progress
     assert end is not None, f"{request} has not ended"
     is_complete = end.error is None
-    output_tokens = len(progress.ids) if is_complete else progress.delivered
+    is_cut = end.error is not None and end.error.reason == "SLOW_READER"
+    is_ours = end.error is not None and end.error.code.name in OURS and not is_cut
+    output_tokens = charge.output_tokens(
+        progress.reach, is_complete=is_complete, is_cut=is_cut, is_ours=is_ours
+    )
     if end.error is not None and not output_tokens:
-        if end.error.code.name in OURS and end.error.reason != "SLOW_READER":
+        if is_ours:
             return NOT_STARTED
         if not progress.ids:  # its prompt was not run to the end
             was_started = any(attempt.is_started for attempt in request.attempts)

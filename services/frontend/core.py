@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Final, Protocol, TypeVar
 
 from kvmesh.attach import frames
+from kvmesh.attach.rules import check_computed
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import MeshError
 from services.frontend import answers, faults
@@ -155,6 +156,11 @@ class FrontendCore:
         peer = self.peers.get(link.name)
         if peer is None:
             return
+        if message.computed_slots:
+            check_computed(message)
+            for slot, position in zip(message.computed_slots, message.computed_positions, strict=True):
+                if slot in peer.slots:
+                    peer.slots[slot].on_computed(position)
         for field, value in message.ListFields():  # what is there, by number: the protocol's order
             take = answers.TAKERS.get(field.name)
             if take is not None:

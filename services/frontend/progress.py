@@ -12,6 +12,7 @@ from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.attempts import Attempt
+from services.frontend.charge import Reach
 from services.frontend.order import Order
 from services.frontend.output import Output
 
@@ -33,6 +34,8 @@ class Progress:
         "_computed_tokens",
         "_order",
         "cached_tokens",
+        "closed_s",
+        "computed_output",
         "credit",
         "credit_before",
         "delivered",
@@ -40,6 +43,7 @@ class Progress:
         "ids",
         "output",
         "recomputed_tokens",
+        "writing_since_s",
     )
 
     def __init__(self, order: Order, output: Output) -> None:
@@ -48,6 +52,12 @@ class Progress:
         self.ids = array("i")
         self.delivered = 0
         """Positions [0, delivered) left for the client."""
+        self.writing_since_s: float | None = None
+        """When the message was given to the client's transport that it has not taken yet."""
+        self.closed_s = 0.0
+        """How long that was when the client's side was over."""
+        self.computed_output = 0
+        """Output positions [0, this) were computed beyond the credit, as decode told."""
         self.credit = 0
         """Positions [0, credit) may be sent by the attempt that runs."""
         self.credit_before = 0
@@ -58,6 +68,19 @@ class Progress:
         self.recomputed_tokens = 0
         self._computed_tokens = 0
         """Tokens [0, this) of prompt and output are known to have been computed by some engine."""
+
+    @property
+    def reach(self) -> Reach:
+        """How far the output came."""
+        produced = len(self.ids)
+        computed = min(max(produced, self.computed_output), self._order.max_output_tokens)
+        return Reach(self.output.taken, produced, computed, self.closed_s)
+
+    def count_closed(self, now_s: float) -> None:
+        """The client's side is over: note how long its transport has held the last message."""
+        since_s, self.writing_since_s = self.writing_since_s, None
+        if since_s is not None:
+            self.closed_s = now_s - since_s
 
     def take_received(self, now_s: float) -> None:
         """Start behind what the client has from another frontend."""

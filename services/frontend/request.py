@@ -110,6 +110,7 @@ class LiveRequest:
 
     def on_client_gone(self, now_s: float, *, was_deadline: bool = False) -> None:
         """The client left, cancelled, or its deadline passed: nobody reads any more."""
+        self.progress.count_closed(now_s)
         reason = attach.Cancel.REASON_DEADLINE if was_deadline else attach.Cancel.REASON_CLIENT
         error = MeshError("DEADLINE" if was_deadline else "CLIENT_GONE", "the client left")
         self.end_with(End(error=error), now_s, reason)
@@ -121,6 +122,10 @@ class LiveRequest:
         self.upstream.renumber(base)
 
     # The router's side; what follows from its rows is in `answers`.
+
+    def on_computed(self, position: int) -> None:
+        """Decode computed everything below `position`, more than the credit lets it send."""
+        self.progress.computed_output = max(self.progress.computed_output, position)
 
     def on_router_up(self, now_s: float) -> None:
         """A router came up, as asked for by `Hub.await_router`."""

@@ -168,16 +168,14 @@ class InferenceService:
         output, place, progress_at = request.output, None, hold.progress_at
         ready = reader.ready
         try:
-            await call.write(messages.started(request.order, self._seal))
-            reader.wrote_s = self._clock.now_s()
+            await self._write(call, request, reader, messages.started(request.order, self._seal))
             while True:
                 tokens = output.take()
                 if tokens is not None:
                     position = output.taken
                     place = self._tell_place(tokens, request, place)
-                    await call.write(pb.GenerateResponse(tokens=tokens))
-                    reader.wrote_s = now_s = self._clock.now_s()
-                    self._core.deliver(request, position, now_s)
+                    await self._write(call, request, reader, pb.GenerateResponse(tokens=tokens))
+                    self._core.deliver(request, position, reader.wrote_s)
                     if position >= progress_at:
                         progress_at = self._accounting.progress(hold, position)
                 elif request.end is None:
@@ -188,9 +186,8 @@ class InferenceService:
                 else:
                     break
             terms = self._terms
-            await call.write(
-                messages.finished(request, terms.frontend, terms.region, is_seeded=self._is_seeded())
-            )
+            end = messages.finished(request, terms.frontend, terms.region, is_seeded=self._is_seeded())
+            await self._write(call, request, reader, end)
         except asyncio.CancelledError:
             if not reader.was_cut():
                 raise
@@ -198,6 +195,19 @@ class InferenceService:
         except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
             # The call ended under the write: the client is gone, and nobody reads a status.
             log.debug("write failed", extra={"request_id": request.order.request_id, "why": str(error)})
+
+    async def _write(
+        self,
+        call: Call[bytes, pb.GenerateResponse],
+        request: LiveRequest,
+        reader: Reader,
+        message: pb.GenerateResponse,
+    ) -> None:
+        """Write `message`; note since when the transport has held it, and when it had taken it."""
+        request.progress.writing_since_s = self._clock.now_s()
+        await call.write(message)
+        request.progress.writing_since_s = None
+        reader.wrote_s = self._clock.now_s()
 
     def _tell_place(self, tokens: pb.Tokens, request: LiveRequest, told: Place | None) -> Place | None:
         """Put the resume token into `tokens` if the request runs elsewhere than the client knows; return the place."""

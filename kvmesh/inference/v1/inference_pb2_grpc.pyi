@@ -44,7 +44,8 @@ class InferenceServiceStub:
        UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), ALREADY_EXISTS (it has
        ended well, and was executed again often enough since), INTERNAL. ErrorInfo.reason is stable; the text is not.
     4. The deadline is gRPC's own. When it passes, the engine stops too.
-    5. Cancelling the call stops the engine; what was streamed is charged.
+    5. Cancelling the call stops the engine; what was streamed is charged. A client whose flow-control window has been closed
+       for more than 2 s is charged what was computed.
     6. A stream that breaks, or ends with UNAVAILABLE and reason DRAINING, goes on at any frontend: the same request
        again with `options.resume`, or, if `started` never came, as it was with its `idempotency_key`. Every token is
        charged once. A client that sends the metadata `kvmesh-hand-over` is sent elsewhere at once when its frontend
@@ -67,7 +68,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
        UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), ALREADY_EXISTS (it has
        ended well, and was executed again often enough since), INTERNAL. ErrorInfo.reason is stable; the text is not.
     4. The deadline is gRPC's own. When it passes, the engine stops too.
-    5. Cancelling the call stops the engine; what was streamed is charged.
+    5. Cancelling the call stops the engine; what was streamed is charged. A client whose flow-control window has been closed
+       for more than 2 s is charged what was computed.
     6. A stream that breaks, or ends with UNAVAILABLE and reason DRAINING, goes on at any frontend: the same request
        again with `options.resume`, or, if `started` never came, as it was with its `idempotency_key`. Every token is
        charged once. A client that sends the metadata `kvmesh-hand-over` is sent elsewhere at once when its frontend
@@ -93,7 +95,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
            UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), ALREADY_EXISTS (it has
            ended well, and was executed again often enough since), INTERNAL. ErrorInfo.reason is stable; the text is not.
         4. The deadline is gRPC's own. When it passes, the engine stops too.
-        5. Cancelling the call stops the engine; what was streamed is charged.
+        5. Cancelling the call stops the engine; what was streamed is charged. A client whose flow-control window has been closed
+           for more than 2 s is charged what was computed.
         6. A stream that breaks, or ends with UNAVAILABLE and reason DRAINING, goes on at any frontend: the same request
            again with `options.resume`, or, if `started` never came, as it was with its `idempotency_key`. Every token is
            charged once. A client that sends the metadata `kvmesh-hand-over` is sent elsewhere at once when its frontend

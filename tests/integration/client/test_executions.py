@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import urllib.request
 
 import pytest
 
@@ -12,6 +10,7 @@ from kvmesh.client import Client, Generation, RequestRefused, Superseded
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.client.test_lost_frontends import addresses, prompts
 from tests.integration.harness import Mesh, until
+from tests.integration.scraped import settled
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
@@ -22,20 +21,6 @@ async def until_tokens(answer: Generation, count: int) -> None:
     """Read `answer` until it has so many tokens."""
     while len(answer.ids) < count:
         await anext(answer)
-
-
-async def settled(mesh: Mesh) -> dict[str, int]:
-    """Return the settled tokens by kind, summed over the frontends that run."""
-    sums: dict[str, int] = {}
-    for name in mesh.running("frontend"):
-        ready = re.findall(r'"metrics_address": "([^"]+)"', mesh.parts[name].log.read_text())[-1]
-        url = f"http://{ready}/metrics"
-        text = await asyncio.to_thread(_read, url)
-        for kind, value in re.findall(
-            r'kvmesh_frontend_settled_tokens(?:_total)?\{kind="(\w+)"\} ([\d.e+]+)', text
-        ):
-            sums[kind] = sums.get(kind, 0) + int(float(value))
-    return sums
 
 
 async def test_of_two_executions_the_later_one_goes_on(mesh: Mesh) -> None:
@@ -121,9 +106,3 @@ async def test_without_redis_streams_still_move(mesh: Mesh) -> None:
         moved = [each for each in answers if each.resumes]
         assert moved
         assert all(each.finish is not None and each.finish.explanation.adoption_count == 1 for each in moved)
-
-
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        text: str = answer.read().decode()
-    return text

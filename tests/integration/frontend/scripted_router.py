@@ -53,6 +53,7 @@ class Run:
     log: TokenLog
     history: bytes
     phase: str = "queued"
+    told: int = 0
 
     @property
     def end(self) -> int:
@@ -110,6 +111,9 @@ class Pool:
         chunk = run.log.take()
         if chunk is not None:
             run.session.outbox.tokens(run.slot, chunk.position, chunk.token_ids)
+        if run.log.is_blocked() and (run.log.end == run.end or run.log.end - run.told >= 32):
+            run.told = run.log.end
+            run.session.outbox.computed(run.slot, run.told)
         if run.log.is_drained() and run.log.end == run.end:
             run.session.outbox.finish(run.slot, run.log.end, pb.Finish.REASON_LENGTH)
             self.drop(run)

@@ -20,15 +20,23 @@ from tests.chaos.plan import Stream
 from tests.chaos.truth import Truth
 from tests.integration.generation import generate, generate_all, token_request
 from tests.integration.harness import configure, running_mesh, until
+from tests.integration.scraped import sample, settled
+from tests.raw_http2 import RawConnection
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
 LONG = 12_000
 """Far more tokens than windows and buffers between an engine and a client take."""
 
+UNREAD = 3_000
+"""Tokens that take the engine more than the 2 s for which a window may be closed."""
+
 
 async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path: Path) -> None:
-    """A client that stops reading holds back its own stream only; later it gets every token."""
+    """A client that stops reading holds back its own stream only; later it gets every token.
+
+    Another one reads nothing and leaves in the end: it pays for what the engine made for it.
+    """
     config = configure(
         engine={
             "arithmetic": "hashed",
@@ -43,14 +51,20 @@ async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path
     async with running_mesh(config, tmp_path) as mesh:
         # A fixed window: gRPC would else grow it until the whole answer lay in the client's memory.
         options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
-        async with grpc.aio.insecure_channel(mesh.parts["frontend-0"].address, options=options) as channel:
+        address = mesh.parts["frontend-0"].address
+        async with (
+            grpc.aio.insecure_channel(address, options=options) as channel,
+            RawConnection.connect(address, stream_window=0) as raw,
+        ):
+            unread = raw.call("/kvmesh.inference.v1.InferenceService/Generate")
+            await unread.send_message(token_request([8] * 40, max_output_tokens=UNREAD).SerializeToString())
             stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
             call = stub.Generate(token_request([7] * 40, max_output_tokens=LONG, logprobs=True), timeout=110)
             ids = await read_some(call, 1)
 
             async def blocked() -> bool:
                 status = await mesh.status("decode-0")
-                return bool(status.log_bytes >= 8 * LONG)
+                return bool(status.log_bytes >= 8 * LONG + 4 * UNREAD)
 
             # The engine makes all tokens and frees its blocks, read or not; the log keeps them.
             await until(blocked, 60, "decode has made every token")
@@ -60,6 +74,12 @@ async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path
                 return bool(status.engine_call_count == 0 and status.load_report.block_reserved_count == 0)
 
             await until(engine_is_done, 5, "the engine is free while the reader sleeps")
+            unread.reset()
+
+            async def settled_all() -> bool:
+                return (await settled(mesh))["output"] == UNREAD
+
+            await until(settled_all, 10, "who left pays for what was computed")
             # With log-probabilities a token costs 8 bytes, without 4.
             assert (await mesh.status("decode-0")).log_bytes <= 8 * LONG
             others = [token_request([n] * 40, max_output_tokens=50) for n in range(20, 36)]
@@ -70,6 +90,11 @@ async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path
             truth = Truth(config.engine.salt, config.engine.max_sequence_tokens)
             assert ids == await asyncio.to_thread(truth.tokens, alone([7] * 40, LONG))
         await mesh.idle(5)
+
+        async def settled_rest() -> bool:
+            return (await settled(mesh))["output"] == UNREAD + LONG + 16 * 50
+
+        await until(settled_rest, 10, "all is settled")
 
 
 async def test_a_reader_that_never_comes_back_is_ended_with_a_type(tmp_path: Path) -> None:
@@ -92,6 +117,14 @@ async def test_a_reader_that_never_comes_back_is_ended_with_a_type(tmp_path: Pat
                     pass
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             assert b"SLOW_READER" in _details(caught.value)
+        made = await sample(mesh, "decode-0", "kvmesh_decode_sent_tokens_total")
+
+        async def paid() -> bool:
+            return bool(
+                made <= (await settled(mesh))["output"] <= made + 1
+            )  # the first token may be prefill's
+
+        await until(paid, 10, f"it pays for the {made:g} tokens that were computed")
 
 
 async def test_a_client_goes_on_at_another_frontend(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ END_ID = 1
 VOCABULARY = 300
 TOKEN_BYTES = [b""] * 4 + [bytes([each % 256]) for each in range(4, VOCABULARY)]
 ORPHAN_S = 3.0
+COMPUTED_STRIDE = 32
+"""Tokens that an attempt computes beyond its credit before it says so."""
 
 
 def next_token(history: bytes) -> int:
@@ -72,6 +74,8 @@ class Run:
     stage: str = "queued"  # then accepted, placed, started, running, finished
     orphan_until_s: float | None = None
     reason: int = 0
+    told: int = 0
+    """What its router heard last of how much was computed beyond the credit."""
 
     @property
     def end(self) -> int:
@@ -92,6 +96,8 @@ class FakeMesh:
         self.submits: list[pb.Submit] = []
         self.adopts = 0
         self.cancels: list[int] = []
+        self.computed: dict[str, int] = {}
+        """One past the highest output position that was computed, by request."""
         for router in self.routers:
             core.add_router(router)
 
@@ -160,6 +166,11 @@ class FakeMesh:
         for slot, run in list(router.runs.items()):
             while run.stage in ("running", "finished") and (chunk := run.log.take()) is not None:
                 router.down.tokens(slot, chunk.position, chunk.token_ids, chunk.logprobs)
+            if run.log.is_blocked() and (
+                run.stage == "finished" or run.log.end - run.told >= COMPUTED_STRIDE
+            ):
+                run.told = run.log.end
+                router.down.computed(slot, run.told)
             if run.stage == "finished" and run.log.is_drained():
                 router.down.finish(slot, run.log.end, run.reason)  # type: ignore[arg-type]
                 router.runs.pop(slot)
@@ -295,6 +306,7 @@ class FakeMesh:
                 run.router.down.finish(run.slot, run.log.end, pb.Finish.REASON_ADOPTED)
                 run.router.runs.pop(run.slot)
             run.log.rewind(adopt.position, adopt.credit_position)
+            run.told = 0
             run.router, run.slot, run.orphan_until_s = router, adopt.slot, None
             router.runs[adopt.slot] = run
             router.down.accept(adopt.slot)
@@ -306,6 +318,8 @@ class FakeMesh:
             token = next_token(run.history)
             run.history += frames.pack_ids((token,))
             run.log.append((token,))
+            known = self.computed.get(run.submit.request_id, 0)
+            self.computed[run.submit.request_id] = max(known, run.log.end)
             if token == run.submit.end_token_id:
                 run.stage, run.reason = "finished", pb.Finish.REASON_END_TOKEN
                 return

@@ -18,6 +18,7 @@ from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend import bill
 from services.frontend.accounting import NEVER, Accounting, Hold
 from services.frontend.adoption import Place
+from services.frontend.charge import Reach
 from services.frontend.end import End
 from services.frontend.faults import given_up
 from services.frontend.order import Order
@@ -118,6 +119,7 @@ class Redis:
 class Progress:
     def __init__(self, ids: int, delivered: int) -> None:
         self.ids, self.delivered = [5] * ids, delivered
+        self.reach = Reach(handed=delivered, produced=ids, computed=ids)
         self.cached_tokens, self.recomputed_tokens = 3, 0
 
 

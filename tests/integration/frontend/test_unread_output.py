@@ -1,0 +1,140 @@
+"""Output that a client lets pile up: it pays for what the transport was handed, or computed behind a closed window.
+
+The client speaks HTTP/2 by hand, so that its window ends at any byte of any message.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+
+import pytest
+
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import charge
+from services.frontend.progress import CREDIT_WINDOW
+from services.frontend.service import SERVICE_NAME
+from services.frontend.settlement import Report
+from tests.integration.frontend.conftest import Serving, until
+from tests.integration.frontend.scripted_router import Pool
+from tests.raw_frames import framed
+from tests.raw_http2 import RawConnection, RawStream
+
+GENERATE = f"/{SERVICE_NAME}/Generate"
+BATCH = 96
+
+
+@pytest.fixture
+def reports(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Report]:
+    """What the frontend settles, in the order in which its streams end."""
+    found: list[Report] = []
+    add = serving.frontend.settlements.add
+
+    def note(report: Report, *rest: object) -> None:
+        found.append(report)
+        add(report, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(serving.frontend.settlements, "add", note)
+    return found
+
+
+def asking(count: int) -> bytes:
+    """Return a request for `count` tokens; its answer is the same each time."""
+    request = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[9]), limits=pb.Limits(max_output_tokens=count))
+    return request.SerializeToString()
+
+
+async def begin(connection: RawConnection, count: int) -> RawStream:
+    """Ask for `count` tokens."""
+    stream = connection.call(GENERATE)
+    await stream.send_message(asking(count))
+    return stream
+
+
+async def piled_up(pool: Pool, count: int) -> None:
+    """Wait until so many attempts have sent all that their credit lets through."""
+    await until(
+        lambda: sum(run.log.sent == CREDIT_WINDOW for run in pool.runs) == count, "tokens pile up", 20
+    )
+
+
+async def open_for(stream: RawStream, size: int) -> None:
+    """Open the window of `stream` for `size` bytes and read them."""
+    if size:
+        stream.grant(size, connection=False)
+    await stream.until(lambda: stream.byte_count == size)
+
+
+async def reset(stream: RawStream, reports: list[Report]) -> Report:
+    """Reset `stream`; return what it is charged."""
+    settled = len(reports)
+    stream.reset()
+    await until(lambda: len(reports) > settled, "the stream is settled")
+    return reports[-1]
+
+
+class Answer:
+    """The first two messages of an answer as they travel: `started`, and all the tokens that piled up behind it."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        started, tokens = messages
+        self.ids = list(pb.GenerateResponse.FromString(tokens).tokens.ids)
+        self.started_bytes, self.size = len(framed(started)), len(framed(started)) + len(framed(tokens))
+        sizes = [1 if each < 0x80 else 2 for each in self.ids]
+        assert max(self.ids) < 0x4000
+        packed = pb.Tokens(ids=self.ids).SerializeToString()[-sum(sizes) :]
+        start = self.started_bytes + framed(tokens).index(packed)
+        self._ends = [start + end for end in accumulate(sizes)]
+
+    def ids_in(self, count: int) -> int:
+        """Return how many token ids can be read from the first `count` bytes."""
+        return bisect_right(self._ends, count)
+
+
+async def test_a_reset_at_any_byte_is_charged_what_came_and_at_most_a_window_more(
+    serving: Serving, pool: Pool, reports: list[Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens pile up behind a closed window; it opens for n bytes, these are read, the stream is reset; for every n."""
+    monkeypatch.setattr(charge, "CLOSED_S", 1e9)  # however busy the machine is
+    came = charged = 0
+    async with RawConnection.connect(serving.address, stream_window=0, connection_window=1 << 24) as client:
+        probe = await begin(client, 100)
+        await piled_up(pool, 1)
+        probe.grant(1 << 16)
+        await probe.until(lambda: len(probe.messages) >= 2)
+        answer = Answer(probe.messages[:2])
+        assert len(answer.ids) == CREDIT_WINDOW
+        await probe.ended()
+        await until(lambda: len(reports) == 1, "the probe is settled")
+        for first in range(0, answer.size + 1, BATCH):
+            opened = range(first, min(first + BATCH, answer.size + 1))
+            streams = [await begin(client, 100) for _ in opened]
+            await piled_up(pool, len(streams))
+            for size, stream in zip(opened, streams, strict=True):
+                await open_for(stream, size)
+                paid = (await reset(stream, reports)).output_tokens
+                received = answer.ids_in(size)
+                whole = CREDIT_WINDOW if size == answer.size else 0
+                assert received <= paid <= whole + CREDIT_WINDOW, (
+                    f"{received} of {size} bytes, {paid} charged"
+                )
+                came, charged = came + received, charged + paid
+    assert came <= charged
+    await serving.until_empty()
+
+
+async def test_a_window_that_stays_closed_costs_what_was_computed(
+    serving: Serving, pool: Pool, reports: list[Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed from the first byte on, or behind the first message: what the engine made is charged, read or not."""
+    async with RawConnection.connect(serving.address, stream_window=0, connection_window=1 << 24) as client:
+        for granted, closed_s, paid in ((0, 1e9, 0), (0, 0.0, 300), (200, 0.0, 300)):
+            monkeypatch.setattr(charge, "CLOSED_S", closed_s)
+            stream = await begin(client, 300)
+            await until(lambda: bool(pool.runs) and pool.runs[0].log.end == 300, "all is computed")
+            (request,) = serving.frontend.core.live.serving
+            await until(lambda: request.progress.reach.computed == 300, "decode told it")  # noqa: B023  # awaited here
+            await open_for(stream, granted)
+            report = await reset(stream, reports)
+            assert (report.prompt_tokens, report.output_tokens) == (1, paid)
+            await until(lambda: not pool.runs, "the engine is told")

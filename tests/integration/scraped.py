@@ -1,0 +1,38 @@
+"""Metrics of the processes of a whole mesh, read from where Prometheus would."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.request
+
+from tests.integration.harness import Mesh
+
+
+async def sample(mesh: Mesh, name: str, metric: str) -> float:
+    """Return the sum of what process `name` exports as `metric`, over all labels. Raises AssertionError without any."""
+    found = re.findall(rf"^{metric}(?:\{{[^}}]*\}})? (\S+)$", await _scrape(mesh, name), re.MULTILINE)
+    assert found, f"{name} exports no {metric}"
+    return sum(float(value) for value in found)
+
+
+async def settled(mesh: Mesh) -> dict[str, int]:
+    """Return the settled tokens by kind, summed over the frontends that run."""
+    sums: dict[str, int] = {}
+    for name in mesh.running("frontend"):
+        for kind, value in re.findall(
+            r'kvmesh_frontend_settled_tokens(?:_total)?\{kind="(\w+)"\} ([\d.e+]+)', await _scrape(mesh, name)
+        ):
+            sums[kind] = sums.get(kind, 0) + int(float(value))
+    return sums
+
+
+async def _scrape(mesh: Mesh, name: str) -> str:
+    address = re.findall(r'"metrics_address": "([^"]+)"', mesh.parts[name].log.read_text())[-1]
+    return await asyncio.to_thread(_read, f"http://{address}/metrics")
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        text: str = answer.read().decode()
+        return text

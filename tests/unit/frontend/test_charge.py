@@ -1,0 +1,197 @@
+"""What a client that leaves is charged: each token that may have reached it, and at most one credit window more."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import bill, charge
+from services.frontend.charge import CLOSED_S, Reach
+from services.frontend.core import FrontendCore
+from services.frontend.order import Order
+from services.frontend.progress import CREDIT_WINDOW
+from tests.unit.frontend.fake_mesh import COMPUTED_STRIDE, Client, FakeMesh, order
+from tests.unit.frontend.test_schedules import Schedule, core_of
+
+POSITIONS = st.integers(0, 1000)
+
+
+@given(
+    st.tuples(POSITIONS, POSITIONS, POSITIONS), st.floats(0, 60), st.booleans(), st.booleans(), st.booleans()
+)
+def test_the_charge_lies_between_what_was_handed_and_what_was_computed(
+    positions: tuple[int, int, int], closed_s: float, is_complete: bool, is_cut: bool, is_ours: bool
+) -> None:
+    """Never less than the transport was given, never more than an engine computed; ours costs what was streamed."""
+    handed, produced, computed = sorted(positions)
+    reach = Reach(handed, produced, computed, closed_s)
+    tokens = charge.output_tokens(reach, is_complete=is_complete, is_cut=is_cut, is_ours=is_ours)
+    assert handed <= tokens <= computed
+    if is_ours:
+        assert tokens == handed
+    elif is_cut or closed_s > CLOSED_S:
+        assert tokens == computed
+    else:
+        assert tokens == (produced if is_complete else handed)
+
+
+@dataclass
+class Message:
+    """One message in the transport."""
+
+    size: int
+    tokens: int
+    left: int = 0
+    """Bytes that left the process."""
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that can be read from the bytes that left: all of them when the last byte is missing."""
+        return self.tokens if self.left >= self.size - 1 else self.tokens * self.left // self.size
+
+
+class Windowed(Client):
+    """A client whose transport sends as many bytes as its window lets through, and takes one message at a time."""
+
+    def __init__(self, core: FrontendCore, asked: Order, now_s: float) -> None:
+        super().__init__(core, asked, now_s)
+        self.window = 0
+        self.whole_tokens = 0
+        """Of messages that left to the last byte."""
+        self.message: Message | None = None
+        self.has_left = False
+
+    @property
+    def received(self) -> int:
+        """Tokens whose bytes left the process."""
+        return self.whole_tokens + (self.message.tokens_left if self.message is not None else 0)
+
+    @property
+    def is_done(self) -> bool:
+        return self.has_left or (super().is_done and self.message is None)
+
+    def read(self, now_s: float) -> None:
+        """Write as long as the window lets messages through."""
+        while not self.has_left and self.write(now_s):
+            pass
+
+    def write(self, now_s: float) -> bool:
+        """Do what the serving task does next; return False if it waits."""
+        progress = self.request.progress
+        if self.message is None:
+            tokens = self.request.output.take()
+            if tokens is None:
+                return False
+            self.ids += tokens.ids
+            self.text += tokens.text
+            size = 5 + pb.GenerateResponse(tokens=tokens).ByteSize()
+            self.message = Message(size, len(tokens.ids))
+            progress.writing_since_s = now_s
+        message = self.message
+        count = min(self.window, message.size - message.left)
+        self.window -= count
+        message.left += count
+        if message.left < message.size:
+            return False
+        self.whole_tokens += message.tokens
+        self.message, progress.writing_since_s = None, None
+        self.core.deliver(self.request, self.request.output.taken, now_s)
+        return True
+
+    def leave(self, now_s: float) -> None:
+        """Reset the stream. Once."""
+        self.has_left = True
+        self.core.leave(self.request, now_s)
+
+
+class Leaving(Schedule):
+    """A schedule whose clients open their windows byte by byte, and leave anywhere."""
+
+    def run(self, steps: int) -> None:
+        """Take random steps; then all who have not left open their windows."""
+        for _ in range(steps):
+            self.step()
+            self.core.assert_consistent()
+        for client in self.clients:
+            assert isinstance(client, Windowed)
+            client.window = 1 << 30
+        super().run(0)
+
+    def _begin(self) -> None:
+        asked = order(len(self.clients) + 1, max_output_tokens=self.draw.randint(1, 400), end_token_id=-1)
+        self.clients.append(Windowed(self.core, asked, self.mesh.now_s))
+
+    def step(self) -> None:
+        """Do one thing."""
+        draw, now_s = self.draw, self.mesh.now_s
+        readers = [client for client in self.clients if isinstance(client, Windowed) and not client.has_left]
+        if readers and draw.random() < 0.3:
+            client = draw.choice(readers)
+            if int(client.order.request_id, 16) % 3:  # of three one does not open its window
+                client.window += draw.choice((0, 1, 7, 30, 200))
+            client.write(now_s)
+            if client.message is not None and draw.random() < 0.04:
+                client.leave(now_s)
+        elif draw.random() < 0.3:
+            self.mesh.settle()
+        elif draw.random() < 0.02:
+            self.mesh.advance(draw.uniform(0.5, 3.0))
+        else:
+            super().step()
+
+
+@pytest.mark.parametrize("fault_share", [0.0, 0.1])
+def test_resets_anywhere_are_charged_what_left_and_at_most_a_window_more(fault_share: float) -> None:
+    """Windows opened byte by byte, clients that leave at any of them, streams behind cut, repeated and resumed.
+
+    An attempt's first token comes without credit, so each attempt after the first may add one.
+    """
+    left = stalled = 0
+    for seed in range(40):
+        schedule = Leaving(seed, fault_share)
+        schedule.run(steps=600)
+        for client in schedule.clients:
+            assert isinstance(client, Windowed)
+            request, paid = client.request, bill.of(client.request)
+            where = f"seed={seed} {request} {request.end}"
+            assert client.received <= paid.output_tokens, where
+            if request.end is not None and request.end.outcome == "CLIENT_GONE":
+                left += 1
+                if request.progress.closed_s > CLOSED_S:
+                    stalled += 1
+                    assert paid.output_tokens <= schedule.mesh.computed.get(client.order.request_id, 0), where
+                    continue
+            most = client.whole_tokens + CREDIT_WINDOW + max(0, len(request.attempts) - 1)
+            assert paid.output_tokens <= most, where
+    assert left > 40 and stalled > 5, (left, stalled)
+
+
+@pytest.mark.parametrize("closed_s", [1.9, 2.1])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_closed_window_costs_what_was_computed(closed_s: float, *, dies: bool) -> None:
+    """Beyond 2 s the charge is what decode said last, also when decode has died since; before, it is one message."""
+    core = core_of(random.Random(1))
+    mesh = FakeMesh(core, random.Random(1), 1)
+    mesh.open(mesh.routers[0])
+    client = Windowed(core, order(3, max_output_tokens=5000, end_token_id=-1), mesh.now_s)
+    while not client.request.output.has_waiting():
+        mesh.settle()
+    client.write(mesh.now_s)
+    assert client.message is not None
+    mesh.settle(100)
+    computed = mesh.computed[client.order.request_id]
+    assert computed > 200 and client.received == 0
+    mesh.advance(closed_s)
+    if dies:
+        mesh.drop(mesh.runs[0])
+    client.leave(mesh.now_s)
+    paid = bill.of(client.request).output_tokens
+    if closed_s > CLOSED_S:
+        assert computed - COMPUTED_STRIDE < paid <= computed
+    else:
+        assert paid == client.message.tokens
