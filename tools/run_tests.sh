@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All tests, two at a time: the images are built, the simulations run and exactness is tried beside the unit tests, and the mesh in
-# containers is tried beside the mesh in processes. What goes on in the background is shown when it is over.
+# containers is tried beside the mesh in processes. What goes on in the background is shown when it is over. The minutes of each suite come last.
 # Usage: run_tests.sh [BASE]: the images' base, empty makes one. Exit status 0 if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -13,18 +13,29 @@ background=""
 trap '[ -z "$background" ] || kill "$background" 2>/dev/null' EXIT
 trap 'exit 130' INT TERM
 mkdir -p .kvmesh
+minutes=.kvmesh/test-minutes
+: >"$minutes"
+
+# note_minutes SUITE BEGAN: how long a suite took that began at the second BEGAN of this script.
+note_minutes() { awk -v suite="$1" -v s=$((SECONDS - $2)) 'BEGIN { printf "  %-28s %5.1f\n", suite, s / 60 }' >>"$minutes"; }
 
 echo "Unit tests; meanwhile images are built, simulations run and exactness is tried, the log is .kvmesh/simulations.log."
 {
   trap 'kill "$now" 2>/dev/null' TERM
   TAG=dev BASE="${1:-}" deploy/images/build.sh --if-possible & now=$!
   wait "$now" || { echo "The images could not be built."; exit 1; }
+  note_minutes "images" 0
+  began=$SECONDS
   "$python" -m pytest -q "${marks[@]}" tests/simulation tests/integration/exactness & now=$!
   wait "$now"
+  status=$?
+  note_minutes "simulations, exactness" "$began"
+  exit $status
 } >.kvmesh/simulations.log 2>&1 &
 background=$!
 "$python" -m pytest -q --ignore=tests/unit/repo tests/unit
 tested=$?
+note_minutes "unit" 0
 wait "$background"
 simulated=$?
 background=""
@@ -32,12 +43,23 @@ cat .kvmesh/simulations.log
 [ $tested = 0 ] && [ $simulated = 0 ] || exit 1
 
 echo "The mesh in processes; the mesh in containers and under faults meanwhile, its log is .kvmesh/containers.log."
-"$python" -m pytest -q "${marks[@]}" "${beside[@]}" >.kvmesh/containers.log 2>&1 &
+began=$SECONDS
+{
+  trap 'kill "$now" 2>/dev/null' TERM
+  "$python" -m pytest -q "${marks[@]}" "${beside[@]}" & now=$!
+  wait "$now"
+  status=$?
+  note_minutes "containers, faults, upgrade" "$began"
+  exit $status
+} >.kvmesh/containers.log 2>&1 &
 background=$!
 "$python" -m pytest -q "${marks[@]}" tests/integration --ignore=tests/integration/exactness "${beside[@]/#/--ignore=}"
 tested=$?
+note_minutes "integration in processes" "$began"
 wait "$background"
 contained=$?
 background=""
 cat .kvmesh/containers.log
+echo "Minutes of each suite, two suites at a time:"
+cat "$minutes"
 [ $tested = 0 ] && [ $contained = 0 ]
