@@ -21,6 +21,7 @@ from services.frontend.accounting import Accounting, Hold
 from services.frontend.adoption import Place
 from services.frontend.budgets.budgets import Budgets
 from services.frontend.budgets.metrics import BudgetMetrics
+from services.frontend.charge import Reach
 from services.frontend.end import End
 from services.frontend.executions import Claim
 from services.frontend.order import Order
@@ -42,6 +43,7 @@ AWAY = End(error=MeshError("DRAINING", "the frontend is drained"))
 class Progress:
     def __init__(self, tokens: int, delivered: int) -> None:
         self.ids, self.delivered = [5] * tokens, delivered
+        self.reach = Reach(handed=delivered, produced=tokens, computed=tokens)
         self.cached_tokens = self.recomputed_tokens = 0
 
 
