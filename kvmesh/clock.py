@@ -39,6 +39,11 @@ class VirtualClock:
         self._now_s += seconds
 
 
+def wall_s() -> int:
+    """Return seconds since 1970. For what another process compares with its own wall clock, to within a minute."""
+    return int(time.time())
+
+
 def wall_ns() -> int:
     """Return nanoseconds since 1970. For logs and spans only; decisions use a Clock."""
     return time.time_ns()

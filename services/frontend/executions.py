@@ -59,6 +59,8 @@ class Claim:
     """Output that an earlier execution gave and pays."""
     giver: int = -1
     """Number of the execution that gave it, by the client's token; -1: the client brings none."""
+    age_s: float = 0.0
+    """Age of that token; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Execution:
     """True if Redis gave the number: no other execution has it, and earlier ones were told."""
     earlier: tuple[Earlier, ...] = ()
     """Those that have not reported, from the giver on."""
+    is_shown: bool = True
+    """False if the client's token is older than the record of the execution that gave the output: it proves nothing."""
 
 
 Answer: TypeAlias = list[Any] | None
@@ -125,7 +129,7 @@ class Executions:
         answer = await self._ask(claim)
         if answer is None:
             self.unfenced_total += 1
-            return Execution(claim.epoch, claim.seed, is_fenced=False)
+            return Execution(claim.epoch, claim.seed, is_fenced=False, is_shown=not self._is_old(claim))
         word = bytes(answer[0])
         if word == b"DIFFERS":
             what = "used by another request within the last minutes"
@@ -136,12 +140,16 @@ class Executions:
             raise MeshError(
                 "ALREADY_FINISHED", f"the request has ended well and was executed again {AGAIN_MAX} times"
             )
-        rest = answer[3:]
+        rest, is_shown = answer[3:], word != b"UNSHOWN"
         earlier = tuple(
-            Earlier(bytes(owner).decode(), int(inherited), is_giver=int(epoch) == claim.giver)
+            Earlier(bytes(owner).decode(), int(inherited), is_giver=is_shown and int(epoch) == claim.giver)
             for owner, epoch, inherited in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
         )
-        return Execution(int(answer[1]), int(answer[2]), is_fenced=True, earlier=earlier)
+        return Execution(int(answer[1]), int(answer[2]), is_fenced=True, earlier=earlier, is_shown=is_shown)
+
+    def _is_old(self, claim: Claim) -> bool:
+        """True if every execution that was alive when the token of `claim` was made is over, and may be forgotten."""
+        return claim.age_s * 1000 > self._ttl_ms
 
     def forget(self, owner: str) -> None:
         """The execution `owner` is over: what was not asked for it yet must not end a later one."""
@@ -211,6 +219,7 @@ class Executions:
             claim.request_id,
             claim.inherited,
             claim.giver,
+            int(self._is_old(claim)),
         )
 
     async def _follow(self) -> None:
@@ -264,8 +273,11 @@ if known[4] then redis.call('HINCRBY', KEYS[1], 'again', -1) end
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'digest', ARGV[2], 'seed', seed, 'owner', ARGV[5])
 redis.call('PEXPIRE', KEYS[1], ARGV[7])
 if epoch > 0 then redis.call('PUBLISH', ARGV[8], ARGV[9] .. ' ' .. epoch .. ' ' .. ARGV[5]) end
-local giver, answer = tonumber(ARGV[11]), {'RUN', epoch, seed}
+local from, giver, answer = tonumber(ARGV[10]), tonumber(ARGV[11]), {'RUN', epoch, seed}
 local runs = runs_of(known[5], known[1], known[6], known[7], known[8], known[9])
+if ARGV[12] == '1' and not (runs[1] and runs[1][EPOCH] <= giver) then
+  from, giver, answer[1] = 0, -1, 'UNSHOWN'
+end
 ensure_giver(runs, giver)
 if #runs == 0 then return answer end
 for _, run in ipairs(runs) do
@@ -273,11 +285,12 @@ for _, run in ipairs(runs) do
     for _, word in ipairs({run[OWNER], run[EPOCH], run[FROM]}) do answer[#answer + 1] = word end
   end
 end
-insert(runs, ARGV[5], epoch, tonumber(ARGV[10]), giver)
+insert(runs, ARGV[5], epoch, from, giver)
 redis.call('HSET', KEYS[1], 'runs', cjson.encode(runs))
 return answer
 """
 )
 """KEYS: the request. ARGV: least epoch, digest, seed, whether the client gave it, owner, highest epoch, life in ms,
-channel, request id, output inherited, epoch of its giver. Returns what to do, the epoch and the seed of the new execution;
+channel, request id, output inherited, epoch of its giver, whether the token is older than a record may be. Returns what to
+do, UNSHOWN where the record does not reach back to the giver of an old token; the epoch and the seed of the new execution;
 then owner, epoch and output inherited of each earlier one that has not reported, from the giver on."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvmesh.call import Call
-from kvmesh.clock import Clock
+from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
 from kvmesh.tenants.caller import Caller, ServiceClass
 from services.frontend import faults, feasibility, validation, wire
@@ -168,7 +168,7 @@ class Intake:
             owner=arrival.owner,
             earlier=execution.earlier,
             can_move=arrival.can_move,
-            place=resume.place if resume is not None else None,
+            place=resume.place if resume is not None and execution.is_shown else None,
             received_ids=asked.received_ids,
             logprobs=asked.logprobs,
             explain=asked.explain,
@@ -229,7 +229,8 @@ class Intake:
         claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
         if resume is not None:
             inherited = len(asked.received_ids) if resume.place is not None else 0
-            claim = replace(claim, inherited=inherited, giver=resume.epoch)
+            age_s = wall_s() - resume.issued_s if resume.issued_s else 0.0
+            claim = replace(claim, inherited=inherited, giver=resume.epoch, age_s=age_s)
         return await self._executions.begin(claim)
 
 

@@ -18,13 +18,13 @@ EXPLAINED_ATTEMPTS_MAX: Final = 32
 """Attempts in an explanation: the first and the last of them when there were more."""
 
 
-def started(order: Order, seal: Seal) -> pb.GenerateResponse:
-    """Return the first message; `seal` signs its resume token."""
+def started(order: Order, seal: Seal, issued_s: int) -> pb.GenerateResponse:
+    """Return the first message; `seal` signs its resume token, made at `issued_s` seconds since 1970."""
     return pb.GenerateResponse(
         started=pb.Started(
             request_id=order.request_id,
             # Where it runs is known of a request that came with it: another break before its next token loses nothing.
-            resume_token=order.resume_token(order.place if order.received_ids else None).pack(seal),
+            resume_token=order.resume_token(order.place if order.received_ids else None, issued_s).pack(seal),
             prompt_token_count=order.prompt_tokens,
             model_version=order.model_version,
             seed=order.seed,
@@ -35,9 +35,9 @@ def started(order: Order, seal: Seal) -> pb.GenerateResponse:
     )
 
 
-def newer_token(order: Order, place: Place, seal: Seal) -> bytes:
-    """Return the resume token of a request that generates at `place`."""
-    return order.resume_token(place).pack(seal)
+def newer_token(order: Order, place: Place, seal: Seal, issued_s: int) -> bytes:
+    """Return the resume token of a request that generates at `place`, made at `issued_s` seconds since 1970."""
+    return order.resume_token(place, issued_s).pack(seal)
 
 
 def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: bool) -> pb.GenerateResponse:

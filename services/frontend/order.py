@@ -195,8 +195,11 @@ class Order:
         budget.kv_head_room_permille = round(service_class.kv_head_room * 1000)
         return submit
 
-    def resume_token(self, place: Place | None = None) -> ResumeToken:
-        """Return what another frontend needs to go on; with `place`, it takes over what runs there."""
+    def resume_token(self, place: Place | None = None, issued_s: int = 0) -> ResumeToken:
+        """Return what another frontend needs to go on; with `place`, it takes over what runs there.
+
+        `issued_s`: seconds since 1970, told with a place only.
+        """
         token = ResumeToken(
             self.request_id, self.seed, self.attempt_base, self.digest, self.model_version, place
         )
@@ -206,4 +209,5 @@ class Order:
             token,
             asked_output_tokens=self.asked_output_tokens or self.max_output_tokens,
             max_output_tokens=self.max_output_tokens,
+            issued_s=issued_s,
         )

@@ -3,8 +3,8 @@
 Pure. Layout, little-endian: 2 bytes mark and version, 16 bytes request id, 8 bytes seed, 2 bytes attempt base, 8 bytes
 digest of everything that shapes the output, 1 byte length and the model version; from version 3 on 2 bytes attempt and
 1 byte length and name of the decode replica that runs it, and twice 4 bytes, the output tokens that were asked for and
-those it may have; 16 bytes HMAC-SHA256 over all before. A token without a place is written in version 2, which every
-release reads.
+those it may have; from version 4 on 4 bytes time of issue; 16 bytes HMAC-SHA256 over all before. A token without a place
+is written in version 2, which every release reads.
 Who could make a token could end a stranger's stream: only the mesh signs (decision 0007).
 """
 
@@ -30,16 +30,18 @@ EPOCH_MAX: Final = ATTEMPT_BASE_MAX // ATTEMPT_STRIDE
 
 _MARK: Final = b"k\x02"
 _MARK_PLACED: Final = b"k\x03"
+_MARK_DATED: Final = b"k\x04"
 _HEAD: Final = struct.Struct("<2s16sQHQB")
 _PLACE: Final = struct.Struct("<HB")
 _OUTPUT: Final = struct.Struct("<II")
+_ISSUED: Final = struct.Struct("<I")
 _SIGNATURE_BYTES: Final = 16
 
 SECRET_BYTES: Final = 32
 """Length of the mesh's secret."""
 
 
-TOKEN_BYTES_MAX: Final = _HEAD.size + 255 + _PLACE.size + 255 + _OUTPUT.size + _SIGNATURE_BYTES
+TOKEN_BYTES_MAX: Final = _HEAD.size + 255 + _PLACE.size + 255 + _OUTPUT.size + _ISSUED.size + _SIGNATURE_BYTES
 
 
 class ResumeTokenError(ValueError):
@@ -103,6 +105,8 @@ class ResumeToken:
     """Output tokens of the request by which its digest was made; 0: not told."""
     max_output_tokens: int = 0
     """Output tokens that attempt may have: fewer where the deadline left no time for more; 0: not told."""
+    issued_s: int = 0
+    """When the token was made, in seconds since 1970; 0: not told. Told with a place only."""
 
     @property
     def epoch(self) -> int:
@@ -112,8 +116,9 @@ class ResumeToken:
     def pack(self, seal: Seal) -> bytes:
         """Return the token as bytes, signed."""
         version, place = self.model_version.encode(), self.place
+        mark = _MARK if place is None else _MARK_DATED if self.issued_s else _MARK_PLACED
         head = _HEAD.pack(
-            _MARK if place is None else _MARK_PLACED,
+            mark,
             bytes.fromhex(self.request_id),
             self.seed,
             self.attempt_base,
@@ -124,7 +129,9 @@ class ResumeToken:
             return seal.sign(head + version)
         replica = place.decode_replica.encode()[:255]
         output = _OUTPUT.pack(self.asked_output_tokens, self.max_output_tokens)
-        return seal.sign(head + version + _PLACE.pack(place.attempt, len(replica)) + replica + output)
+        issued = _ISSUED.pack(self.issued_s) if self.issued_s else b""
+        placed = _PLACE.pack(place.attempt, len(replica)) + replica + output + issued
+        return seal.sign(head + version + placed)
 
 
 def unpack(data: bytes, seal: Seal) -> ResumeToken:
@@ -132,7 +139,7 @@ def unpack(data: bytes, seal: Seal) -> ResumeToken:
     if not _HEAD.size + _SIGNATURE_BYTES <= len(data) <= TOKEN_BYTES_MAX:
         raise ResumeTokenError(f"it has {len(data)} bytes")
     mark = data[: len(_MARK)]
-    if mark not in (_MARK, _MARK_PLACED):
+    if mark not in (_MARK, _MARK_PLACED, _MARK_DATED):
         raise ResumeTokenError("it is of another kind or version")
     body = seal.open(data)
     if body is None:
@@ -141,15 +148,18 @@ def unpack(data: bytes, seal: Seal) -> ResumeToken:
     at = _HEAD.size + length
     try:
         version = body[_HEAD.size : at].decode()
-        place, asked, most = None, 0, 0
-        if mark == _MARK_PLACED:
+        place, asked, most, issued_s = None, 0, 0, 0
+        if mark != _MARK:
             attempt, count = _PLACE.unpack_from(body, at)
             at += _PLACE.size + count
             place = Place(attempt, body[at - count : at].decode())
             asked, most = _OUTPUT.unpack_from(body, at)
             at += _OUTPUT.size
+        if mark == _MARK_DATED:
+            (issued_s,) = _ISSUED.unpack_from(body, at)
+            at += _ISSUED.size
     except (UnicodeDecodeError, struct.error):
         raise ResumeTokenError("its texts cannot be read") from None
     if at != len(body):
         raise ResumeTokenError("its length does not match")
-    return ResumeToken(request_id.hex(), seed, base, digest, version, place, asked, most)
+    return ResumeToken(request_id.hex(), seed, base, digest, version, place, asked, most, issued_s)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 
 from kvmesh.call import Call, GrpcCall
-from kvmesh.clock import Clock, wall_ns
+from kvmesh.clock import Clock, wall_ns, wall_s
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
@@ -168,7 +168,7 @@ class InferenceService:
         output, place, progress_at = request.output, None, hold.progress_at
         ready = reader.ready
         try:
-            await self._write(call, request, reader, messages.started(request.order, self._seal))
+            await self._write(call, request, reader, messages.started(request.order, self._seal, wall_s()))
             while True:
                 tokens = output.take()
                 if tokens is not None:
@@ -214,7 +214,7 @@ class InferenceService:
         place = request.place
         if place is None or place == told:
             return told
-        tokens.resume_token = messages.newer_token(request.order, place, self._seal)
+        tokens.resume_token = messages.newer_token(request.order, place, self._seal, wall_s())
         return place
 
     def _record(

@@ -7,13 +7,17 @@ from contextlib import AsyncExitStack
 from hashlib import sha256
 from typing import Any
 
+import grpc
 import pytest
 
 from kvmesh import config as configuration
+from kvmesh.clock import wall_s
+from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.tenants.overrides import Override
-from services.frontend import resume_token
+from services.frontend import intake, resume_token
+from services.frontend.executions import execution_key
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
 from tests.integration.frontend.test_generate import PROMPT, request
@@ -108,6 +112,26 @@ async def test_a_stream_that_breaks_twice_at_once_goes_on_at_its_tenants_limit(
     await rest.read(1, cut=False)  # all that the tenant has
     await stream.read(len(stream.ids) + 5)
     assert stream.ids == oracle(PROMPT, 500)[: len(stream.ids)]
+
+
+async def test_a_token_older_than_its_record_is_no_way_around_the_limits(
+    served: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour later nothing tells that the output was given: the tenant, which has used all it has, is refused."""
+    stream = Stream(served, "strict", request(500))
+    await stream.read(10)
+    token = resume_token.unpack(stream.token, served.frontend.seal)
+    assert token.place is not None and 0 <= wall_s() - token.issued_s < 60
+    await served.until_empty()
+    await until(lambda: not served.frontend.budgets.open_count, "settled")
+    rest = Stream(served, "strict", request(700))
+    await rest.read(1, cut=False)  # all that the tenant has
+    assert await served.frontend.settlements.flush(5)
+    await served.frontend.executions._redis.execute("DEL", execution_key("kvmesh", token.request_id))
+    monkeypatch.setattr(intake, "wall_s", lambda: wall_s() + 3600)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream.read(20)
+    assert from_rpc_error(caught.value).reason == "TOKEN_RATE_EXCEEDED"
 
 
 @pytest.mark.parametrize("limit", [200, None])

@@ -135,6 +135,7 @@ async def test_without_redis_a_request_starts_all_the_same() -> None:
     async with Frontend("redis://127.0.0.1:1", "a") as one:
         assert await one.begin(epoch=3) == Execution(3, 7, is_fenced=False)
         assert one.executions.unfenced_total == 1
+        assert not (await one.begin(epoch=3, age_s=RUNTIME_MAX_S + 61)).is_shown
 
 
 async def test_a_redis_that_hangs_costs_one_short_wait() -> None:

@@ -29,7 +29,7 @@ from services.frontend.resume_token import ATTEMPT_STRIDE
 from services.frontend.shares import Earlier
 from tests.integration.frontend import test_executions
 from tests.integration.frontend.conftest import until
-from tests.integration.frontend.test_executions import MESH
+from tests.integration.frontend.test_executions import MESH, RUNTIME_MAX_S
 from tests.unit.frontend.budgets.world import caller
 from tests.unit.frontend.fake_mesh import order
 
@@ -71,14 +71,19 @@ class Frontend(test_executions.Frontend):
         self._tasks.append(asyncio.create_task(self.budgets.run()))
         return self
 
-    async def start(self, *, received: int = 0, giver: int = -1, is_keyed: bool = True) -> None:
-        """Execute the request: behind `received` tokens, if `giver` made them; else from its beginning."""
+    async def start(
+        self, *, received: int = 0, giver: int = -1, is_keyed: bool = True, age_s: float = 0.0
+    ) -> None:
+        """Execute the request: behind `received` tokens, if `giver` made them; else from its beginning.
+
+        `age_s`: of the token that the client brings.
+        """
         owner, is_resumed, request_id = self.executions.new_owner(), giver >= 0, f"{1:032x}"
-        epoch, earlier = 0, tuple[Earlier, ...]()
+        epoch, earlier, is_shown = 0, tuple[Earlier, ...](), True
         if is_keyed or is_resumed:
-            claim = Claim(request_id, 5, 7, False, giver + 1, owner, received, giver)
+            claim = Claim(request_id, 5, 7, False, giver + 1, owner, received, giver, age_s)
             execution = await self.executions.begin(claim)
-            epoch, earlier = execution.epoch, execution.earlier
+            epoch, earlier, is_shown = execution.epoch, execution.earlier, execution.is_shown
         made = order(
             1,
             caller=caller(ACCOUNT, is_strict=True),
@@ -87,7 +92,7 @@ class Frontend(test_executions.Frontend):
             is_fenced=True,
             is_resumed=is_resumed,
             attempt_base=epoch * ATTEMPT_STRIDE,
-            place=Place(1, "decode-0") if is_resumed else None,
+            place=Place(1, "decode-0") if is_resumed and is_shown else None,
             received_ids=(5,) * received,
             earlier=earlier,
             max_output_tokens=OUTPUT,
@@ -229,6 +234,47 @@ async def test_an_execution_that_gave_nothing_is_nobodys_debtor(redis_url: str) 
         await _quiet(three)
         await three.sweep()
         assert charged(await three.book()) == PROMPT + 3010
+
+
+@pytest.mark.parametrize("is_keyed", [True, False])
+@pytest.mark.parametrize("is_forgotten", [True, False])
+async def test_output_behind_a_token_older_than_its_record_is_paid(
+    redis_url: str, is_forgotten: bool, is_keyed: bool
+) -> None:
+    """Ids of the client's making behind an old token: paid as the prompt is, also when the token comes a second time.
+
+    Where the record is still there, it tells what was given: what lies above is paid.
+    """
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await one.start(is_keyed=is_keyed)
+        one.end(1, LEFT)
+        await _quiet(one)
+        before = charged(await one.book())
+        assert before == PROMPT + 1
+        if is_forgotten:
+            await one.redis.execute("DEL", f"{MESH}:exec:{1:032x}")
+        await other.start(received=2999, giver=0, is_keyed=is_keyed, age_s=RUNTIME_MAX_S + 61)
+        other.end(3009, LEFT)
+        await _quiet(other)
+        await other.start(received=3500, giver=0, is_keyed=is_keyed, age_s=RUNTIME_MAX_S + 61)
+        other.end(3510, LEFT)
+        await _quiet(other)
+        await other.sweep()
+        paid = charged(await other.book()) - before
+        assert paid == (PROMPT + 3510 if is_forgotten else 3509)
+
+
+async def test_a_token_of_an_hour_is_good_while_its_record_is_there(redis_url: str) -> None:
+    """What the record tells is believed, however old the token is."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await one.start()
+        one.end(1000, LEFT)
+        await _quiet(one)
+        await other.start(received=1000, giver=0, age_s=3600.0)
+        assert other.order.goes_ahead
+        other.end(1500, LEFT)
+        await _quiet(other)
+        assert charged(await other.book()) == PROMPT + 1500
 
 
 async def test_attempts_that_never_became_live_are_not_heard_of_again(redis_url: str) -> None:

@@ -260,7 +260,11 @@ def test_a_resume_token_reads_back_and_never_reads_wrong(
     """A token is what was packed, or an error: never something else."""
     if place is not None:
         token = replace(
-            token, place=place, asked_output_tokens=300, max_output_tokens=data.draw(st.integers(0, 300))
+            token,
+            place=place,
+            asked_output_tokens=300,
+            max_output_tokens=data.draw(st.integers(0, 300)),
+            issued_s=data.draw(st.sampled_from((0, 1, 1_800_000_000, 2**32 - 1))),
         )
     packed = token.pack(SEAL)
     assert resume_token.unpack(packed, SEAL) == token
