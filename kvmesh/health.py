@@ -12,6 +12,8 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvmesh import health_reason
+
 State = int
 """A value of HealthCheckResponse.ServingStatus."""
 
@@ -24,6 +26,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
     """Tells the state of each service name. The empty name is the process."""
 
     def __init__(self) -> None:
+        self.reason = ""
+        """Why the process does not serve; told with each Check."""
         self._states: dict[str, State] = {}
         self._changed = asyncio.Condition()
 
@@ -50,6 +54,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         state = self._states.get(request.service)
         if state is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service; List has all names")
+        if self.reason:
+            context.set_trailing_metadata(health_reason.metadata(self.reason))
         return health_pb2.HealthCheckResponse(status=state)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:

@@ -134,6 +134,8 @@ class MeshServer:
             (*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME), self.grpc
         )
         self.address = ""
+        self._is_serving = False
+        self._standby_reason = ""
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -157,9 +159,22 @@ class MeshServer:
 
     async def set_serving(self, is_serving: bool) -> None:
         """Tell health checkers whether requests are welcome, for the process and each of its services."""
-        state = health_pb2.HealthCheckResponse.SERVING
-        if not is_serving or self._stopping.is_set():
-            state = health_pb2.HealthCheckResponse.NOT_SERVING
+        self._is_serving = is_serving
+        await self._tell_health()
+
+    async def stand_by(self, reason: str) -> None:
+        """Say NOT_SERVING because of `reason`, whatever `set_serving` says; an empty one takes that back."""
+        self._standby_reason = reason
+        await self._tell_health()
+
+    async def _tell_health(self) -> None:
+        is_healthy = self._is_serving and not self._standby_reason and not self._stopping.is_set()
+        state = (
+            health_pb2.HealthCheckResponse.SERVING
+            if is_healthy
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        self._health.reason = "it drains" if self._stopping.is_set() else self._standby_reason
         for service in ("", *self._services):
             await self._health.set(service, state)
 

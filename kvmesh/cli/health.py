@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from kvmesh import health_reason
+
 if TYPE_CHECKING:
     from kvmesh.config import MeshConfig
 
@@ -71,14 +73,17 @@ def probe_of(words: Sequence[str]) -> Probe | None:
 def health(probe: Probe, timeout_s: float = TIMEOUT_S) -> str:
     """Ask; return why the process does not serve, or nothing if it does. Raises ConfigError for a wrong `config`."""
     try:
-        answer = asyncio.run(_answer(probe, timeout_s))
+        answer, reason = asyncio.run(_answer(probe, timeout_s))
     except grpc.RpcError as error:
         code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "no answer"
         return f"{probe.address}{_NO_ANSWER}{code}."
-    return "" if answer == _SERVING else f"{probe.address} answers, and does not serve now."
+    if answer == _SERVING:
+        return ""
+    return f"{probe.address} answers, and does not serve now{': ' if reason else ''}{reason}."
 
 
-async def _answer(probe: Probe, timeout_s: float) -> bytes:
+async def _answer(probe: Probe, timeout_s: float) -> tuple[bytes, str]:
+    """Return the answer and the reason that comes with it."""
     method, request = "/grpc.health.v1.Health/Check", b""
     if probe.model:
         name = probe.model.encode()
@@ -86,8 +91,9 @@ async def _answer(probe: Probe, timeout_s: float) -> bytes:
     async with _channel(probe) as channel:
         # Bytes in and out: the messages of both services would cost more to import than the call takes.
         call: Any = channel.unary_unary(method, None, None)
-        answer: bytes = await call(request, timeout=timeout_s)
-        return answer
+        asked = call(request, timeout=timeout_s)
+        answer: bytes = await asked
+        return answer, health_reason.reason_of(await asked.trailing_metadata())
 
 
 async def _reason(probe: Probe) -> str:

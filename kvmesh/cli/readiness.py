@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
+from kvmesh import health_reason
 from kvmesh.redis_url import MASK, without_user
 from kvmesh.server import channel
 
@@ -88,15 +89,22 @@ async def is_model_ready(address: str) -> bool:
 
 async def is_serving(address: str, open_channel: Callable[[str], grpc.aio.Channel] = channel) -> bool:
     """Ask a service at `host:port` for its health."""
+    return (await health_of(address, open_channel))[0]
+
+
+async def health_of(address: str, open_channel: Callable[[str], grpc.aio.Channel]) -> tuple[bool, str]:
+    """Return whether the service at `host:port` serves; if not, its reason, where it gives one."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     async with open_channel(address) as to_service:
         stub = health_pb2_grpc.HealthStub(to_service)
+        check = stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_S)
         try:
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_S)
+            answer = await check
         except grpc.aio.AioRpcError:
-            return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            return False, ""
+        reason = health_reason.reason_of(await check.trailing_metadata())
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING), reason
 
 
 async def redis_fault(url: str) -> str:

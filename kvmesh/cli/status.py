@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import grpc
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import Member, MeshFile
-from kvmesh.cli.readiness import CALL_S, is_model_ready, is_redis_ready, is_serving
+from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, is_redis_ready
 from kvmesh.config import MeshConfig
 from kvmesh.redis_url import without_password
 from kvmesh.router.v1 import router_pb2 as router
@@ -77,13 +79,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a router says; None where nobody says."""
     prefill_costs: PrefillCosts | None = None
     """The same."""
+    places_on: dict[str, str] | None = None
+    """Replicas that a router places new requests on, and their addresses; None where the process is no router."""
+    reason: str = ""
+    """Why the process does not serve, where it says so."""
 
     def value(self, name: str) -> float | None:
         """Return the process's own metric `name` without labels, or None."""
         return _value(self.metrics, f"kvmesh_{self.role}_{name}")
 
-    def held(self) -> str:
-        """Return what the process holds, in words; empty where it offers no metrics of its own."""
+    def held(self, addresses: Mapping[str, str] | None = None) -> str:
+        """Return what the process holds, in words; empty where it offers no metrics of its own.
+
+        `addresses` by name: a replica that a router knows at another address is shown with it.
+        """
         words = [
             f"{value:.0f} {word}"
             for name, word in _HELD.get(self.role, {}).items()
@@ -96,6 +105,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         words += self.prefill_costs.words() if self.prefill_costs is not None else []
         if self.redis_connected is not None:
             words.append("Redis connected" if self.redis_connected else "Redis away")
+        if self.places_on is not None:
+            names = [
+                name if addresses and addresses.get(name) == address else f"{name} at {address}"
+                for name, address in sorted(self.places_on.items())
+            ]
+            words.append(f"places on {' '.join(names) or 'no replica'}")
         return ", ".join(words)
 
     def _placed(self) -> list[str]:
@@ -138,8 +153,8 @@ async def live_requests(mesh: MeshFile) -> int:
 
 
 async def _ask(member: Member, dial: Dial, redis_url: str) -> Report:
-    is_healthy, metrics, told = await asyncio.gather(
-        _is_healthy(member, dial, redis_url), _scrape(member.metrics_address), _told(member, dial)
+    (is_healthy, reason), metrics, told = await asyncio.gather(
+        _health(member, dial, redis_url), _scrape(member.metrics_address), _told(member, dial)
     )
     return Report(
         name=member.name,
@@ -149,16 +164,21 @@ async def _ask(member: Member, dial: Dial, redis_url: str) -> Report:
         metrics=metrics,
         redis_connected=None if told is None else told.redis_connected,
         prefill_costs=None if told is None else _costs(told),
+        places_on=None
+        if told is None
+        else {each.replica: each.address for each in told.replicas if each.placeable},
+        reason=reason,
     )
 
 
-async def _is_healthy(member: Member, dial: Dial, redis_url: str) -> bool:
+async def _health(member: Member, dial: Dial, redis_url: str) -> tuple[bool, str]:
+    """Return whether the process serves, and its reason where it does not."""
     if member.role == "redis":
         is_named = without_password(redis_url) == member.address
-        return await is_redis_ready(redis_url if is_named else member.address)
+        return await is_redis_ready(redis_url if is_named else member.address), ""
     if member.role == "engine":
-        return await is_model_ready(member.address)
-    return await is_serving(member.address, lambda address: dial.channel(address, member.role))
+        return await is_model_ready(member.address), ""
+    return await health_of(member.address, lambda address: dial.channel(address, member.role))
 
 
 async def _told(member: Member, dial: Dial) -> router.GetStatusResponse | None:
@@ -232,13 +252,14 @@ def _table(reports: list[Report]) -> Table:
         table.add_column(name, no_wrap=True)
     table.add_column("holds")
     table.add_column("memory", no_wrap=True)
+    addresses = {report.name: report.address for report in reports}
     for report in reports:
         memory = report.value("process_resident_bytes")
         table.add_row(
             report.name,
             "[green]serving[/]" if report.is_healthy else "[red]not serving[/]",
             report.address,
-            report.held() or "-",
+            escape("; ".join(filter(None, (report.reason, report.held(addresses)))) or "-"),
             "-" if memory is None else f"{memory / (1 << 20):.0f} MB",
         )
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -10,6 +10,9 @@ LEASE_S = 3.0
 RENEW_S = 1.0
 FAREWELL = b"gone:"
 """News that begin with this and a boot id: that process gave its lease back."""
+
+TERM_MAX: Final = 1 << 53
+"""Largest term; every JSON reader keeps it exact."""
 
 Role = Literal["frontend", "router", "prefill", "decode"]
 
@@ -30,6 +33,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     engine_boot_id: str = ""
     draining: bool = False
     capabilities: tuple[str, ...] = ()
+    term: Annotated[int, msgspec.Meta(ge=0, le=TERM_MAX)] = 0
+    """Orders the holders of one name (see `election`). 0: a lease of the previous release."""
 
 
 def decode(lease: bytes) -> Member:
@@ -37,12 +42,13 @@ def decode(lease: bytes) -> Member:
     return _decoder.decode(lease)
 
 
-def boot_of(lease: bytes | None) -> str:
-    """Return the boot id in `lease`, or nothing if there is none that can be read."""
+def read(name: str, lease: bytes) -> Member | None:
+    """Return the member in the lease of `name`; None if it cannot be read, or says another name."""
     try:
-        return decode(lease).boot_id if lease else ""
+        member = decode(lease)
     except msgspec.DecodeError:
-        return ""
+        return None
+    return member if member.process_id == name else None
 
 
 _decoder = msgspec.json.Decoder(Member)

@@ -6,10 +6,8 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-import msgspec
-
 from kvmesh.clock import Clock, MonotonicClock
-from kvmesh.membership.member import FAREWELL, Member, decode
+from kvmesh.membership.member import FAREWELL, Member, read
 from kvmesh.membership.registration import Registration
 from kvmesh.membership.view import View
 from kvmesh.redis_link import RedisAway, RedisLink, key
@@ -36,7 +34,7 @@ class Membership:
         *,
         own: Registration | None = None,
     ) -> None:
-        """`own`: while this lease cannot be written, missing ones of others say nothing."""
+        """`own`: while this lease cannot be written, missing ones of others say nothing; it hears of all news."""
         self._redis = redis
         self._mesh = mesh
         self._own = own
@@ -65,8 +63,12 @@ class Membership:
                 await self.poll()
                 news = await self._redis.watch(subscription.get_message(timeout=POLL_S))
                 data = news.get("data") if news else None
+                farewell = ""
                 if isinstance(data, bytes) and data.startswith(FAREWELL):
-                    self._view.farewell(data.removeprefix(FAREWELL).decode(errors="replace"))
+                    farewell = data.removeprefix(FAREWELL).decode(errors="replace")
+                    self._view.farewell(farewell)
+                if data is not None and self._own is not None:
+                    self._own.on_news(farewell)
         finally:
             with suppress(Exception):  # closing a broken connection tells nothing new
                 await subscription.aclose()
@@ -96,10 +98,11 @@ async def read_members(redis: RedisLink, mesh: str) -> list[Member]:
         if lease is None:
             gone.append(name)
             continue
-        try:
-            members.append(decode(lease))
-        except msgspec.DecodeError as error:
-            log.warning("the lease of %s cannot be read: %s", name, error)
+        member = read(name, lease)
+        if member is None:
+            log.warning("the lease of %s cannot be read, or is another process's", name)
+        else:
+            members.append(member)
     if gone:  # a live process writes its name again at its next renewal
         with suppress(RedisAway):  # a Redis that takes no writes can be read all the same
             await redis.execute("SREM", key(mesh, "procs"), *gone)

@@ -1,15 +1,18 @@
-"""Keeps a process's lease in Redis. A shell."""
+"""Keeps a process's lease in Redis. A shell around `election`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from kvmesh.membership.member import FAREWELL, LEASE_S, RENEW_S, Member, boot_of
+from kvmesh.clock import Clock, MonotonicClock
+from kvmesh.membership.election import Election, State
+from kvmesh.membership.member import FAREWELL, LEASE_S, Member
 from kvmesh.redis_link import RedisAway, RedisLink, key
 from kvmesh.tasks import persist
 
@@ -18,55 +21,86 @@ log = logging.getLogger(__name__)
 AWAY_PAUSE_S = 0.25
 
 
+async def _ignore(reason: str) -> None:
+    """Tell nothing."""
+
+
 class Registration:
     """Keeps one member's lease. Owned by who calls `run`; call `deregister` at a clean shutdown, after `run` ended.
 
-    Of two processes with one name the one that started later has the lease: the first write of a process takes it from
-    whoever holds it, every later one only from that same holder. The older one stops.
+    Of two processes with one name the one that started later holds it (`election`). The other is superseded: it goes on
+    with what it has, and takes the name back when the holder ends.
     """
 
-    def __init__(self, redis: RedisLink, mesh: str, member: Member) -> None:
+    def __init__(
+        self,
+        redis: RedisLink,
+        mesh: str,
+        member: Member,
+        on_standing: Callable[[str], Awaitable[None]] = _ignore,
+        clock: Clock | None = None,
+    ) -> None:
+        """`on_standing` gets the reason when the process is superseded, and an empty text whenever it has got the name."""
         self.member = member
-        self.is_superseded = False
-        """True once a newer process has taken the name."""
         self.is_refused = False
         """True while the lease cannot be written; then those of others cannot, either."""
+        self.superseded_total = 0
+        """Times that another process took the name."""
         self._redis = redis
         self._mesh = mesh
-        self._changed = asyncio.Event()
-        self._has_claimed = False
-        self._predecessor = ""
-        """Boot id of the process the name was taken from; after a flush it may be the first to write again."""
+        self._on_standing = on_standing
+        self._clock = clock or MonotonicClock()
+        self._election = Election(member.process_id, member.boot_id)
+        self._reason: str | None = None
+        """Told last; None before anything was."""
+        self._has_changed = False
+        """True while the member is not as it was written last."""
+        self._news = asyncio.Event()
+
+    @property
+    def is_superseded(self) -> bool:
+        """True while another process holds the name."""
+        return self._election.state is State.STANDBY
+
+    @property
+    def is_holder(self) -> bool:
+        """True while this process is the one that is listed under its name, as far as it knows."""
+        return self._election.state is State.HOLDER
 
     def update(self, **changes: Any) -> None:
         """Change fields of the member (`draining=True`); written at once if `run` runs."""
         member = msgspec.structs.replace(self.member, **changes)
         if member != self.member:
-            self.member = member
-            self._changed.set()
+            self.member, self._has_changed = member, True
+            self._news.set()
+
+    def on_news(self, farewell: str) -> None:
+        """A lease changed; `farewell`: the boot id of a process that gave its lease back. A standby looks at once."""
+        if self._election.state is State.STANDBY:
+            self._election.hear(farewell)
+            self._news.set()
 
     async def run(self) -> None:
         """Renew the lease until cancelled. No answer of Redis ends it."""
         await persist(self._keep, "registration", pause_s=AWAY_PAUSE_S, on_failure=self._on_failure)
 
     async def _keep(self) -> None:
-        announce = True
-        while not self.is_superseded:
-            self._changed.clear()
-            await self._write(announce)
+        while True:
+            self._news.clear()
+            announce, self._has_changed = self._has_changed, False
+            await self._bid(announce)
             self.is_refused = False
-            announce = False
+            await self._tell()
             with suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_S):
-                    await self._changed.wait()
-                announce = True
-        await asyncio.Event().wait()
+                async with asyncio.timeout(self._election.wait_s(self._clock.now_s())):
+                    await self._news.wait()
 
     def _on_failure(self) -> None:
-        self.is_refused = True
+        self.is_refused = self._has_changed = True
+        self._election.fail(self._clock.now_s())
 
     async def deregister(self) -> None:
-        """Give the lease back, unless a newer process of the same name holds it. Never raises RedisAway."""
+        """Give the lease back, unless another process of the same name holds it. Never raises RedisAway."""
         with suppress(RedisAway):
             await self._redis.execute(
                 "EVAL",
@@ -80,55 +114,75 @@ class Registration:
                 FAREWELL + self.member.boot_id.encode(),
             )
 
-    async def _write(self, announce: bool) -> None:
-        member = self.member
-        holder = await self._redis.execute(
+    async def _bid(self, announce: bool) -> None:
+        member, election = self.member, self._election
+        bid = election.bid(self._clock.now_s(), is_draining=member.draining)
+        lease = msgspec.json.encode(msgspec.structs.replace(member, term=bid.term)) if bid else b""
+        wrote, found, left_ms = await self._redis.execute(
             "EVAL",
-            _RENEW,
+            _BID,
             2,
             key(self._mesh, "proc", member.process_id),
             key(self._mesh, "procs"),
-            msgspec.json.encode(member),
+            lease,
             int(LEASE_S * 1000),
             member.process_id,
             key(self._mesh, "proc-news"),
             b"announce" if announce else b"",
-            b"renew" if self._has_claimed else b"claim",
-            *(msgspec.json.encode(boot_id) for boot_id in (member.boot_id, self._predecessor) if boot_id),
+            msgspec.json.encode(member.boot_id),
+            bid.replaces if bid else b"",
         )
-        other = boot_of(holder)
-        if other in ("", member.boot_id):
-            pass
-        elif not self._has_claimed:
-            self._predecessor = other
-        elif other != self._predecessor:
-            self.is_superseded = True
-            log.error(
-                "%s was started again as boot %s while this one, %s, runs: nobody finds this one any more",
-                *(member.process_id, other, member.boot_id),
-            )
-        self._has_claimed = True
+        election.take(
+            bid,
+            wrote=bool(wrote),
+            found=found or b"",
+            left_s=left_ms / 1000,
+            now_s=self._clock.now_s(),
+            is_draining=member.draining,
+        )
+
+    async def _tell(self) -> None:
+        """Say which process has the name; once for each change."""
+        if self._election.state is State.NEWCOMER:
+            return
+        reason, was = self._why(), self._reason
+        self._reason = reason
+        if reason and not was:
+            self.superseded_total += 1
+        if reason and reason != was:
+            log.log(logging.INFO if self.member.draining else logging.ERROR, "%s", reason)
+        elif was and not reason:
+            log.info("%s has its name back", self.member.process_id)
+        if reason != was:
+            await self._on_standing(reason)
+
+    def _why(self) -> str:
+        """Return why this process is not listed under its name, or an empty text."""
+        holder, name = self._election.holder, self.member.process_id
+        if holder is None:
+            return ""
+        return (
+            f"superseded: another process named {name} (boot {holder.boot_id}, at {holder.address}) holds the name; "
+            "this one keeps its streams and takes the name when that one ends"
+        )
 
 
-_RENEW = """
-local lease = redis.call('GET', KEYS[1])
-if lease and ARGV[6] == 'renew' then
-  local may = false
-  for at = 7, #ARGV do
-    may = may or string.find(lease, ARGV[at], 1, true)
-  end
-  if not may then return lease end
+_BID = """
+local lease, left = redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])
+local own = lease and string.find(lease, ARGV[6], 1, true)
+if ARGV[1] == '' or lease and not own and lease ~= ARGV[7] then
+  return {0, lease, left}
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[3])
-if not lease or ARGV[5] ~= '' then
+if not own or ARGV[5] ~= '' then
   redis.call('PUBLISH', ARGV[4], ARGV[3])
 end
-return lease
+return {1, lease, left}
 """
-"""KEYS: lease, names. ARGV: new lease, its life in ms, name, channel, "announce" or nothing, "claim" or "renew", boot ids
-it may replace. A lease that comes back after it had expired is announced too: whoever stood still or was cut off is found
-again at once. Returns the lease that was there; in a renewal with a foreign boot id nothing was written."""
+"""KEYS: lease, names. ARGV: new lease (empty: look only), its life in ms, name, channel, "announce" or nothing, boot id of
+the process, lease of another that it may replace. A lease is announced too where the process had none: after a freeze
+it is found again at once. Returns whether it was written, the lease that was there, and its life in ms."""
 
 _DEREGISTER = """
 local lease = redis.call('GET', KEYS[1])

@@ -42,6 +42,9 @@ SNAPSHOT_LIFE_INTERVALS = 100
 NEXT_LIFE_S = 60
 """A snapshot that is being written and gets no more parts is forgotten after this."""
 
+SETTLE_S = 2.0
+"""A snapshot is written again this long after a takeover of the name: the last holder may have written one meanwhile."""
+
 AWAY_PAUSE_S = 0.2
 CLOSE_S = 2.0
 
@@ -79,6 +82,9 @@ class Publisher:
         """`seq` of the last batch that was made: the next one's `after`."""
         self._is_snapshot_due = False
         self._snapshot_at_s = float("-inf")
+        self._settle_at_s = float("inf")
+        self._audible = asyncio.Event()
+        self._audible.set()
         self._breaks_seen = redis.break_total
         self._news = asyncio.Event()
         self._plenty = asyncio.Event()
@@ -115,14 +121,28 @@ class Publisher:
         if self._is_snapshot_due or self._pending_blocks >= FLUSH_BLOCKS:
             self._plenty.set()
 
+    def mute(self) -> None:
+        """Publish nothing from now on: another process has the name, and routers follow one cache for each name."""
+        self._audible.clear()
+
+    def unmute(self) -> None:
+        """The process has the name, for the first time or again: publish, from a snapshot on if it was mute."""
+        self._settle_at_s = self._clock.now_s() + SETTLE_S
+        if not self._audible.is_set():
+            self._drop_pending()
+            self._audible.set()
+            self._news.set()
+            self._plenty.set()
+
     async def run(self) -> None:
         """Publish until cancelled. No answer of Redis ends it."""
         await persist(self._publish, "kv-publisher", pause_s=AWAY_PAUSE_S, on_failure=self._drop_pending)
 
     async def _publish(self) -> None:
         while True:
+            await self._audible.wait()
             await self._wait()
-            if not self._cache.epoch:
+            if not (self._cache.epoch and self._audible.is_set()):
                 continue
             if self._needs_snapshot():
                 await self._write_snapshot()
@@ -131,7 +151,7 @@ class Publisher:
 
     async def close(self) -> None:
         """Write a last snapshot, for a router that starts later, and what waits. Never raises, takes at most CLOSE_S."""
-        if not self._cache.epoch:
+        if not self._cache.epoch or not self._audible.is_set():
             return
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -146,7 +166,8 @@ class Publisher:
     async def _wait(self) -> None:
         due_s = 1.0
         if self._cache.epoch:
-            due_s = max(0.0, min(due_s, self._snapshot_at_s + self._interval_s - self._clock.now_s()))
+            next_s = min(self._snapshot_at_s + self._interval_s, self._settle_at_s)
+            due_s = max(0.0, min(due_s, next_s - self._clock.now_s()))
         with suppress(TimeoutError):
             async with asyncio.timeout(due_s):
                 await self._news.wait()
@@ -160,7 +181,11 @@ class Publisher:
     def _needs_snapshot(self) -> bool:
         if self._redis.break_total != self._breaks_seen:
             return True  # Redis may have forgotten both stream and snapshot
-        return self._is_snapshot_due or self._clock.now_s() >= self._snapshot_at_s + self._interval_s
+        now_s = self._clock.now_s()
+        if now_s >= self._settle_at_s:
+            self._settle_at_s = float("inf")
+            return True
+        return self._is_snapshot_due or now_s >= self._snapshot_at_s + self._interval_s
 
     def _drop_pending(self) -> None:
         """Give up what waits: readers must take a snapshot instead."""

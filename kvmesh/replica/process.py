@@ -22,11 +22,12 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.config import ConfigError
+from kvmesh.membership import telemetry as name_telemetry
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
-from kvmesh.prefix_index import telemetry
+from kvmesh.prefix_index import telemetry as index_telemetry
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisLink
 from kvmesh.replica import options as command_line
@@ -109,8 +110,7 @@ async def _serve(options: Options, build: Build) -> None:
         metrics_address = await stack.enter_async_context(
             exposed(metrics, options.host, options.metrics_port)
         )
-        replica = _Replica(options, role, facts, client, redis, clock, trust)
-        telemetry.export(replica.publisher, metrics)
+        replica = _Replica(options, role, facts, client, redis, clock, trust, metrics)
         stack.push_async_callback(replica.close)
         await replica.serve(metrics_address)
 
@@ -127,6 +127,7 @@ class _Replica:
         redis: RedisLink,
         clock: Clock,
         trust: Trust,
+        metrics: Metrics,
     ) -> None:
         config = options.config
         boot_id = secrets.token_hex(8)
@@ -136,7 +137,7 @@ class _Replica:
         self._redis = redis
         self._boot_id = boot_id
         self._shell = ReplicaShell(role.core, clock)
-        self.publisher = Publisher(
+        self._publisher = Publisher(
             redis,
             config.mesh.name,
             options.process_id,
@@ -151,7 +152,7 @@ class _Replica:
             role.core.sink,
             clock,
             self._shell.after_event,
-            self.publisher.on_engine_message,
+            self._publisher.on_engine_message,
         )
         role.core.connect(self._engine)
         hello = pb.Hello(process_id=options.process_id, boot_id=boot_id, protocol_version=PROTOCOL_VERSION)
@@ -165,6 +166,8 @@ class _Replica:
         )
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self._server.grpc)
         role.add_service(self._server.grpc, Parts(attach, self._engine, clock))
+        self._metrics = metrics
+        index_telemetry.export(self._publisher, metrics)
         self._registration: Registration | None = None
         self._is_announced = asyncio.Event()
 
@@ -172,14 +175,16 @@ class _Replica:
         """Serve until a signal, then drain."""
         mesh = self._options.config.mesh.name
         address = await self._server.listen(self._options.listen)
-        registration = Registration(self._redis, mesh, self._member(self._options.advertise.address(address)))
+        member = self._member(self._options.advertise.address(address))
+        registration = Registration(self._redis, mesh, member, self._on_standing)
         self._registration = registration
+        name_telemetry.export(registration, self._metrics)
         membership = Membership(self._redis, mesh, self._role.on_members, own=registration)
         async with asyncio.TaskGroup() as tasks:
             background = [
                 _start(tasks, self._engine.run(), "engine"),
                 _start(tasks, self._shell.tell_engine_state(self._tell), "engine-state"),
-                _start(tasks, self.publisher.run(), "kv-publisher"),
+                _start(tasks, self._publisher.run(), "kv-publisher"),
                 _start(tasks, membership.run(), "membership"),
                 _start(tasks, self._register(registration, metrics_address), "registration"),
             ]
@@ -192,7 +197,7 @@ class _Replica:
         """Leave the mesh, then end what is left."""
         if self._registration is not None:
             await self._registration.deregister()
-        await self.publisher.close()
+        await self._publisher.close()
         await self._engine.close()
         self._shell.close()
 
@@ -213,6 +218,14 @@ class _Replica:
         await self._is_announced.wait()
         self._server.announce(metrics_address)
         await registration.run()
+
+    async def _on_standing(self, reason: str) -> None:
+        """Another process has the name for `reason`; empty: this one has it."""
+        if reason:
+            self._publisher.mute()
+        else:
+            self._publisher.unmute()
+        await self._server.stand_by(reason)
 
     async def _tell(self, is_ready: bool, engine_boot_id: str) -> None:
         await self._server.set_serving(is_ready)

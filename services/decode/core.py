@@ -35,10 +35,13 @@ class DecodeCore:
         replica: str,
         facts: ModelFacts,
         limits: DecodeLimits,
-        is_source: Callable[[str], bool],
+        is_source: Callable[[str, float], bool],
         record: Recorder = nobody,
     ) -> None:
-        """`is_source(address)`: KV blocks may be pulled from there. `record` hears of each engine call that is over."""
+        """Build it. `is_source(address, now_s)`: KV blocks may be pulled from there.
+
+        `record` hears of each engine call that is over.
+        """
         self.replica = replica
         self.facts = facts
         self.limits = limits
@@ -127,7 +130,7 @@ class DecodeCore:
                 f"handoff.first_token_count is {handoff.first_token_count}; "
                 f"0 to {slot.max_output_tokens} is allowed"
             )
-        if not self._is_source(handoff.kv_address):
+        if not self._is_source(handoff.kv_address, now_s):
             error = HandoffLost(
                 f"{handoff.kv_address!r} is not the KV address of a registered prefill replica"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvmesh.clock import MonotonicClock
 from kvmesh.decode.v1 import decode_pb2_grpc
 from kvmesh.metrics import Metrics
 from kvmesh.replica import process
@@ -31,7 +32,7 @@ def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Traci
         slow_reader_s=config.slow_reader_s,
         gather_max_s=config.gather_max_ms / 1000,
     )
-    sources = KvSources()
+    sources, clock = KvSources(), MonotonicClock()
     core = DecodeCore(
         options.process_id, facts, limits, sources.allows, telemetry.CallTelemetry(metrics, tracing)
     )
@@ -42,5 +43,5 @@ def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Traci
         add_service=lambda server, parts: decode_pb2_grpc.add_DecodeServiceServicer_to_server(
             DecodeStatus(core, parts), server
         ),
-        on_members=sources.take,
+        on_members=lambda members: sources.take(members, clock.now_s()),
     )

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from kvmesh.membership.member import Member
+
+KEPT_S: Final = 30.0
+"""An address stays allowed this long after its replica is not listed any more: one that drains or has lost its name to
+another process still holds handoffs. Engines keep them no longer by default (engine.handoff_timeout_s)."""
 
 
 class KvSources:
     """The registered KV addresses. Empty until the membership was read once: then every handoff is refused."""
 
-    __slots__ = ("_addresses",)
+    __slots__ = ("_listed", "_unlisted")
 
     def __init__(self, addresses: Iterable[str] = ()) -> None:
-        self._addresses = frozenset(addresses)
+        self._listed = frozenset(addresses)
+        self._unlisted: dict[str, float] = {}
+        """Addresses that were listed, and until when they are allowed."""
 
-    def take(self, members: Iterable[Member]) -> None:
+    def take(self, members: Iterable[Member], now_s: float) -> None:
         """Take the members of the mesh."""
-        self._addresses = frozenset(
+        listed = frozenset(
             member.kv_address for member in members if member.role == "prefill" and member.kv_address
         )
+        unlisted = {address: until_s for address, until_s in self._unlisted.items() if until_s > now_s}
+        unlisted.update(dict.fromkeys(self._listed - listed, now_s + KEPT_S))
+        self._listed, self._unlisted = listed, unlisted
 
-    def allows(self, address: str) -> bool:
+    def allows(self, address: str, now_s: float) -> bool:
         """True if blocks may be pulled from `address`."""
-        return address in self._addresses
+        return address in self._listed or self._unlisted.get(address, now_s) > now_s

@@ -24,6 +24,7 @@ from kvmesh.attach.v1 import attach_pb2
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.membership import telemetry as name_telemetry
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
@@ -119,7 +120,8 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
         metrics_address = await stack.enter_async_context(exposed(frontend.metrics, host, place.metrics_port))
         frontend.metrics.process_gauges()
         member = frontend.member(place.advertise.address(address))
-        registration = Registration(redis, config.mesh.name, member)
+        registration = Registration(redis, config.mesh.name, member, frontend.server.stand_by)
+        name_telemetry.export(registration, frontend.metrics)
         membership = Membership(redis, config.mesh.name, frontend.on_members, own=registration)
         secret = MeshSecret(redis, config.mesh.name, frontend.seal)
         await secret.renew()

@@ -23,6 +23,7 @@ from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
 from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.membership import telemetry as name_telemetry
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
@@ -101,9 +102,9 @@ async def serve(config: MeshConfig, place: Place) -> int:
         )
         router.metrics.process_gauges()
         address = await router.server.listen(place.listen)
-        registration = Registration(
-            router.redis, config.mesh.name, router.member(place.advertise.address(address))
-        )
+        member = router.member(place.advertise.address(address))
+        registration = Registration(router.redis, config.mesh.name, member, router.server.stand_by)
+        name_telemetry.export(registration, router.metrics)
         membership = Membership(router.redis, config.mesh.name, router.on_members, own=registration)
         async with asyncio.TaskGroup() as tasks:
             running = [

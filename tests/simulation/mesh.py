@@ -101,7 +101,7 @@ class Mesh:
                     first_token_timeout_s=20,
                     token_timeout_s=20,
                 ),
-                lambda address: address == KV_ADDRESS,
+                lambda address, _: address == KV_ADDRESS,
             )
             self._start_engine(name, core)
         elif role == "router":

@@ -179,7 +179,7 @@ class Pool:
             first_token_timeout_s=600.0,
             token_timeout_s=60.0,
         )
-        self._add("decode", "decode-0", DecodeCore("decode-0", MODEL, decode_limits, lambda _: True))
+        self._add("decode", "decode-0", DecodeCore("decode-0", MODEL, decode_limits, lambda *_: True))
         self.frontend = Frontend(self)
         self.streams.append(self.frontend.stream)
         self._flow()

@@ -26,7 +26,25 @@ def member(name: str) -> Member:
         model_version="m",
         block_tokens=32,
         capabilities=("kv_events",),
+        term=1,
     )
+
+
+def boot(name: str, boot_id: str) -> Member:
+    return msgspec.structs.replace(member(name), boot_id=boot_id)
+
+
+async def holder(link: RedisLink) -> str:
+    """Return the boot that is listed, or an empty text."""
+    found = await read_members(link, "m")
+    return found[0].boot_id if found else ""
+
+
+async def until_holder(link: RedisLink, wanted: str) -> None:
+    """Wait until `wanted` is listed."""
+    async with asyncio.timeout(10):
+        while await holder(link) != wanted:
+            await asyncio.sleep(0.01)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -83,8 +101,7 @@ async def test_the_view_survives_a_redis_that_forgets(redis_server: Any) -> None
 async def test_an_old_process_does_not_take_its_successors_lease(redis_server: Any) -> None:
     """A restarted process has its lease when the old one says goodbye late."""
     link = RedisLink(redis_server.url)
-    old, new = Registration(link, "m", member("a")), Registration(link, "m", member("a"))
-    new.update(boot_id="boot-new")
+    old, new = Registration(link, "m", member("a")), Registration(link, "m", boot("a", "boot-new"))
     task = asyncio.create_task(new.run())
     async with asyncio.timeout(5):
         while not await read_members(link, "m"):
@@ -102,30 +119,27 @@ async def test_an_old_process_does_not_take_its_successors_lease(redis_server: A
 async def test_a_newer_process_keeps_the_name(redis_server: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Two processes with one name: the one started later has the lease, also after a flush; the older one says so once."""
     link = RedisLink(redis_server.url)
-    old = Registration(link, "m", msgspec.structs.replace(member("a"), boot_id="old"))
-    new = Registration(link, "m", msgspec.structs.replace(member("a"), boot_id="new"))
+    old, new = Registration(link, "m", boot("a", "old")), Registration(link, "m", boot("a", "new"))
     tasks = [asyncio.create_task(old.run())]
     try:
-        async with asyncio.timeout(10):
-            while not await read_members(link, "m"):
-                await asyncio.sleep(0.01)
-            tasks.append(asyncio.create_task(new.run()))
-            while (await read_members(link, "m"))[0].boot_id != "new":
-                await asyncio.sleep(0.01)
-            await link.execute("FLUSHALL")
-            old.update(draining=True)  # the older one may well be the first to write again
-            while not old.is_superseded:
-                await asyncio.sleep(0.01)
-        old.update(kv_address="x")
-        new.update(draining=True)
-        await until(lambda: not new._changed.is_set())
+        await until_holder(link, "old")
+        tasks.append(asyncio.create_task(new.run()))
+        await until_holder(link, "new")
+        await link.execute("FLUSHALL")
+        old.update(kv_address="x")  # the older one may well be the first to write again
+        await until(lambda: old.is_superseded)
+        await until_holder(link, "new")
+        old.update(kv_address="y")
+        new.update(kv_address="z")
+        await until(lambda: not new._news.is_set())
         assert not new.is_superseded and [task.done() for task in tasks] == [False, False]
         await old.deregister()
         async with asyncio.timeout(5):
-            while not (found := await read_members(link, "m")) or not found[0].draining:
+            while not (found := await read_members(link, "m")) or found[0].kv_address != "z":
                 await asyncio.sleep(0.01)
         assert [m.boot_id for m in found] == ["new"]
-        assert sum("nobody finds this one" in record.message for record in caplog.records) == 1
+        assert sum(record.message.startswith("superseded") for record in caplog.records) == 1
+        assert old.superseded_total == 1
     finally:
         await end(tasks)
         await link.close()
@@ -153,4 +167,33 @@ async def test_a_lease_that_comes_back_is_announced(redis_server: Any) -> None:
     finally:
         await subscription.aclose()
         await end([task])
+        await link.close()
+
+
+@pytest.mark.parametrize("how", ["term", "kill", "forged"])
+async def test_the_name_comes_back_to_the_process_that_lost_it(redis_server: Any, how: str) -> None:
+    """A second process of the same name takes it, and gives it back by its end; a forged lease lasts for its life."""
+    link = RedisLink(redis_server.url)
+    old, new = Registration(link, "m", boot("a", "old")), Registration(link, "m", boot("a", "new"))
+    running = asyncio.create_task(old.run())
+    second = None
+    try:
+        await until_holder(link, "old")
+        if how == "forged":
+            lease = msgspec.json.encode(boot("a", "new"))
+            await link.execute("SET", "m:proc:a", lease, "PX", 3000)
+        else:
+            second = asyncio.create_task(new.run())
+        await until_holder(link, "new")
+        async with asyncio.timeout(5):
+            while not old.is_superseded:
+                await asyncio.sleep(0.01)
+        if second is not None:
+            await end([second])
+        if how == "term":
+            await new.deregister()
+        await until_holder(link, "old")
+        assert not old.is_superseded
+    finally:
+        await end([running, *([second] if second else [])])
         await link.close()

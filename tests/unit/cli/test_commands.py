@@ -103,11 +103,16 @@ class FakeRouter(router_grpc.RouterServiceServicer):
     """A router that tells of its Redis, and of what prompts take if it is given that."""
 
     def __init__(self, costs: router_pb.PrefillCosts | None = None, **factors: float) -> None:
+        self.placeable: dict[str, str] = {}
         self._costs = costs
         self._factors = factors
 
     async def GetStatus(self, request: Any, context: Any) -> router_pb.GetStatusResponse:
-        views = [router_pb.ReplicaView(replica=name, prefill_factor=f) for name, f in self._factors.items()]
+        views = [
+            router_pb.ReplicaView(replica=name, address=address, placeable=True)
+            for name, address in self.placeable.items()
+        ]
+        views += [router_pb.ReplicaView(replica=name, prefill_factor=f) for name, f in self._factors.items()]
         return router_pb.GetStatusResponse(redis_connected=True, prefill_costs=self._costs, replicas=views)
 
 
@@ -491,13 +496,46 @@ async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture
     rows = {cells[1].strip(): cells[4].strip() for line in shown if len(cells := line.split("│")) > 4}
     assert rows == {
         "frontend": "11 live",
-        "router": "12 live, 13 queued, 14 index blocks, 87% cached (90% expected), imbalance 1.25, Redis connected",
+        "router": "12 live, 13 queued, 14 index blocks, 87% cached (90% expected), imbalance 1.25, Redis connected, "
+        "places on no replica",
         "prefill": "15 live, 16 queued, 17 of 18 KV blocks",
         "decode": "19 live, 20 queued, 21 of 22 KV blocks",
     }
     reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
     assert reports["router"]["redis_connected"] is True
     assert metric(reports["decode"], "kvmesh_decode_reserved_blocks") == 21
+
+
+async def test_status_tells_of_a_superseded_process_and_where_routers_place(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The process says why it does not serve; the router's row has the address of the other process of that name."""
+    router = FakeRouter()
+    async with AsyncExitStack() as stack:
+        members = []
+        for name in ("router-0", "prefill-0", "prefill-1"):
+            server = MeshServer(name.split("-")[0], name, ["kvmesh.router.v1.RouterService"])
+            router_grpc.add_RouterServiceServicer_to_server(router, server.grpc)
+            address = await server.listen("127.0.0.1:0")
+            await server.set_serving(True)
+            stack.push_async_callback(server.grpc.stop, 0)
+            if name == "prefill-1":
+                await server.stand_by("superseded: é\n[bold]")
+            members.append(
+                Member(name=name, role=name.split("-")[0], pid=1, address=address, metrics_address="", log="")
+            )
+        router.placeable = {"prefill-1": "127.0.0.1:4", "prefill-0": members[1].address}
+        mesh = MeshFile(pid=1, config="", processes=tuple(members))
+        assert await status(mesh, Console(width=200), as_json=False) == 1
+        shown = capfd.readouterr().out.splitlines()
+        assert await status(mesh, Console(), as_json=True) == 1
+    rows = {cells[1].strip(): cells[4].strip() for line in shown if len(cells := line.split("│")) > 4}
+    assert rows["router-0"] == "Redis connected, places on prefill-0 prefill-1 at 127.0.0.1:4"
+    assert rows["prefill-1"] == "superseded: ??[bold]"
+    reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
+    assert reports["router-0"]["places_on"] == router.placeable
+    assert reports["prefill-1"]["reason"] == "superseded: ??[bold]"
+    assert reports["prefill-0"]["reason"] == "" and reports["prefill-0"]["places_on"] is None
 
 
 @pytest.mark.parametrize(

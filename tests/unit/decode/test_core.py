@@ -31,7 +31,7 @@ class Replica:
         self.now_s = 50.0
         self.records: list[CallRecord] = []
         self.core = DecodeCore(
-            "decode-0", model or facts(), limits, lambda address: address == "kv:1", self.records.append
+            "decode-0", model or facts(), limits, lambda address, _: address == "kv:1", self.records.append
         )
         self.engine = FakeEngine(self.core.sink, hides_end_token=hides_end_token)
         self.core.connect(self.engine)

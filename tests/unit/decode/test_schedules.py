@@ -59,7 +59,7 @@ class World:
         limits = DecodeLimits(
             slots_max=12, orphan_s=0.5, slow_reader_s=2.0, first_token_timeout_s=3.0, token_timeout_s=2.0
         )
-        self.core = DecodeCore("decode-0", facts(), limits, lambda address: address == "kv:1")
+        self.core = DecodeCore("decode-0", facts(), limits, lambda address, _: address == "kv:1")
         self.engine = FakeEngine(self.core.sink)
         self.core.connect(self.engine)
         self.engine.report(self.now_s)

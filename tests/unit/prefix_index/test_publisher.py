@@ -21,6 +21,7 @@ from kvmesh.prefix_index.events import EventError, Snapshot
 from kvmesh.prefix_index.publisher import FLUSH_ENTRIES_MAX, Publisher
 from kvmesh.prefix_index.translation import EngineEventError
 from kvmesh.redis_link import RedisAway
+from kvmesh.tasks import end
 from services.router.index import reader as index_reader
 from services.router.index.mirror import PrefixMirror
 from services.router.index.reader import IndexReader
@@ -255,6 +256,37 @@ def chain(count: int, boot_id: str = "boot") -> dict[str, Any]:
         "event_id": 0,
         "snapshot": [{"type": "stored", "parent_hash": None, "blocks": stored}],
     }
+
+
+async def test_of_two_publishers_with_one_name_only_the_holder_is_heard() -> None:
+    """While one is mute the router's copy is the other's cache; it is its own again as soon as that one is."""
+    one, two = World(1), World(2)
+    two.redis = one.redis
+    for world in (one, two):
+        world.is_wild = False
+        redis: Any = one.redis
+        world.publisher = Publisher(redis, "m", "p", BLOCK, SALT, snapshot_interval_s=1e6, clock=StepClock())
+        world.subscribe()
+    one.redis.before = one.redis.on_snapshot = lambda: None
+    reader = IndexReader(redis, "m", mirror := PrefixMirror(), StepClock())
+    reader.set_replicas(["p"])
+    tasks = [asyncio.create_task(part.run()) for part in (one.publisher, two.publisher, reader)]
+    try:
+        for holder, other in ((two, one), (one, two), (two, one)):
+            other.publisher.mute()
+            holder.publisher.unmute()
+            for _ in range(20):
+                for world in (one, two):
+                    world.step()
+                await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                while mirror.blocks_of("p") != len(holder.content()) or not all(
+                    mirror.matched([each]) for each in holder.content()
+                ):
+                    await asyncio.sleep(0)
+            assert mirror.position_of("p")[0] == holder.engine.boot_id
+    finally:
+        await end(tasks)
 
 
 @pytest.mark.parametrize("gaps", [False, True])

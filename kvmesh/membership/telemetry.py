@@ -1,0 +1,20 @@
+"""Exports whether a process is listed under its name."""
+
+from __future__ import annotations
+
+from kvmesh.membership.registration import Registration
+from kvmesh.metrics import Metrics
+
+
+def export(registration: Registration, metrics: Metrics) -> None:
+    """Export it, read at each scrape."""
+    metrics.gauge(
+        "name_held",
+        "1 while this process is listed under its name; 0 before that, and while another process of the name is.",
+        lambda: float(registration.is_holder),
+    )
+    metrics.total(
+        "name_superseded",
+        "Times that another process took this one's name.",
+        lambda: registration.superseded_total,
+    )

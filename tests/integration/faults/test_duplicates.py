@@ -1,0 +1,116 @@
+"""A second process with the name of one that runs: one of the two is used, and the other as soon as that one ends."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvmesh import health_reason
+from kvmesh.membership.membership import read_members
+from kvmesh.ports import free_ports
+from kvmesh.redis_link import RedisLink
+from kvmesh.server import channel
+from tests.integration.faults.streams import requests, run_through, undisturbed
+from tests.integration.harness import Mesh, Part, until
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
+
+FOUND_S_MAX = 15.0
+"""The wait for a process to be used; what it takes without load is in tests/unit/membership/test_election.py."""
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [("prefill-1", signal.SIGTERM), ("decode-1", signal.SIGKILL)],
+    ids=["prefill-term", "decode-kill"],
+)
+async def test_a_second_replica_of_a_name_costs_no_token(mesh: Mesh, name: str, end: signal.Signals) -> None:
+    """The later process takes the name, the older one says why it does not serve and comes back; no stream suffers."""
+    wanted = requests(1, 40)
+    expected = await undisturbed(mesh, wanted)
+    run = await run_through(mesh, wanted, expected, lambda: come_and_go(mesh, name, end))
+    assert run.wrong == [] and run.answers >= len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [("router-0", signal.SIGTERM), ("frontend-0", signal.SIGKILL)],
+    ids=["router-term", "frontend-kill"],
+)
+async def test_a_second_router_or_frontend_of_a_name_takes_nothing_for_good(
+    mesh: Mesh, name: str, end: signal.Signals
+) -> None:
+    """The mesh serves with the later process, and with the older one when that has ended."""
+    await come_and_go(mesh, name, end)
+    await undisturbed(mesh, requests(2, 8))
+
+
+async def come_and_go(mesh: Mesh, name: str, end: signal.Signals) -> None:
+    """Start a second process of `name` and end it again; wait for what each of the two must come to."""
+    original, redis = mesh.parts[name], RedisLink(f"redis://{mesh.parts['redis'].address}")
+    try:
+        assert await health(original.address) == (True, "")
+        async with second(mesh, name) as other:
+            await until(
+                lambda: is_used(mesh, redis, name, other.address), FOUND_S_MAX, "the later one is used"
+            )
+            await until(lambda: is_superseded(original.address), FOUND_S_MAX, "the older one says why")
+            assert await health(other.address) == (True, "")
+            _, reason = await health(original.address)
+            assert f"named {name} " in reason and other.address in reason
+            await other.end(end)
+            await until(
+                lambda: is_used(mesh, redis, name, original.address), FOUND_S_MAX, "the older one is used"
+            )
+        assert await health(original.address) == (True, "")
+    finally:
+        await redis.close()
+
+
+@asynccontextmanager
+async def second(mesh: Mesh, name: str) -> AsyncIterator[Part]:
+    """Start another process of that name at another address; it has the same engine."""
+    part = mesh.parts[name]
+    command = list(part.command)
+    (port,) = free_ports(mesh.config.mesh.host, 1)
+    address = f"{mesh.config.mesh.host}:{port}"
+    command[command.index("--listen") + 1] = address
+    other = Part(name, command, address, mesh.folder / f"{name}-second.log")
+    other.start()
+    try:
+        await mesh.ready(other)
+        yield other
+    finally:
+        if other.is_running:
+            await other.end()
+
+
+async def is_used(mesh: Mesh, redis: RedisLink, name: str, address: str) -> bool:
+    """Say whether the process at `address` is listed under its name, and routers place on it if it is a replica."""
+    listed = {member.process_id: member.address for member in await read_members(redis, "kvmesh")}
+    if listed.get(name) != address:
+        return False
+    if name.startswith(("router", "frontend")):
+        return True
+    views = (await mesh.status("router-0")).replicas
+    return any((view.replica, view.address) == (name, address) and view.placeable for view in views)
+
+
+async def is_superseded(address: str) -> bool:
+    """Say whether the process at `address` says so."""
+    is_serving, reason = await health(address)
+    return not is_serving and reason.startswith("superseded")
+
+
+async def health(address: str) -> tuple[bool, str]:
+    """Return whether the process at `address` serves, and its reason."""
+    async with channel(address) as connection:
+        stub = health_pb2_grpc.HealthStub(connection)
+        call = stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+        answer = await call
+        reason = health_reason.reason_of(await call.trailing_metadata())
+    return answer.status == health_pb2.HealthCheckResponse.SERVING, reason

@@ -1,0 +1,26 @@
+"""Where decode may pull KV blocks from."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.decode.sources import KEPT_S, KvSources
+from tests.unit.membership.test_view import member
+
+
+def test_an_address_stays_allowed_while_handoffs_may_be_held_there() -> None:
+    """A prefill that drains or has lost its name is not listed any more; its handoffs can still be taken, for KEPT_S."""
+    one, two = (
+        msgspec.structs.replace(member(name), role="prefill", kv_address=f"kv:{name}") for name in ("a", "b")
+    )
+    sources = KvSources()
+    assert not sources.allows("kv:a", 0.0)
+    sources.take([one, two], 1.0)
+    sources.take([two], 10.0)
+    sources.take([two], 20.0)
+    assert sources.allows("kv:b", 1e9)
+    assert sources.allows("kv:a", 10.0 + KEPT_S - 0.1)
+    assert not sources.allows("kv:a", 10.0 + KEPT_S)
+    sources.take([one], 30.0)
+    assert sources.allows("kv:a", 1e9) and sources.allows("kv:b", 59.0) and not sources.allows("kv:b", 60.0)
+    assert not sources.allows("", 30.0)
