@@ -37,9 +37,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         listing = grpc.unary_unary_rpc_method_handler(
             self.List
         )  # bytes in and out: the stubs have no messages for it
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"List": listing}),)
-        )
+        server.add_registered_method_handlers(HEALTH_SERVICE, {"List": listing})  # type: ignore[attr-defined]  # stubs lack it
 
     async def set(self, service: str, state: State) -> None:
         """Change the state of `service`; callers that watch it hear of it."""

@@ -19,6 +19,7 @@ import uvloop
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
+from kvmesh.aio_server import aio_server
 from kvmesh.health import HEALTH_SERVICE, HealthServicer
 from kvmesh.interceptors import ErrorInterceptor
 
@@ -120,7 +121,7 @@ class MeshServer:
         self._instance = instance
         self._services = tuple(service_names)
         self._credentials = credentials
-        self.grpc = grpc.aio.server(
+        self.grpc: grpc.aio.Server = aio_server(
             interceptors=(*interceptors, ErrorInterceptor(), *guards),
             options=(
                 *_keepalive(keepalive_s),
@@ -199,20 +200,28 @@ class MeshServer:
 
         `drain` is called once, when health already says NOT_SERVING: it refuses
         what is new and returns when what is live has ended. It is cancelled when
-        its time is over.
+        its time is over. Raises what ended the gRPC server, or RuntimeError, if that ends by itself: without it the
+        process is of no use, and a supervisor starts another.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        ended = asyncio.ensure_future(self.grpc.wait_for_termination())
         try:
-            await self._stopping.wait()
+            await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                await ended  # raises what ended it, if that is known
+                raise RuntimeError(f"The gRPC server at {self.address} ended by itself.")
             await self.set_serving(False)
             log.info("draining", extra={"drain_s": drain_s})
             await self._drain(drain, drain_s)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+            stopping.cancel()
             await self.grpc.stop(0.0 if self._hurry.is_set() else STOP_GRACE_S)
+            await asyncio.wait((ended,))
             log.info("stopped")
 
     async def _drain(self, drain: Callable[[], Awaitable[None]], drain_s: float) -> None:

@@ -154,6 +154,9 @@ def tracing_of(config: Telemetry, role: str, instance: str) -> Tracing:
     return Tracing(role, instance, config.sample_ratio, processor)
 
 
+_GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+
+
 class JsonLines(logging.Formatter):
     """Formats a record as one JSON object: time, level, role, id, logger, event, the fields of `extra`."""
 
@@ -187,3 +190,9 @@ def start_logging(level: str, role: str, instance: str, stream: TextIO | None = 
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(role, instance))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_junk)
+
+
+def _is_no_junk(record: logging.LogRecord) -> bool:
+    """Return False for grpcio's tracebacks of headers that are no text: any caller can cause them."""
+    return not str(record.msg).startswith("Invalid encoding on ")

@@ -96,8 +96,7 @@ class InferenceService:
             request_deserializer=None,
             response_serializer=pb.GenerateResponse.SerializeToString,
         )
-        generic = grpc.method_handlers_generic_handler(SERVICE_NAME, {"Generate": handler})
-        server.add_generic_rpc_handlers((generic,))
+        server.add_registered_method_handlers(SERVICE_NAME, {"Generate": handler})  # type: ignore[attr-defined]  # stubs lack it
 
     async def Generate(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]

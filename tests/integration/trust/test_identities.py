@@ -57,7 +57,7 @@ async def asked(config: MeshConfig) -> AsyncIterator[str]:
     credentials = Edge(config, Trust(config, "frontend")).server_credentials()
     server = MeshServer("frontend", "frontend-0", [], credentials=credentials)
     handlers = {"Ask": grpc.unary_unary_rpc_method_handler(ask)}
-    server.grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Who", handlers),))
+    server.grpc.add_registered_method_handlers("test.Who", handlers)  # type: ignore[attr-defined]  # stubs lack it
     try:
         yield await server.listen("127.0.0.1:0")
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -18,6 +19,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kvmesh.errors import MeshError, from_rpc_error, internal
 from kvmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from kvmesh.server import ListenError, MeshServer, channel
+from kvmesh.telemetry import start_logging
+from tests.raw_frames import request_block
+from tests.raw_http2 import RawConnection
 
 SERVICE = "kvmesh.inference.v1.InferenceService"
 
@@ -154,6 +158,45 @@ async def test_a_hanging_drain_is_cut_short(end: str) -> None:
             server.stop()
         await asyncio.wait_for(running, 5)
         assert cancelled.is_set()
+
+
+async def test_a_name_that_is_no_text_ends_its_call_alone(restore_logging: None) -> None:
+    """Of a method, an authority, a header: bytes that are no UTF-8 cost no other call, and no log line."""
+    logged = io.StringIO()
+    start_logging("info", "frontend", "frontend-0", logged)
+    async with serving() as (server, _, to_server), RawConnection.connect(server.address) as raw:
+        path = f"/{SERVICE}/Generate"
+        for spoilt in (b":path", b":authority", b"user-agent"):
+            block = request_block(path, authority="mesh").replace(*_spoiling(spoilt, path))
+            stream = raw.call(path, block=block)
+            await stream.send_message(b"")
+            await stream.ended()
+        unknown = raw.call("/no.Such/Method")
+        await unknown.ended()
+        assert unknown.status == grpc.StatusCode.UNIMPLEMENTED.value[0]
+        health = health_pb2_grpc.HealthStub(to_server)
+        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert logged.getvalue() == ""
+
+
+def _spoiling(name: bytes, path: str) -> tuple[bytes, bytes]:
+    value = {b":path": path.encode(), b":authority": b"mesh", b"user-agent": b"raw-http2"}[name]
+    return value, b"\xff" + value[1:]
+
+
+async def test_a_process_does_not_outlive_its_grpc_server() -> None:
+    """A supervisor starts a process that ended; one that listens no more and lives on would be left alone."""
+    async with serving() as (server, _, _):
+
+        async def drain() -> None:
+            raise AssertionError("nothing is there to drain")
+
+        running = asyncio.ensure_future(server.run(drain))
+        await asyncio.sleep(0)
+        await server.grpc.stop(0)
+        with pytest.raises(RuntimeError, match="ended by itself"):
+            await asyncio.wait_for(running, 10)
 
 
 async def test_a_port_in_use_is_one_sentence() -> None:
