@@ -17,9 +17,10 @@ from services.frontend.bill import NOT_STARTED, Bill
 from services.frontend.budgets.budgets import Budgets
 from services.frontend.budgets.reservation import Reservation
 from services.frontend.order import Order
+from services.frontend.progress_notes import NOTE_TOKENS
 from services.frontend.request import LiveRequest
 from services.frontend.settlement import Charge, Report, Settlements
-from services.frontend.shares import Earlier
+from services.frontend.shares import Earlier, dues
 from services.frontend.trailers import of_remaining
 
 NEVER: Final = 1 << 62
@@ -36,7 +37,9 @@ class Hold:
     is_heir: bool = False
     """True if the execution that gave it has paid for it, or will."""
     order: Order | None = None
-    """What it is held for, until that is live."""
+    """What it is held for, until that is over."""
+    note_at: int = NEVER
+    """Output position at which Redis is told how far it came."""
 
     def trailers(self) -> Mapping[str, str]:
         """Return what is left of the budget, to be told the client."""
@@ -45,7 +48,9 @@ class Hold:
     @property
     def progress_at(self) -> int:
         """Output position at which `Accounting.progress` is to be called."""
-        return NEVER if self.reservation is None else self.received + self.reservation.progress_at
+        if self.reservation is None:
+            return NEVER
+        return min(self.note_at, self.received + self.reservation.progress_at)
 
 
 class Accounting:
@@ -79,16 +84,24 @@ class Accounting:
         if reservation is None:
             reservation = await self._budgets.reserve(*asked)
         hold.reservation = reservation
-        for each in order.earlier:
+        if _is_numbered(order):
+            hold.note_at = received + NOTE_TOKENS
+        for each, tokens in dues(
+            order.earlier, order.prompt_tokens, received, received, is_heir=hold.is_heir
+        ):
             if hold.is_heir and each.is_giver:
-                given = (0 if each.inherited else order.prompt_tokens) + received - each.inherited
-                self._lower(order, each, max(0, given))
+                self._lower(order, each, tokens)
         return replace(order, reservation_id=reservation.id)
 
     def progress(self, hold: Hold, position: int) -> int:
         """Tell how far the output came; return the position at which to tell again."""
-        assert hold.reservation is not None
-        self._budgets.progress(hold.reservation, position - hold.received)
+        reservation, order = hold.reservation, hold.order
+        assert reservation is not None and order is not None
+        if position >= hold.note_at:
+            hold.note_at = position + NOTE_TOKENS
+            self._settlements.notes.add(order.request_id, order.owner, position)
+        if position - hold.received >= reservation.progress_at:
+            self._budgets.progress(reservation, position - hold.received)
         return hold.progress_at
 
     def release(self, hold: Hold) -> None:
@@ -129,9 +142,11 @@ class Accounting:
         )
         if reservation is not None and not bill.is_nothing:
             # It pays for the request instead of those whose output its client let go. Who hangs up at once does not.
-            for each in order.earlier:
-                if not (hold.is_heir and each.is_giver):
-                    self._lower(order, each, 0)
+            received, output = hold.received, bill.output_tokens
+            for each, tokens in dues(
+                order.earlier, order.prompt_tokens, received, output, is_heir=hold.is_heir
+            ):
+                self._lower(order, each, tokens)
         if reservation is None:
             self._settlements.add(report)
         elif _is_only(request, bill):

@@ -142,8 +142,10 @@ class Executions:
             )
         rest, is_shown = answer[3:], word != b"UNSHOWN"
         earlier = tuple(
-            Earlier(bytes(owner).decode(), int(inherited), is_giver=is_shown and int(epoch) == claim.giver)
-            for owner, epoch, inherited in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+            Earlier(
+                bytes(owner).decode(), int(inherited), is_shown and int(epoch) == claim.giver, int(given or 0)
+            )
+            for owner, epoch, inherited, given in zip(*(rest[at::4] for at in range(4)), strict=True)
         )
         return Execution(int(answer[1]), int(answer[2]), is_fenced=True, earlier=earlier, is_shown=is_shown)
 
@@ -282,7 +284,8 @@ ensure_giver(runs, giver)
 if #runs == 0 then return answer end
 for _, run in ipairs(runs) do
   if run[TOLD] == 0 and run[EPOCH] >= giver then
-    for _, word in ipairs({run[OWNER], run[EPOCH], run[FROM]}) do answer[#answer + 1] = word end
+    local given = redis.call('HGET', KEYS[1], 'given:' .. run[OWNER])
+    for _, word in ipairs({run[OWNER], run[EPOCH], run[FROM], given or 0}) do answer[#answer + 1] = word end
   end
 end
 insert(runs, ARGV[5], epoch, from, giver)
@@ -293,4 +296,4 @@ return answer
 """KEYS: the request. ARGV: least epoch, digest, seed, whether the client gave it, owner, highest epoch, life in ms,
 channel, request id, output inherited, epoch of its giver, whether the token is older than a record may be. Returns what to
 do, UNSHOWN where the record does not reach back to the giver of an old token; the epoch and the seed of the new execution;
-then owner, epoch and output inherited of each earlier one that has not reported, from the giver on."""
+then owner, epoch, output inherited and output given of each earlier one that has not reported, from the giver on."""

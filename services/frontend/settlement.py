@@ -25,6 +25,7 @@ from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
 from services.frontend.executions import AGAIN_MAX, execution_key, ttl_ms
+from services.frontend.progress_notes import ProgressNotes
 from services.frontend.shares import RUNS
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Settlements:
         self._mesh = mesh
         self._ttl_ms = ttl_ms(runtime_max_s)
         self._on_charge = on_charge
+        self.notes = ProgressNotes(redis, mesh)
         self._waiting: deque[_Waiting] = deque()
         self._ready = asyncio.Event()
         self._awaited = asyncio.Event()
@@ -111,8 +113,10 @@ class Settlements:
         self._ready.set()
 
     async def run(self) -> None:
-        """Settle what waits, until cancelled. No answer of Redis ends it."""
-        await persist(self._settle, "settlement", pause_s=0.25)
+        """Settle what waits, and tell the notes, until cancelled. No answer of Redis ends it."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.notes.run(), name="progress-notes")
+            tasks.create_task(persist(self._settle, "settlement", pause_s=0.25), name="settle")
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until nothing waits, at most `timeout_s`; return whether that is so."""

@@ -9,6 +9,7 @@ never reports has died: what was left for it is what its reservation is charged 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,26 @@ class Earlier:
     """Output that it began behind, and so does not pay."""
     is_giver: bool
     """True if it gave the output that the one after it goes on behind."""
+    given: int = 0
+    """Output below this position is known to have been given by it; 0: it told nothing (see progress_notes)."""
+
+
+def dues(
+    earlier: Iterable[Earlier], prompt_tokens: int, received: int, output_tokens: int, *, is_heir: bool
+) -> list[tuple[Earlier, int]]:
+    """Return what each of `earlier` is charged at most if it has died, beside a later execution of the request.
+
+    That one went on behind `received` tokens and came to `output_tokens`. An heir leaves the prompt and the received
+    tokens to their giver; any other pays from the beginning. What an earlier one gave beyond is its own, each token once.
+    """
+    found, reach = list[tuple[Earlier, int]](), output_tokens
+    for each in sorted(earlier, key=lambda one: one.given):
+        tokens = max(0, each.given - max(reach, each.inherited))
+        if is_heir and each.is_giver:
+            tokens += max(0, (0 if each.inherited else prompt_tokens) + received - each.inherited)
+        reach = max(reach, each.given)
+        found.append((each, tokens))
+    return found
 
 
 RUNS: Final = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from hashlib import sha256
@@ -18,6 +19,8 @@ from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.tenants.overrides import Override
 from services.frontend import intake, resume_token
 from services.frontend.executions import execution_key
+from services.frontend.progress import CREDIT_WINDOW
+from services.frontend.progress_notes import NOTE_TOKENS
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
 from tests.integration.frontend.test_generate import PROMPT, request
@@ -112,6 +115,21 @@ async def test_a_stream_that_breaks_twice_at_once_goes_on_at_its_tenants_limit(
     await rest.read(1, cut=False)  # all that the tenant has
     await stream.read(len(stream.ids) + 5)
     assert stream.ids == oracle(PROMPT, 500)[: len(stream.ids)]
+
+
+async def test_redis_hears_how_far_a_named_request_comes(served: Serving, pool: Pool) -> None:
+    """While it runs, within its estimate: after a kill the next execution knows what this one gave."""
+    stream = Stream(served, "strict", request(700, idempotency_key="k"))
+    await stream.read(NOTE_TOKENS + CREDIT_WINDOW, cut=False)
+    redis, key = served.frontend.executions._redis, execution_key("kvmesh", stream.started.request_id)
+
+    async def note() -> int:
+        names = [name for name in await redis.execute("HKEYS", key) if name.startswith(b"given:")]
+        return int(await redis.execute("HGET", key, names[0])) if names else 0
+
+    while not (given := await note()):
+        await asyncio.sleep(0.01)
+    assert NOTE_TOKENS <= given <= 700
 
 
 async def test_a_token_older_than_its_record_is_no_way_around_the_limits(

@@ -99,6 +99,12 @@ class Frontend(test_executions.Frontend):
         )
         self.order = await self.accounting.reserve(self.hold, replace(made, prompt_ids=b"\1\0\0\0" * PROMPT))
 
+    async def gives(self, tokens: int) -> None:
+        """Give the client so much output, and let Redis know."""
+        assert self.hold.progress_at <= tokens
+        self.accounting.progress(self.hold, tokens)
+        await until(lambda: not self.settlements.notes, "Redis knows")
+
     def end(self, tokens: int, end: End, *, delivered: int | None = None) -> None:
         """End it with so much output in all, of which the client is known to have `delivered`, by default all."""
         request = Request(self.order, tokens, tokens if delivered is None else delivered, end)
@@ -197,6 +203,38 @@ async def test_who_sends_the_key_again_and_hangs_up_pays_what_was_streamed(redis
         await _quiet(other)
         await other.sweep()
         assert charged(await other.book()) == PROMPT + OUTPUT, "the estimate: nobody told how much it was"
+
+
+@pytest.mark.parametrize("end", [WELL, LEFT])
+@pytest.mark.parametrize("received", [0, 10])
+@pytest.mark.parametrize("output", [20, 2999, 3500])
+async def test_what_a_killed_execution_gave_is_paid_though_the_next_one_is_abandoned(
+    redis_url: str, received: int, output: int, end: End
+) -> None:
+    """The key, or the token with fewer ids than were given, sent again after a kill: each token that was given is paid."""
+    async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
+        await one.start()
+        await one.gives(3000)  # and is killed
+        await other.start(received=received, giver=0 if received else -1)
+        other.end(output, end)
+        await _quiet(other)
+        await other.sweep()
+        assert charged(await other.book()) == PROMPT + max(3000, output)
+
+
+async def test_of_two_killed_executions_each_pays_what_the_other_does_not(redis_url: str) -> None:
+    """Both gave the same tokens at first; the third execution is abandoned."""
+    async with AsyncExitStack() as stack:
+        one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
+        await one.start()
+        await one.gives(3000)
+        await two.start()
+        await two.gives(1000)
+        await three.start()
+        three.end(10, LEFT)
+        await _quiet(three)
+        await three.sweep()
+        assert charged(await three.book()) == PROMPT + 3000
 
 
 @pytest.mark.parametrize("is_keyed", [True, False])
