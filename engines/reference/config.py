@@ -32,6 +32,8 @@ class EngineConfig:
     handoff_timeout_s: float = 30.0
     pull_timeout_s: float = 10.0  # whole pull of one handoff, connecting included
     cancellation_check_s: float = 0.05
+    lie: str = ""  # for tests: "tokens" says ids outside the vocabulary, "refuse" fails requests as invalid
+    lie_after: int = 0  # true output tokens of each request before the lie
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
@@ -48,6 +50,8 @@ class EngineConfig:
             "end_probability": (0.0 <= self.end_probability <= 1.0, "0..1"),
             "handoff_timeout_s": (self.handoff_timeout_s > 0.0, "> 0"),
             "pull_timeout_s": (self.pull_timeout_s > 0.0, "> 0"),
+            "lie": (self.lie in ("", "tokens", "refuse"), "empty, tokens or refuse"),
+            "lie_after": (self.lie_after >= 0, ">= 0"),
             "cancellation_check_s": (self.cancellation_check_s > 0.0, "> 0"),
         }
         for name, (is_fine, allowed) in checks.items():

@@ -22,6 +22,8 @@ from engines.reference.sampling import choose
 from engines.reference.scheduler import Scheduler, Work
 from engines.reference.sequence import Kind, Part, Perf, Sequence, Submission
 
+FOREIGN_FROM = 1 << 24  # added to the ids of an engine that lies; larger than any vocabulary
+
 
 @dataclass(frozen=True, slots=True)
 class Pull:
@@ -221,6 +223,10 @@ class EngineCore:
         )
 
     def _advance(self, sequence: Sequence, row: npt.NDArray[np.float64], now_ns: int) -> None:
+        if self.config.lie == "refuse" and sequence.generated >= self.config.lie_after:
+            text = errors.BAD_VALUE.format(field="input_ids", value="a lie", allowed="none")
+            self.fail(sequence, text)
+            return
         sampling = sequence.submission.sampling
         token, log_probability = choose(row, sequence.length, sampling)
         self.counters.tokens_generated += 1
@@ -240,6 +246,8 @@ class EngineCore:
     def _speak(
         self, sequence: Sequence, token: int, log_probability: float, is_last: bool, now_ns: int
     ) -> Part:
+        if self.config.lie == "tokens" and sequence.generated > self.config.lie_after:
+            token += FOREIGN_FROM
         part = Part([token], [log_probability], is_final=is_last, is_answered=is_last)
         if not sequence.has_spoken:
             sequence.has_spoken = True

@@ -149,6 +149,8 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         handoff_timeout_s=options.handoff_timeout_s,
         pull_timeout_s=options.pull_timeout_s,
         cancellation_check_s=options.cancellation_check_s,
+        lie=options.lie,
+        lie_after=options.lie_after,
         costs=costs,
     )
 
@@ -186,6 +188,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--handoff-timeout-s", type=float, default=default.handoff_timeout_s)
     add("--pull-timeout-s", type=float, default=default.pull_timeout_s)
+    add(
+        "--lie",
+        choices=("tokens", "refuse"),
+        default=default.lie,
+        help="for tests: ids outside the vocabulary, or refusals",
+    )
+    add("--lie-after", type=int, default=default.lie_after, help="true tokens of each request before the lie")
     add("--cancellation-check-s", type=float, default=default.cancellation_check_s)
     add("--step-s", type=float, default=costs.step_s, help="cost of a step")
     add("--prefill-s", type=float, default=costs.prefill_s, help="cost of a prefill, once")

@@ -81,13 +81,23 @@ class Outbox:
 class UpwardOutbox(Outbox):
     """Collects one AttachRequest. Cancels go ahead of submits; a cancel of an unsent submit removes both."""
 
-    __slots__ = ("_adopts", "_cancels", "_credits", "_handoffs", "_hello", "_last_slot", "_submits")
+    __slots__ = (
+        "_adopts",
+        "_cancels",
+        "_contradictions",
+        "_credits",
+        "_handoffs",
+        "_hello",
+        "_last_slot",
+        "_submits",
+    )
 
     def __init__(self, hello: pb.Hello | None = None) -> None:
         super().__init__()
         self._hello = hello
         self._last_slot = 0
         self._cancels: dict[int, pb.Cancel.Reason.ValueType] = {}
+        self._contradictions: list[pb.Contradiction] = []
         self._adopts: dict[int, pb.Adopt] = {}
         self._submits: dict[int, tuple[pb.Submit, float, float | None]] = {}
         self._handoffs: dict[int, pb.Handoff] = {}
@@ -110,6 +120,11 @@ class UpwardOutbox(Outbox):
     def adopt(self, adopt: pb.Adopt) -> None:
         """Add `adopt`."""
         self._adopts[adopt.slot] = adopt
+        self._add()
+
+    def contradict(self, contradiction: pb.Contradiction) -> None:
+        """Add `contradiction`. A writer that stands still makes it older than it says by at most STUCK_S."""
+        self._contradictions.append(contradiction)
         self._add()
 
     def handoff(self, handoff: pb.Handoff) -> None:
@@ -158,6 +173,8 @@ class UpwardOutbox(Outbox):
         for slot, reason in self._cancels.items():
             message.cancels.add(slot=slot, reason=reason)
         self._cancels.clear()
+        message.contradictions.extend(self._contradictions)
+        self._contradictions.clear()
         size = 0
         for slot, (submit, deadline_s, ttft_deadline_s) in self._submits.items():
             if size >= TAKE_BYTES:
@@ -283,10 +300,16 @@ class DownwardOutbox(Outbox):
         *,
         replica: str = "",
         untouched: bool = False,
+        contestable: bool = False,
     ) -> None:
         """Add a failure."""
         self._message.failures.add(
-            slot=slot, code=code, message=message[:512], replica=replica, untouched=untouched
+            slot=slot,
+            code=code,
+            message=message[:512],
+            replica=replica,
+            untouched=untouched,
+            contestable=contestable,
         )
         self._add(len(message))
 
@@ -300,6 +323,8 @@ class DownwardOutbox(Outbox):
         field: str = "",
         estimate_ms: int = 0,
         evicted: bool = False,
+        replica: str = "",
+        contestable: bool = False,
     ) -> None:
         """Add a refusal."""
         self._message.refusals.add(
@@ -310,6 +335,8 @@ class DownwardOutbox(Outbox):
             field=field,
             estimate_ms=estimate_ms,
             evicted=evicted,
+            replica=replica,
+            contestable=contestable,
         )
         self._add(len(message))
 

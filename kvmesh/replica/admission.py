@@ -19,6 +19,7 @@ from kvmesh.triton.errors import (
     EngineStalled,
     HandoffLost,
     InvalidRequest,
+    InvalidToken,
 )
 
 FAILURE_CODES: Final[dict[type[CallError], pb.Failure.Code.ValueType]] = {
@@ -28,6 +29,7 @@ FAILURE_CODES: Final[dict[type[CallError], pb.Failure.Code.ValueType]] = {
     EngineStalled: pb.Failure.CODE_STALLED,
     HandoffLost: pb.Failure.CODE_HANDOFF_LOST,
     InvalidRequest: pb.Failure.CODE_INVALID,
+    InvalidToken: pb.Failure.CODE_INVALID_TOKEN,
 }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.triton.errors import InvalidToken
 from kvmesh.triton.port import EngineCall, Kind
 
 TRANSPORT_GRACE_S: Final = 5.0
@@ -36,6 +38,18 @@ def engine_call(
 def cached_tokens(reused_blocks: int, block_tokens: int, prompt_tokens: int) -> int:
     """Return how many tokens of the prompt were in cache; its last one is computed in any case."""
     return min(reused_blocks * block_tokens, prompt_tokens - 1)
+
+
+def valid_count(token_ids: Sequence[int], vocabulary_size: int) -> int:
+    """Return how many of `token_ids`, at least one, come before the first id outside the vocabulary. Size 0: all."""
+    if not vocabulary_size or (max(token_ids) < vocabulary_size and min(token_ids) >= 0):
+        return len(token_ids)
+    return next(index for index, each in enumerate(token_ids) if not 0 <= each < vocabulary_size)
+
+
+def invalid_token(token_id: int, vocabulary_size: int) -> InvalidToken:
+    """Return the error of an engine that made `token_id`."""
+    return InvalidToken(f"the engine made token id {token_id}; 0 to {vocabulary_size - 1} is allowed")
 
 
 def first_token(

@@ -32,6 +32,10 @@ class InvalidRequest(CallError):
     """The engine refuses this request whenever it is sent."""
 
 
+class InvalidToken(CallError):
+    """The engine made a token id outside the request's vocabulary."""
+
+
 class EngineStalled(CallError):
     """No token came for the watchdog time."""
 

@@ -111,6 +111,7 @@ class DecodeCore:
             traceparent=submit.traceparent,
             blocks=blocks_needed(submit),
             submit=submit,
+            vocabulary_size=submit.vocabulary_size,
             has_first_row=is_local,
         )
         self.holdings.add(slot, session, submit.slot)

@@ -7,7 +7,14 @@ from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.replica.admission import FAILURE_CODES
-from kvmesh.replica.calls import cached_tokens, engine_call, first_token, microseconds
+from kvmesh.replica.calls import (
+    cached_tokens,
+    engine_call,
+    first_token,
+    invalid_token,
+    microseconds,
+    valid_count,
+)
 from kvmesh.replica.engine_view import EngineView
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.errors import (
@@ -182,6 +189,11 @@ class Generation:
         if gather.starts_step(slot):
             self.flush(now_s)
         is_first = log.end == log.start
+        valid = valid_count(token_ids, slot.vocabulary_size)
+        if valid < len(token_ids):
+            log.append(token_ids[:valid], logprobs[:valid])
+            self.fail(slot, invalid_token(token_ids[valid], slot.vocabulary_size), now_s)
+            return
         log.append(token_ids, logprobs)
         slot.heard_s = now_s
         self.token_total += len(token_ids)

@@ -50,6 +50,8 @@ class Slot:
     submit: pb.Submit | None
     """What the engine call is made of; dropped when it was made."""
 
+    vocabulary_size: int = 0
+    """Ids that the engine may make are below it. 0: ids are not checked."""
     state: State = State.PENDING
     session: DecodeSession | None = None
     """The stream that reads this slot. None: an orphan, or FINISHED."""

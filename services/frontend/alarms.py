@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvmesh.attach.v1 import attach_pb2 as attach
-from services.frontend import faults
+from services.frontend import faults, verdicts
 from services.frontend.state import State
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ def _too_silent(request: LiveRequest, now_s: float) -> None:
 
 def _ask(request: LiveRequest, now_s: float) -> None:
     request.retry_at_s = None
-    if request.state is State.WAITING:
+    pending = request.upstream.pending
+    if pending is not None:
+        verdicts.hear(request, pending, now_s)
+    elif request.state is State.WAITING:
         request.submit(now_s)
     else:
         request.adopt()

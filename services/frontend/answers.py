@@ -11,12 +11,13 @@ from typing import Any, Final
 from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend import faults
+from services.frontend import faults, verdicts
 from services.frontend.adoption import ADOPT_AGAIN_S
 from services.frontend.end import End
 from services.frontend.progress import TokenError
 from services.frontend.request import LiveRequest
 from services.frontend.state import State
+from services.frontend.verdicts import Role, Verdict
 
 
 def on_acceptance(request: LiveRequest, _: attach.Acceptance, now_s: float) -> None:
@@ -93,10 +94,13 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
         request.upstream.cancel(attach.Cancel.REASON_SUPERSEDED)
         request.again(faults.GAP, now_s, untouched=False)
         return
-    except TokenError:
-        request.give_up("ENGINE_ERROR", now_s, attach.Cancel.REASON_ABANDONED)
+    except TokenError:  # a replica of an earlier release: the others check their engine's ids themselves
+        request.upstream.cancel(attach.Cancel.REASON_ABANDONED)
+        _on_verdict(request, faults.INVALID_TOKEN, attempt.decode_replica, now_s)
         return
     request.tries.on_progress()
+    if request.upstream.contested:
+        verdicts.on_progress(request, now_s)
     if is_first:
         request.hub.schedule(request)
     if progress.output.stop_string is not None:
@@ -164,8 +168,8 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
     fault = faults.of_failure(row.code)
     if _has_left(request) or request.end_if_complete(now_s):
         return
-    if row.code == attach.Failure.CODE_INVALID:
-        request.end_with(End(error=faults.engine_refused("")), now_s)
+    if row.code in (attach.Failure.CODE_INVALID, attach.Failure.CODE_INVALID_TOKEN):
+        _on_verdict(request, fault, row.replica, now_s, is_contestable=row.contestable)
     elif (
         row.code == attach.Failure.CODE_REPLICA_LOST
         and attempt.has_tokens
@@ -176,6 +180,26 @@ def on_failure(request: LiveRequest, row: attach.Failure, now_s: float) -> None:
         request.seek(fault, now_s)
     else:
         request.again(fault, now_s, untouched=row.untouched and attempt.is_untouched)
+
+
+def _on_verdict(
+    request: LiveRequest,
+    fault: str,
+    replica: str,
+    now_s: float,
+    *,
+    field: str = "",
+    is_contestable: bool = False,
+) -> None:
+    """`replica` calls the request invalid, or made an id outside the vocabulary; the slot ended."""
+    placement = request.upstream.current.placement
+    role: Role = "prefill" if placement is not None and replica == placement.prefill_replica else "decode"
+    if fault == faults.INVALID_TOKEN:
+        error = faults.given_up("ENGINE_ERROR", len(request.attempts), len(request.progress.ids))
+    else:
+        error = faults.engine_refused(field)
+    verdict = Verdict(replica, role, fault, error, is_contestable, now_s)
+    verdicts.hear(request, verdict, now_s)
 
 
 def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
@@ -233,7 +257,7 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     if row.reason == attach.Refusal.REASON_DEADLINE:
         _refused_in_time(request, row, now_s)
     elif row.reason == attach.Refusal.REASON_INVALID:
-        request.end_with(End(error=faults.engine_refused(row.field)), now_s)
+        _on_verdict(request, fault, row.replica, now_s, field=row.field, is_contestable=row.contestable)
     elif row.reason == attach.Refusal.REASON_SUPERSEDED and not _may_outbid(request):
         request.end_with(End(error=faults.superseded()), now_s)
     elif row.reason in faults.FULL and not request.tries.was_taken:

@@ -15,7 +15,7 @@ from kvmesh.attach import frames
 from kvmesh.attach.rules import check_computed
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import MeshError
-from services.frontend import answers, faults
+from services.frontend import answers, faults, verdicts
 from services.frontend.feasibility import BAND_TOLD, FirstTokens, Outlook
 from services.frontend.live import Live
 from services.frontend.order import Order
@@ -24,6 +24,7 @@ from services.frontend.peers import Link, Peer, Peers
 from services.frontend.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
+from services.frontend.verdicts import Verdict, Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class FrontendCore:
         self.live = Live(places)
         self.peers = Peers()
         self.retries = retries
+        self.verdicts = Verdicts()
         self.is_draining = False
         self.on_event: Callable[[], None] = lambda: None
         self.on_idle: Callable[[], None] = lambda: None
@@ -211,10 +213,21 @@ class FrontendCore:
     def take_retry(self, request: LiveRequest, now_s: float) -> bool:
         return self.retries.take(now_s, is_sheddable=request.order.caller.service_class.is_sheddable)
 
+    def take_spare_retry(self, now_s: float) -> bool:
+        return self.retries.take(now_s, is_sheddable=True)
+
+    def contradict(self, verdict: Verdict, now_s: float) -> None:
+        log.warning("verdict contradicted", extra={"replica": verdict.replica, "fault": verdict.fault})
+        age_ms = round(1000 * max(0.0, now_s - verdict.at_s))
+        for peer in self.peers:
+            if peer.link.is_up:
+                peer.link.outbox.contradict(pb.Contradiction(replica=verdict.replica, age_ms=age_ms))
+
     def jitter(self) -> float:
         return self._jitter()
 
     def on_end(self, request: LiveRequest, now_s: float) -> None:
+        verdicts.close(request)
         self.live.end(request, now_s)
         first_s = request.progress.first_token_s
         if first_s is not None and len(request.attempts) == 1 and not request.order.received_ids:
@@ -233,6 +246,7 @@ class FrontendCore:
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if the tables disagree. For tests, after every event."""
+        self.verdicts.assert_consistent()
         known = self.live.serving | self.live.leaving
         assert len(self.live) <= self.live.places
         assert self._unrouted.keys() <= known, "somebody waits for a router who is gone"

@@ -24,6 +24,11 @@ class Detokenizer:
         self._token_bytes = token_bytes
         self._decoder = _open_decoder(errors="replace")
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids below it have bytes."""
+        return len(self._token_bytes)
+
     def feed(self, ids: Iterable[int]) -> str:
         """Return the text that became certain with `ids`; may be empty. Raises IndexError for an id out of range."""
         table = self._token_bytes

@@ -25,6 +25,8 @@ SILENT: Final = "SILENT"
 """Nothing was heard of the attempt for longer than it may be silent."""
 SUPERSEDED: Final = "SUPERSEDED"
 INFEASIBLE: Final = "INFEASIBLE_DEADLINE"
+INVALID_TOKEN: Final = "INVALID_TOKEN"
+"""The engine made a token id outside the vocabulary."""
 ADOPTED: Final = "ADOPTED"
 """A late adopt of the request itself took the attempt away from its slot."""
 

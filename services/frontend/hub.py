@@ -11,6 +11,7 @@ from services.frontend.peers import Peer
 
 if TYPE_CHECKING:
     from services.frontend.request import LiveRequest
+    from services.frontend.verdicts import Verdict, Verdicts
 
 
 class Hub(Protocol):
@@ -30,6 +31,17 @@ class Hub(Protocol):
 
     def schedule(self, request: LiveRequest) -> None:
         """Look at `request.wake_s` again."""
+        ...
+
+    verdicts: Verdicts
+    """What became of the verdicts of replicas."""
+
+    def take_spare_retry(self, now_s: float) -> bool:
+        """Spend one retry, if more than half of the budget is there. False: a verdict is not tested."""
+        ...
+
+    def contradict(self, verdict: Verdict, now_s: float) -> None:
+        """Tell all routers that another replica served what `verdict` called invalid."""
         ...
 
     def take_retry(self, request: LiveRequest, now_s: float) -> bool:

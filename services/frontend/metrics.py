@@ -98,3 +98,12 @@ def watch_core(metrics: Metrics, core: FrontendCore) -> None:
     metrics.gauge("retry_budget_retries", "Retries that may be spent now.", lambda: core.retries.level)
     metrics.total("budgeted_retries", "Retries paid from the retry budget.", lambda: core.retries.spent_total)
     metrics.total("refused_retries", "Retries the retry budget refused.", lambda: core.retries.refused_total)
+    known = core.verdicts
+    text = "Verdicts of one replica on a request, by what became of them."
+    for outcome, total in (
+        ("contested", lambda: known.contested_total),
+        ("contradicted", lambda: known.contradicted_total),
+        ("confirmed", lambda: known.confirmed_total),
+        ("unpaid", lambda: known.unpaid_total),
+    ):
+        metrics.total("verdicts", text, total, outcome=outcome)

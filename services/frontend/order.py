@@ -155,6 +155,8 @@ class Order:
         block_tokens: int,
         credit_position: int,
         resumed: bool,
+        vocabulary_size: int = 0,
+        contested_replicas: Sequence[str] = (),
     ) -> pb.Submit:
         """Return the submit of `attempt`, which goes on behind the `received` tokens.
 
@@ -181,6 +183,8 @@ class Order:
             explain=self.explain,
             end_token_id=self.end_token_id,
             resumed=resumed,
+            vocabulary_size=vocabulary_size,
+            contested_replicas=contested_replicas,
         )
         budget = submit.budget
         budget.max_output_tokens = self.max_output_tokens - len(received)

@@ -44,6 +44,11 @@ class Output:
         self.stop_string: str | None = None
         """The stop string that ended the output; nothing may be fed afterwards."""
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids below it may be fed."""
+        return self._detokenizer.vocabulary_size
+
     def feed(self, ids: Sequence[int], logprobs: Sequence[float] = ()) -> int:
         """Add tokens at the end; return how many were used: fewer than given where a stop string ended the output.
 

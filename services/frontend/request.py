@@ -241,6 +241,12 @@ class LiveRequest:
         else:
             self.submit(now_s)
 
+    def pause(self, fault: str, until_s: float) -> None:
+        """-> WAITING, the slot being closed, until `until_s`: the current attempt was lost by `fault`."""
+        self._wait(fault)
+        self.retry_at_s = until_s
+        self.hub.schedule(self)
+
     def _wait(self, fault: str) -> None:
         """-> WAITING: the current attempt was lost by `fault`."""
         self.upstream.current.fault = fault

@@ -16,6 +16,7 @@ from services.frontend.resume_token import ATTEMPT_STRIDE
 
 if TYPE_CHECKING:
     from services.frontend.request import LiveRequest
+    from services.frontend.verdicts import Role, Verdict
 
 CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
 
@@ -26,7 +27,18 @@ class Upstream:
     Invariants: a slot that is open is in its peer's table; attempt numbers ascend.
     """
 
-    __slots__ = ("_base", "_number", "adoption", "attempts", "avoid", "cause", "peer", "slot")
+    __slots__ = (
+        "_base",
+        "_number",
+        "adoption",
+        "attempts",
+        "avoid",
+        "cause",
+        "contested",
+        "peer",
+        "pending",
+        "slot",
+    )
 
     def __init__(self, attempt_base: int) -> None:
         self._base = self._number = attempt_base
@@ -38,6 +50,10 @@ class Upstream:
         """Of the next attempt."""
         self.avoid = ""
         """A router that just failed the request; another one is preferred."""
+        self.contested: dict[Role, Verdict] = {}
+        """Verdicts that the attempts from now on put to the test."""
+        self.pending: Verdict | None = None
+        """A verdict that waits for those of other requests to be tested."""
 
     def __repr__(self) -> str:
         where = f"{self.peer.name}/{self.slot}" if self.peer is not None else "nowhere"
@@ -112,6 +128,8 @@ class Upstream:
             block_tokens=request.limits.block_tokens,
             credit_position=progress.open_credit(),
             resumed=tries.was_taken or order.goes_ahead,
+            vocabulary_size=progress.output.vocabulary_size,
+            contested_replicas=[one.replica for one in self.contested.values()],
         )
         ttft_s = order.ttft_deadline_s if progress.first_token_s is None else None
         peer.link.outbox.submit(row, order.hops_deadline_s, ttft_s)

@@ -96,6 +96,7 @@ class PrefillCore:
             submitted_s=now_s,
             traceparent=submit.traceparent,
             submit=submit,
+            vocabulary_size=submit.vocabulary_size,
             band=budget.band if budget.HasField("band") else BAND_DEFAULT,
             tenant=budget.tenant,
             weight=budget.weight if budget.weight > 0 else 1.0,

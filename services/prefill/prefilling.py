@@ -8,7 +8,14 @@ from typing import Final
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.drain_rate import RETRY_MS_MAX, DrainRate, Stock
 from kvmesh.replica.admission import FAILURE_CODES, too_late
-from kvmesh.replica.calls import cached_tokens, engine_call, first_token, microseconds
+from kvmesh.replica.calls import (
+    cached_tokens,
+    engine_call,
+    first_token,
+    invalid_token,
+    microseconds,
+    valid_count,
+)
 from kvmesh.replica.engine_view import EngineView
 from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.errors import (
@@ -147,9 +154,14 @@ class Prefilling:
     ) -> None:
         """The first token; it is sent with the handoff when the call ends, which is in the same answer."""
         slot = self.calls.get(call_id)
-        if slot is not None and slot.token_id is None:
-            slot.token_id = token_ids[0]
-            slot.logprob = logprobs[0] if logprobs else None
+        if slot is None or slot.token_id is not None:
+            return
+        if not valid_count(token_ids[:1], slot.vocabulary_size):
+            self.fail(slot, invalid_token(token_ids[0], slot.vocabulary_size), now_s)
+            self.pump(now_s)
+            return
+        slot.token_id = token_ids[0]
+        slot.logprob = logprobs[0] if logprobs else None
 
     def on_end(self, call_id: int, now_s: float) -> None:
         """Send the first token and hold the handoff. An answer without a token has ended: TensorRT-LLM leaves its end

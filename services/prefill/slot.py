@@ -58,6 +58,8 @@ class Slot:
     max_output_tokens: int = 0
     end_token_id: int = -1
 
+    vocabulary_size: int = 0
+    """The first token is below it. 0: it is not checked."""
     state: State = State.QUEUED
     session: PrefillSession | None = None
     """The stream that reads this slot. None: the handoff outlives its stream for a moment."""

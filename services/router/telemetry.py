@@ -169,6 +169,11 @@ def export(
     metrics.total("measured_seconds", "The real ones of the same prompts.", lambda: policy.measured_total_s)
     metrics.gauge("backlog_requests", "Dispatched prompts not computed.", lambda: len(policy.backlog))
     metrics.total("ejections", "Times a replica was ejected.", lambda: relay.ejection_total)
+    metrics.total(
+        "contradictions",
+        "Verdicts of replicas that another replica contradicted, as frontends told.",
+        lambda: relay.contradiction_total,
+    )
     metrics.gauge(
         "ejected_replicas",
         "Replicas that are not trusted with new requests.",

@@ -214,28 +214,44 @@ class Mesh:
         if draw.random() < 0.5:
             prompt = [7] * 16 + prompt
         seconds = draw.choice((0.3, 2.0, 600.0, 600.0, 600.0))
+        return self.ask(
+            prompt,
+            draw.choice((1, 2, 8, 40, 60)),
+            seconds,
+            priority=draw.choice((0, 0, 0, 5, -5)),
+            is_clients_deadline=draw.random() < 0.5,
+        )
+
+    def ask(
+        self,
+        prompt: list[int],
+        output: int,
+        seconds: float = 600.0,
+        end_token_id: int = END_TOKEN,
+        **fields: Any,
+    ) -> Client:
+        """Send a request for `output` tokens behind `prompt` through a random frontend. `fields`: of its order."""
         order = Order(
-            request_id=f"{draw.getrandbits(128):032x}",
+            request_id=f"{self.draw.getrandbits(128):032x}",
             prompt_ids=frames.pack_ids(prompt),
             temperature=1.0,
             top_p=1.0,
             top_k=0,
             seed=7,
-            max_output_tokens=draw.choice((1, 2, 8, 40, 60)),
+            max_output_tokens=output,
             model_version=MODEL_VERSION,
-            end_token_id=END_TOKEN,
-            priority=draw.choice((0, 0, 0, 5, -5)),
+            end_token_id=end_token_id,
             arrived_s=self.now_s,
             deadline_s=self.now_s + seconds,
-            is_clients_deadline=draw.random() < 0.5,
+            **fields,
         )
-        client = Client(self.cores[draw.choice(self.frontend_names)], order, self.now_s)
+        client = Client(self.cores[self.draw.choice(self.frontend_names)], order, self.now_s)
         self.clients.append(client)
         return client
 
     def oracle(self, order: Order) -> list[int]:
         """Return what `order` gives on an engine alone."""
-        return expected(frames.unpack_ids(order.prompt_ids), order.max_output_tokens, END_TOKEN)
+        return expected(frames.unpack_ids(order.prompt_ids), order.max_output_tokens, order.end_token_id)
 
     def held(self) -> list[str]:
         """Return what the mesh still holds for requests."""

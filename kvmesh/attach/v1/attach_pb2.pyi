@@ -61,6 +61,7 @@ class AttachRequest(_message.Message):
     HANDOFFS_FIELD_NUMBER: _builtins.int
     CREDIT_SLOTS_FIELD_NUMBER: _builtins.int
     CREDIT_POSITIONS_FIELD_NUMBER: _builtins.int
+    CONTRADICTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """Who calls. Present in the first message of a stream, absent in every other."""
@@ -91,6 +92,10 @@ class AttachRequest(_message.Message):
         value than known is ignored.
         """
 
+    @_builtins.property
+    def contradictions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contradiction]:
+        """Verdicts that another replica contradicted. Frontend to router only; applied before the adopts."""
+
     def __init__(
         self,
         *,
@@ -101,10 +106,11 @@ class AttachRequest(_message.Message):
         handoffs: _abc.Iterable[Global___Handoff] | None = ...,
         credit_slots: _abc.Iterable[_builtins.int] | None = ...,
         credit_positions: _abc.Iterable[_builtins.int] | None = ...,
+        contradictions: _abc.Iterable[Global___Contradiction] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "cancels", b"cancels", "credit_positions", b"credit_positions", "credit_slots", b"credit_slots", "handoffs", b"handoffs", "hello", b"hello", "submits", b"submits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "cancels", b"cancels", "contradictions", b"contradictions", "credit_positions", b"credit_positions", "credit_slots", b"credit_slots", "handoffs", b"handoffs", "hello", b"hello", "submits", b"submits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,6 +219,35 @@ class AttachResponse(_message.Message):
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
 
 @_typing.final
+class Contradiction(_message.Message):
+    """Says that a replica gave a verdict on a request (`Failure.CODE_INVALID`, `Failure.CODE_INVALID_TOKEN`,
+    `Refusal.REASON_INVALID`), and that another replica of its role served the same request. Counts as a failure of the
+    first for outlier ejection. A frontend sends it to every router.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Replica that gave the verdict."""
+    age_ms: _builtins.int
+    """Milliseconds since the verdict. Router state that is younger ignores the contradiction."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Contradiction: _TypeAlias = Contradiction  # noqa: Y015
+
+@_typing.final
 class Hello(_message.Message):
     """Introduces a process."""
 
@@ -267,6 +302,8 @@ class Submit(_message.Message):
     END_TOKEN_ID_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     PREFILL_ESTIMATE_US_FIELD_NUMBER: _builtins.int
+    VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
+    CONTESTED_REPLICAS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot the answer will name. Range: 1 to 4,294,967,295. Submits ascend within the stream, and so do adopts; one message
     may carry an adopt with a higher slot than a submit, because adopts are applied first.
@@ -307,6 +344,10 @@ class Submit(_message.Message):
     """True if this attempt continues one that an engine had taken: it waits at the head of its band."""
     prefill_estimate_us: _builtins.int
     """Prefill seconds the router expects, in microseconds. Orders the prefill queue. 0: unknown."""
+    vocabulary_size: _builtins.int
+    """Tokens in the frontend's vocabulary. A replica whose engine makes an id outside [0, vocabulary_size) fails the attempt
+    with CODE_INVALID_TOKEN. 0: ids are not checked.
+    """
     @_builtins.property
     def sampling(self) -> Global___Sampling:
         """How tokens are drawn. Always present."""
@@ -314,6 +355,12 @@ class Submit(_message.Message):
     @_builtins.property
     def budget(self) -> _budget_pb2.Budget:
         """What the request may use. Always present."""
+
+    @_builtins.property
+    def contested_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Replicas whose verdicts on this request the attempt puts to the test, at most one of each role: the router places the
+        attempt elsewhere, if another replica of the role is there.
+        """
 
     def __init__(
         self,
@@ -337,10 +384,12 @@ class Submit(_message.Message):
         end_token_id: _builtins.int = ...,
         resumed: _builtins.bool = ...,
         prefill_estimate_us: _builtins.int = ...,
+        vocabulary_size: _builtins.int = ...,
+        contested_replicas: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "block_tokens", b"block_tokens", "budget", b"budget", "credit_position", b"credit_position", "end_token_id", b"end_token_id", "explain", b"explain", "logprobs", b"logprobs", "model_version", b"model_version", "phase", b"phase", "prefill_estimate_us", b"prefill_estimate_us", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "session_id", b"session_id", "slot", b"slot", "start_position", b"start_position", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "block_tokens", b"block_tokens", "budget", b"budget", "contested_replicas", b"contested_replicas", "credit_position", b"credit_position", "end_token_id", b"end_token_id", "explain", b"explain", "logprobs", b"logprobs", "model_version", b"model_version", "phase", b"phase", "prefill_estimate_us", b"prefill_estimate_us", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "session_id", b"session_id", "slot", b"slot", "start_position", b"start_position", "token_ids", b"token_ids", "traceparent", b"traceparent", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -915,6 +964,8 @@ class Failure(_message.Message):
         """A bug in this process; the cause is in its log."""
         CODE_INVALID: Failure._Code.ValueType  # 8
         """The engine refuses this request whenever it is sent (for example, a prompt beyond its context length)."""
+        CODE_INVALID_TOKEN: Failure._Code.ValueType  # 9
+        """The engine made a token id outside `Submit.vocabulary_size`. The tokens before it were sent."""
 
     class Code(_Code, metaclass=_CodeEnumTypeWrapper):
         """Says what broke."""
@@ -937,12 +988,15 @@ class Failure(_message.Message):
     """A bug in this process; the cause is in its log."""
     CODE_INVALID: Failure.Code.ValueType  # 8
     """The engine refuses this request whenever it is sent (for example, a prompt beyond its context length)."""
+    CODE_INVALID_TOKEN: Failure.Code.ValueType  # 9
+    """The engine made a token id outside `Submit.vocabulary_size`. The tokens before it were sent."""
 
     SLOT_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     UNTOUCHED_FIELD_NUMBER: _builtins.int
+    CONTESTABLE_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The slot."""
     code: Global___Failure.Code.ValueType
@@ -953,6 +1007,10 @@ class Failure(_message.Message):
     """Replica at fault, if one is known."""
     untouched: _builtins.bool
     """True if no engine took the attempt: trying again is a retry. False: it is a resume."""
+    contestable: _builtins.bool
+    """For CODE_INVALID and CODE_INVALID_TOKEN: true if another replica of the role can be asked. False: the code is final.
+    Router to frontend only.
+    """
     def __init__(
         self,
         *,
@@ -961,10 +1019,11 @@ class Failure(_message.Message):
         message: _builtins.str = ...,
         replica: _builtins.str = ...,
         untouched: _builtins.bool = ...,
+        contestable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "replica", b"replica", "slot", b"slot", "untouched", b"untouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "contestable", b"contestable", "message", b"message", "replica", b"replica", "slot", b"slot", "untouched", b"untouched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1038,6 +1097,8 @@ class Refusal(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     ESTIMATE_MS_FIELD_NUMBER: _builtins.int
     EVICTED_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    CONTESTABLE_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The slot."""
     reason: Global___Refusal.Reason.ValueType
@@ -1054,6 +1115,10 @@ class Refusal(_message.Message):
     """
     evicted: _builtins.bool
     """For REASON_QUEUE_FULL: true if the request had a place in the queue and lost it to a more important one."""
+    replica: _builtins.str
+    """For REASON_INVALID: replica that refused. Empty: the router itself. Router to frontend only."""
+    contestable: _builtins.bool
+    """For REASON_INVALID: true if another replica of the role can be asked. False: the refusal is final."""
     def __init__(
         self,
         *,
@@ -1064,10 +1129,12 @@ class Refusal(_message.Message):
         field: _builtins.str = ...,
         estimate_ms: _builtins.int = ...,
         evicted: _builtins.bool = ...,
+        replica: _builtins.str = ...,
+        contestable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimate_ms", b"estimate_ms", "evicted", b"evicted", "field", b"field", "message", b"message", "reason", b"reason", "retry_after_ms", b"retry_after_ms", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contestable", b"contestable", "estimate_ms", b"estimate_ms", "evicted", b"evicted", "field", b"field", "message", b"message", "reason", b"reason", "replica", b"replica", "retry_after_ms", b"retry_after_ms", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

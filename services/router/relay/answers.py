@@ -8,7 +8,7 @@ from typing import Any, Final
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.placement.policy import LoadSeen, ReplicaGone
-from services.router.relay.claims import blame, clamp, handed_over, hit_of
+from services.router.relay.claims import VERDICTS, blame, clamp, handed_over, hit_of
 from services.router.relay.endings import Endings
 from services.router.relay.holdings import Holdings
 from services.router.relay.relayed import Relayed, Stage
@@ -23,8 +23,8 @@ PLACE_AGAIN: Final = (
 )
 """Refusals of decode after which another decode replica is tried."""
 
-NEVER_AGAIN: Final = (pb.Failure.CODE_INVALID, pb.Failure.CODE_INTERNAL)
-"""Failures that another replica would not mend."""
+NEVER_AGAIN: Final = (*VERDICTS, pb.Failure.CODE_INTERNAL)
+"""Failures after which the router places nothing again: whether to ask another replica is for the frontend to say."""
 
 SUPERSEDED: Final = pb.Cancel.REASON_SUPERSEDED
 
@@ -160,7 +160,10 @@ class Answers:
         if untouched and failure.code not in NEVER_AGAIN and self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)
             return
-        self._endings.fail(item, failure.code, message, name, now_s, untouched=untouched)
+        contestable = failure.code in VERDICTS and self._releases.has_other(replica, now_s)
+        self._endings.fail(
+            item, failure.code, message, name, now_s, untouched=untouched, contestable=contestable
+        )
 
     def on_refusal(self, item: Relayed, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
         """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
@@ -195,6 +198,10 @@ class Answers:
                 retry_after_ms=refusal.retry_after_ms,
                 field=refusal.field,
                 estimate_ms=refusal.estimate_ms,
+                replica=replica.name,
+                contestable=(
+                    refusal.reason == pb.Refusal.REASON_INVALID and self._releases.has_other(replica, now_s)
+                ),
             )
         self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, refusal.reason))
 

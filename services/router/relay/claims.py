@@ -18,6 +18,9 @@ OWN_FAULTS: Final = (
 )
 """Failures that are the replica's own doing."""
 
+VERDICTS: Final = (pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN)
+"""Failures that say something of the request, as one replica sees it: they count once another one contradicted them."""
+
 TOGETHER_S: Final = 0.02
 """First tokens of one decode replica that come closer together than this may be of one step of its engine."""
 
@@ -88,6 +91,6 @@ def failed_at(item: Relayed, code: pb.Failure.Code.ValueType, replica: str) -> t
     """Return the replicas that the next attempt should keep away from, after `replica` failed this one."""
     if code == pb.Failure.CODE_HANDOFF_LOST and item.placement is not None:
         return (item.placement.prefill or replica, item.placement.decode)
-    if code in OWN_FAULTS or code in (pb.Failure.CODE_GAP, pb.Failure.CODE_REPLICA_LOST):
+    if code in OWN_FAULTS or code in VERDICTS or code in (pb.Failure.CODE_GAP, pb.Failure.CODE_REPLICA_LOST):
         return (replica,)
     return ()

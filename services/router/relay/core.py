@@ -70,6 +70,7 @@ class Relay:
             self.holdings, self.releases, self.replicas, limits, model_version, block_tokens
         )
         self.ejection_total = 0
+        self.contradiction_total = 0
         self._pulse = Pulse()
         self._now_s = 0.0
 
@@ -104,6 +105,13 @@ class Relay:
         replica.on_lost(None, "removed", now_s)
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
+
+    def contradict(self, contradiction: pb.Contradiction, now_s: float) -> None:
+        """A frontend says that another replica served what one called invalid."""
+        self.contradiction_total += 1
+        replica = self.replicas.get(contradiction.replica)
+        if replica is not None:
+            replica.contradicted(now_s - contradiction.age_ms / 1000, now_s)
 
     # Attachable
 

@@ -5,7 +5,9 @@
        └── the trial is answered ── TRIAL ◄────────┘ one request at a time; its failure ejects again
 
 Only failures of the replica itself count: no refusal, no fault of a client. What was sent before a failure was noticed and
-fails, too, tells nothing new: the many requests of one stall count once. Whoever asks must take an ejected replica all
+fails, too, tells nothing new: the many requests of one stall count once. A verdict on a request (a refusal as invalid, a
+token id outside the vocabulary) counts once another replica served that request: each one counts, because each request is
+evidence of its own. Whoever asks must take an ejected replica all
 the same when its role has no other: a pool of two must work, and a pool of one cannot be ejected. A replica that comes back
 from a trial is on probation: its next failure ejects it again, a request that ends well forgives everything. Another boot
 of the replica's process or of its engine starts clean, as a new Ejection.
@@ -21,17 +23,17 @@ EJECT_MAX_S: Final = 30.0
 
 
 class Ejection:
-    """Of one replica. What was sent before its present state began tells nothing about that state."""
+    """Of one replica that is known since `since_s`. What was sent before its present state began tells nothing about it."""
 
     __slots__ = ("_level", "_noticed_s", "_since_s", "failures", "trial", "until_s")
 
-    def __init__(self) -> None:
+    def __init__(self, since_s: float = float("-inf")) -> None:
         self.failures = 0
         """In a row."""
         self.until_s: float | None = None
         """Ejected at least until then; None: trusted."""
         self._level = 0
-        self._since_s = float("-inf")
+        self._since_s = since_s
         self._noticed_s = float("-inf")
         """When the last failure that counted came."""
         self.trial: object | None = None
@@ -70,6 +72,13 @@ class Ejection:
         if sent_s < max(self._since_s, self._noticed_s):
             return False
         self._noticed_s = now_s
+        return self._count(now_s)
+
+    def on_contradiction(self, verdict_s: float, now_s: float) -> bool:
+        """Another replica served what this one called invalid at `verdict_s`. Return whether that ejects it now."""
+        return verdict_s >= self._since_s and self._count(now_s)
+
+    def _count(self, now_s: float) -> bool:
         self.failures += 1
         is_late = self.until_s is not None and now_s < self.until_s
         if is_late or self.failures < EJECT_AFTER:

@@ -31,6 +31,7 @@ class Endings:
         now_s: float,
         *,
         untouched: bool | None = None,
+        contestable: bool = False,
     ) -> None:
         """End it on both sides and tell its frontend."""
         if untouched is None:
@@ -38,7 +39,9 @@ class Endings:
         self._holdings.failed_places.add(item.request_id, failed_at(item, code, replica), now_s)
         self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
-            item.outbox.fail(item.slot, code, message, replica=replica, untouched=untouched)
+            item.outbox.fail(
+                item.slot, code, message, replica=replica, untouched=untouched, contestable=contestable
+            )
         self._holdings.end(item, now_s, name_of(pb.Failure.Code, code))
 
     def fail_softly(self, item: Relayed, reason: str, now_s: float) -> None:

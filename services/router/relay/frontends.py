@@ -27,7 +27,10 @@ class FrontendSession:
         return f"FrontendSession({self.peer}, {len(self.slots)} slots)"
 
     def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
-        """Apply cancels, adopts, submits and credits, in this order; handoffs are none of a router's. Raises FrameError."""
+        """Apply cancels, contradictions, adopts, submits and credits, in this order. A router takes no handoffs.
+
+        Raises FrameError.
+        """
         admission, slots = self._relay.admission, self.slots
         if message.adopts or message.submits:
             self._last_slot = check_numbers(message, last_slot=self._last_slot)
@@ -36,6 +39,8 @@ class FrontendSession:
         for cancel in message.cancels:
             if (item := slots.get(cancel.slot)) is not None:
                 admission.cancel(item, cancel.reason, now_s)
+        for contradiction in message.contradictions:
+            self._relay.contradict(contradiction, now_s)
         for adopt in message.adopts:
             admission.adopt(self, adopt, now_s)
         for submit in message.submits:

@@ -100,6 +100,8 @@ class Relayed:
     """It is not placed before: decode replicas just refused it."""
     excluded: frozenset[str] = frozenset()
     """Replicas that did not take it just now."""
+    contested: frozenset[str] = frozenset()
+    """Replicas whose verdicts on the request this attempt puts to the test: it goes elsewhere."""
     placed_again: int = 0
     """Times a replica gave it back untouched, or did not answer."""
     decode: Replica | None = None

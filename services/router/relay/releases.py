@@ -253,13 +253,18 @@ class Releases:
 
     def _avoided(self, item: Relayed, view: PoolView, now_s: float) -> frozenset[str]:
         """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
-        failed = self._holdings.failed_places.of(item.request_id, now_s)
+        failed = self._holdings.failed_places.of(item.request_id, now_s) | item.contested
         avoided = item.excluded
         for role in (view.prefill, view.decode) if failed else ():
             names = {one.name for one in role}
             if names - item.excluded - failed:
                 avoided |= names & failed
         return avoided
+
+    def has_other(self, replica: Replica, now_s: float) -> bool:
+        """Return whether a new request may go to another replica of the role of `replica`."""
+        prefill, decode = self.roster.look(now_s)
+        return any(one.name != replica.name for one in (prefill if replica.role == "prefill" else decode))
 
     def view(self, now_s: float) -> PoolView:
         """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""

@@ -167,15 +167,19 @@ class Replica:
 
     def failed(self, sent_s: float, now_s: float, why: str) -> None:
         """It failed something of its own doing that was sent to it at `sent_s`."""
-        ejection = self.ejection
-        if ejection.on_failure(sent_s, now_s):
-            self._trust_changed()
-            self._relay.ejection_total += 1
-            for_s = (ejection.until_s or now_s) - now_s
-            log.warning(
-                "replica ejected",
-                extra={"replica": self.name, "for_s": round(for_s, 3), "why": why},
-            )
+        if self.ejection.on_failure(sent_s, now_s):
+            self._ejected(now_s, why)
+
+    def contradicted(self, verdict_s: float, now_s: float) -> None:
+        """Another replica served what this one called invalid at `verdict_s`."""
+        if self.ejection.on_contradiction(verdict_s, now_s):
+            self._ejected(now_s, "its verdicts were contradicted")
+
+    def _ejected(self, now_s: float, why: str) -> None:
+        self._trust_changed()
+        self._relay.ejection_total += 1
+        for_s = (self.ejection.until_s or now_s) - now_s
+        log.warning("replica ejected", extra={"replica": self.name, "for_s": round(for_s, 3), "why": why})
 
     def answered_well(self, sent_s: float) -> None:
         """It began well what was sent to it at `sent_s`."""
@@ -311,7 +315,7 @@ class Replica:
         self.reported_s = now_s
         if report.engine_boot_id and report.engine_boot_id != self._engine_boot_id:
             if self._engine_boot_id:
-                self.ejection = Ejection()
+                self.ejection = Ejection(now_s)
                 self._trust_changed()
             self._engine_boot_id = report.engine_boot_id
         state = self.state

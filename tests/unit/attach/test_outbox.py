@@ -176,3 +176,19 @@ def test_a_peer_that_takes_none_of_what_is_left_is_stuck() -> None:
     assert outbox.is_stuck(ob.STUCK_S)
     outbox.take(ob.STUCK_S)
     assert not outbox.is_stuck(ob.STUCK_S)
+
+
+def test_contradictions_go_once_and_wake_the_writer() -> None:
+    """Each is one row of the next message, also where prompts do not all fit into it."""
+    outbox, woken = ob.UpwardOutbox(), list[int]()
+    outbox.on_ready = lambda: woken.append(1)
+    rows = [pb.Contradiction(replica=f"decode-{number}", age_ms=number) for number in range(2)]
+    for row in rows:
+        outbox.contradict(row)
+    for _ in range(2):
+        prompt = b"\0" * ob.TAKE_BYTES
+        outbox.submit(pb.Submit(slot=outbox.new_slot(), request_id="0" * 32, token_ids=prompt), 5.0)
+    first, second = outbox.take(0.0), outbox.take(0.0)
+    assert woken and first is not None and second is not None
+    assert list(first.contradictions) == rows and not second.contradictions
+    assert outbox.take(0.0) is None

@@ -14,7 +14,7 @@ from services.decode.generation import COMPUTED_STRIDE
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord
 from services.decode.session import DecodeSession
-from tests.unit.triton.fake_engine import FakeEngine, expected, facts, next_token
+from tests.unit.triton.fake_engine import FOREIGN, VOCABULARY, FakeEngine, expected, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
 GENERATION, LOCAL = pb.PHASE_GENERATION_ONLY, pb.PHASE_CONTEXT_AND_GENERATION
@@ -608,3 +608,29 @@ def test_drain_waits_for_what_runs() -> None:
     assert not replica.core.is_idle()
     replica.step(8)
     assert replica.core.is_idle()
+
+
+@pytest.mark.parametrize("phase", [GENERATION, LOCAL])
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_the_first_token_outside_the_vocabulary_ends_the_slot(phase: pb.Phase.ValueType, at: int) -> None:
+    """What came before it is sent; the engine is told to stop, and nothing is held."""
+    replica = Replica()
+    replica.engine.lie = lambda _: (FOREIGN, at)
+    view = replica.submit(1, phase, vocabulary_size=VOCABULARY)
+    if phase == GENERATION:
+        replica.hand_over(1)
+    for _ in range(3):
+        replica.step(3)
+    assert view.failure is not None and view.failure.code == pb.Failure.CODE_INVALID_TOKEN
+    assert view.ids == expected(PROMPT, 8, -1)[phase == GENERATION : at]
+    assert replica.is_empty() and not replica.engine.live
+
+
+def test_a_caller_that_tells_no_vocabulary_gets_every_id() -> None:
+    """A frontend of the release before checks by itself."""
+    replica = Replica()
+    replica.engine.lie = lambda _: (FOREIGN, 2)
+    view = replica.submit(1, LOCAL)
+    for _ in range(4):
+        replica.step(3)
+    assert view.finish is not None and view.ids[2] == VOCABULARY

@@ -17,6 +17,7 @@ from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sampling import Sampling, choose
 from engines.reference.sequence import Kind, Part, Sequence, Submission
+from kvmesh.triton.errors import InvalidRequest, of_text
 
 _CONFIG = EngineConfig(
     "hashed", kv_blocks=24, block_tokens=4, step_tokens_max=16, running_max=6, queue_max=20
@@ -217,3 +218,22 @@ def test_schedule_is_absolute_but_never_makes_up_for_idleness() -> None:
     assert schedule.book(11.125, 1.0, was_idle=False) == 12.0
     assert schedule.book(20.0, 1.0, was_idle=True) == 21.0
     assert schedule.book(30.0, 1.0, was_idle=False) == 30.75
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_an_engine_that_lies_does_so_behind_as_many_true_tokens(after: int) -> None:
+    """Ids outside the vocabulary from there on, or a refusal that the mesh reads as invalid."""
+    submission = _submission(1, np.arange(1, 8, dtype=np.int32), 6)
+    true = _alone(submission)
+    for lie in ("tokens", "refuse"):
+        driver = Driver(replace(_CONFIG, lie=lie, lie_after=after))
+        driver.core.submit(submission)
+        while driver.step():
+            pass
+        answer = driver.answers[1]
+        assert answer.is_final and answer.tokens[:after] == true[:after]
+        if lie == "tokens":
+            assert len(answer.tokens) == 6 and all(token > 64 for token in answer.tokens[after:])
+        else:
+            assert len(answer.tokens) == after and answer.error is not None
+            assert isinstance(of_text(answer.error), InvalidRequest)

@@ -95,6 +95,10 @@ class FakeMesh:
         self.highest: dict[str, int] = {}
         self.submits: list[pb.Submit] = []
         self.adopts = 0
+        self.decode = "decode-0"
+        """Where attempts are placed."""
+        self.contradictions: list[tuple[str, str]] = []
+        """(router, replica)"""
         self.cancels: list[int] = []
         self.computed: dict[str, int] = {}
         """One past the highest output position that was computed, by request."""
@@ -144,6 +148,7 @@ class FakeMesh:
             run = router.runs.pop(cancel.slot, None)
             if run is not None:
                 self.runs.remove(run)
+        self.contradictions += [(router.name, row.replica) for row in message.contradictions]
         last = router.last_slot  # within one message, adopts ascend and submits ascend
         for adopt in message.adopts:
             self.adopts += 1
@@ -199,7 +204,7 @@ class FakeMesh:
         elif run.stage == "accepted":
             run.stage = "placed"
             router.down.placement(
-                pb.Placement(slot=slot, prefill_replica="prefill-0", decode_replica="decode-0")
+                pb.Placement(slot=slot, prefill_replica="prefill-0", decode_replica=self.decode)
             )
         elif run.stage == "placed":
             run.stage = "started"
@@ -225,11 +230,18 @@ class FakeMesh:
         run.router.down.refuse(run.slot, reason, "no", retry_after_ms=retry_after_ms)
         self.drop(run)
 
-    def fail(self, run: Run, code: pb.Failure.Code.ValueType) -> None:
+    def fail(self, run: Run, code: pb.Failure.Code.ValueType, *, contestable: bool = False) -> None:
         """End an attempt by a failure."""
         if run.router is not None:
             untouched = run.stage in ("queued", "accepted", "placed")
-            run.router.down.fail(run.slot, code, "broke", replica="decode-0", untouched=untouched)
+            run.router.down.fail(
+                run.slot,
+                code,
+                "broke",
+                replica=self.decode,
+                untouched=untouched,
+                contestable=contestable,
+            )
         self.drop(run)
 
     def repeat(self, run: Run) -> None:

@@ -14,7 +14,7 @@ from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.prefill.records import CallRecord
 from services.prefill.session import PrefillSession
-from tests.unit.triton.fake_engine import FakeEngine, facts, next_token
+from tests.unit.triton.fake_engine import FOREIGN, VOCABULARY, FakeEngine, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
 CONTEXT = pb.PHASE_CONTEXT_ONLY
@@ -383,3 +383,19 @@ def test_load_report_tells_the_truth() -> None:
     assert (load.queued_request_count, load.queued_token_count) == (1, 6)
     assert (load.running_request_count, load.held_handoff_count) == (1, 1)
     assert load.engine_ready and load.engine_boot_id == "boot-1"
+
+
+@pytest.mark.parametrize("vocabulary_size", [VOCABULARY, 0])
+def test_a_first_token_outside_the_vocabulary_is_a_fault_of_the_engine(vocabulary_size: int) -> None:
+    """The handoff is given up, and the next prompt runs. A caller that tells no vocabulary gets the token."""
+    replica = Replica()
+    replica.engine.lie = lambda _: (FOREIGN, 0)
+    view = replica.submit(1, vocabulary_size=vocabulary_size)
+    after = replica.submit(2)
+    replica.step()
+    if not vocabulary_size:
+        assert view.first is not None and view.first.token_id == VOCABULARY
+        return
+    assert view.failure is not None and view.failure.code == pb.Failure.CODE_INVALID_TOKEN
+    assert not view.failure.untouched and len(replica.engine.released) == 1
+    assert after.is_started

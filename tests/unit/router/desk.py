@@ -128,6 +128,7 @@ class Desk:
         for name in ("band", "tenant", "weight", "sheddable", "shadow", "kv_head_room_permille"):
             if name in changes:
                 setattr(submit.budget, name, changes.pop(name))
+        submit.contested_replicas.extend(changes.pop("contested_replicas", ()))
         if "ttft_ms" in changes:
             submit.budget.ttft_remaining_ms = changes.pop("ttft_ms")
         for name, value in changes.items():

@@ -13,7 +13,7 @@ import xxhash
 
 from kvmesh.attach import frames
 from kvmesh.triton.capabilities import Capabilities, ModelFacts
-from kvmesh.triton.errors import CallError, EngineLost, HandoffLost
+from kvmesh.triton.errors import CallError, EngineLost, HandoffLost, InvalidRequest
 from kvmesh.triton.port import EngineCall, EngineLoad, EngineSink, First, Kind
 
 VOCABULARY = 64
@@ -54,6 +54,10 @@ def facts(**changes: object) -> ModelFacts:
     return ModelFacts(**{**settings, **changes})  # type: ignore[arg-type]  # fields by name
 
 
+FOREIGN, INVALID = "foreign", "invalid"
+"""Lies of an engine: a token id outside the vocabulary; a refusal of the request whenever it is sent."""
+
+
 @dataclass(slots=True)
 class Run:
     """A call the fake works on."""
@@ -61,6 +65,15 @@ class Run:
     call: EngineCall
     prompt: tuple[int, ...]
     made: list[int] = field(default_factory=list)
+    lie: str = ""
+    """`FOREIGN` or `INVALID`: how the call ends where it has made `lie_at` tokens. Empty: as it should."""
+    lie_at: int = 0
+
+    def next_token(self) -> int:
+        """Return what comes behind what is made."""
+        if self.lie == FOREIGN and len(self.made) == self.lie_at:
+            return VOCABULARY
+        return next_token((*self.prompt, *self.made))
 
     def is_over(self) -> bool:
         """True if the last token is made."""
@@ -92,6 +105,8 @@ class FakeEngine:
         """Handoff -> first token."""
         self.released: list[bytes] = []
         self.started_total = 0
+        self.lie: Callable[[EngineCall], tuple[str, int]] = lambda _: ("", 0)
+        """How each call that starts will lie, and behind how many tokens."""
         self._peer = peer
         self._numbers = itertools.count(1)
 
@@ -99,7 +114,8 @@ class FakeEngine:
         """See EnginePort."""
         assert call_id not in self.live, f"call {call_id} started twice"
         self.started_total += 1
-        self.live[call_id] = Run(call, frames.unpack_ids(call.token_ids))
+        lie, lie_at = self.lie(call)
+        self.live[call_id] = Run(call, frames.unpack_ids(call.token_ids), lie=lie, lie_at=lie_at)
 
     def cancel(self, call_id: int) -> None:
         """See EnginePort."""
@@ -120,7 +136,9 @@ class FakeEngine:
             run = self.live.get(call_id)
             if run is None or not chosen(call_id):
                 continue
-            if run.call.kind is Kind.CONTEXT_ONLY:
+            if run.lie == INVALID and len(run.made) >= run.lie_at:
+                self.fail(call_id, InvalidRequest("Invalid value for x"), now_s)
+            elif run.call.kind is Kind.CONTEXT_ONLY:
                 self._prefill(call_id, run, now_s)
             else:
                 self._generate(call_id, run, tokens, now_s)
@@ -145,7 +163,7 @@ class FakeEngine:
         self.sink.on_load(EngineLoad(self.boot_id, 64, 64, handoffs_held=len(self.held)), now_s)
 
     def _prefill(self, call_id: int, run: Run, now_s: float) -> None:
-        token = next_token(run.prompt)
+        token = run.next_token()
         if self.hides_end_token and token == run.call.end_token_id:
             del self.live[call_id]
             self.sink.on_first(call_id, First(), now_s)
@@ -167,10 +185,10 @@ class FakeEngine:
             if token is None:
                 self.fail(call_id, HandoffLost("KV handoff 1 is unknown or expired at x"), now_s)
                 return
-            fresh.append(token)
-            run.made.append(token)
+            fresh.append(run.next_token() if run.lie else token)
+            run.made += fresh
         while not run.is_over() and len(fresh) < tokens:
-            run.made.append(next_token((*run.prompt, *run.made)))
+            run.made.append(run.next_token())
             fresh.append(run.made[-1])
         if run.is_over():
             del self.live[call_id]

@@ -142,6 +142,7 @@ def submit(
     weight: float = 0.0,
     head_room_permille: int = 0,
     estimate_s: float = 0.0,
+    vocabulary_size: int = 0,
 ) -> pb.Submit:
     """Return a submit that is right in every field."""
     token_ids = frames.pack_ids(prompt)
@@ -176,4 +177,5 @@ def submit(
         resumed=resumed,
         logprobs=logprobs,
         prefill_estimate_us=round(estimate_s * 1e6),
+        vocabulary_size=vocabulary_size,
     )

@@ -10,7 +10,7 @@ import pytest
 from kvmesh import blocks
 from kvmesh.attach.frames import pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
-from tests.unit.router.desk import A, Desk, asked_prefill, first
+from tests.unit.router.desk import A, B, Desk, asked_prefill, first
 
 
 def fail_on(desk: Desk, name: str) -> None:
@@ -273,3 +273,75 @@ def test_a_handoff_that_lingers_is_no_trial() -> None:
     assert ejected.ejection.trial is not None
     desk.lose(decode)
     assert desk.relay.holdings.items and ejected.ejection.trial is None
+
+
+def verdict(desk: Desk, replica: str, slot: int, code: Any = pb.Failure.CODE_INVALID) -> pb.Failure:
+    """Let `replica` fail `slot` by a verdict; return what the frontend is told."""
+    desk.down(replica, failures=[pb.Failure(slot=slot, code=code, message="m", replica=replica)])
+    (failure,) = desk.told().failures
+    assert failure.code == code and failure.replica == replica
+    return failure
+
+
+@pytest.mark.parametrize("code", [pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN])
+def test_a_verdict_can_be_contested_while_another_replica_of_the_role_is_there(code: Any) -> None:
+    """Two decode replicas: yes. The only prefill replica: no. The only decode replica that is trusted: no."""
+    desk = Desk()
+    decode, slot = desk.generating()
+    assert verdict(desk, decode, slot, code).contestable
+    _, _, prefill_slot = desk.reserved(request_id=f"{2:032x}")
+    assert not verdict(desk, "prefill-0", prefill_slot, code).contestable
+    decode, slot = desk.generating(request_id=f"{3:032x}")
+    other = "decode-1" if decode == "decode-0" else "decode-0"
+    desk.links[other][0].is_listed = False
+    assert not verdict(desk, decode, slot, code).contestable
+    assert not any(replica.ejection.failures for replica, _ in desk.links.values()), (
+        "a verdict counts nothing"
+    )
+
+
+def test_a_refusal_as_invalid_says_which_replica_it_is_of() -> None:
+    """The frontend may contest a replica's refusal, and never the router's own."""
+    desk = Desk()
+    desk.submit()
+    decode, submit = desk.placed()
+    invalid = pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_INVALID, field="x")
+    desk.down(decode, refusals=[invalid])
+    (told,) = desk.told().refusals
+    assert (told.replica, told.contestable, told.field) == (decode, True, "x")
+    desk.submit(request_id=B, output=0)
+    (told,) = desk.told().refusals
+    assert told.reason == pb.Refusal.REASON_INVALID and not told.replica and not told.contestable
+
+
+def test_an_attempt_keeps_away_from_the_replica_whose_verdict_it_tests() -> None:
+    """At a router that knows nothing of the verdict, too; without another replica it goes there all the same."""
+    desk = Desk(prefills=0)
+    for number in range(20):
+        desk.submit(request_id=f"{number + 1:032x}", contested_replicas=["decode-0"])
+        decode, _ = desk.placed()
+        assert decode == "decode-1"
+        desk.ask(cancels=[pb.Cancel(slot=desk.slot, reason=pb.Cancel.REASON_CLIENT)])
+        desk.up(decode)
+    desk.links["decode-1"][0].is_listed = False
+    desk.submit(request_id=A, contested_replicas=["decode-0"])
+    assert desk.placed()[0] == "decode-0"
+
+
+def test_contradictions_eject_and_old_or_foreign_ones_do_not() -> None:
+    """Three in a row, of one moment; none of a replica that is unknown, none from before another boot of its engine."""
+    desk = Desk(prefills=0)
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="a"))
+    desk.wait(1.0)
+    rows = [pb.Contradiction(replica=name, age_ms=500) for name in ("decode-0", "decode-0", "nobody")]
+    desk.ask(contradictions=rows)
+    assert desk.links["decode-0"][0].ejection.failures == 2 and desk.relay.contradiction_total == 3
+    desk.down("decode-0", load_report=pb.LoadReport(engine_ready=True, engine_boot_id="b"))
+    desk.ask(contradictions=rows)
+    assert desk.links["decode-0"][0].ejection.failures == 0
+    desk.wait(1.0)
+    desk.ask(contradictions=rows)
+    assert desk.relay.ejection_total == 0
+    desk.ask(contradictions=rows)
+    assert desk.relay.ejection_total == 1
+    assert places(desk) == {"decode-1"}

@@ -86,3 +86,24 @@ def test_the_many_requests_of_one_stall_count_once(seed: int) -> None:
         assert ejection.failures == stall, f"seed={seed}"
         now_s += 20.0
     assert ejection.on_failure(now_s, now_s)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_contradiction_counts_unless_a_newer_state_knows_better(seed: int) -> None:
+    """Verdicts of one moment count one by one, older ones than the state do not; a good end between them forgives."""
+    draw, ejection, now_s = random.Random(seed), Ejection(50.0), 60.0
+    row = 0
+    while row < EJECT_AFTER:
+        if draw.random() < 0.3:
+            assert not ejection.on_contradiction(49.9, now_s), "from before the engine's boot"
+        elif draw.random() < 0.3:
+            ejection.on_success(now_s)
+            row = 0
+        else:
+            row += 1
+            assert ejection.on_contradiction(55.0, now_s) == (row == EJECT_AFTER)
+        assert ejection.failures == row
+    assert ejection.is_ejected and not ejection.on_contradiction(59.9, 62.0)
+    assert ejection.failures == EJECT_AFTER, (
+        "what was said before the ejection does not count against the trial"
+    )

@@ -1,0 +1,161 @@
+"""What one replica says of a request itself: that it is invalid, or shown by a token id outside the vocabulary.
+
+Pure. The first verdict of a role is tested by one more attempt at another replica of the role, paid from the spare half of
+the retry budget. If the second replica has a verdict, too, it is final. If it serves the request, the verdict is
+contradicted: all routers are told, and count it as a failure of the first replica. Until then nothing counts.
+
+    first verdict of R ──► contested (R is doubted, or the budget pays) ──► another verdict: confirmed, final
+            │                    ▲                                    └──► tokens: contradicted, R is doubted
+            ├──► waits while a verdict of R is contested ─────────────┘
+            └──► final: no other replica, no execution left, or none of these
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+from kvmesh.errors import MeshError
+from services.frontend.end import End
+
+if TYPE_CHECKING:
+    from services.frontend.request import LiveRequest
+
+Role: TypeAlias = Literal["prefill", "decode"]
+
+DOUBT_S: Final = 10.0
+"""For so long a contradiction pays for contesting verdicts of the replica, and a confirmation lets none of them wait."""
+
+WAIT_S: Final = 2.0
+"""Longest wait of a verdict for that of another request to be tested."""
+
+LOOK_S: Final = 0.05
+"""How often a waiting verdict looks whether it was."""
+
+
+class Verdict(NamedTuple):
+    """One verdict on one request."""
+
+    replica: str
+    role: Role
+    fault: str
+    error: MeshError
+    """What the client gets if it is final."""
+    is_contestable: bool
+    """Another replica of the role can be asked."""
+    at_s: float
+
+
+class Verdicts:
+    """What became of the verdicts of each replica, in all requests of a frontend."""
+
+    def __init__(self) -> None:
+        self.contested_total = 0
+        self.contradicted_total = 0
+        self.confirmed_total = 0
+        self.unpaid_total = 0
+        """Verdicts that were final because the retry budget was empty."""
+        self._open: dict[str, set[LiveRequest]] = {}
+        """Requests that test a verdict of the replica now."""
+        self._doubted_s: dict[str, float] = {}
+        self._confirmed_s: dict[str, float] = {}
+
+    def is_doubted(self, replica: str, now_s: float) -> bool:
+        """True if a verdict of `replica` was contradicted a moment ago."""
+        return _is_recent(self._doubted_s, replica, now_s)
+
+    def is_undecided(self, replica: str, now_s: float) -> bool:
+        """True if a verdict of `replica` is being tested, and none was confirmed a moment ago."""
+        return bool(self._open.get(replica)) and not _is_recent(self._confirmed_s, replica, now_s)
+
+    def contested(self, request: LiveRequest, replica: str) -> None:
+        """`request` tests a verdict of `replica`."""
+        self.contested_total += 1
+        self._open.setdefault(replica, set()).add(request)
+
+    def confirmed(self, replica: str, now_s: float) -> None:
+        """Another replica said the same as `replica`."""
+        self.confirmed_total += 1
+        self._confirmed_s[replica] = now_s
+
+    def contradicted(self, replica: str, now_s: float) -> None:
+        """Another replica served what `replica` called invalid."""
+        self.contradicted_total += 1
+        self._doubted_s[replica] = now_s
+
+    def closed(self, request: LiveRequest, replica: str) -> None:
+        """`request` tests nothing of `replica` any more."""
+        testers = self._open.get(replica, set())
+        testers.discard(request)
+        if not testers:
+            self._open.pop(replica, None)
+
+    def assert_consistent(self) -> None:
+        """Raise AssertionError if a request tests what it does not know of."""
+        for replica, testers in self._open.items():
+            assert testers, f"{replica} is tested by no request"
+            for request in testers:
+                names = {known.replica for known in request.upstream.contested.values()}
+                assert request.end is None and replica in names, request
+
+
+def _is_recent(times: dict[str, float], replica: str, now_s: float) -> bool:
+    """Return whether `replica` has a time in the last DOUBT_S; forget an older one."""
+    at_s = times.get(replica)
+    if at_s is not None and now_s - at_s > DOUBT_S:
+        del times[replica]
+    return replica in times
+
+
+def hear(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
+    """Contest `verdict` on `request`, whose slot is closed, let it wait, or end the request with it."""
+    upstream, known = request.upstream, request.hub.verdicts
+    before = upstream.contested.get(verdict.role)
+    has_waited, upstream.pending = upstream.pending is not None, None
+    may_wait = known.is_undecided(verdict.replica, now_s) and now_s - verdict.at_s < WAIT_S
+    if before is not None and before.replica != verdict.replica:
+        known.confirmed(before.replica, now_s)
+    elif verdict.is_contestable and request.tries.executions_left:
+        is_paid = known.is_doubted(verdict.replica, now_s)
+        if is_paid or (not (has_waited and may_wait) and request.hub.take_spare_retry(now_s)):
+            _contest(request, verdict, now_s)
+            return
+        if may_wait:
+            upstream.pending = verdict
+            request.pause(verdict.fault, now_s + LOOK_S)
+            return
+        known.unpaid_total += 1
+    upstream.current.fault = verdict.fault
+    request.end_with(End(error=verdict.error), now_s)
+
+
+def _contest(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
+    request.upstream.contested[verdict.role] = verdict
+    request.hub.verdicts.contested(request, verdict.replica)
+    request.again(verdict.fault, now_s, untouched=False)
+
+
+def on_progress(request: LiveRequest, now_s: float) -> None:
+    """New tokens came of an attempt that tests verdicts: those of roles that made a token are contradicted.
+
+    The first token of an attempt with a prefill replica is that replica's; all others are the decode replica's.
+    """
+    upstream, attempt = request.upstream, request.upstream.current
+    placement = attempt.placement
+    if placement is None:
+        return
+    made = len(request.progress.ids) - attempt.start_position
+    for verdict in list(upstream.contested.values()):
+        if made < 1 + (verdict.role == "decode" and bool(placement.prefill_replica)):
+            continue
+        del upstream.contested[verdict.role]
+        request.hub.verdicts.closed(request, verdict.replica)
+        if verdict.replica not in (placement.prefill_replica, placement.decode_replica):
+            request.hub.verdicts.contradicted(verdict.replica, now_s)
+            request.hub.contradict(verdict, now_s)
+
+
+def close(request: LiveRequest) -> None:
+    """`request` tests no verdict any more."""
+    while request.upstream.contested:
+        _, verdict = request.upstream.contested.popitem()
+        request.hub.verdicts.closed(request, verdict.replica)

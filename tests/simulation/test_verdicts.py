@@ -1,0 +1,214 @@
+"""Replicas that refuse what others serve, or make token ids that do not exist, on a virtual clock with real cores."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.triton.port import EngineCall
+from services.frontend.retry_budget import RetryBudget
+from services.router.relay.core import Relay
+from tests.simulation.mesh import Client, Mesh
+from tests.simulation.test_mesh import Schedule
+from tests.unit.triton.fake_engine import FOREIGN, INVALID, VOCABULARY
+
+pytestmark = pytest.mark.timeout(240)  # all CPU: a busy machine takes its time
+
+WHOLE = (pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_LENGTH)
+
+CROWD = 30
+"""Requests at once: more than twice what the spare half of the retry budget pays for."""
+
+LIES = {
+    "decode, first token": ("decode-0", FOREIGN, 0),
+    "decode, in the middle": ("decode-0", FOREIGN, 5),
+    "decode refuses": ("decode-0", INVALID, 0),
+    "decode refuses in the middle": ("decode-0", INVALID, 5),
+    "prefill": ("prefill-0", FOREIGN, 0),
+    "prefill refuses": ("prefill-0", INVALID, 0),
+}
+
+
+class Pool(Mesh):
+    """A mesh with the retry budget of the default configuration, whose liars count what they lie about."""
+
+    def __init__(self, seed: int, *, routers: int = 1, replicas: int = 2) -> None:
+        super().__init__(
+            random.Random(seed), frontends=1, routers=routers, prefills=replicas, decodes=replicas
+        )
+        self.lied: list[tuple[str, str]] = []
+        """(replica, request) of each call that was lied about."""
+        self.frontend = self.cores["frontend-0"]
+        self.frontend.retries = RetryBudget(0.1, 3.0, self.now_s)
+        self.connect()
+        self.travel()
+
+    def spoil(self, name: str, lie: str, at: int) -> None:
+        """Let the engine of `name` lie about every call."""
+
+        def told(call: EngineCall) -> tuple[str, int]:
+            if at < call.max_output_tokens:
+                self.lied.append((name, call.request_id.partition("-")[0]))
+            return lie, at
+
+        self.engines[name].lie = told
+
+    def request(self) -> Client:
+        """Send a request whose prompt a prefill replica runs, and whose output no end token cuts short."""
+        prompt = [self.draw.randrange(1, VOCABULARY) for _ in range(self.draw.choice((9, 20, 40)))]
+        return self.ask(prompt, 20, end_token_id=-1)
+
+    def serve(self, clients: Sequence[Client]) -> None:
+        """Go on until all of `clients` are done."""
+        for _ in range(2000):
+            self.travel()
+            for engine in self.engines.values():
+                engine.step(self.now_s)
+            self.travel()
+            for client in clients:
+                client.read(self.now_s)
+            if all(client.is_done for client in clients):
+                return
+            self.advance(0.005)
+        raise AssertionError([client.request for client in clients if not client.is_done])
+
+    def relays(self) -> list[Relay]:
+        return [self.cores[name] for name in self.router_names]
+
+    def is_ejected(self, name: str) -> bool:
+        """Return whether all routers have ejected `name`."""
+        return all(relay.replicas[name].ejection.is_ejected for relay in self.relays())
+
+    def ejections(self) -> int:
+        return sum(relay.ejection_total for relay in self.relays())
+
+    def check(self, clients: Sequence[Client]) -> None:
+        """Every request ended well, with the tokens that it has on one engine alone."""
+        for client in clients:
+            end = client.request.end
+            assert end is not None and end.finish_reason in WHOLE, f"{client.request}: {end}"
+            assert client.ids == self.oracle(client.order), client.request
+        self.assert_consistent()
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("routers", [1, 2])
+def test_a_replica_whose_word_others_contradict_is_ejected_and_no_request_fails(
+    lie: str, routers: int
+) -> None:
+    """One request at a time: the third that it fails ejects it; every request has its tokens."""
+    name, kind, at = LIES[lie]
+    for seed in range(4):
+        pool = Pool(seed, routers=routers)
+        pool.spoil(name, kind, at)
+        for _ in range(60):
+            pool.serve([pool.request()])
+            if pool.is_ejected(name):
+                break
+        pool.travel()
+        pool.check(pool.clients)
+        assert pool.is_ejected(name) and len({one for _, one in pool.lied}) == 3, (seed, pool.lied)
+        assert pool.ejections() == routers, "only the liar is ejected"
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_crowd_that_meets_a_liar_at_once_is_served(lie: str) -> None:
+    """Far more requests than the retry budget pays for: the first contradiction frees those that wait for it."""
+    name, kind, at = LIES[lie]
+    for seed in range(2):
+        pool = Pool(seed)
+        pool.spoil(name, kind, at)
+        for _ in range(6):
+            pool.serve([pool.request() for _ in range(CROWD)])
+            pool.advance(0.3)
+        pool.check(pool.clients)
+        assert pool.ejections() >= 1, seed
+
+
+@pytest.mark.parametrize("kinds", [(FOREIGN, INVALID), (INVALID, INVALID)])
+def test_liars_of_both_roles_fail_no_request(kinds: tuple[str, str]) -> None:
+    """A verdict of a prefill replica and one of a decode replica do not confirm each other: both are tested."""
+    for seed in range(4):
+        pool = Pool(seed)
+        pool.spoil("prefill-0", kinds[0], 0)
+        pool.spoil("decode-0", kinds[1], 5)
+        for _ in range(8):
+            pool.serve([pool.request() for _ in range(4)])
+        pool.travel()
+        pool.check(pool.clients)
+        assert pool.is_ejected("prefill-0") and pool.is_ejected("decode-0"), seed
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("kind", [INVALID, FOREIGN])
+def test_what_every_engine_refuses_ejects_nothing(role: str, kind: str) -> None:
+    """1,000 requests that all engines refuse end with the error, and cost at most the retry budget more."""
+    pool = Pool(1, replicas=3)
+    for name in pool.prefill_names if role == "prefill" else pool.decode_names:
+        pool.spoil(name, kind, 0)
+    began_s = pool.now_s
+    for _ in range(100):
+        pool.serve([pool.request() for _ in range(10)])
+        pool.advance(0.05)
+    reason = {INVALID: "ENGINE_REFUSED", FOREIGN: "ENGINE_ERROR"}[kind]
+    assert {client.request.end.outcome for client in pool.clients if client.request.end} == {reason}
+    assert pool.ejections() == 0
+    assert not any(replica.ejection.failures for replica in pool.relays()[0].replicas.values())
+    executions = sum(len(client.request.attempts) for client in pool.clients)
+    assert 1000 < executions <= 1000 + 30 + 0.1 * 1000 + 3.0 * (pool.now_s - began_s), executions
+    assert pool.frontend.retries.level >= 10, "the lower half is left to requests that no engine took"
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_the_word_of_a_replica_without_a_peer_is_final(role: str) -> None:
+    """One replica of the role: each refused request is computed once, and nothing is ejected."""
+    pool = Pool(1, replicas=1)
+    pool.spoil(f"{role}-0", INVALID, 0)
+    for _ in range(20):
+        pool.serve([pool.request()])
+    assert all(len(client.request.attempts) == 1 for client in pool.clients)
+    assert len(pool.lied) == 20 and pool.ejections() == 0
+
+
+class Lying(Schedule):
+    """The random schedule of the mesh, faults included, with one replica whose engine lies about a share of its calls."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, fault_share=0.02)
+        self.liar = self.draw.choice((*self.mesh.prefill_names, *self.mesh.decode_names))
+        self.share = self.draw.choice((0.2, 1.0))
+        self.lies = 0
+
+    def step(self) -> None:
+        self.mesh.engines[self.liar].lie = self.lie  # it may have been started anew
+        super().step()
+
+    def lie(self, _: EngineCall) -> tuple[str, int]:
+        if self.draw.random() >= self.share:
+            return "", 0
+        self.lies += 1
+        return self.draw.choice((FOREIGN, INVALID)), self.draw.choice((0, 0, 1, 5))
+
+
+def test_no_schedule_lets_a_lie_through_or_leaves_anything_behind() -> None:
+    """Streams cut, processes killed, routers gone, and a lying engine: true tokens only, one end each, nothing held."""
+    lies = contested = contradicted = 0
+    for seed in range(15):
+        schedule = Lying(seed)
+        try:
+            schedule.run(steps=400)
+            mesh = schedule.mesh
+            for client in mesh.clients:
+                assert client.request.end is not None, f"{client.request} never ended"
+                assert client.ids == mesh.oracle(client.order)[: len(client.ids)], client.request
+            assert not mesh.held(), mesh.held()
+            known = [mesh.cores[name].verdicts for name in mesh.frontend_names]
+        except BaseException as error:
+            raise AssertionError(f"seed={seed}") from error
+        lies += schedule.lies
+        contested += sum(each.contested_total for each in known)
+        contradicted += sum(each.contradicted_total for each in known)
+    assert lies > 50 and contested > 10 and contradicted > 5, (lies, contested, contradicted)

@@ -1,0 +1,140 @@
+"""What a frontend makes of a replica's word on a request: test it once, wait for the test of another, or believe it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvmesh.attach.v1 import attach_pb2 as pb
+from services.frontend.verdicts import LOOK_S, WAIT_S
+from tests.unit.frontend.fake_mesh import TOKEN_BYTES, Client, FakeMesh, order
+from tests.unit.frontend.test_request import begin, end_of, finish, mesh_of, run, whole
+
+INVALID, TOKEN = pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN
+
+
+def refuse(mesh: FakeMesh, client: Client, code: pb.Failure.Code.ValueType = INVALID) -> None:
+    """Let the client's running attempt end by a verdict that may be contested."""
+    (attempt,) = [one for one in mesh.runs if one.submit.request_id == client.order.request_id]
+    mesh.fail(attempt, code, contestable=True)
+    for router in mesh.routers:
+        mesh.send_down(router)
+        mesh.arrive_down(router)
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(INVALID, "ENGINE_REFUSED"), (TOKEN, "ENGINE_ERROR")])
+def test_two_replicas_that_agree_are_believed(code: pb.Failure.Code.ValueType, outcome: str) -> None:
+    """The second attempt names the first replica; its own verdict ends the request, and routers hear of nothing."""
+    mesh = mesh_of(2, retries=9.0)
+    client = begin(mesh)
+    run(mesh, client, 10)
+    refuse(mesh, client, code)
+    mesh.decode = "decode-1"
+    run(mesh, client, 11)
+    first, second = mesh.submits
+    assert (list(first.contested_replicas), list(second.contested_replicas)) == ([], ["decode-0"])
+    assert first.vocabulary_size == second.vocabulary_size == len(TOKEN_BYTES)
+    assert second.start_position >= 10 and second.resumed
+    assert mesh.core.verdicts.contradicted_total == 0, (
+        "the first token of an attempt is of its prefill replica"
+    )
+    refuse(mesh, client, code)
+    assert finish(mesh, client) == outcome
+    assert mesh.core.verdicts.confirmed_total == 1 and not mesh.contradictions
+    assert client.ids == whole(client)[: len(client.ids)]
+
+
+def test_a_replica_that_is_contradicted_is_told_of_to_all_routers() -> None:
+    """The second replica's own token shows it: each router hears once, and the request ends well."""
+    mesh = mesh_of(3, retries=9.0)
+    client = begin(mesh)
+    run(mesh, client, 10)
+    refuse(mesh, client)
+    mesh.decode = "decode-1"
+    assert finish(mesh, client) == "LENGTH"
+    mesh.settle()
+    assert client.ids == whole(client)
+    assert sorted(mesh.contradictions) == [(f"router-{number}", "decode-0") for number in range(3)]
+
+
+def test_a_router_that_knows_no_other_replica_makes_the_word_final() -> None:
+    """Also a router of the release before, which does not know the question."""
+    mesh = mesh_of(retries=9.0)
+    client = begin(mesh)
+    run(mesh, client, 5)
+    mesh.fail(mesh.runs[0], INVALID)
+    assert finish(mesh, client) == "ENGINE_REFUSED"
+    assert len(mesh.submits) == 1
+
+
+@pytest.mark.parametrize(("attempts_max", "retries"), [(4, 0.0), (1, 9.0)])
+def test_without_budget_or_executions_the_first_word_is_final(attempts_max: int, retries: float) -> None:
+    """It counts nothing."""
+    mesh = mesh_of(attempts_max=attempts_max, retries=retries)
+    client = begin(mesh)
+    run(mesh, client, 5)
+    refuse(mesh, client)
+    assert finish(mesh, client) == "ENGINE_REFUSED"
+    assert len(mesh.submits) == 1 and not mesh.contradictions
+    assert mesh.core.verdicts.unpaid_total == (attempts_max > 1)
+
+
+def spend_all(mesh: FakeMesh) -> None:
+    """Leave the budget nothing to spare."""
+    while mesh.core.retries.take(mesh.now_s, is_sheddable=True):
+        pass
+
+
+def two_refused() -> tuple[FakeMesh, Client, Client]:
+    """Return a mesh whose budget paid for the first client's verdict and not for the second one's, which waits."""
+    mesh = mesh_of(retries=0.3)
+    tested, waiting = begin(mesh), Client(mesh.core, order(7, max_output_tokens=60), mesh.now_s)
+    run(mesh, tested, 3)
+    run(mesh, waiting, 3)
+    refuse(mesh, tested)
+    spend_all(mesh)
+    refuse(mesh, waiting)
+    assert not tested.is_done and not waiting.is_done
+    return mesh, tested, waiting
+
+
+def test_a_verdict_waits_while_another_of_its_replica_is_tested() -> None:
+    """The first contradiction frees it, without the budget."""
+    mesh, _, waiting = two_refused()
+    mesh.decode = "decode-1"
+    assert finish(mesh, waiting) == "LENGTH"
+    assert waiting.ids == whole(waiting)
+
+
+def test_a_verdict_that_waits_in_vain_is_final() -> None:
+    """WAIT_S without a result, and no budget: the first word holds."""
+    mesh, _, waiting = two_refused()
+    mesh.advance(WAIT_S - 2 * LOOK_S)
+    waiting.read(mesh.now_s)
+    assert not waiting.is_done
+    spend_all(mesh)
+    mesh.advance(3 * LOOK_S)
+    waiting.read(mesh.now_s)
+    assert end_of(waiting).reason == "ENGINE_REFUSED"
+    mesh.core.assert_consistent()
+
+
+def test_a_confirmed_verdict_lets_none_wait() -> None:
+    """Where two replicas just agreed, a verdict without budget is final at once."""
+    mesh, tested, waiting = two_refused()
+    mesh.decode = "decode-1"
+    run(mesh, tested, len(tested.ids) + 1)
+    refuse(mesh, tested)
+    mesh.advance(2 * LOOK_S)
+    waiting.read(mesh.now_s)
+    assert end_of(waiting).reason == "ENGINE_REFUSED"
+
+
+def test_a_client_that_leaves_while_its_verdict_waits_leaves_nothing() -> None:
+    """Neither the one whose attempt tests a verdict, nor the one that waits for it."""
+    mesh, tested, waiting = two_refused()
+    mesh.core.leave(tested.request, mesh.now_s)
+    mesh.core.leave(waiting.request, mesh.now_s)
+    mesh.core.assert_consistent()
+    assert not mesh.core.verdicts.is_undecided("decode-0", mesh.now_s)
+    mesh.advance(WAIT_S)
+    assert not mesh.core.live.serving and not mesh.core.live.leaving
