@@ -84,6 +84,7 @@ class UpwardOutbox(Outbox):
     __slots__ = (
         "_adopts",
         "_cancels",
+        "_closed",
         "_contradictions",
         "_credits",
         "_handoffs",
@@ -102,6 +103,7 @@ class UpwardOutbox(Outbox):
         self._submits: dict[int, tuple[pb.Submit, float, float | None]] = {}
         self._handoffs: dict[int, pb.Handoff] = {}
         self._credits: dict[int, int] = {}
+        self._closed: dict[int, None] = {}
 
     def new_slot(self) -> int:
         """Return the next slot number of this stream. Slots must be submitted in the order they were drawn."""
@@ -133,13 +135,20 @@ class UpwardOutbox(Outbox):
         self._add(len(handoff.context_phase_params))
 
     def credit(self, slot: int, position: int) -> None:
-        """Raise the credit of `slot` to `position`; only the highest waiting value is sent."""
+        """Raise the credit of `slot` to `position`, or say that its window is open; only the highest value is sent."""
+        self._closed.pop(slot, None)
         known = self._credits.get(slot)
         if known is None:
             self._credits[slot] = position
             self._add()
         elif position > known:
             self._credits[slot] = position
+
+    def close_window(self, slot: int) -> None:
+        """Say that the flow-control window of the client of `slot` is closed."""
+        if slot not in self._closed:
+            self._closed[slot] = None
+            self._add_lazy()
 
     def is_waiting(self, slot: int) -> bool:
         """Return whether the submit or adopt of `slot` has not been sent."""
@@ -149,6 +158,7 @@ class UpwardOutbox(Outbox):
         """Cancel `slot`. Return True if its submit or adopt had not been sent: then the peer never hears of it."""
         self._handoffs.pop(slot, None)
         self._credits.pop(slot, None)
+        self._closed.pop(slot, None)
         if self._submits.pop(slot, None) is not None or self._adopts.pop(slot, None) is not None:
             return True
         self._cancels[slot] = reason
@@ -189,7 +199,8 @@ class UpwardOutbox(Outbox):
         message.handoffs.extend(self._handoffs.values())
         message.credit_slots.extend(self._credits.keys())
         message.credit_positions.extend(self._credits.values())
-        for waiting in (self._adopts, self._submits, self._handoffs, self._credits):
+        message.closed_slots.extend(self._closed)
+        for waiting in (self._adopts, self._submits, self._handoffs, self._credits, self._closed):
             waiting.clear()
         return message
 
@@ -204,11 +215,14 @@ class UpwardOutbox(Outbox):
             if slot < first:
                 message.credit_slots.append(slot)
                 message.credit_positions.append(position)
+        message.closed_slots.extend(slot for slot in self._closed if slot < first)
         self._submits = {slot: row for slot, row in self._submits.items() if slot >= first}
         self._adopts = {slot: row for slot, row in self._adopts.items() if slot >= first}
         self._handoffs = {slot: row for slot, row in self._handoffs.items() if slot >= first}
         self._credits = {slot: position for slot, position in self._credits.items() if slot >= first}
-        rows = len(self._submits) + len(self._adopts) + len(self._handoffs) + len(self._credits)
+        self._closed = {slot: None for slot in self._closed if slot >= first}
+        kinds = (self._submits, self._adopts, self._handoffs, self._credits, self._closed)
+        rows = sum(len(kind) for kind in kinds)
         size = sum(len(each.token_ids) + len(each.block_hashes) for each, _, _ in self._submits.values())
         size += sum(len(each.context_phase_params) for each in self._handoffs.values())
         self.waiting_bytes = self._left_bytes = ROW_BYTES * rows + size

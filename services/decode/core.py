@@ -7,6 +7,7 @@ effects leave through the sessions' outboxes and the EnginePort. After every eve
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
@@ -48,7 +49,9 @@ class DecodeCore:
         self.is_draining = False
         self.adoption_total = 0
         self._pulse = Pulse()
-        self.holdings = Holdings(facts.kv_blocks, self._pulse)
+        self.slow_reader_cuts = {"time": 0, "share": 0}
+        """Slots that were cut because their client did not read: by the slow-reader time, or by the share of slots."""
+        self.holdings = Holdings(facts.kv_blocks, limits.slots_max, self._pulse)
         self.generation = Generation(
             replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record
         )
@@ -145,10 +148,17 @@ class DecodeCore:
             self.generation.start(slot, now_s, handoff)
 
     def grant(self, slot: Slot, position: int, now_s: float) -> None:
-        """Raise the credit of `slot`."""
+        """Raise the credit of `slot`, whose client's window was open a moment ago."""
+        self.holdings.closed_windows.open(slot)
         if slot.log.grant(position):
             slot.blocked_s = None
             self.generation.send(slot, now_s)
+
+    def close_window(self, slot: Slot, now_s: float) -> None:
+        """The flow-control window of the client of `slot` is closed: cut the longest closed one if too many are."""
+        longest = self.holdings.closed_windows.close(slot)
+        if longest is not None:
+            self._cut_slow(longest, "share", now_s)
 
     def cancel(self, slot: Slot, now_s: float) -> None:
         """End `slot` as its caller wishes, without a word."""
@@ -294,7 +304,11 @@ class DecodeCore:
         if slot.blocked_s is not None:
             slow_s = slot.blocked_s + self.limits.slow_reader_s
             if slow_s <= now_s:
-                self.generation.cut(slot, pb.Finish.REASON_SLOW_READER, now_s)
+                self._cut_slow(slot, "time", now_s)
                 return
             next_s = min(next_s, slow_s)
         self.holdings.look_by(slot, next_s)
+
+    def _cut_slow(self, slot: Slot, cause: Literal["time", "share"], now_s: float) -> None:
+        self.slow_reader_cuts[cause] += 1
+        self.generation.cut(slot, pb.Finish.REASON_SLOW_READER, now_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.replica.pulse import Pulse
 from kvmesh.replica.timetable import Timetable
+from services.decode.closed_windows import ClosedWindows
 from services.decode.finished import FinishedLogs
 from services.decode.reservations import Reservations
 from services.decode.session import DecodeSession
@@ -17,11 +18,12 @@ from services.decode.slot import Slot, State
 class Holdings:
     """Slots by request id, with what belongs to each."""
 
-    def __init__(self, kv_blocks: int, pulse: Pulse) -> None:
+    def __init__(self, kv_blocks: int, slots_max: int, pulse: Pulse) -> None:
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known, FINISHED ones too."""
         self.sessions: list[DecodeSession] = []
         self.finished = FinishedLogs()
+        self.closed_windows = ClosedWindows(slots_max)
         self.reservations = Reservations(kv_blocks)
         self.timetable: Timetable[Slot] = Timetable()
         self.freed_blocks = DrainRate(Stock.HELD)
@@ -53,6 +55,7 @@ class Holdings:
             del slot.session.slots[slot.number]
             slot.session, slot.number = None, 0
         slot.blocked_s, slot.first = None, None
+        self.closed_windows.open(slot)
 
     def expire_at(self, slot: Slot, at_s: float) -> None:
         """Forget `slot` at `at_s` unless somebody adopts it before."""
@@ -121,6 +124,7 @@ class Holdings:
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count disagrees with what it counts."""
+        self.closed_windows.assert_consistent()
         slots = list(self.slots.values())
         assert self.reservations.reserved == sum(slot.blocks for slot in slots), slots
         assert self._reserving == sum(slot.blocks > 0 for slot in slots), slots

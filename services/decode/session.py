@@ -30,7 +30,7 @@ class DecodeSession:
         return f"DecodeSession({self.peer}, {len(self.slots)} slots)"
 
     def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
-        """Apply cancels, adopts, submits, handoffs and credits, in this order. Raises FrameError."""
+        """Apply cancels, adopts, submits, handoffs, credits and closed windows, in this order. Raises FrameError."""
         core = self._core
         if message.adopts or message.submits:
             self._last_slot = check_numbers(message, last_slot=self._last_slot)
@@ -57,6 +57,10 @@ class DecodeSession:
             slot = self.slots.get(number)
             if slot is not None:
                 core.grant(slot, position, now_s)
+        for number in message.closed_slots:
+            slot = self.slots.get(number)
+            if slot is not None:
+                core.close_window(slot, now_s)
 
     def on_closed(self, now_s: float) -> None:
         """The stream is gone: what waits for a handoff ends, what runs becomes an orphan."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from kvmesh.clock import wall_ns
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
@@ -65,6 +67,18 @@ def export(core: DecodeCore, metrics: Metrics) -> None:
     metrics.gauge("slots", "Slots held; finished logs do not count.", holdings.held_count)
     metrics.gauge("pending_slots", "Slots that wait for a handoff.", holdings.pending_count)
     metrics.gauge("orphan_slots", "Slots whose stream broke.", holdings.orphan_count)
+    metrics.gauge(
+        "closed_window_slots",
+        "Slots whose client's flow-control window is closed.",
+        lambda: len(holdings.closed_windows),
+    )
+    for cause in core.slow_reader_cuts:
+        metrics.total(
+            "slow_reader_cuts",
+            "Slots cut because their client did not read: by the slow-reader time, or by the share of slots.",
+            partial(core.slow_reader_cuts.__getitem__, cause),
+            cause=cause,
+        )
     metrics.gauge("finished_slots", "Finished logs kept for an adopter.", lambda: len(holdings.finished))
     metrics.gauge("reserved_blocks", "KV blocks reserved.", lambda: holdings.reservations.reserved)
     metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: holdings.reservations.total)

@@ -14,8 +14,10 @@ from typing import Final, Protocol, TypeVar
 from kvmesh.attach import frames
 from kvmesh.attach.rules import check_computed
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError
 from services.frontend import answers, faults, verdicts
+from services.frontend.closed_windows import ClosedWindows
 from services.frontend.feasibility import BAND_TOLD, FirstTokens, Outlook
 from services.frontend.live import Live
 from services.frontend.order import Order
@@ -64,6 +66,7 @@ class FrontendCore:
         observer: Observer | None = None,
     ) -> None:
         self.live = Live(places)
+        self.closed_windows = ClosedWindows()
         self.peers = Peers()
         self.retries = retries
         self.verdicts = Verdicts()
@@ -188,13 +191,15 @@ class FrontendCore:
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` should be called next."""
-        return self.live.next_wake_s
+        return earliest(self.live.next_wake_s, self.closed_windows.next_s if self.live.serving else None)
 
     def on_timer(self, now_s: float) -> None:
         """Call the requests whose time has come."""
         for request in self.live.due(now_s):
             self._guard(request, lambda each: each.on_timer(now_s), now_s)
             self.live.schedule(request)
+        if self.live.serving and self.closed_windows.next_s <= now_s:
+            self.closed_windows.look(self.live.serving, now_s)
 
     # What the requests ask for (Hub).
 

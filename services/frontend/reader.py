@@ -61,14 +61,26 @@ class Reader:
 
     def _watch(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TAIL_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._tail_s(), self._look)
+
+    def _tail_s(self) -> float:
+        """Return how long one write may take: a client that was cut because it did not read has had its time."""
+        request = self._request
+        is_cut = (
+            request is not None
+            and request.end is not None
+            and request.end.error is not None
+            and request.end.error.reason == "SLOW_READER"
+            and request.progress.writing_since_s is not None
+        )
+        return 0.0 if is_cut else TAIL_S
 
     def _look(self) -> None:
         """Cut, or look again when the write that may be under way has had its time."""
         request, self._timer = self._request, None
         if request is None:
             return
-        left_s = max(self.wrote_s, request.ended_s) + TAIL_S - self._clock.now_s()
+        left_s = max(self.wrote_s, request.ended_s) + self._tail_s() - self._clock.now_s()
         if left_s > 0.001:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
             return

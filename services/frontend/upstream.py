@@ -149,6 +149,11 @@ class Upstream:
         assert self.peer is not None
         self.peer.link.outbox.credit(self.slot, position)
 
+    def close_window(self) -> None:
+        """Say that the client's flow-control window is closed. A slot must be open."""
+        assert self.peer is not None
+        self.peer.link.outbox.close_window(self.slot)
+
     def cancel(self, reason: CancelReason) -> str:
         """Cancel the slot, if one is open, and stop listening to it; return its router's name, empty without one."""
         if self.peer is not None:

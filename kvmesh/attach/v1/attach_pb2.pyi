@@ -62,6 +62,7 @@ class AttachRequest(_message.Message):
     CREDIT_SLOTS_FIELD_NUMBER: _builtins.int
     CREDIT_POSITIONS_FIELD_NUMBER: _builtins.int
     CONTRADICTIONS_FIELD_NUMBER: _builtins.int
+    CLOSED_SLOTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """Who calls. Present in the first message of a stream, absent in every other."""
@@ -96,6 +97,13 @@ class AttachRequest(_message.Message):
     def contradictions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contradiction]:
         """Verdicts that another replica contradicted. Frontend to router only; applied before the adopts."""
 
+    @_builtins.property
+    def closed_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Slots whose client's flow-control window is closed: the client's transport has held one message for a second. The next
+        row of the slot in `credit_slots` says that the window was open again, also where the position is the known one.
+        Sent once per closure and slot. A caller that never names a slot here tells nothing about windows.
+        """
+
     def __init__(
         self,
         *,
@@ -107,10 +115,11 @@ class AttachRequest(_message.Message):
         credit_slots: _abc.Iterable[_builtins.int] | None = ...,
         credit_positions: _abc.Iterable[_builtins.int] | None = ...,
         contradictions: _abc.Iterable[Global___Contradiction] | None = ...,
+        closed_slots: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "cancels", b"cancels", "contradictions", b"contradictions", "credit_positions", b"credit_positions", "credit_slots", b"credit_slots", "handoffs", b"handoffs", "hello", b"hello", "submits", b"submits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "cancels", b"cancels", "closed_slots", b"closed_slots", "contradictions", b"contradictions", "credit_positions", b"credit_positions", "credit_slots", b"credit_slots", "handoffs", b"handoffs", "hello", b"hello", "submits", b"submits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -884,7 +893,7 @@ class Finish(_message.Message):
         REASON_DEADLINE: Finish._Reason.ValueType  # 3
         """The deadline passed; the log holds what was generated before."""
         REASON_SLOW_READER: Finish._Reason.ValueType  # 4
-        """The reader gave no credit for the slow-reader time."""
+        """The reader gave no credit for the slow-reader time, or its window was closed for longest while too many were."""
         REASON_ADOPTED: Finish._Reason.ValueType  # 5
         """Another stream adopted the slot."""
         REASON_SUPERSEDED: Finish._Reason.ValueType  # 6
@@ -904,7 +913,7 @@ class Finish(_message.Message):
     REASON_DEADLINE: Finish.Reason.ValueType  # 3
     """The deadline passed; the log holds what was generated before."""
     REASON_SLOW_READER: Finish.Reason.ValueType  # 4
-    """The reader gave no credit for the slow-reader time."""
+    """The reader gave no credit for the slow-reader time, or its window was closed for longest while too many were."""
     REASON_ADOPTED: Finish.Reason.ValueType  # 5
     """Another stream adopted the slot."""
     REASON_SUPERSEDED: Finish.Reason.ValueType  # 6

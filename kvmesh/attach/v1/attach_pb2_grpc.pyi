@@ -44,9 +44,9 @@ class AttachServiceStub:
        has, and treats a gap as a failed attempt (`Failure.CODE_GAP`).
     4. A slot ends with exactly one of refusal, failure or finish, sent by the server, unless the stream breaks first or
        the caller cancelled it: after a cancel the server sends nothing more that the caller must read.
-    5. Within one message the receiver applies, upward: cancels, contradictions, adopts, submits, handoffs, credits;
-       downward: computed positions, acceptances, placements, starts, first tokens, transfers, the frame, finishes,
-       failures, refusals, the load report.
+    5. Within one message the receiver applies, upward: cancels, contradictions, adopts, submits, handoffs, credits, closed
+       windows; downward: computed positions, acceptances, placements, starts, first tokens, transfers, the frame,
+       finishes, failures, refusals, the load report.
     6. A higher attempt of a request cancels a lower one wherever it is seen; a lower one than known is refused.
     7. When the stream breaks, the server cancels what is queued or in prefill at once; running decode slots are
        orphaned: they go on for the orphan time (3 s) and can be adopted through another stream, then they are cancelled.
@@ -70,9 +70,9 @@ class AttachServiceAsyncStub(AttachServiceStub):
        has, and treats a gap as a failed attempt (`Failure.CODE_GAP`).
     4. A slot ends with exactly one of refusal, failure or finish, sent by the server, unless the stream breaks first or
        the caller cancelled it: after a cancel the server sends nothing more that the caller must read.
-    5. Within one message the receiver applies, upward: cancels, contradictions, adopts, submits, handoffs, credits;
-       downward: computed positions, acceptances, placements, starts, first tokens, transfers, the frame, finishes,
-       failures, refusals, the load report.
+    5. Within one message the receiver applies, upward: cancels, contradictions, adopts, submits, handoffs, credits, closed
+       windows; downward: computed positions, acceptances, placements, starts, first tokens, transfers, the frame,
+       finishes, failures, refusals, the load report.
     6. A higher attempt of a request cancels a lower one wherever it is seen; a lower one than known is refused.
     7. When the stream breaks, the server cancels what is queued or in prefill at once; running decode slots are
        orphaned: they go on for the orphan time (3 s) and can be adopted through another stream, then they are cancelled.
@@ -99,9 +99,9 @@ class AttachServiceServicer(metaclass=_abc_1.ABCMeta):
            has, and treats a gap as a failed attempt (`Failure.CODE_GAP`).
         4. A slot ends with exactly one of refusal, failure or finish, sent by the server, unless the stream breaks first or
            the caller cancelled it: after a cancel the server sends nothing more that the caller must read.
-        5. Within one message the receiver applies, upward: cancels, contradictions, adopts, submits, handoffs, credits;
-           downward: computed positions, acceptances, placements, starts, first tokens, transfers, the frame, finishes,
-           failures, refusals, the load report.
+        5. Within one message the receiver applies, upward: cancels, contradictions, adopts, submits, handoffs, credits, closed
+           windows; downward: computed positions, acceptances, placements, starts, first tokens, transfers, the frame,
+           finishes, failures, refusals, the load report.
         6. A higher attempt of a request cancels a lower one wherever it is seen; a lower one than known is refused.
         7. When the stream breaks, the server cancels what is queued or in prefill at once; running decode slots are
            orphaned: they go on for the orphan time (3 s) and can be adopted through another stream, then they are cancelled.

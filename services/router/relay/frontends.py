@@ -27,9 +27,9 @@ class FrontendSession:
         return f"FrontendSession({self.peer}, {len(self.slots)} slots)"
 
     def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
-        """Apply cancels, contradictions, adopts, submits and credits, in this order. A router takes no handoffs.
+        """Apply cancels, contradictions, adopts, submits, credits and closed windows, in this order. Raises FrameError.
 
-        Raises FrameError.
+        A router takes no handoffs.
         """
         admission, slots = self._relay.admission, self.slots
         if message.adopts or message.submits:
@@ -46,10 +46,16 @@ class FrontendSession:
         for submit in message.submits:
             admission.submit(self, submit, now_s)
         for slot, position in zip(message.credit_slots, message.credit_positions, strict=True):
-            if (item := slots.get(slot)) is not None and position > item.credit:
-                item.credit = position
+            item = slots.get(slot)
+            if item is not None and (position > item.credit or item.is_window_closed):
+                item.credit, item.is_window_closed = max(position, item.credit), False
                 if item.decode is not None:
-                    item.decode.outbox.credit(item.decode_slot, position)
+                    item.decode.outbox.credit(item.decode_slot, item.credit)
+        for slot in message.closed_slots:
+            if (item := slots.get(slot)) is not None and not item.is_window_closed:
+                item.is_window_closed = True
+                if item.decode is not None:
+                    item.decode.outbox.close_window(item.decode_slot)
         self._relay.advance(now_s)
 
     def on_closed(self, now_s: float) -> None:

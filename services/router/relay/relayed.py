@@ -57,6 +57,7 @@ class Relayed:
     outbox: DownwardOutbox | None
     next_position: int
     credit: int
+    """Position below which its frontend takes tokens."""
     stage: Stage
     arrived_s: float
     submit: pb.Submit | None = None
@@ -104,6 +105,8 @@ class Relayed:
     """Replicas whose verdicts on the request this attempt puts to the test: it goes elsewhere."""
     placed_again: int = 0
     """Times a replica gave it back untouched, or did not answer."""
+    is_window_closed: bool = False
+    """Its client's flow-control window is closed, as its frontend told; decode is told, wherever it comes."""
     decode: Replica | None = None
     decode_slot: int = 0
     prefill: Replica | None = None

@@ -291,6 +291,8 @@ class Releases:
         decode.outbox.submit(
             self._submit(item, item.decode_slot, phase), item.deadline_s, item.ttft_deadline_s
         )
+        if item.is_window_closed:
+            decode.outbox.close_window(item.decode_slot)
         item.outbox.placement(placement_row(item, placement, now_s))
         self._holdings.dispatched(item, now_s)
         if item.prefill is not None and decode.state.has_ample_room():

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import reader
@@ -97,6 +98,28 @@ async def test_who_does_not_read_the_end_is_cut(
         await asyncio.wait_for(slow, 5)
     assert caught.value.reason == "SLOW_READER"
     live.check_room(0.0)
+    await serving.until_empty()
+
+
+async def test_who_was_cut_at_decode_has_had_its_time(serving: Serving, pool: Pool) -> None:
+    """Its place is free at once, not after the 30 s that the reader of an answer's end has; who reads gets all."""
+    stuck, reading = StuckCall(), StuckCall()
+    reading.allowed = asyncio.Semaphore(1 << 20)
+    pool.tokens_max = 100
+    calls = [
+        asyncio.create_task(serving.frontend.service.serve(asking(300), one)) for one in (stuck, reading)
+    ]
+    await until(
+        lambda: [run.log.sent for run in pool.runs] == [CREDIT_WINDOW, 100], "one reads, one does not"
+    )
+    for run in list(pool.runs):
+        assert run.session is not None
+        run.session.outbox.finish(run.slot, run.log.sent, attach.Finish.REASON_SLOW_READER)
+        pool.drop(run)
+    for call in calls:
+        with pytest.raises(MeshError, match="SLOW_READER"):
+            await asyncio.wait_for(call, reader.TAIL_S / 3)
+    assert sum(len(message.tokens.ids) for message in reading.messages) == 100
     await serving.until_empty()
 
 

@@ -68,6 +68,25 @@ def test_credits_of_one_slot_merge_to_the_highest() -> None:
     assert (list(message.credit_slots), list(message.credit_positions)) == ([3], [9])
 
 
+def test_a_window_is_closed_once_and_a_credit_opens_it() -> None:
+    """Both go behind the submit of their slot; of the two what was said last is true."""
+    outbox = ob.UpwardOutbox()
+    outbox.close_window(3)
+    outbox.close_window(3)
+    assert outbox.waiting_bytes == ob.ROW_BYTES and not outbox.is_urgent
+    outbox.close_window(4)
+    outbox.credit(4, 9)
+    outbox.credit(5, 9)
+    outbox.close_window(5)
+    message = outbox.take(0.0)
+    assert message is not None
+    assert (list(message.closed_slots), list(message.credit_slots)) == ([3, 5], [4, 5])
+    outbox.close_window(6)
+    outbox.cancel(6, pb.Cancel.REASON_CLIENT)
+    message = outbox.take(0.0)
+    assert message is not None and not message.closed_slots
+
+
 def test_computed_positions_of_one_slot_merge_and_wait_for_nobody() -> None:
     """One row a slot, with the last value; the writer is not woken at once."""
     outbox = ob.DownwardOutbox()

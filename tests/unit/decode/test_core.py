@@ -457,6 +457,68 @@ def test_a_reader_with_credit_is_told_nothing_of_what_is_computed() -> None:
     assert view.finish is not None and view.computed == 0
 
 
+def half_closed(replica: Replica) -> list[SlotView]:
+    """Fill the 4 slots, and close the windows of the first two, the second one first; all have sent one token."""
+    views = [replica.submit(slot, LOCAL, credit=1) for slot in range(1, 5)]
+    replica.step(2)
+    replica.send(closed_slots=[2])
+    replica.pass_time(0.5)
+    replica.send(closed_slots=[1, 2])
+    assert not any(view.is_over() for view in views)
+    return views
+
+
+def test_beyond_half_of_the_slots_the_longest_closed_window_is_cut() -> None:
+    """Two of four may wait for their clients; the third costs the one that was closed first its place."""
+    replica = Replica()
+    views = half_closed(replica)
+    replica.send(closed_slots=[4])
+    assert [view.is_over() for view in views] == [False, True, False, False]
+    assert views[1].finish == pb.Finish(slot=2, end_position=1, reason=pb.Finish.REASON_SLOW_READER)
+    assert replica.core.slow_reader_cuts == {"time": 0, "share": 1}
+    assert replica.submit(5, LOCAL).is_accepted, "its slot is free"
+
+
+def test_a_window_that_opened_again_is_the_last_to_go() -> None:
+    """A row of credit says so, also one that grants nothing new; closed again, it is the one that is closed shortest."""
+    replica = Replica()
+    views = half_closed(replica)
+    replica.send(credit_slots=[2], credit_positions=[1])
+    replica.send(closed_slots=[3])
+    assert not any(view.is_over() for view in views)
+    replica.send(closed_slots=[2])
+    assert [view.is_over() for view in views] == [True, False, False, False]
+
+
+def test_a_stream_that_brings_nothing_is_not_taken_for_slow_readers() -> None:
+    """A partition between router and decode: no credit comes for any slot, and none is cut before the slow-reader time."""
+    replica = Replica()
+    views = [replica.submit(slot, LOCAL, credit=1) for slot in range(1, 5)]
+    replica.step(8)
+    assert all(slot.blocked_s is not None for slot in replica.core.holdings.slots.values())
+    replica.pass_time(29.0)
+    assert not any(view.is_over() for view in views)
+    replica.pass_time(1.5)
+    assert replica.core.slow_reader_cuts == {"time": 4, "share": 0}
+
+
+def test_an_adopters_client_is_another_one() -> None:
+    """What was known of a client's window goes with its stream; a pending slot is cut like a running one."""
+    replica = Replica()
+    half_closed(replica)
+    replica.session.on_closed(replica.now_s)
+    assert not len(replica.core.holdings.closed_windows)
+    replica.session, replica.reader = replica.attach()
+    view = replica.reader.open(1, 1)
+    adopted = next(iter(replica.core.holdings.slots.values()))
+    replica.send(adopts=[pb.Adopt(slot=1, request_id=adopted.request_id, attempt=1, position=1)])
+    assert view.is_accepted and not len(replica.core.holdings.closed_windows)
+    replica.pass_time(3.1)  # the other orphans are gone
+    pending = [replica.submit(slot, GENERATION) for slot in (2, 3, 4)]
+    replica.send(closed_slots=[2, 3, 4])
+    assert [one.is_over() for one in (view, *pending)] == [False, True, False, False]
+
+
 def test_deadlines_end_a_slot_in_every_phase() -> None:
     """Pending, before the first token, and in the middle: cancelled in the engine, with what was generated."""
     replica = Replica()

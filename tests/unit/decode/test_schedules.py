@@ -57,7 +57,7 @@ class World:
         self.rng = random.Random(seed)
         self.now_s = 100.0
         limits = DecodeLimits(
-            slots_max=12, orphan_s=0.5, slow_reader_s=2.0, first_token_timeout_s=3.0, token_timeout_s=2.0
+            slots_max=8, orphan_s=0.5, slow_reader_s=2.0, first_token_timeout_s=3.0, token_timeout_s=2.0
         )
         self.core = DecodeCore("decode-0", facts(), limits, lambda address, _: address == "kv:1")
         self.engine = FakeEngine(self.core.sink)
@@ -66,6 +66,8 @@ class World:
         self.streams: list[Stream] = []
         self.requests: list[Request] = []
         self.finished = 0
+        self.cuts = 0
+        """Slots that were cut because too many windows were closed."""
 
     def act(self) -> None:
         """Do one random thing, then check."""
@@ -78,6 +80,7 @@ class World:
             (self.read, 25),
             (self.cancel, 3),
             (self.credit, 12),
+            (self.close_windows, 8),
             (self.adopt, 8),
             (self.engine_fault, 1),
             (self.wait, 10),
@@ -205,6 +208,17 @@ class World:
                     message = pb.AttachRequest(credit_slots=[number], credit_positions=[max(0, position)])
                     stream.session.on_request(message, self.now_s)
 
+    def close_windows(self) -> None:
+        """Say that the windows of some clients are closed, of slots that are gone, too."""
+        for stream in self.streams:
+            numbers = [*stream.session.slots, stream.last + 1]
+            numbers = self.rng.sample(numbers, self.rng.randint(1, len(numbers)))
+            closed = self.core.holdings.closed_windows
+            before = self.core.slow_reader_cuts["share"]
+            stream.session.on_request(pb.AttachRequest(closed_slots=numbers), self.now_s)
+            self.cuts += self.core.slow_reader_cuts["share"] - before
+            assert self.core.slow_reader_cuts["share"] == before or len(closed) == closed.slots_max
+
     def adopt(self) -> None:
         """Take a request over, from a position its frontend may have or from a wrong one."""
         if not self.streams or not self.requests:
@@ -272,14 +286,15 @@ def test_random_schedules_neither_repeat_nor_lose_nor_leak(seed: int) -> None:
 
 def test_random_schedules_get_somewhere() -> None:
     """The schedules do what they are for: requests finish, slots are adopted, orphans and refusals happen."""
-    finished = adopted = 0
+    finished = adopted = cuts = 0
     for seed in range(10):
         world = World(seed)
         for _ in range(STEPS):
             world.act()
         finished += world.finished
         adopted += world.core.adoption_total
-    assert finished > 50 and adopted > 20, (finished, adopted)
+        cuts += world.cuts
+    assert finished > 50 and adopted > 20 and cuts, (finished, adopted, cuts)
 
 
 def test_view_of_a_slot() -> None:

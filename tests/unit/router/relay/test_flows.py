@@ -111,6 +111,30 @@ def test_an_answer_that_ended_before_its_first_token_needs_no_decode() -> None:
     desk.assert_empty()
 
 
+def test_decode_is_told_of_a_closed_window_wherever_the_request_is() -> None:
+    """Once each: at decode, and before it is placed there; the next row of credit opens it, whatever it grants."""
+    desk = Desk(queue=64)
+    decode, decode_slot = desk.generating(credit_position=3)
+    desk.ask(closed_slots=[1])
+    desk.ask(closed_slots=[1])
+    assert list(desk.up(decode).closed_slots) == [decode_slot]
+    desk.ask(credit_slots=[1], credit_positions=[3])
+    message = desk.up(decode)
+    assert (list(message.credit_slots), list(message.credit_positions)) == ([decode_slot], [3])
+    desk.ask(credit_slots=[1], credit_positions=[3])
+    assert not desk.up(decode).credit_slots, "it is open, and this is no more"
+    desk.ask(closed_slots=[99])
+    waiting = desk.submit(request_id=B)
+    for _ in range(2):
+        name, submit = desk.placed()
+        full = pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_QUEUE_FULL)
+        desk.down(name, refusals=[full])
+    desk.ask(closed_slots=[waiting])
+    desk.wait(0.1)
+    messages = [message for message in (desk.up("decode-0"), desk.up("decode-1")) if message.submits]
+    assert [list(message.closed_slots) for message in messages] == [[messages[0].submits[0].slot]]
+
+
 def test_without_prefill_decode_runs_the_prompt() -> None:
     """A local decode: one submit, its start and first token go up, no handoff anywhere."""
     desk = Desk(prefills=0)

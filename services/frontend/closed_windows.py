@@ -1,0 +1,60 @@
+"""Which clients' flow-control windows are closed, as routers and decode replicas are told.
+
+Pure. A transport that has held one message for CLOSED_S belongs to a client whose window is closed. It is told once per
+closure and slot; that the window is open again is told by a row of credit. Live requests are gone through every LOOK_S: a
+timer per message would cost more. A frontend that stood still itself tells nothing: writes ended meanwhile that it has
+not heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+from kvmesh.silence import LOOK_S, STANDSTILL_S
+
+if TYPE_CHECKING:
+    from services.frontend.peers import Peer
+    from services.frontend.request import LiveRequest
+
+CLOSED_S: Final = 1.0
+"""Far above the round trip of a client that reads, and the delay of a busy event loop; far below usual deadlines."""
+
+
+class ClosedWindows:
+    """Looks at live requests."""
+
+    __slots__ = ("_looked_s", "_told")
+
+    def __init__(self) -> None:
+        self._told: dict[LiveRequest, tuple[Peer, int]] = {}
+        """Requests whose window is closed, with the slot whose router knows."""
+        self._looked_s = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    @property
+    def next_s(self) -> float:
+        """When to look, while requests are live."""
+        return self._looked_s + LOOK_S
+
+    def look(self, requests: Collection[LiveRequest], now_s: float) -> None:
+        """Tell routers what has changed. `requests`: all whose client waits."""
+        gap_s, self._looked_s = now_s - self._looked_s, now_s
+        if gap_s > STANDSTILL_S:
+            return
+        told: dict[LiveRequest, tuple[Peer, int]] = {}
+        for request in requests:
+            since_s, upstream = request.progress.writing_since_s, request.upstream
+            if upstream.peer is None:
+                continue
+            slot = upstream.peer, upstream.slot
+            is_told = self._told.get(request) == slot
+            if since_s is not None and now_s - since_s >= CLOSED_S:
+                told[request] = slot
+                if not is_told:
+                    upstream.close_window()
+            elif is_told:
+                upstream.credit(request.progress.credit)
+        self._told = told
