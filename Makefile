@@ -14,7 +14,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full chaos soak proto docs lock images
+.PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full chaos soak abuse proto docs lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ soak: setup  ## 70 % load and a fault every 20 s for MINUTES (20; from 60 on gro
 	@$(BIN)/python -m tests.chaos soak --check --minutes "$(MINUTES)"
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos soak --tag "$(TAG)" --minutes "$(MINUTES)" --write docs/measurements/faults.md
+
+abuse: setup  ## Floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (10 minutes); ONLY=headers runs one
+	$(BIN)/python -m tests.abuse $(if $(ONLY),--only "$(ONLY)",--write docs/security.md)
 
 proto: setup  ## Write the stubs again from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/stubs.py

@@ -78,7 +78,8 @@ class RawStream:
         self.window = connection.stream_window
         self.send_window = connection.peer_stream_window
         self._connection = connection
-        self._partial = bytearray()
+        self.partial = bytearray()
+        """The beginning of a message that is not complete, with its prefix."""
 
     @property
     def status(self) -> int | None:
@@ -157,13 +158,13 @@ class RawStream:
         """Take bytes of the body and cut messages from it."""
         self.byte_count += len(data)
         self.window -= len(data)
-        self._partial += data
-        while len(self._partial) >= 5:
-            end = 5 + int.from_bytes(self._partial[1:5], "big")
-            if len(self._partial) < end:
+        self.partial += data
+        while len(self.partial) >= 5:
+            end = 5 + int.from_bytes(self.partial[1:5], "big")
+            if len(self.partial) < end:
                 return
-            self.messages.append(bytes(self._partial[5:end]))
-            del self._partial[:end]
+            self.messages.append(bytes(self.partial[5:end]))
+            del self.partial[:end]
 
 
 class RawConnection:

@@ -1,0 +1,5 @@
+"""`python -m tests.abuse`."""
+
+from tests.abuse.main import main
+
+main()

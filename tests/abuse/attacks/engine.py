@@ -1,0 +1,292 @@
+"""One decode engine that lies: a replica more, whose engine is a proxy in front of a right one that spoils answers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from kvmesh import errors
+from kvmesh.inference.v1 import inference_pb2_grpc
+from kvmesh.ports import free_ports
+from tests.abuse import bystanders
+from tests.abuse.attack import Attack, Bounds, Dose, Outcome
+from tests.abuse.target import FRONT, Target, bearer
+from tests.chaos.clients import request_of
+from tests.chaos.plan import Stream
+from tests.chaos.truth import Truth
+from tests.integration.generation import generate
+from tests.integration.harness import Part
+
+HONEST: Final = "decode-1"
+LIAR: Final = "decode-2"
+STREAM_INFER: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
+AT_ONCE: Final = 10
+FIRST_NUMBER: Final = 1_000_000
+"""Calls of this attack are numbered apart from those of the legitimate clients."""
+
+HONEST_TOKENS: Final = 2
+"""Answers that are right before a stream is spoilt in its middle."""
+
+DEADLINE_S: Final = 40.0
+"""Longer than the watchdogs of an engine that says nothing need."""
+
+
+def vocabulary(ids: list[int]) -> list[int]:
+    """Return ids that no model has."""
+    return [one + 1_000_000 for one in ids]
+
+
+def negative(ids: list[int]) -> list[int]:
+    """Return ids below zero."""
+    return [-1 - one for one in ids]
+
+
+def many(ids: list[int]) -> list[int]:
+    """Return far more tokens than any request may have."""
+    return ids * 5_000
+
+
+Spoil = Callable[[Any, int], AsyncIterator[Any]]
+"""Yields what is sent in place of answer number n of a call."""
+
+
+def with_ids(change: Callable[[list[int]], list[int]]) -> Spoil:
+    """Return the lie that changes tokens."""
+
+    async def spoil(response: Any, number: int) -> AsyncIterator[Any]:
+        answer = response.infer_response
+        for index, output in enumerate(answer.outputs):
+            if output.name == "output_ids":
+                raw = answer.raw_output_contents[index]
+                ids = [
+                    int.from_bytes(raw[at : at + 4], "little", signed=True) for at in range(0, len(raw), 4)
+                ]
+                changed = change(ids)
+                answer.raw_output_contents[index] = b"".join(
+                    one.to_bytes(4, "little", signed=True) for one in changed
+                )
+                output.shape[-1] = len(changed)
+        yield response
+
+    return spoil
+
+
+async def torn(response: Any, number: int) -> AsyncIterator[Any]:
+    """Send tensors whose bytes are no whole numbers."""
+    contents = response.infer_response.raw_output_contents
+    for index, raw in enumerate(contents):
+        contents[index] = raw[:3]
+    yield response
+
+
+async def final_twice(response: Any, number: int) -> AsyncIterator[Any]:
+    """Send the last answer twice."""
+    yield response
+    if response.infer_response.parameters["triton_final_response"].bool_param:
+        yield response
+
+
+async def refused(response: Any, number: int) -> AsyncIterator[Any]:
+    """Refuse the request in the middle of its stream."""
+    if number < HONEST_TOKENS:
+        yield response
+        return
+    raise _Refused
+
+
+async def silent(response: Any, number: int) -> AsyncIterator[Any]:
+    """Say nothing more in the middle of a stream."""
+    if number >= HONEST_TOKENS:
+        await asyncio.Event().wait()
+    yield response
+
+
+async def unfinished(response: Any, number: int) -> AsyncIterator[Any]:
+    """End the stream in its middle as if it were over."""
+    if number >= HONEST_TOKENS:
+        raise _Over
+    yield response
+
+
+LIES: Final[dict[str, Spoil]] = {
+    "ids outside the vocabulary": with_ids(vocabulary),
+    "ids below zero": with_ids(negative),
+    "more tokens than asked for": with_ids(many),
+    "torn tensors": torn,
+    "the last answer twice": final_twice,
+    "INVALID_ARGUMENT in the middle": refused,
+    "an end in the middle": unfinished,
+    "silence in the middle": silent,
+}
+
+
+class _Refused(Exception):
+    """The call ends with INVALID_ARGUMENT."""
+
+
+class _Over(Exception):
+    """The call ends well."""
+
+
+class Proxy:
+    """Passes every call on to a right engine as bytes, and spoils answers that carry tokens with `lie`."""
+
+    def __init__(self, engine: str) -> None:
+        self.lie: Spoil | None = None
+        self.spoilt = 0
+        self._channel = grpc.aio.insecure_channel(engine, options=(("grpc.max_receive_message_length", -1),))
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of whatever is called."""
+        method = details.method
+
+        async def handle(
+            requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+        ) -> None:
+            call = self._channel.stream_stream(method, None, None)(requests)
+            number = 0
+            try:
+                async for answer in call:
+                    if method != STREAM_INFER or self.lie is None:
+                        await context.write(answer)
+                        continue
+                    async for spoilt in self._spoilt(answer, number):
+                        await context.write(spoilt)
+                    number += 1
+            except _Refused:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this request is wrong, says a liar")
+            except _Over:
+                pass
+            except grpc.aio.AioRpcError as error:
+                await context.abort(error.code(), error.details() or "")
+            finally:
+                call.cancel()
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    async def _spoilt(self, answer: bytes, number: int) -> AsyncIterator[bytes]:
+        response = service_pb2.ModelStreamInferResponse.FromString(answer)
+        outputs = [output.name for output in response.infer_response.outputs]
+        if self.lie is None or "output_ids" not in outputs:
+            yield answer
+            return
+        self.spoilt += 1
+        async for spoilt in self.lie(response, number):
+            yield spoilt.SerializeToString()
+
+    async def close(self) -> None:
+        """Close the way to the engine."""
+        await self._channel.close(None)
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        return self._proxy.service(details)
+
+
+@asynccontextmanager
+async def lying_replica(target: Target) -> AsyncIterator[Proxy]:
+    """Add a decode replica whose engine lies; take it away at the end."""
+    mesh = target.mesh
+    host = mesh.config.mesh.host
+    honest = mesh.parts[HONEST]
+    engine = honest.command[list(honest.command).index("--engine") + 1]
+    proxy, server = Proxy(engine), grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
+    server.add_generic_rpc_handlers((_Handlers(proxy),))
+    port = server.add_insecure_port(f"{host}:0")
+    await server.start()
+    listen = f"{host}:{next(free_ports(host, 1))}"
+    command = list(honest.command)
+    for option, value in (("--id", LIAR), ("--listen", listen), ("--engine", f"{host}:{port}")):
+        command[command.index(option) + 1] = value
+    mesh.parts[LIAR] = Part(LIAR, command, listen, Path(mesh.folder) / f"{LIAR}.log")
+    try:
+        await mesh.start(LIAR)
+        await mesh.placeable()
+        yield proxy
+        part = mesh.parts[LIAR]
+        assert not part.has_fallen, f"the replica of the lying engine ended: {part.tail()[-500:]}"
+    finally:
+        proxy.lie = None
+        part = mesh.parts.pop(LIAR)
+        if part.is_running:
+            await part.end(signal.SIGTERM)
+        await mesh.placeable()
+        await server.stop(0)
+        await proxy.close()
+
+
+async def lying(target: Target, dose: Dose) -> Outcome:
+    """Tell one lie after the other to calls that have a right replica beside the lying one."""
+    outcome = Outcome()
+    config = target.mesh.config
+    truth = Truth(config.engine.salt, config.engine.max_sequence_tokens)
+    metadata = bearer(target.key)
+    number = FIRST_NUMBER
+    lies = dict(list(LIES.items())[:2] + list(LIES.items())[5:6]) if target.is_short else LIES
+    async with lying_replica(target) as proxy:
+        for name, lie in lies.items():
+            proxy.lie, proxy.spoilt = lie, 0
+            streams = [bystanders.stream_of(number + index) for index in range(dose.count // len(lies))]
+            number += len(streams)
+            gate = asyncio.Semaphore(AT_ONCE)
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            async with grpc.aio.insecure_channel(target.address(FRONT), options=options) as channel:
+                stub: Any = _Keyed(inference_pb2_grpc.InferenceServiceStub(channel), metadata)
+
+                async def one(
+                    stream: Stream, name: str = name, stub: Any = stub, gate: asyncio.Semaphore = gate
+                ) -> None:
+                    async with gate:
+                        answer = await generate(stub, request_of(stream), timeout_s=DEADLINE_S)
+                    outcome.did["calls"] += 1
+                    outcome.saw[answer.code.name] += 1
+                    right = truth.tokens(stream)
+                    if answer.error is not None:
+                        reason = errors.from_rpc_error(answer.error).reason
+                        _note(outcome, f"{name}: a call ended with {answer.code.name} {reason}")
+                    if answer.ids != (right if answer.error is None else right[: len(answer.ids)]):
+                        _note(outcome, f"{name}: a call got wrong tokens")
+
+                async with asyncio.TaskGroup() as group:
+                    for stream in streams:
+                        group.create_task(one(stream))
+            outcome.did["spoilt answers"] += proxy.spoilt
+            if not proxy.spoilt:
+                outcome.violations.append(f"{name}: the lying engine was never asked, which proves nothing")
+    return outcome
+
+
+class _Keyed:
+    """A stub that sends a key with every call."""
+
+    def __init__(self, stub: Any, metadata: Any) -> None:
+        self._stub, self._metadata = stub, metadata
+
+    def Generate(self, request: Any, timeout: float) -> Any:
+        return self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
+
+
+def _note(outcome: Outcome, what: str) -> None:
+    if what not in outcome.violations:
+        outcome.violations.append(what)
+
+
+LYING = Attack(
+    name="lying-engine",
+    about="A decode replica more whose engine lies: ids, torn tensors, ends and refusals in the middle, silence",
+    run=lying,
+    long=Dose(400, 60.0),
+    short=Dose(30, 5.0),
+    bounds=Bounds(p99_s=10.0),
+)

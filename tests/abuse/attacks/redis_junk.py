@@ -1,0 +1,212 @@
+"""Whoever reaches the mesh's Redis: members that are not there, junk in streams and channels, and in every key there is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+import redis.asyncio
+
+from kvmesh.membership.member import LEASE_S, Member
+from tests.abuse.attack import Attack, Bounds, Dose, Outcome
+from tests.abuse.target import Target
+
+DIALS_PER_S: Final = 20
+"""New connections that one process may begin a second towards members it has never seen."""
+
+DIALS_BURST: Final = 64
+"""A mesh of so many members is connected at once."""
+
+HUGE_BYTES: Final = 4 << 20
+HUGE_KEYS: Final = 8
+"""Keys that get a huge value at a time: Redis shall not be what breaks."""
+
+ROLES: Final = ("frontend", "router", "prefill", "decode")
+
+ABSURD: Final = (
+    *(
+        "999.999.999.999:1",
+        "127.0.0.1:0",
+        "127.0.0.1:99999",
+        "",
+        ":",
+        "unix:/etc/passwd",
+        "dns:///localhost:1",
+    ),
+    *(
+        "[::1]:1",
+        "x" * 5_000,
+        "\x00:\x00",
+        "127.0.0.1:1\r\nX: y",
+        "ipv4:127.0.0.1:1,127.0.0.1:2",
+        "é:1",
+        "localhost:-1",
+    ),
+)
+
+
+async def members(target: Target, dose: Dose) -> Outcome:
+    """Keep leases of processes that are not there: half at absurd addresses, half at one where dials are counted."""
+    outcome = Outcome()
+    mesh = target.mesh.config.mesh
+    until_s = time.monotonic() + dose.seconds
+
+    def dialled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        outcome.saw["dials"] += 1
+        writer.transport.abort()
+
+    server = await asyncio.start_server(dialled, mesh.host, 0)
+    port = server.sockets[0].getsockname()[1]
+    leases = {
+        f"forged-{number}": msgspec.json.encode(
+            Member(
+                process_id=f"forged-{number}",
+                role=ROLES[number % 4],
+                address=f"{mesh.host}:{port}" if number % 8 < 4 else target.rng.choice(ABSURD),
+                boot_id=f"{target.rng.getrandbits(64):016x}",
+                model_version=target.mesh.config.engine.salt,
+                block_tokens=target.mesh.config.engine.block_tokens,
+                kv_address=target.rng.choice(ABSURD),
+                capabilities=("seeded_resume", "x" * 100),
+            )
+        )
+        for number in range(dose.count)
+    }
+    junk = {f"junk-{number}": target.rng.randbytes(200) for number in range(20)}
+    async with server, _client(target) as client:
+        while time.monotonic() < until_s:
+            async with client.pipeline(transaction=False) as batch:
+                for name, lease in {**leases, **junk}.items():
+                    batch.set(f"{mesh.name}:proc:{name}", lease, px=int(LEASE_S * 1000))
+                batch.sadd(f"{mesh.name}:procs", *leases, *junk, b"\xff\xfe", "")
+                batch.publish(f"{mesh.name}:proc-news", target.rng.randbytes(40))
+                await batch.execute()
+            outcome.did["leases"] = len(leases) + len(junk)
+            await asyncio.sleep(min(1.0, max(0.0, until_s - time.monotonic())))
+        async with client.pipeline(transaction=False) as batch:
+            for name in (*leases, *junk):
+                batch.delete(f"{mesh.name}:proc:{name}")
+            batch.srem(f"{mesh.name}:procs", *leases, *junk, b"\xff\xfe", "")
+            await batch.execute()
+    dialling = len(target.mesh.running("frontend", "router"))
+    allowed = dialling * (DIALS_BURST + DIALS_PER_S * dose.seconds)
+    if outcome.saw["dials"] > allowed:
+        outcome.violations.append(
+            f"{outcome.saw['dials']} connections to forged members in {dose.seconds:g} s; {allowed:g} are fine"
+        )
+    await target.mesh.placeable()
+    return outcome
+
+
+async def keys(target: Target, dose: Dose) -> Outcome:
+    """Spoil every key in turn, and all streams and channels; then empty Redis, and see the mesh come back."""
+    outcome = Outcome()
+    until_s = time.monotonic() + dose.seconds
+    mesh = target.mesh.config.mesh.name
+    async with _client(target) as client:
+        while time.monotonic() < until_s:
+            for spoil in SPOILS:
+                found = [key async for key in client.scan_iter(count=1000)]
+                target.rng.shuffle(found)
+                for key in found[:HUGE_KEYS] if spoil is _huge else found:
+                    await _spoil(client, key, spoil, target.rng, outcome)
+                await _publish(client, mesh, target.rng, outcome)
+                await asyncio.sleep(min(1.5, dose.seconds / len(SPOILS)))
+            if target.is_short:
+                break
+        await client.flushall()
+    try:
+        await target.mesh.placeable()
+    except AssertionError as error:
+        outcome.violations.append(f"after Redis was emptied: {' '.join(str(error).split())[:300]}")
+    return outcome
+
+
+async def _bytes(client: Any, key: bytes, rng: random.Random) -> None:
+    await client.set(key, rng.randbytes(rng.randint(1, 300)), keepttl=True)
+
+
+async def _wrong_type(client: Any, key: bytes, rng: random.Random) -> None:
+    kind = await client.type(key)
+    await client.delete(key)
+    if kind == b"list":
+        await client.hset(key, "a", "b")
+    else:
+        await client.rpush(key, "junk", rng.randbytes(20))
+    await client.pexpire(key, 3_000)
+
+
+async def _fields(client: Any, key: bytes, rng: random.Random) -> None:
+    match await client.type(key):
+        case b"stream":
+            for _ in range(20):
+                await client.xadd(
+                    key, {rng.randbytes(5): rng.randbytes(500), "e": rng.randbytes(30), "r": "prefill-0"}
+                )
+        case b"hash":
+            for field in await client.hkeys(key):
+                await client.hset(key, field, rng.choice((rng.randbytes(10), b"1e400", b"-1", b"nan", b"{}")))
+        case b"set":
+            await client.sadd(key, *(rng.randbytes(8) for _ in range(50)))
+        case b"zset":
+            await client.zadd(key, {rng.randbytes(8): rng.choice((0, -1e300, 1e300)) for _ in range(20)})
+        case b"string":
+            await client.append(key, rng.randbytes(30))
+
+
+async def _huge(client: Any, key: bytes, rng: random.Random) -> None:
+    await client.set(key, rng.randbytes(1 << 10) * (HUGE_BYTES >> 10), px=2_000)
+
+
+SPOILS: Final[tuple[Callable[[Any, bytes, random.Random], Awaitable[None]], ...]] = (
+    _fields,
+    _bytes,
+    _wrong_type,
+    _huge,
+)
+
+
+async def _spoil(
+    client: Any,
+    key: bytes,
+    spoil: Callable[[Any, bytes, random.Random], Awaitable[None]],
+    rng: random.Random,
+    outcome: Outcome,
+) -> None:
+    with suppress(redis.ResponseError):  # the mesh writes the key at the same time
+        await spoil(client, key, rng)
+        outcome.did["spoilt keys"] += 1
+
+
+async def _publish(client: Any, mesh: str, rng: random.Random, outcome: Outcome) -> None:
+    names = {channel for channel in await client.pubsub_channels() if channel.startswith(mesh.encode())}
+    for channel in names:
+        for _ in range(20):
+            await client.publish(channel, rng.randbytes(rng.choice((0, 8, 100, 5_000))))
+            outcome.did["messages"] += 1
+
+
+def _client(target: Target) -> Any:
+    return redis.asyncio.Redis.from_url(target.redis_url, socket_timeout=5)
+
+
+MEMBERS = Attack(
+    name="forged-members",
+    about="Leases in Redis of processes that are not there, at absurd addresses and at one that counts dials",
+    run=members,
+    long=Dose(500, 15.0),
+    short=Dose(100, 2.0),
+)
+KEYS = Attack(
+    name="junk-in-redis",
+    about="Junk, wrong types, absurd numbers and 4 MB values in every key of the mesh, junk in its streams and channels",
+    run=keys,
+    long=Dose(0, 20.0),
+    short=Dose(0, 3.0),
+    bounds=Bounds(answered=0.99, p99_s=5.0),
+)

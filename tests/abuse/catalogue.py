@@ -1,0 +1,42 @@
+"""All attacks, in the order in which they are run: those that could leave most behind come last."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.abuse.attack import Attack
+from tests.abuse.attacks import (
+    bodies,
+    burst,
+    connections,
+    duplicate,
+    engine,
+    frames,
+    headers,
+    messages,
+    readers,
+    redis_junk,
+    resets,
+)
+
+ATTACKS: Final[tuple[Attack, ...]] = (
+    bodies.ENDLESS,
+    bodies.ENDLESS_ATTACH,
+    headers.FLOOD,
+    headers.BOMBS,
+    connections.IDLE,
+    connections.METRICS,
+    connections.HANDSHAKES,
+    frames.FRAMES,
+    messages.MESSAGES,
+    messages.METADATA,
+    messages.ATTACH_JUNK,
+    resets.RAPID,
+    burst.BURST,
+    readers.UNPAID,
+    readers.CLOSED,
+    engine.LYING,
+    redis_junk.MEMBERS,
+    redis_junk.KEYS,
+    duplicate.DUPLICATE,
+)

@@ -1,0 +1,84 @@
+"""The section of docs/security.md that says what was attacked, how often, and what held. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from tests.abuse.records import Row
+
+BEGIN: Final = "<!-- written by make abuse: begin -->"
+END: Final = "<!-- written by make abuse: end -->"
+SEEN_MAX: Final = 4
+"""Kinds of answers that the table shows, the most frequent first."""
+
+
+class PageError(ValueError):
+    """The page has no place for the section."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """One run of attacks."""
+
+    date: str
+    machine: str
+    commit: str
+    command: str
+    seed: int
+    minutes: float
+    rows: list[Row]
+
+
+def section(report: Report) -> list[str]:
+    """Return the lines of the section, without its marks."""
+    held = sum(row.has_held for row in report.rows)
+    calls, answered = sum(row.calls for row in report.rows), sum(row.answered for row in report.rows)
+    lines = [
+        f"`{report.command}` on {report.date}, commit {report.commit}, {report.minutes:.0f} minutes, seed {report.seed}.",
+        f"{report.machine}.",
+        "",
+        f"{held} of {len(report.rows)} attacks were withstood. {answered} of {calls} legitimate calls beside them were",
+        "answered.",
+        "",
+        "| attack | how often | how it was answered | calls beside it | p99 | memory: peak | after | held |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_line(row) for row in report.rows]
+    broken = [(row.name, violation) for row in report.rows for violation in row.violations]
+    if broken:
+        lines += ["", "What did not hold:", ""]
+        lines += [f"- {name}: {violation}" for name, violation in broken]
+    return lines
+
+
+def put(page: str, lines: Sequence[str]) -> str:
+    """Return `page` with `lines` between its marks. Raises PageError if they are not there."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise PageError(f"the page has no lines {BEGIN!r} and {END!r}, between which the table belongs")
+    return before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + after
+
+
+def counts(what: Mapping[str, int], most: int | None = None) -> str:
+    """Return counts in words, those of zero left out."""
+    there = [(name, count) for name, count in what.items() if count]
+    shown = [f"{count:,} {name}" for name, count in there[:most]]
+    return ", ".join(shown) + (", ..." if most is not None and len(there) > most else "")
+
+
+def _line(row: Row) -> str:
+    p99 = "-" if row.p99_s is None else f"{row.p99_s:.2f} s"
+    cells = (
+        f"{row.name}: {row.about[0].lower()}{row.about[1:]}",
+        f"{counts(row.did)} in {row.seconds:.0f} s",
+        counts(row.saw, SEEN_MAX) or "-",
+        f"{row.answered} of {row.calls}",
+        p99,
+        f"{row.peak_mb:.0f} MB ({row.peak_part})",
+        f"{row.grown_mb:+.0f} MB ({row.grown_part})",
+        "yes" if row.has_held else "**no**",
+    )
+    return "| " + " | ".join(cells) + " |"
