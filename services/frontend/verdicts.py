@@ -75,12 +75,12 @@ class Verdicts:
     def confirmed(self, replica: str, now_s: float) -> None:
         """Another replica said the same as `replica`."""
         self.confirmed_total += 1
-        self._confirmed_s[replica] = now_s
+        _note(self._confirmed_s, replica, now_s)
 
     def contradicted(self, replica: str, now_s: float) -> None:
         """Another replica served what `replica` called invalid."""
         self.contradicted_total += 1
-        self._doubted_s[replica] = now_s
+        _note(self._doubted_s, replica, now_s)
 
     def closed(self, request: LiveRequest, replica: str) -> None:
         """`request` tests nothing of `replica` any more."""
@@ -98,12 +98,16 @@ class Verdicts:
                 assert request.end is None and replica in names, request
 
 
+def _note(times: dict[str, float], replica: str, now_s: float) -> None:
+    """Set the time of `replica`; forget those that are over."""
+    for name in [name for name in times if not _is_recent(times, name, now_s)]:
+        del times[name]
+    times[replica] = now_s
+
+
 def _is_recent(times: dict[str, float], replica: str, now_s: float) -> bool:
-    """Return whether `replica` has a time in the last DOUBT_S; forget an older one."""
-    at_s = times.get(replica)
-    if at_s is not None and now_s - at_s > DOUBT_S:
-        del times[replica]
-    return replica in times
+    """Return whether `replica` has a time in the last DOUBT_S."""
+    return now_s - times.get(replica, float("-inf")) <= DOUBT_S
 
 
 def hear(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
