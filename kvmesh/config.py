@@ -44,6 +44,7 @@ from kvmesh.tenants.sections import (
     TenantTable,
     refuse_wrong,
 )
+from kvmesh.trust import networks
 
 __all__ = [
     "ROOT",
@@ -372,8 +373,23 @@ class Trust(Section, frozen=True, kw_only=True):
     ] = ""
     key: Annotated[str, Allowed("The certificate's key, PEM, without a password.")] = ""
     authority: Annotated[str, Allowed("Authorities that sign the mesh's certificates, PEM.")] = ""
+    networks: Annotated[
+        tuple[str, ...],
+        Allowed(
+            "Networks whose addresses this process dials, as registered in Redis; empty: any. It needs no certificates.",
+            words='a list of CIDRs, such as ["10.0.0.0/8", "fd00::/8"]',
+        ),
+    ] = ()
 
     def check(self) -> None:
+        for text in self.networks:
+            try:
+                networks.parse(text)
+            except ValueError as error:
+                raise ConfigError(
+                    f'trust.networks has "{text}", which is no network ({error}): allowed are CIDRs without host bits, '
+                    'such as "10.0.0.0/8" or "fd00::/8".'
+                ) from error
         given = {name: getattr(self, name) for name in ("certificate", "key", "authority")}
         for name, value in given.items():
             if not value and any(given.values()):
@@ -493,7 +509,8 @@ def build(tables: Mapping[str, Any]) -> MeshConfig:
             built[name] = {each: build_table(TABLES[name], each, found) for each, found in table.items()}
         else:
             refuse_unknown(name, table, [key for key, _, _ in keys(kinds[name])])
-            built[name] = kinds[name](**table)
+            values = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+            built[name] = kinds[name](**values)
     return MeshConfig(**built)
 
 

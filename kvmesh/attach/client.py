@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from kvmesh.attach.dialing import Dialer, DialRefused
 from kvmesh.attach.outbox import UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 0.5
 """From the begin of one attempt to that of the next: one that was in the dark for longer is followed at once."""
+
+REFUSED_PAUSE_S = 30.0
+"""Until a host name that may not be dialled is looked up again."""
 
 ATTACH_TIMEOUT_S = 2.0
 """A peer that does not answer hello within this is treated as lost."""
@@ -78,8 +82,11 @@ class AttachLink:
         expected_process: str = "",
         expected_boot: str = "",
         explain: Callable[[str], Awaitable[str]] | None = None,
+        dialer: Dialer | None = None,
     ) -> None:
-        """`expected_process`, `expected_boot`: who must say hello; empty: anybody. Addresses are reused, boots never.
+        """`dialer`: the process's; without one the link dials whatever it is told to.
+
+        `expected_process`, `expected_boot`: who must say hello; empty: anybody. Addresses are reused, boots never.
 
         `explain` finds out more about an address where no stream can be opened; it may return an empty text.
         """
@@ -96,6 +103,11 @@ class AttachLink:
         self._clock = clock
         self._open_channel = open_channel
         self._explain = explain
+        self._dialer = dialer or Dialer(clock)
+        self._dialled = address
+        """The address that was dialled last; differs where a name was resolved."""
+        self._is_known = False
+        """True once the peer was attached: later dials are not new."""
         self._ready = asyncio.Event()
         self._silence: Silence | None = None
         """Of the present stream, once its peer has reported its load."""
@@ -110,13 +122,15 @@ class AttachLink:
             if not self.keep and not self.outbox.waiting_bytes:
                 self._ready.clear()
                 await self._ready.wait()
-            reason = "closed"
+            reason, pause_s = "closed", 0.0
             began_s = self._clock.now_s()
             try:
                 reason = await self._serve()
             except grpc.RpcError as error:
                 code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
                 reason = f"{code.name if code else 'broken'}: {getattr(error, 'details', lambda: '')()}"
+            except DialRefused as error:
+                reason, pause_s = f"refused: {error}", REFUSED_PAUSE_S
             except PeerUnreachable as error:
                 reason = f"{grpc.StatusCode.UNAVAILABLE.name}: {error}"
             except (TimeoutError, OSError, grpc.aio.UsageError, OutboxStuck, PeerSilent, ValueError) as error:
@@ -134,13 +148,16 @@ class AttachLink:
                 0.5, 1.0
             )
             took_s = self._clock.now_s() - began_s
-            await asyncio.sleep(max(BACKOFF_MIN_S / 2, delay_s - took_s) if self.failures else delay_s)
+            await asyncio.sleep(
+                max(BACKOFF_MIN_S / 2, delay_s - took_s, pause_s) if self.failures else delay_s
+            )
 
     async def _tell(self, reason: str) -> None:
         """Log why the stream could not be opened."""
         why = ""
-        if self._explain is not None and reason.startswith(grpc.StatusCode.UNAVAILABLE.name):
-            why = await self._explain(self.address)
+        is_unavailable = reason.startswith(grpc.StatusCode.UNAVAILABLE.name)
+        if self._explain is not None and is_unavailable and self._dialer.may_look():
+            why = await self._explain(self._dialled)
         log.warning("cannot attach", extra={"peer": self.name, "address": self.address, "why": why or reason})
 
     def _new_outbox(self) -> UpwardOutbox:
@@ -159,8 +176,16 @@ class AttachLink:
             log.exception("the loss of the attach link to %s was not taken", self.name)
 
     async def _serve(self) -> str:
-        await _reach(self.address)
-        channel = self._open_channel(self.address)
+        if not self._is_known:
+            await self._dialer.turn(self.failures)
+        self._dialled = await self._dialer.resolve(self.address)
+        try:
+            await _reach(self._dialled)
+        except PeerUnreachable:
+            if not self._is_known:
+                self._dialer.give_back()
+            raise
+        channel = self._open_channel(self._dialled)
         tasks: list[asyncio.Task[Any]] = []
         call = None
         try:
@@ -195,7 +220,7 @@ class AttachLink:
         if not isinstance(message, pb.AttachResponse) or not message.HasField("hello"):
             raise ValueError("the peer did not say hello in its first message")
         self._check(message.hello)
-        self.is_up = True
+        self.is_up = self._is_known = True
         self._sink.on_attached(self, message.hello, self._clock.now_s())
         while isinstance(message, pb.AttachResponse):
             now_s = self._clock.now_s()

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvmesh.clock import Clock, MonotonicClock
+from kvmesh.membership.gate import Gate
 from kvmesh.membership.member import FAREWELL, Member, read
 from kvmesh.membership.registration import Registration
 from kvmesh.membership.view import View
 from kvmesh.redis_link import RedisAway, RedisLink, key
 from kvmesh.tasks import persist
+from kvmesh.trust.networks import Networks
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +35,15 @@ class Membership:
         clock: Clock | None = None,
         *,
         own: Registration | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """`own`: while this lease cannot be written, missing ones of others say nothing; it hears of all news."""
+        """`gate` leaves out members that may not be dialled; without one all are believed.
+
+        `own`: while this lease cannot be written, missing ones of others say nothing; it hears of all news."""
         self._redis = redis
         self._mesh = mesh
         self._own = own
+        self._gate = gate or Gate(Networks())
         self._on_change = on_change
         self._clock = clock or MonotonicClock()
         self._view = View()
@@ -75,7 +81,7 @@ class Membership:
 
     async def poll(self) -> None:
         """Look once. Raises RedisAway."""
-        found = await read_members(self._redis, self._mesh)
+        found = self._gate.take(await read_members(self._redis, self._mesh))
         if self._own is not None and self._own.is_refused:
             self._view.doubt(self._clock.now_s())
         changed = self._view.take(found, self._clock.now_s())

@@ -23,6 +23,7 @@ from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.config import ConfigError
 from kvmesh.membership import telemetry as name_telemetry
+from kvmesh.membership.gate import Gate
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
@@ -39,6 +40,7 @@ from kvmesh.triton.capabilities import ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import CallError
+from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 
 ENGINE_WAIT_S: Final = 10.0
@@ -178,8 +180,9 @@ class _Replica:
         member = self._member(self._options.advertise.address(address))
         registration = Registration(self._redis, mesh, member, self._on_standing)
         self._registration = registration
-        name_telemetry.export(registration, self._metrics)
-        membership = Membership(self._redis, mesh, self._role.on_members, own=registration)
+        gate = Gate(Networks(self._options.config.trust.networks))
+        name_telemetry.export(registration, gate, self._metrics)
+        membership = Membership(self._redis, mesh, self._role.on_members, own=registration, gate=gate)
         async with asyncio.TaskGroup() as tasks:
             background = [
                 _start(tasks, self._engine.run(), "engine"),

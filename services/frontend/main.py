@@ -19,12 +19,14 @@ from kvmesh import server as shell
 from kvmesh import service_options, telemetry
 from kvmesh.advertise import AS_LISTENED, Advertised
 from kvmesh.alarm import Alarm
+from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.server import PROTOCOL_VERSION
 from kvmesh.attach.v1 import attach_pb2
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.membership import telemetry as name_telemetry
+from kvmesh.membership.gate import Gate
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
@@ -35,6 +37,7 @@ from kvmesh.tasks import end
 from kvmesh.tenants.labels import Labels
 from kvmesh.tenants.store import CatalogueStore
 from kvmesh.trust.edge import Edge
+from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.frontend.accounting import Accounting
 from services.frontend.budgets.budgets import Budgets
@@ -121,8 +124,9 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
         frontend.metrics.process_gauges()
         member = frontend.member(place.advertise.address(address))
         registration = Registration(redis, config.mesh.name, member, frontend.server.stand_by)
-        name_telemetry.export(registration, frontend.metrics)
-        membership = Membership(redis, config.mesh.name, frontend.on_members, own=registration)
+        gate = Gate(frontend.networks)
+        name_telemetry.export(registration, gate, frontend.metrics)
+        membership = Membership(redis, config.mesh.name, frontend.on_members, own=registration, gate=gate)
         secret = MeshSecret(redis, config.mesh.name, frontend.seal)
         await secret.renew()
         await frontend.tenants.start()
@@ -232,6 +236,9 @@ class Frontend:
             process_id=place.name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION
         )
         trust = Trust(config, "frontend")
+        self.networks = Networks(config.trust.networks)
+        dialer = Dialer(clock, self.networks)
+        dialer.export(self.metrics)
         edge = Edge(config, trust)
         self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
         self.metrics.gauge("client_certificate_expires_seconds", EXPIRES, edge.expires_s)
@@ -242,6 +249,7 @@ class Frontend:
             clock,
             trust.channels_to("router"),
             partial(trust.explain, role="router"),
+            dialer,
         )
         bounds = Bounds(
             model=config.mesh.model,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import grpc
 
 from kvmesh.attach.client import AttachLink
+from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.membership.member import Member
@@ -45,6 +46,7 @@ class RouterLinks:
         clock: Clock,
         open_channel: Callable[[str], grpc.aio.Channel],
         explain: Callable[[str], Awaitable[str]] | None = None,
+        dialer: Dialer | None = None,
     ) -> None:
         self._core = core
         self._hello = hello
@@ -52,6 +54,7 @@ class RouterLinks:
         self._clock = clock
         self._open_channel = open_channel
         self._explain = explain
+        self._dialer = dialer or Dialer(clock)
         self._wanted: dict[str, Member] = {}
         self._links: dict[str, Linked] = {}
         """By the link's name: the process's, with place and boot where an older process of that name is still here."""
@@ -121,6 +124,7 @@ class RouterLinks:
             expected_process=member.process_id,
             expected_boot=member.boot_id,
             explain=self._explain,
+            dialer=self._dialer,
         )
         self._core.add_router(link).is_draining = member.draining
         task = asyncio.create_task(link.run(), name=f"router-link:{name}")

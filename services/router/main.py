@@ -19,11 +19,13 @@ from kvmesh import server as mesh_server
 from kvmesh import service_options
 from kvmesh.advertise import AS_LISTENED, Advertised
 from kvmesh.alarm import Alarm
+from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
 from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.membership import telemetry as name_telemetry
+from kvmesh.membership.gate import Gate
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
@@ -33,6 +35,7 @@ from kvmesh.redis_link import RedisLink
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of
+from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
 from services.router.index.mirror import PrefixMirror
@@ -104,8 +107,11 @@ async def serve(config: MeshConfig, place: Place) -> int:
         address = await router.server.listen(place.listen)
         member = router.member(place.advertise.address(address))
         registration = Registration(router.redis, config.mesh.name, member, router.server.stand_by)
-        name_telemetry.export(registration, router.metrics)
-        membership = Membership(router.redis, config.mesh.name, router.on_members, own=registration)
+        gate = Gate(router.networks)
+        name_telemetry.export(registration, gate, router.metrics)
+        membership = Membership(
+            router.redis, config.mesh.name, router.on_members, own=registration, gate=gate
+        )
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(router.links.run(), name="replica-links"),
@@ -149,7 +155,10 @@ class Router:
         clock = MonotonicClock()
         section, mesh = config.router, config.mesh.name
         trust = Trust(config, "router")
+        self.networks = Networks(config.trust.networks)
         self.metrics = Metrics("router")
+        dialer = Dialer(clock, self.networks)
+        dialer.export(self.metrics)
         self._tracing = tracing_of(config.telemetry, "router", place.name)
         self.redis = RedisLink(place.redis_url)
         mirror = PrefixMirror(section.index_blocks_max)
@@ -206,6 +215,7 @@ class Router:
             trust.channel,
             self.on_replicas,
             trust.explain,
+            dialer,
         )
         telemetry.export(self.relay, policy, self.index, self.dispatches, self.metrics, clock)
         self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import grpc
 
 from kvmesh.attach.client import AttachLink
+from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.membership.member import Member
@@ -54,6 +55,7 @@ class ReplicaLinks:
         open_channel: Callable[[str, str], grpc.aio.Channel],
         on_replicas: Callable[[list[str]], None],
         explain: Callable[[str, str], Awaitable[str]] | None = None,
+        dialer: Dialer | None = None,
     ) -> None:
         """`open_channel` and `explain` get the address of a replica and its role."""
         self._relay = relay
@@ -63,6 +65,7 @@ class ReplicaLinks:
         self._clock = clock
         self._open_channel = open_channel
         self._explain = explain
+        self._dialer = dialer or Dialer(clock)
         self._on_replicas = on_replicas
         self._wanted: dict[str, Member] = {}
         self._linked: dict[str, Linked] = {}
@@ -158,6 +161,7 @@ class ReplicaLinks:
             expected_process=member.process_id,
             expected_boot=member.boot_id,
             explain=self._explaining(role),
+            dialer=self._dialer,
         )
         replica.connect(link)
         task = asyncio.create_task(link.run(), name=f"replica-link:{member.process_id}")

@@ -26,6 +26,7 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
         },
         router={"snapshot_interval_s": 2.0},
         frontend={"default_deadline_s": 120.0},
+        trust={"networks": ("127.0.0.0/8",)},
     )
     with lent_mesh(config, tmp_path_factory.mktemp("mesh")) as made:
         yield made

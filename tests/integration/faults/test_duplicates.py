@@ -5,19 +5,31 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
 
+import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmesh import health_reason
+from kvmesh.membership.member import Member, Role
 from kvmesh.membership.membership import read_members
 from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisLink
 from kvmesh.server import channel
 from tests.integration.faults.streams import requests, run_through, undisturbed
 from tests.integration.harness import Mesh, Part, until
+from tests.integration.scraped import sample
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
+
+FORGED: Final[tuple[tuple[Role, str, str], ...]] = (
+    ("decode", "192.0.2.1:7000", ""),
+    ("prefill", "127.0.0.1:7000", "192.0.2.1:9"),
+    ("router", "[::ffff:192.0.2.1]:7000", ""),
+)
+"""Role, address and KV address; the mesh has networks = ["127.0.0.0/8"]."""
 
 FOUND_S_MAX = 15.0
 """The wait for a process to be used; what it takes without load is in tests/unit/membership/test_election.py."""
@@ -47,6 +59,39 @@ async def test_a_second_router_or_frontend_of_a_name_takes_nothing_for_good(
     """The mesh serves with the later process, and with the older one when that has ended."""
     await come_and_go(mesh, name, end)
     await undisturbed(mesh, requests(2, 8))
+
+
+async def test_members_outside_the_networks_are_known_to_no_process(mesh: Mesh) -> None:
+    """Forged leases of a replica, of a prefill with KV blocks elsewhere, and of a router: each process counts all three."""
+    redis = RedisLink(f"redis://{mesh.parts['redis'].address}")
+    forged = [
+        Member(
+            process_id=f"{role}-9",
+            role=role,
+            address=address,
+            boot_id="forged",
+            model_version=mesh.config.engine.salt,
+            block_tokens=mesh.config.engine.block_tokens,
+            kv_address=kv_address,
+        )
+        for role, address, kv_address in FORGED
+    ]
+    try:
+        for member in forged:
+            lease = msgspec.json.encode(member)
+            await redis.execute("SET", f"kvmesh:proc:{member.process_id}", lease, "PX", 30_000)
+            await redis.execute("SADD", "kvmesh:procs", member.process_id)
+        for name in mesh.running("frontend", "router", "prefill", "decode"):
+            await until(partial(refused, mesh, name), 20, f"{name} refuses the forged members")
+        assert not [view for view in (await mesh.status("router-0")).replicas if view.replica.endswith("-9")]
+    finally:
+        await redis.execute("DEL", *(f"kvmesh:proc:{member.process_id}" for member in forged))
+        await redis.close()
+
+
+async def refused(mesh: Mesh, name: str) -> bool:
+    """Say whether process `name` has refused three members."""
+    return await sample(mesh, name, f"kvmesh_{name.partition('-')[0]}_refused_members_total") == 3
 
 
 async def come_and_go(mesh: Mesh, name: str, end: signal.Signals) -> None:

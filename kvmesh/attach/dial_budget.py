@@ -1,0 +1,84 @@
+"""How many new connections a process opens: a token bucket, and an order for those that wait. Pure.
+
+INVARIANT: over any window of w seconds at most BURST + RATE_PER_S x w connections are granted.
+
+Two connections belong to one attempt (a probe, then gRPC's), so BURST is a mesh of 64 members at once. Attempts that have
+failed least go first: a process that registers among a thousand dead addresses does not wait for their retries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final
+
+RATE_PER_S: Final = 20.0
+BURST: Final = 128.0
+
+
+@dataclass(slots=True, order=True)
+class Ticket:
+    """One attempt that waits for its connections."""
+
+    failures: int
+    number: int
+    connections: int = field(compare=False)
+    is_withdrawn: bool = field(default=False, compare=False)
+
+
+class DialBudget:
+    """One process's. `ask`, then `due` when the time has come."""
+
+    def __init__(self, now_s: float, rate_per_s: float = RATE_PER_S, burst: float = BURST) -> None:
+        self._rate_per_s = rate_per_s
+        self._burst = burst
+        self._tokens = burst
+        self._at_s = now_s
+        self._waiting: list[Ticket] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return sum(not ticket.is_withdrawn for ticket in self._waiting)
+
+    def ask(self, failures: int, connections: int) -> Ticket:
+        """Wait for `connections`; `failures`: how often the attempt has failed already."""
+        ticket = Ticket(failures, next(self._numbers), connections)
+        heappush(self._waiting, ticket)
+        return ticket
+
+    def due(self, now_s: float) -> list[Ticket]:
+        """Return the attempts that may begin now, in their order; they have their connections then."""
+        self._refill(now_s)
+        granted = []
+        while self._waiting:
+            first = self._waiting[0]
+            if not first.is_withdrawn and first.connections > self._tokens:
+                break
+            heappop(self._waiting)
+            if not first.is_withdrawn:
+                self._tokens -= first.connections
+                granted.append(first)
+        return granted
+
+    def next_s(self) -> float | None:
+        """Return when `due` has something next, or None if nothing waits."""
+        if not self._waiting:
+            return None
+        return self._at_s + max(0.0, self._waiting[0].connections - self._tokens) / self._rate_per_s
+
+    def try_take(self, now_s: float) -> bool:
+        """Take one connection if nothing waits for it."""
+        self._refill(now_s)
+        if self._waiting or self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def give_back(self, connections: int) -> None:
+        """These were granted and not opened."""
+        self._tokens = min(self._burst, self._tokens + connections)
+
+    def _refill(self, now_s: float) -> None:
+        elapsed_s, self._at_s = max(0.0, now_s - self._at_s), max(self._at_s, now_s)
+        self._tokens = min(self._burst, self._tokens + elapsed_s * self._rate_per_s)

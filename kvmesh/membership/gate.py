@@ -1,0 +1,49 @@
+"""Leaves out members whose addresses may not be dialled. Pure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from kvmesh.membership.member import Member
+from kvmesh.trust.networks import Networks
+
+log = logging.getLogger(__name__)
+
+TOLD_MAX: Final = 256
+"""Refused members of one moment that are logged; further ones are counted alone."""
+
+
+class Gate:
+    """`take` the members of each poll. A member is refused for its address, or for that of its KV blocks.
+
+    Engines resolve names themselves, so a KV address must be an address where `trust.networks` is set.
+    """
+
+    def __init__(self, networks: Networks) -> None:
+        self.refused_total = 0
+        """Members that were refused, each counted once for as long as it stays registered."""
+        self._networks = networks
+        self._refused: set[tuple[str, str, str]] = set()
+
+    def take(self, members: Iterable[Member]) -> list[Member]:
+        """Return those that may be dialled."""
+        if self._networks.is_any:
+            return list(members)
+        admitted, refused = [], set()
+        for member in members:
+            fault = self._networks.fault(member.address) or self._networks.fault(
+                member.kv_address, may_be_name=False
+            )
+            if not fault:
+                admitted.append(member)
+                continue
+            what = (member.process_id, member.address, member.kv_address)
+            refused.add(what)
+            if what not in self._refused:
+                self.refused_total += 1
+                if max(len(self._refused), len(refused)) <= TOLD_MAX:
+                    log.warning("member refused", extra={"member": member.process_id, "why": fault})
+        self._refused = refused
+        return admitted
