@@ -20,6 +20,9 @@ class Limit:
     """Tokens that may be reserved at once after a pause; a request that needs more can never be admitted."""
     concurrency: int = 0
     """Requests at a time."""
+    tokens_overrun: float = 0.0
+    """Open overrun: tokens that live requests may together still use beyond what is reserved for them. Counts where
+    `tokens_per_min` is set."""
 
     @property
     def is_none(self) -> bool:

@@ -23,7 +23,8 @@ TOKENS_MAX = 2**31
 class Reserve:
     """Takes `tokens`, `requests` and `slots` from every scope of the account, or nothing. Answers Granted or Denied.
 
-    `force`: always granted; what the levels do not hold becomes debt, repaid before the next admission.
+    `force`: always granted; what the levels do not hold becomes debt, repaid before the next admission, and the open
+    overrun may exceed its limit.
     """
 
     account: Account
@@ -33,6 +34,9 @@ class Reserve:
     requests: int = 1
     slots: int = 1
     force: bool = False
+    overrun: int = 0
+    """Tokens that the request may use beyond `tokens`: open until it is settled, swept or has reserved them. Refused where
+    a scope's open overrun would exceed its limit; with none open in the scope one request is granted whatever this is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Renewal:
     slots: int = 1
     extra_tokens: int = 0
     """To hold from now on besides, whatever the levels are: debt, if need be."""
+    overrun: int = 0
+    """Tokens that it may use beyond all that it holds from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,8 @@ class Lower:
     """Gives back what a reservation holds beyond `tokens`; it goes on as it was. Answers Lowered. Not for slabs.
 
     Whoever goes on with a request knows what the reservation before is worth, and not whether its frontend lives. If so,
-    that settles what it knows; if not, a sweep charges `tokens`. Of what was swept already the rest is given back.
+    that settles what it knows; if not, a sweep charges `tokens`. Of what was swept already the rest is given back. Its open
+    overrun is closed: the successor's reservation opens what is left of the request.
     """
 
     account: Account
@@ -97,8 +104,9 @@ class Draw:
     """Opens a slab, or settles what was used of it and fills it again, in one step. Answers Drawn.
 
     A slab is one reservation for many requests. What it shall hold is granted as far as the levels reach, each of tokens,
-    requests and slots by itself; what it holds beyond goes back. Used is counted from when the slab was opened, so that
-    a lost answer changes nothing. A Draw renews the lease, opens again what was swept, and opens anew what was lost.
+    requests, slots and open overrun by itself; what it holds beyond goes back. Used is counted from when the slab was
+    opened, so that a lost answer changes nothing. A Draw renews the lease, opens again what was swept, and opens anew what
+    was lost.
     """
 
     account: Account
@@ -120,6 +128,10 @@ class Draw:
     """Estimates of what runs: held whatever the levels are."""
     least_slots: int = 0
     """What runs: held whatever others hold."""
+    overrun: int = 0
+    """Open overrun that it shall hold: of what runs, and to be given out."""
+    least_overrun: int = 0
+    """Open overrun of what runs: held whatever others hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +172,7 @@ class Remaining:
     concurrency: int | None = None
 
 
-Reason: TypeAlias = Literal["requests", "tokens", "concurrency", "burst"]
+Reason: TypeAlias = Literal["requests", "tokens", "concurrency", "overrun", "burst"]
 """Which limit refuses. "burst": the request asks for more than the limit ever holds."""
 
 
@@ -181,11 +193,13 @@ class Denied:
     scope: str
     """Whose limit: the one to wait for longest, of equals the innermost."""
     wait_s: float | None
-    """Until the levels hold it, to the millisecond, if nobody else takes from them. None: not known (concurrency) or never
-    (burst)."""
+    """Until the levels hold it, to the millisecond, if nobody else takes from them. None: not known (concurrency, overrun)
+    or never (burst)."""
     remaining: Remaining
     is_claimed: bool = False
     """True if it must wait for a larger request that was refused before it; who needs more may not have to."""
+    overrun_excess: int = 0
+    """Tokens by which the scope's open overrun must shrink first; 0 for any other reason."""
 
 
 SettledState: TypeAlias = Literal["settled", "late", "repeated", "unknown"]
@@ -235,6 +249,7 @@ class Drawn:
     is_open: bool
     """False if the slab was settled: it holds nothing and never will again."""
     remaining: Remaining
+    overrun: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +279,8 @@ class Use:
     tokens: float | None
     slots: int
     """Slots that are held, also where they are not limited."""
+    overrun: int = 0
+    """Open overrun in tokens, also where it is not limited."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,32 @@ from __future__ import annotations
 from typing import Final
 
 RESERVE: Final = """
--- Returns why a request is refused, by which scope, how many ms it should wait ('': not known, or never), and whether for a
--- claim.
-local function judge(tokens, requests, slots)
+-- Returns the scope whose open overrun would exceed its limit, and by how much it must shrink. With none open in a scope
+-- one request may open any; a tenant with none is not refused for what others of its organisation have open.
+local function overrunning(overrun)
+  if overrun == 0 then return nil, 0 end
+  local place, excess, from = nil, 0, 1
+  for i = 1, count do
+    if scopes[i].overrun == 0 and sub(ARGV[2 + i], 1, 7) == 'tenant:' then from = i end
+  end
+  for i = from, count do
+    local scope = scopes[i]
+    local more = min(scope.overrun, math.ceil(scope.overrun + overrun - scope.overrun_max))
+    if more > 0 and more >= excess then place, excess = i, more end
+  end
+  return place, excess
+end
+
+-- Returns why a request is refused, by which scope, how many ms it should wait ('': not known, or never), whether for a
+-- claim, and by how many tokens the open overrun must shrink.
+local function judge(tokens, requests, slots, overrun)
   local reason, place, wait = nil, nil, 0
   tokens, requests = tokens * UNIT, requests * UNIT
   for i = 1, count do
     local scope = scopes[i]
     if tokens > scope.token_burst or requests > scope.request_burst then reason, place = 'burst', i end
   end
-  if reason then return reason, place, '', 0 end
+  if reason then return reason, place, '', 0, 0 end
   local is_claimed = 0
   for i = 1, count do
     local scope = scopes[i]
@@ -33,12 +49,15 @@ local function judge(tokens, requests, slots)
     end
     if ms > 0 and ms >= wait then reason, place, wait, is_claimed = 'tokens', i, ms, by_claim end
   end
-  if reason then return reason, place, wait, is_claimed end
+  if reason then return reason, place, wait, is_claimed, 0 end
   for i = 1, count do
     local scope = scopes[i]
     if scope.slots + slots > scope.slots_max then reason, place = 'concurrency', i end
   end
-  return reason, place, '', 0
+  if reason then return reason, place, '', 0, 0 end
+  local excess
+  place, excess = overrunning(overrun)
+  return place and 'overrun', place, '', 0, excess
 end
 
 local function leave_claim(scope, tokens, wait)
@@ -57,13 +76,14 @@ local operation, numbers, rid, answer = ARGV[at], ARGV[at + 1], ARGV[at + 2], ni
 local names = named(operation, numbers)
 
 if operation == 'reserve' then
-  local tokens, requests, slots, lease, force = read('<ddddd', numbers)
+  local tokens, requests, slots, overrun, lease, force = read('<dddddd', numbers)
   sweep(SWEEP_MAX)
-  local is_repeated, reason, place, wait, is_claimed = find(rid) ~= nil, nil, nil, nil, nil
+  local is_repeated, reason, place, wait, is_claimed, excess = find(rid) ~= nil, nil, nil, nil, nil, nil
   if not is_repeated then
-    if force == 0 then reason, place, wait, is_claimed = judge(tokens, requests, slots) end
+    if force == 0 then reason, place, wait, is_claimed, excess = judge(tokens, requests, slots, overrun) end
     if not reason then
       local row = new_row(tokens, requests, slots)
+      open(row, overrun)
       take(row, tokens, requests)
       add(RESERVED, tokens)
       put(rid, row, now + lease)
@@ -79,7 +99,7 @@ if operation == 'reserve' then
     if reason == 'tokens' and is_claimed == 0 and sub(name, 1, 13) ~= 'organisation:' then
       leave_claim(scopes[place], tokens * UNIT, wait)
     end
-    answer = {'denied', reason, name, wait, is_claimed, remaining()}
+    answer = {'denied', reason, name, wait, is_claimed, excess, remaining()}
   else
     answer = {'granted', is_repeated and 1 or 0, remaining()}
   end
@@ -107,6 +127,7 @@ elseif operation == 'settle' then
       take(row, overrun - refunded, -unused)
       add(LIVE, -1)
       hold(row, -row.slots)
+      open(row, 0)
     else
       state = 'late'
       take(row, overrun, 0)
@@ -123,7 +144,7 @@ elseif operation == 'renew' then
   local lease, states = read('<d', numbers), {}
   for item = 1, names do
     rid = ARGV[at + 1 + item]
-    local tokens, requests, slots, extra = read('<dddd', numbers, 32 * item - 23)
+    local tokens, requests, slots, extra, overrun = read('<ddddd', numbers, 40 * item - 31)
     local row, state = find(rid), 'renewed'
     if not row then
       state, row = 'recreated', new_row(tokens + extra, requests, slots)
@@ -143,7 +164,10 @@ elseif operation == 'renew' then
       take(row, longer, 0)
       add(EXTENDED, longer)
     end
-    if state ~= 'settled' then put(rid, row, now + lease) end
+    if state ~= 'settled' then
+      open(row, overrun)
+      put(rid, row, now + lease)
+    end
     states[item] = state
   end
   must_level = true
@@ -160,6 +184,7 @@ elseif operation == 'lower' then
     take(row, -refunded, 0)
     add(REFUNDED, refunded)
     if row.state == 'w' then add(SWEPT, -refunded) end
+    open(row, 0)
     put(rid, row, ends[rid] or tonumber(call('ZSCORE', LEASES, rid) or now))
   end
   must_level = true
@@ -168,12 +193,12 @@ elseif operation == 'lower' then
 
 DRAW: Final = """
 elseif operation == 'draw' then
-  local draw, lease, used, used_requests, tokens, requests, slots, least_tokens, least_slots =
-    read('<ddddddddd', numbers)
+  local draw, lease, used, used_requests, tokens, requests, slots, open_tokens, least_tokens, least_slots, least_open =
+    read('<ddddddddddd', numbers)
   sweep(SWEEP_MAX)
   local row = find(rid)
   if row and row.state == 's' then
-    answer = {0, 0, 0, 0, remaining()}
+    answer = {0, 0, 0, 0, 0, remaining()}
   else
     if not row then
       row = new_row(0, 0, 0)
@@ -195,8 +220,10 @@ elseif operation == 'draw' then
       row.requests, row.used_requests = max(0, row.requests - admitted), row.used_requests + admitted
 
       local free_requests, free_tokens, free_slots = least()
+      local free_overrun = huge
       for i = 1, count do
         if scopes[i].claim > 0 then free_tokens = 0 end
+        free_overrun = min(free_overrun, floor(scopes[i].overrun_max - scopes[i].overrun))
       end
       local t = max(tokens, least_tokens) - row.tokens
       if t > 0 then
@@ -208,13 +235,16 @@ elseif operation == 'draw' then
       local r = min(requests - row.requests, max(0, floor(free_requests / UNIT)))
       local s = max(slots, least_slots) - row.slots
       if s > 0 then s = max(min(s, max(0, free_slots)), least_slots - row.slots) end
+      local o = max(open_tokens, least_open) - row.overrun
+      if o > 0 then o = max(min(o, max(0, free_overrun)), least_open - row.overrun) end
       take(row, t, r)
       hold(row, s)
+      open(row, row.overrun + o)
       row.tokens, row.requests, row.slots = row.tokens + t, row.requests + r, row.slots + s
     end
     put(rid, row, now + lease)
     must_level = true
-    answer = {1, row.tokens, row.requests, row.slots, remaining()}
+    answer = {1, row.tokens, row.requests, row.slots, row.overrun, remaining()}
   end
 """
 
@@ -239,7 +269,7 @@ elseif operation == 'show' then
   local uses = {}
   for i = 1, count do
     local scope = scopes[i]
-    uses[i] = {shown(scope.requests), shown(scope.tokens), scope.slots}
+    uses[i] = {shown(scope.requests), shown(scope.tokens), scope.slots, scope.overrun}
   end
   answer = {uses, {unpack(book, 1, ROWS)}}
 

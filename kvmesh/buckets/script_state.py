@@ -16,7 +16,7 @@ local LEVELS, OPEN, LEASES = KEYS[1], KEYS[2], KEYS[3]
 local call, floor, max, min, huge, sub = redis.call, math.floor, math.max, math.min, math.huge, string.sub
 local pack, read = struct.pack, struct.unpack
 local limits, now = ARGV[2], read('<d', ARGV[1])
-local count = #limits / 40
+local count = #limits / 48
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000 + floor(time[2] / 1000)
@@ -24,20 +24,21 @@ end
 
 -- What is known, and becomes of it: the ledger by these places, the scopes, and by rid `rows` and `ends` (false: gone).
 local RESERVED, EXTENDED, SETTLED, REFUNDED, SWEPT, OVERRUN, SPENT = 1, 2, 3, 4, 5, 6, 7
-local SWEEPS, REOPENED, RECREATED, LIVE, ROWS, TOUCHED = 8, 9, 10, 11, 12, 13
+local SWEEPS, REOPENED, RECREATED, LIVE, ROWS, TOUCHED, EPOCH = 8, 9, 10, 11, 12, 13, 14
 local BOOK = '<ddddddddddddd'
+local BOOK_SIZE = 104
 local scopes, elsewhere, rows, ends, texts = {}, nil, {}, {}, {}
 local must_touch, must_book, must_level = false, false, false
 
 -- How many reservations an operation names.
 local function named(operation, numbers)
-  if operation == 'renew' then return (#numbers - 8) / 32 end
+  if operation == 'renew' then return (#numbers - 8) / 40 end
   return (operation == 'show' or operation == 'sweep') and 0 or 1
 end
 
 local within = table.concat(ARGV, '\\n', 3, 2 + count)
 local asked, at = {'+'}, 3 + count
-for i = 1, count do asked[1 + i] = '#' .. ARGV[2 + i] end
+for i = 1, count do asked[1 + i], asked[1 + count + i] = '#' .. ARGV[2 + i], '#~' .. ARGV[2 + i] end
 while at <= #ARGV do
   local names = named(ARGV[at], ARGV[at + 1])
   for i = 1, names do asked[#asked + 1] = ARGV[at + 1 + i] end
@@ -50,11 +51,22 @@ if call('ZCARD', LEASES) ~= book[ROWS] then
   known, book = {}, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 end
 local rows_before = book[ROWS]
-for i = 2 + count, #asked do texts[asked[i]] = known[i] or false end
+-- A release that does not count overruns writes the ledger without their epoch. Then all counts begin anew, with renewals.
+local has_epoch = known[1] and #known[1] > BOOK_SIZE
+local epoch = has_epoch and read('<d', known[1], BOOK_SIZE + 1) or now
+for i = 2 + 2 * count, #asked do texts[asked[i]] = known[i] or false end
+
+-- The open overrun that a scope's field tells.
+local function counted(text)
+  if not text then return 0 end
+  local tokens, since = read('<dd', text)
+  return since == epoch and tokens or 0
+end
 
 local levels = count > 0 and call('HMGET', LEVELS, unpack(ARGV, 3, 2 + count))
 for i = 1, count do
-  local request_rate, request_burst, token_rate, token_burst, slots_max = read('<ddddd', limits, 40 * i - 39)
+  local request_rate, request_burst, token_rate, token_burst, slots_max, overrun_max =
+    read('<dddddd', limits, 48 * i - 47)
   local requests, tokens = request_burst, token_burst
   local claim, claim_from, claim_to = 0, 0, 0
   if levels[i] then
@@ -72,11 +84,13 @@ for i = 1, count do
   else
     must_touch = true
   end
+  local overrun = counted(known[1 + count + i])
   scopes[i] = {
     request_rate = request_rate, request_burst = request_burst, requests = requests,
     token_rate = token_rate, token_burst = token_burst, tokens = tokens,
     claim = now < claim_to and claim or 0, claim_from = claim_from, claim_to = claim_to,
     slots_max = slots_max, slots = tonumber(known[1 + i]) or 0,
+    overrun_max = overrun_max, overrun = overrun, overrun_before = overrun,
   }
 end
 
@@ -92,9 +106,14 @@ local function parsed(text)
   local state = sub(text, 1, 1)
   if state == 's' then return {state = 's'} end
   local tokens, requests, slots, used, used_requests, drawn = read('<dddddd', text, 2)
+  local overrun, to = 0, -1
+  if sub(text, -18, -17) == '\\n~' then
+    local open, since = read('<dd', text, #text - 15)
+    overrun, to = since == epoch and open or 0, -19
+  end
   return {
     state = state, tokens = tokens, requests = requests, slots = slots, used = used, used_requests = used_requests,
-    drawn = drawn, within = sub(text, 50),
+    drawn = drawn, within = sub(text, 50, to), overrun = overrun,
   }
 end
 
@@ -108,25 +127,38 @@ WRITE: Final = """
 local function put(rid, row, ms)
   rows[rid] = row.state == 's' and 's' or row.state
     .. pack('<dddddd', row.tokens, row.requests, row.slots, row.used, row.used_requests, row.drawn) .. row.within
+    .. (row.overrun > 0 and '\\n~' .. pack('<dd', row.overrun, epoch) or '')
   ends[rid] = ms
 end
 
-local function hold(row, slots)
-  if slots == 0 then return end
+-- Adds to what the scopes of `row` count: 'slots' or 'overrun'.
+local function tally(row, what, by)
+  if by == 0 then return end
   if row.within == within then
-    for i = 1, count do scopes[i].slots = scopes[i].slots + slots end
+    for i = 1, count do scopes[i][what] = scopes[i][what] + by end
   else
     for name in string.gmatch(row.within, '[^\\n]+') do
       local place = nil
       for i = 1, count do place = ARGV[2 + i] == name and i or place end
       if place then
-        scopes[place].slots = scopes[place].slots + slots
+        scopes[place][what] = scopes[place][what] + by
       else
-        elsewhere = elsewhere or {}
-        elsewhere[name] = (elsewhere[name] or 0) + slots
+        elsewhere = elsewhere or {slots = {}, overrun = {}}
+        elsewhere[what][name] = (elsewhere[what][name] or 0) + by
       end
     end
   end
+end
+
+local function hold(row, slots)
+  tally(row, 'slots', slots)
+end
+
+-- Sets the open overrun of `row`.
+local function open(row, overrun)
+  tally(row, 'overrun', overrun - row.overrun)
+  must_book = must_book or overrun ~= row.overrun and not has_epoch
+  row.overrun = overrun
 end
 
 local function new_row(tokens, requests, slots)
@@ -134,7 +166,7 @@ local function new_row(tokens, requests, slots)
   add(LIVE, 1)
   local row = {
     state = 'o', tokens = tokens, requests = requests, slots = slots, used = 0, used_requests = 0, drawn = 0,
-    within = within,
+    within = within, overrun = 0,
   }
   hold(row, slots)
   return row
@@ -165,6 +197,7 @@ local function sweep(most)
           swept, tokens = swept + 1, tokens + row.tokens
           add(LIVE, -1)
           hold(row, -row.slots)
+          open(row, 0)
           row.state = 'w'
           bury(rid, row)
         else
@@ -220,6 +253,19 @@ local function remaining()
   return shown(requests), shown(tokens), shown(slots)
 end
 
+-- Writes what has changed in scopes that the call does not name.
+local function keep_elsewhere()
+  for name, by in pairs(elsewhere.slots) do
+    if by ~= 0 then call('HINCRBY', OPEN, '#' .. name, by) end
+  end
+  for name, by in pairs(elsewhere.overrun) do
+    if by ~= 0 then
+      local tokens = counted(call('HGET', OPEN, '#~' .. name))
+      call('HSET', OPEN, '#~' .. name, pack('<dd', max(0, tokens + by), epoch))
+    end
+  end
+end
+
 -- Writes what has changed.
 local function keep()
   if rows_before == 0 or math.abs(now - book[TOUCHED]) > TOUCH_MS then must_touch = true end
@@ -249,18 +295,22 @@ local function keep()
   end
   if n > 0 then call('ZADD', LEASES, unpack(leases)) end
   if must_book then
-    fields[n + 1], fields[n + 2] = '+', pack(BOOK, unpack(book, 1, 13))
+    book[EPOCH] = epoch
+    fields[n + 1], fields[n + 2] = '+', pack(BOOK .. 'd', unpack(book, 1, EPOCH))
     n = n + 2
   end
   for i = 1, count do
-    if scopes[i].slots ~= (tonumber(known[1 + i]) or 0) then
-      fields[n + 1], fields[n + 2] = asked[1 + i], scopes[i].slots
+    local scope = scopes[i]
+    if scope.slots ~= (tonumber(known[1 + i]) or 0) then
+      fields[n + 1], fields[n + 2] = asked[1 + i], scope.slots
+      n = n + 2
+    end
+    if scope.overrun ~= scope.overrun_before then
+      fields[n + 1], fields[n + 2] = asked[1 + count + i], pack('<dd', max(0, scope.overrun), epoch)
       n = n + 2
     end
   end
-  for name, by in pairs(elsewhere or {}) do
-    if by ~= 0 then call('HINCRBY', OPEN, '#' .. name, by) end
-  end
+  if elsewhere then keep_elsewhere() end
   if n > 0 then call('HSET', OPEN, unpack(fields)) end
   if gone then
     call('HDEL', OPEN, unpack(gone))

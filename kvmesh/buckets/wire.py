@@ -120,14 +120,15 @@ def _scopes(account: Account) -> tuple[bytes, tuple[str, ...]]:
         if not scope.name or "\n" in scope.name:
             raise ValueError(f"a scope is called {scope.name!r}; one line that is not empty is allowed")
         limit = scope.limit
-        for rate in (limit.requests_per_min, limit.tokens_per_min, limit.concurrency):
+        for rate in (limit.requests_per_min, limit.tokens_per_min, limit.concurrency, limit.tokens_overrun):
             if not 0 <= rate < float("inf"):
                 raise ValueError(f"a limit of {scope.name} is {rate}; 0 or more is allowed")
         limits += pack(
-            "<5d",
+            "<6d",
             *(limit.requests_per_min, _burst(limit.requests_per_min, limit.requests_burst)),
             *(limit.tokens_per_min, _burst(limit.tokens_per_min, limit.tokens_burst)),
             limit.concurrency or float("inf"),
+            (limit.tokens_per_min and limit.tokens_overrun) or float("inf"),
         )
     return limits, tuple(scope.name for scope in account.scopes)
 
@@ -158,7 +159,7 @@ def _ms(lease_s: float) -> int:
 
 
 def _reserve(each: Reserve) -> Words:
-    amounts = _whole("an amount of a Reserve", each.tokens, each.requests, each.slots)
+    amounts = _whole("an amount of a Reserve", each.tokens, each.requests, each.slots, each.overrun)
     return (*amounts, _ms(each.lease_s), each.force), (_rid(each.rid),)
 
 
@@ -172,7 +173,8 @@ def _settle(each: Settle) -> Words:
 def _renew(each: Renew) -> Words:
     numbers = [_ms(each.lease_s)]
     for item in each.items:
-        numbers += _whole("an amount of a Renewal", item.tokens, item.requests, item.slots, item.extra_tokens)
+        amounts = item.tokens, item.requests, item.slots, item.extra_tokens, item.overrun
+        numbers += _whole("an amount of a Renewal", *amounts)
     return tuple(numbers), tuple(_rid(item.rid) for item in each.items)
 
 
@@ -183,8 +185,8 @@ def _lower(each: Lower) -> Words:
 def _draw(each: Draw) -> Words:
     if each.number < 1:
         raise ValueError(f"number of a Draw is {each.number}; 1 or more is allowed")
-    held = (each.tokens, each.requests, each.slots, each.least_tokens, each.least_slots)
-    amounts = _whole("an amount of a Draw", *held)
+    held = (each.tokens, each.requests, each.slots, each.overrun)
+    amounts = _whole("an amount of a Draw", *held, each.least_tokens, each.least_slots, each.least_overrun)
     used = (
         each.used_tokens,
         each.used_requests,
@@ -236,7 +238,9 @@ def _reserved(_: Reserve, reply: Any) -> Answer:
         return Granted(_remaining(*reply[2:]), is_repeated=bool(reply[1]))
     reason, scope, wait = cast("Reason", _text(reply[1])), _text(reply[2]), reply[3]
     wait_s = None if wait == b"" else wait / 1000
-    return Denied(reason, scope, wait_s, _remaining(*reply[5:]), is_claimed=bool(reply[4]))
+    return Denied(
+        reason, scope, wait_s, _remaining(*reply[6:]), is_claimed=bool(reply[4]), overrun_excess=int(reply[5])
+    )
 
 
 def _settled(_: Settle, reply: Any) -> Answer:
@@ -253,8 +257,8 @@ def _lowered(_: Lower, reply: Any) -> Answer:
 
 
 def _drawn(_: Draw, reply: Any) -> Answer:
-    is_open, tokens, requests, slots = (int(word) for word in reply[:4])
-    return Drawn(tokens, requests, slots, bool(is_open), _remaining(*reply[4:]))
+    is_open, tokens, requests, slots, overrun = (int(word) for word in reply[:5])
+    return Drawn(tokens, requests, slots, bool(is_open), _remaining(*reply[5:]), overrun)
 
 
 def _spent(_: Spend, reply: Any) -> Answer:
@@ -263,8 +267,8 @@ def _spent(_: Spend, reply: Any) -> Answer:
 
 def _shown(each: Show, reply: Any) -> Answer:
     uses = tuple(
-        Use(scope.name, _level(requests), _level(tokens), int(slots))
-        for scope, (requests, tokens, slots) in zip(each.account.scopes, reply[0], strict=True)
+        Use(scope.name, _level(requests), _level(tokens), int(slots), int(overrun))
+        for scope, (requests, tokens, slots, overrun) in zip(each.account.scopes, reply[0], strict=True)
     )
     values = [int(word or 0) for word in reply[1]]
     values[-1] -= values[-2]  # what is neither open nor forgotten is a tombstone

@@ -67,7 +67,7 @@ def of_organisation(found: Mapping[str, Any]) -> Table:
 def of_use(uses: Sequence[Mapping[str, Any]]) -> Table:
     """Return what is left of each limit."""
     table = Table()
-    for name in ("limit of", "requests left", "tokens left", "running"):
+    for name in ("limit of", "requests left", "tokens left", "running", "open overrun"):
         table.add_column(name, no_wrap=True)
     for use in uses:
         limits = Limit(**use["limits"])
@@ -76,6 +76,9 @@ def of_use(uses: Sequence[Mapping[str, Any]]) -> Table:
             _left(use["requests"], limits.requests_burst),
             _left(use["tokens"], limits.tokens_burst),
             f"{use['slots']} of {limits.concurrency}" if limits.concurrency else str(use["slots"]),
+            f"{use['overrun']:,} of {limits.tokens_overrun:,.0f}"
+            if limits.tokens_overrun
+            else f"{use['overrun']:,}",
         )
     return table
 

@@ -82,6 +82,10 @@ TOKENS_BURST_MIN: Final = 4096.0
 """Least default burst, where a minute gives as much: a small rate must not refuse an ordinary prompt for ever."""
 
 
+OVERRUN_BURSTS: Final = 2.0
+"""Default of the open overrun, in bursts."""
+
+
 class Limited(Table, frozen=True, kw_only=True):
     """What organisations, tenants and keys have in common: limits that hold for everybody inside together."""
 
@@ -110,26 +114,39 @@ class Limited(Table, frozen=True, kw_only=True):
             "tokens",
         ),
     ] = 0.0
+    tokens_overrun: Annotated[
+        float,
+        Allowed(
+            "Open overrun: tokens that running requests may together still use beyond what is reserved for them; 0 takes "
+            "two bursts. Beyond it requests that may overrun are refused until it has shrunk; with none open, one is let "
+            "in.",
+            0,
+            1e12,
+            "tokens",
+        ),
+    ] = 0.0
 
     def limit(self) -> Limit:
         """Return the limits, defaults resolved."""
         per_min, tokens = self.requests_per_min, self.tokens_per_min
+        tokens_burst = self.tokens_burst or max(tokens / 60 * self.burst_s, min(tokens, TOKENS_BURST_MIN))
         return Limit(
             requests_per_min=per_min,
             requests_burst=max(1.0, per_min / 60 * self.burst_s) if per_min else 0.0,
             tokens_per_min=tokens,
-            tokens_burst=(self.tokens_burst or max(tokens / 60 * self.burst_s, min(tokens, TOKENS_BURST_MIN)))
-            if tokens
-            else 0.0,
+            tokens_burst=tokens_burst if tokens else 0.0,
             concurrency=self.concurrency,
+            tokens_overrun=(self.tokens_overrun or OVERRUN_BURSTS * tokens_burst) if tokens else 0.0,
         )
 
     def check(self, where: str) -> None:
-        if self.tokens_burst and not self.tokens_per_min:
-            raise ConfigError(
-                f"{where}.tokens_burst = {self.tokens_burst:g} without {where}.tokens_per_min: "
-                "allowed is 0 where tokens are not limited."
-            )
+        for key in ("tokens_burst", "tokens_overrun"):
+            value = getattr(self, key)
+            if value and not self.tokens_per_min:
+                raise ConfigError(
+                    f"{where}.{key} = {value:g} without {where}.tokens_per_min: "
+                    "allowed is 0 where tokens are not limited."
+                )
 
 
 class OrganisationTable(Limited, frozen=True, kw_only=True):

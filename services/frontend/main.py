@@ -316,7 +316,8 @@ class Frontend:
         ]
         self._has_other = bool(others)
         self.core.retries.share(1 + len(others), self._clock.now_s())
-        self.budgets.on_members(1 + len(others))
+        place = sum(other.process_id < self._name for other in others)
+        self.budgets.on_members(1 + len(others), place)
 
     async def drain(self) -> None:
         """Refuse new requests, and return when the last one ended or was told to go on elsewhere."""

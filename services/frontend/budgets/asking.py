@@ -66,7 +66,12 @@ class Asking:
         """Return the reservation, now held by somebody, or why it is refused."""
         asked = _Asked(reservation, standing)
         operation = Reserve(
-            standing.account, reservation.id, reservation.tokens, LEASE_S, force=reservation.is_forced
+            standing.account,
+            reservation.id,
+            reservation.tokens,
+            LEASE_S,
+            force=reservation.is_forced,
+            overrun=reservation.overrun,
         )
         asked.question = Question(operation, partial(self._reserved, asked), asked.future)
         self._asked[reservation.id] = asked
@@ -105,8 +110,9 @@ class Asking:
             self._detour.hold(standing)
             asked.future.set_result(reservation)
         elif isinstance(answer, Denied):
-            denied = standing.deny(answer, reservation.tokens, now_s, self._teller.frontends)
-            asked.future.set_result(denied_error(standing.account, denied, reservation.tokens))
+            tokens, overrun = reservation.tokens, reservation.overrun
+            denied = standing.deny(answer, tokens, overrun, now_s, self._teller.frontends)
+            asked.future.set_result(denied_error(standing.account, denied, tokens, overrun))
         elif asked.question.is_wrong:
             asked.future.set_result(internal())
         else:
@@ -120,8 +126,10 @@ class Asking:
         elif isinstance(answer, Denied):
             reservation.is_doubtful = False
         elif isinstance(answer, Granted) and not reservation.is_settled:
+            now_s = self._clock.now_s()
             self._teller.adopted(reservation)
-            self._detour.give_back(standing, reservation.tokens, 1, self._clock.now_s())
+            self._detour.give_back(standing, reservation.tokens, 1, now_s)
+            standing.reopen(reservation, now_s)
 
     def _cancel(self, reservation: Reservation, standing: Standing) -> None:
         """Have Redis take back what it holds, or may hold, for nobody."""

@@ -7,8 +7,6 @@ request holds is one synchronous step, so that whoever is cancelled leaves nothi
 
 from __future__ import annotations
 
-from typing import Final
-
 from kvmesh.buckets.operations import Denied, Lower
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
@@ -20,17 +18,12 @@ from services.frontend.budgets.estimates import Estimates, charge, estimate
 from services.frontend.budgets.fallback import Outage
 from services.frontend.budgets.metrics import BudgetMetrics
 from services.frontend.budgets.pump import ANSWER_S, Ledger, Pump
-from services.frontend.budgets.refusals import denied_error
-from services.frontend.budgets.reservation import Holder, Reservation
+from services.frontend.budgets.refusals import OVERRUN, denied_error
+from services.frontend.budgets.reservation import EXTEND_TOKENS, MARGIN_TOKENS, Holder, Reservation
 from services.frontend.budgets.standing import Standing
 from services.frontend.budgets.standings import Standings
 from services.frontend.budgets.teller import Teller
 from services.frontend.budgets.upkeep import Upkeep
-
-EXTEND_TOKENS: Final = 256
-"""A stream that goes on behind its estimate reserves more each time it is so far ahead, and with each renewal."""
-
-PROGRESS_TOKENS: Final = 64
 
 
 class Budgets:
@@ -94,10 +87,10 @@ class Budgets:
         """Questions that Redis refused by themselves."""
         return self._pump.wrong_total
 
-    def on_members(self, frontends: int) -> None:
-        """Take how many frontends share the limits, this one included."""
+    def on_members(self, frontends: int, place: int = 0) -> None:
+        """Take how many frontends share the limits, this one included, and its place among them, 0 to `frontends` - 1."""
         frontends = self._teller.frontends = max(1, frontends)
-        self._detour.resize(frontends)
+        self._detour.resize(frontends, place)
         self._standings.resize(frontends)
 
     def check(self, caller: Caller) -> None:
@@ -114,7 +107,7 @@ class Budgets:
             if error is not None:
                 raise self._refused(error)
         elif not standing.slab.free_requests:
-            denied = standing.known_denial(1, now_s)
+            denied = standing.known_denial(1, 0, now_s)
             if denied is not None and not denied.is_claimed:  # larger ones have a chance
                 self.metrics.known_refusals.value += 1
                 raise self._refused(denied_error(standing.account, denied, 0))
@@ -132,12 +125,14 @@ class Budgets:
             return None
         learner = self._estimates.learner(caller.tenant.name, caller.service_class.name)
         prompt, output = estimate(caller.tenant, learner, prompt_tokens, max_output_tokens)
-        if not slab.admit(prompt + output):
+        most = prompt_tokens + max_output_tokens if standing.has_tokens else 0
+        reservation = Reservation(rid, caller, standing, prompt, output, most)
+        tokens, overrun = reservation.tokens, reservation.overrun
+        if not slab.admit(tokens, overrun):
             return None
-        slab.want(prompt + output)
-        reservation = Reservation(rid, caller, standing, prompt, output)
+        slab.want(tokens, overrun)
         reservation.holder, reservation.slab, reservation.is_forced = Holder.SLAB, slab, is_resumed
-        standing.begin(self._clock.now_s())
+        standing.begin(overrun, self._clock.now_s())
         self.metrics.slab.value += 1
         if slab.is_low:
             self._teller.draw(standing, self._clock.now_s())
@@ -160,10 +155,11 @@ class Budgets:
         standing.seen_at_s = now_s
         reservation = self._estimated(standing, caller, rid, prompt_tokens, max_output_tokens)
         reservation.is_forced = is_resumed
-        standing.slab.want(reservation.tokens)
-        denied = None if is_resumed else self._known_denial(standing, reservation.tokens, now_s)
+        tokens, overrun = reservation.tokens, reservation.overrun
+        standing.slab.want(tokens, overrun)
+        denied = None if is_resumed else self._known_denial(standing, tokens, overrun, now_s)
         if denied is not None:
-            raise self._refused(denied_error(standing.account, denied, reservation.tokens))
+            raise self._refused(denied_error(standing.account, denied, tokens, overrun))
         if self._detour.is_on:
             decision = self._absence.decide(reservation, standing, now_s)
         else:
@@ -173,23 +169,23 @@ class Budgets:
         return decision
 
     def progress(self, reservation: Reservation, position: int) -> None:
-        """Take how many tokens of output there are: a stream behind its estimate reserves more, and is never cut for it."""
-        standing = reservation.standing
+        """Take how many tokens of output there are: a stream near its estimate reserves more, and is never cut for it."""
+        standing, slab = reservation.standing, reservation.slab
         reservation.position = position
-        reservation.progress_at = position + PROGRESS_TOKENS
-        more = reservation.prompt_tokens + position - reservation.tokens
-        if standing is None or reservation.is_settled or more <= 0:
+        reservation.progress_at = position + EXTEND_TOKENS - MARGIN_TOKENS
+        more = reservation.lacking
+        if standing is None or reservation.is_settled or not more:
             return
-        if reservation.holder is Holder.REDIS:
-            if more >= EXTEND_TOKENS and not self._detour.is_on:
+        if slab is None:  # what was admitted locally has reserved all
+            if not self._detour.is_on:
                 self._teller.renew(standing, [reservation])
             return
-        reservation.tokens += more
+        now_s = self._clock.now_s()
+        standing.extend(reservation, more, now_s)
+        slab.extend(more)
         self.metrics.extensions.value += 1
-        if reservation.slab is not None:
-            reservation.slab.extend(more)
-        else:
-            self._detour.give_back(standing, -more, 0, self._clock.now_s())
+        if slab is standing.slab and slab.is_low:
+            self._teller.draw(standing, now_s)
 
     def lower(self, caller: Caller, rid: str, tokens: int) -> None:
         """What reservation `rid`, of another frontend perhaps, is charged if that one dies: `tokens` at most.
@@ -243,7 +239,8 @@ class Budgets:
             )
         self.metrics.charge(caller.tenant.name, actual)
         standing.forget_denial()
-        slab = reservation.slab
+        slab, overrun = reservation.slab, reservation.overrun
+        standing.close(overrun, self._clock.now_s())
         if slab is None:
             del standing.open[reservation.id]
             if reservation.holder is Holder.LOCAL and self._detour.is_on:
@@ -251,7 +248,7 @@ class Budgets:
                 self._detour.give_back(standing, left, int(refund_request), self._clock.now_s())
             self._teller.settle(reservation, actual, refund_request=refund_request)
             return
-        slab.settle(reservation.tokens, actual, refund_request=refund_request)
+        slab.settle(reservation.tokens, actual, refund_request=refund_request, overrun=overrun)
         if slab is not standing.slab:
             standing.spent_tokens += actual
         elif slab.is_low:
@@ -279,16 +276,17 @@ class Budgets:
         burst, _ = standing.burst
         if prompt + output > burst >= prompt and not caller.tenant.is_strict:
             output = int(burst) - prompt  # a guess must not make a request impossible
-        return Reservation(rid, caller, standing, prompt, output)
+        most = prompt_tokens + max_output_tokens if standing.has_tokens else 0
+        return Reservation(rid, caller, standing, prompt, output, most)
 
-    def _known_denial(self, standing: Standing, tokens: int, now_s: float) -> Denied | None:
+    def _known_denial(self, standing: Standing, tokens: int, overrun: int, now_s: float) -> Denied | None:
         """Return why Redis would refuse, where that is known without asking."""
         burst, scope = standing.burst
         if tokens > burst:
             return Denied("burst", scope, None, standing.remaining)
         if self._detour.is_on:
             return None
-        denied = standing.known_denial(tokens, now_s)
+        denied = standing.known_denial(tokens, overrun, now_s)
         if denied is not None:
             self.metrics.known_refusals.value += 1
         return denied
@@ -297,6 +295,7 @@ class Budgets:
         counter = self.metrics.refusals.get(error.reason)
         if counter is not None:
             counter.value += 1
+        self.metrics.overrun_refusals.value += OVERRUN in error.metadata
         return error
 
     def _give_back(self, reservation: Reservation) -> None:

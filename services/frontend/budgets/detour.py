@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from kvmesh.errors import MeshError
 from services.frontend.budgets.fallback import LocalBuckets, Outage
-from services.frontend.budgets.refusals import denied_error, shed_error
+from services.frontend.budgets.refusals import away_error, denied_error, shed_error
 from services.frontend.budgets.reservation import Reservation
 from services.frontend.budgets.standing import Standing
 
@@ -21,14 +21,15 @@ class Detour:
         self.outage = Outage()
         self.is_on = False
         self._frontends = 1
+        self._place = 0
         self._local = LocalBuckets(1)
         self._opened: set[Standing] = set()
         """Those that the local buckets know."""
 
-    def resize(self, frontends: int) -> None:
-        """Take the number of frontends that share the limits."""
-        self._frontends = frontends
-        self._local.resize(frontends)
+    def resize(self, frontends: int, place: int) -> None:
+        """Take the number of frontends that share the limits, and the place of this one among them."""
+        self._frontends, self._place = frontends, place
+        self._local.resize(frontends, place)
 
     def begin(self, standings: Iterable[Standing], now_s: float) -> None:
         """Redis answers nobody. May be called again while it lasts."""
@@ -36,7 +37,7 @@ class Detour:
         if self.is_on:
             return
         self.is_on = True
-        self._local = LocalBuckets(self._frontends)
+        self._local = LocalBuckets(self._frontends, self._place)
         for standing in standings:
             if standing.live:
                 self._open(standing, now_s)
@@ -58,16 +59,20 @@ class Detour:
         return shed_error(standing.account, self._local.remaining(standing.account))
 
     def admit(self, reservation: Reservation, now_s: float) -> MeshError | None:
-        """Take what the request needs from the local buckets, or return why not."""
+        """Take all that the request may use from the local buckets, or return why not: overrun is opened by Redis alone."""
         standing = reservation.standing
         assert standing is not None and self.is_on
         error = self.shed(reservation, now_s)
         if error is not None:
             return error
         self._open(standing, now_s)
-        account, tokens = standing.account, reservation.tokens
+        account, tokens = standing.account, reservation.max_tokens
+        fits = self._local.largest(account)
+        if tokens > fits and not reservation.is_forced:
+            return away_error(account, tokens, fits, self._local.remaining(account))
         denied = self._local.admit(account, tokens, now_s, is_forced=reservation.is_forced)
         if denied is None:
+            reservation.tokens = tokens
             return None
         return denied_error(account, standing.timed(denied, now_s, self._frontends), tokens)
 

@@ -5,9 +5,12 @@ Redis last said to be left. After OUTAGE_S requests of sheddable classes are ref
 what was spent locally is taken from its levels, never below 0, and for a moment more everything is admitted locally, so
 that all frontends have told theirs before the first asks again.
 
-Bound on overspending, per scope, for one frontend that is cut off for T seconds while the others go on, overruns apart:
+Bound on overspending, per scope, for one frontend that is cut off for T seconds while the others go on:
 
-    charged locally <= max(SHARE x burst / frontends, largest estimate) + SHARE x limit / 60 / frontends x T
+    charged locally <= max(SHARE x burst / frontends, largest request) + SHARE x limit / 60 / frontends x T
+
+A request takes the most it may use, so no overrun is opened. One that is larger than the bucket is admitted by one frontend
+alone.
 
 If all are cut off together nothing else is charged meanwhile; then any window w holds at most limit x w + burst as ever,
 and besides what the frontends did not know: at most SHARE x burst in all, where the levels were lower than they last heard.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Final
+from zlib import crc32
 
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import Denied, Remaining
@@ -86,13 +90,25 @@ class _Bucket:
 class LocalBuckets:
     """The buckets of one outage."""
 
-    def __init__(self, frontends: int) -> None:
-        self._share = SHARE / frontends
+    def __init__(self, frontends: int, place: int = 0) -> None:
+        self.resize(frontends, place)
         self._buckets: dict[tuple[str, str], _Bucket] = {}
 
-    def resize(self, frontends: int) -> None:
-        """Take the number of frontends that share the limits."""
+    def resize(self, frontends: int, place: int) -> None:
+        """Take the number of frontends that share the limits, and the place of this one among them."""
         self._share = SHARE / frontends
+        self._frontends, self._place = frontends, place
+
+    def largest(self, account: Account) -> float:
+        """Return the tokens of the largest request that may be admitted here.
+
+        A request larger than a local bucket would be admitted by every frontend. So one of them alone may do so, chosen by
+        the organisation's name.
+        """
+        if crc32(account.organisation.encode()) % self._frontends == self._place:
+            return math.inf
+        bursts = (scope.limit.tokens_burst for scope in account.scopes if scope.limit.tokens_per_min)
+        return min((self._share * burst for burst in bursts), default=math.inf)
 
     def open(
         self, account: Account, remaining: Remaining | None, age_s: float, live: int, now_s: float

@@ -11,7 +11,7 @@ from services.frontend.budgets.refusals import REASONS
 if TYPE_CHECKING:
     from services.frontend.budgets.budgets import Budgets
 
-REFUSALS: Final = (*REASONS.values(), "BUDGET_UNAVAILABLE")
+REFUSALS: Final = tuple(dict.fromkeys([*REASONS.values(), "BUDGET_UNAVAILABLE"]))
 
 
 class BudgetMetrics:
@@ -28,6 +28,10 @@ class BudgetMetrics:
         }
         self.known_refusals = metrics.counter(
             "budget_refusals_known", "Of these, refused without asking Redis: it had just denied the same."
+        )
+        self.overrun_refusals = metrics.counter(
+            "budget_refusals_overrun",
+            "Of these, refused because running requests may use too much beyond their reservations (tokens_overrun).",
         )
         self.overruns = metrics.counter(
             "overruns", "Requests that were charged more than was reserved at first."

@@ -5,11 +5,13 @@ to it before, so it cannot overspend; what they leave over goes back into it. Of
 
     held in Redis >= free + promised (to requests that run);  used: charged since it was opened, told with the next draw
 
-A draw tells what was used and asks for what shall be free from now on: at most SHARE of the burst by the number of
-frontends, and at most what HORIZON_S of the demand needs. What a draw may give back is no longer given out from the moment
-it is asked, what it may bring only from the answer on; so a lost answer does no harm. An account that has grown cold keeps
-only what runs. A frontend that dies costs at most its slabs, which are swept with their leases. A request that overran
-takes from what is free, then from the account's levels, as debt.
+Open overrun, what running requests may use beyond their promises, is held likewise: held in Redis >= free + promised.
+
+A draw tells what was used and asks for what shall be free from now on: at most SHARE of the burst and of the limit of open
+overrun by the number of frontends, and at most what HORIZON_S of the demand needs. What a draw may give back is no longer
+given out from the moment it is asked, what it may bring only from the answer on; so a lost answer does no harm. An account
+that has grown cold keeps only what runs. A frontend that dies costs at most its slabs, which are swept with their leases. A
+request that overran takes from what is free, then from the account's levels, as debt.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Ask:
     slots: int
     least_tokens: int
     least_slots: int
+    overrun: int = 0
+    least_overrun: int = 0
 
 
 class Slab:
@@ -66,6 +70,7 @@ class Slab:
             "_asked",
             "_asked_at_s",
             "_caps",
+            "_low_overrun",
             "_low_requests",
             "_low_slots",
             "_low_tokens",
@@ -73,22 +78,34 @@ class Slab:
             "_seen_at_s",
         ),
         *(
+            "_overrun_rate",
             "_token_rate",
             "_told_requests",
+            "_wanted_overrun",
             "_wanted_requests",
             "_wanted_tokens",
+            "free_overrun",
             "free_requests",
             "free_slots",
             "free_tokens",
         ),
-        *("is_hot", "is_low", "live_slots", "open_requests", "promised_tokens", "rate", "rid"),
+        *(
+            "is_hot",
+            "is_low",
+            "live_slots",
+            "open_requests",
+            "promised_overrun",
+            "promised_tokens",
+            "rate",
+            "rid",
+        ),
         *("used_requests", "used_tokens"),
     )
 
     def __init__(self, rid: str, account: Account, frontends: int, now_s: float) -> None:
         self.rid = rid
-        self.free_tokens = self.free_requests = self.free_slots = 0
-        self.promised_tokens = 0
+        self.free_tokens = self.free_requests = self.free_slots = self.free_overrun = 0
+        self.promised_tokens = self.promised_overrun = 0
         self.open_requests = 0
         """Requests that are not settled."""
         self.live_slots = 0
@@ -99,21 +116,23 @@ class Slab:
         """True if `draw` should be called soon."""
         self.rate = 0.0
         """Requests per second that the account has at this frontend."""
-        self._token_rate = 0.0
-        self._wanted_requests = self._wanted_tokens = 0
+        self._token_rate = self._overrun_rate = 0.0
+        self._wanted_requests = self._wanted_tokens = self._wanted_overrun = 0
         self._seen_at_s = now_s
         self._number = 0
         self._told_requests = 0
         self._asked: Ask | None = None
         self._asked_at_s = float("-inf")
         self._low_tokens = self._low_requests = self._low_slots = 0
-        self._caps = (0.0, 0.0, 0.0)
+        self._low_overrun = -1
+        self._caps = (0.0, 0.0, 0.0, 0.0)
         self.resize(account, frontends)
 
     def __repr__(self) -> str:
         return (
             f"Slab({self.rid}: {self.free_tokens}+{self.promised_tokens} tokens, {self.free_requests} requests, "
-            f"{self.free_slots}+{self.live_slots} slots, used {self.used_tokens} by {self.used_requests})"
+            f"{self.free_slots}+{self.live_slots} slots, {self.free_overrun}+{self.promised_overrun} overrun, used "
+            f"{self.used_tokens} by {self.used_requests})"
         )
 
     @property
@@ -124,9 +143,8 @@ class Slab:
     @property
     def is_holding(self) -> bool:
         """True if Redis may hold more for it than its open requests need."""
-        return (
-            self.is_asking or self.is_over or bool(self.is_open and self.free_tokens + self.free_requests > 0)
-        )
+        has_free = self.free_tokens + self.free_requests > 0 or self.free_overrun > 0
+        return self.is_asking or self.is_over or (self.is_open and has_free)
 
     @property
     def is_asking(self) -> bool:
@@ -149,20 +167,27 @@ class Slab:
             cap([limit.tokens_burst for limit in limits if limit.tokens_per_min]),
             cap([limit.requests_burst for limit in limits if limit.requests_per_min]),
             cap([float(limit.concurrency) for limit in limits if limit.concurrency]),
+            cap([limit.tokens_overrun for limit in limits if limit.tokens_per_min and limit.tokens_overrun]),
         )
 
-    def want(self, tokens: int) -> None:
+    def want(self, tokens: int, overrun: int = 0) -> None:
         """Count one request of the account, admitted from here or not."""
         self._wanted_requests += 1
         self._wanted_tokens += tokens
+        self._wanted_overrun += overrun
 
-    def admit(self, tokens: int) -> bool:
-        """Promise what one request needs; False: it is not there, and the request must ask for itself."""
+    def admit(self, tokens: int, overrun: int = 0) -> bool:
+        """Promise what one request needs; False: it is not there, and the request must ask for itself.
+
+        `overrun`: tokens that it may use beyond.
+        """
         free = self.free_tokens - tokens
-        if free < 0 or self.free_requests <= 0 or self.free_slots <= 0:
+        if free < 0 or self.free_requests <= 0 or self.free_slots <= 0 or self.free_overrun < overrun:
             return False
         self.free_tokens = free
         self.promised_tokens += tokens
+        self.free_overrun -= overrun
+        self.promised_overrun += overrun
         self.free_requests -= 1
         self.used_requests += 1
         self.open_requests += 1
@@ -172,14 +197,17 @@ class Slab:
             free < self._low_tokens
             or self.free_requests < self._low_requests
             or self.free_slots < self._low_slots
+            or self.free_overrun < self._low_overrun
         ):
             self.is_low = True
         return True
 
     def extend(self, tokens: int) -> None:
-        """Promise `tokens` more to a request that runs, whether they are there or not."""
+        """Promise `tokens` more of its open overrun to a request that runs, whether they are there or not."""
         self.promised_tokens += tokens
         self.free_tokens -= tokens
+        self.promised_overrun -= tokens
+        self.free_overrun += tokens
         if self.free_tokens < 0:
             self.is_low = True
 
@@ -188,8 +216,13 @@ class Slab:
         self.live_slots -= 1
         self.free_slots += 1
 
-    def settle(self, tokens: int, actual_tokens: int, *, refund_request: bool) -> None:
-        """Take back the `tokens` that a request was promised, less what it is charged. Its slot apart: see `release`."""
+    def settle(self, tokens: int, actual_tokens: int, *, refund_request: bool, overrun: int = 0) -> None:
+        """Take back the `tokens` that a request was promised, less what it is charged, and its open `overrun`.
+
+        Its slot apart: see `release`.
+        """
+        self.promised_overrun -= overrun
+        self.free_overrun += overrun
         self.promised_tokens -= tokens
         self.used_tokens += actual_tokens
         self.free_tokens += tokens - actual_tokens
@@ -209,21 +242,25 @@ class Slab:
         if self._asked is not None or now_s - self._asked_at_s < AGAIN_S:
             return None
         if not may_grow:
-            free = (max(0, self.free_tokens), max(0, self.free_requests), self.free_slots)
+            free = (max(0, self.free_tokens), max(0, self.free_requests), self.free_slots, self.free_overrun)
             return self._ask(*free, now_s) if self.is_open and self._is_due(now_s) else None
         self._measure(now_s)
-        tokens, requests, slots = self._target()
+        tokens, requests, slots, overrun = self._target()
         self._low_tokens, self._low_requests, self._low_slots = tokens // 2, requests // 2, slots // 2
-        free = (self.free_tokens, self.free_requests, self.free_slots)
+        self._low_overrun = overrun // 2 if overrun else -1
+        free = (self.free_tokens, self.free_requests, self.free_slots, self.free_overrun)
         is_short = self.is_hot and (
-            free[0] <= self._low_tokens or free[1] <= self._low_requests or free[2] <= self._low_slots
+            free[0] <= self._low_tokens
+            or free[1] <= self._low_requests
+            or free[2] <= self._low_slots
+            or free[3] <= self._low_overrun
         )
         is_idle = not self.is_hot and any(free)
         if not (is_short or self.free_tokens < 0 or (self.is_open and (is_idle or self._is_due(now_s)))):
             return None
-        return self._ask(tokens, requests, slots, now_s)
+        return self._ask(tokens, requests, slots, overrun, now_s)
 
-    def drawn(self, tokens: int, requests: int, slots: int) -> None:
+    def drawn(self, tokens: int, requests: int, slots: int, overrun: int = 0) -> None:
         """Take the answer: what Redis holds for the slab, less what was used of it."""
         ask = self._answered()
         self.free_tokens = tokens - (self.used_tokens - ask.used_tokens) - self.promised_tokens
@@ -231,6 +268,7 @@ class Slab:
         self._told_requests = max(self._told_requests, ask.used_requests)
         self.free_requests = requests - (self.used_requests - self._told_requests)
         self.free_slots = slots - self.live_slots
+        self.free_overrun = overrun - self.promised_overrun
 
     def lost(self) -> None:
         """There is no answer, and nobody knows whether there was a draw."""
@@ -239,15 +277,16 @@ class Slab:
     def forfeit(self) -> None:
         """Give nothing out any more: Redis holds nothing for it."""
         self.free_tokens, self.free_requests, self.free_slots = min(0, self.free_tokens), 0, 0
+        self.free_overrun = min(0, self.free_overrun)
 
     def cool(self) -> None:
         """Expect nobody: the next draw keeps only what runs."""
-        self.rate = self._token_rate = 0.0
-        self._wanted_requests = self._wanted_tokens = 0
+        self.rate = self._token_rate = self._overrun_rate = 0.0
+        self._wanted_requests = self._wanted_tokens = self._wanted_overrun = 0
         self.is_hot = False
         self._asked_at_s = float("-inf")
 
-    def _ask(self, tokens: int, requests: int, slots: int, now_s: float) -> Ask:
+    def _ask(self, tokens: int, requests: int, slots: int, overrun: int, now_s: float) -> Ask:
         """Ask for so much to be free."""
         self._number += 1
         ask = Ask(
@@ -259,11 +298,14 @@ class Slab:
             self.live_slots + slots,
             self.promised_tokens,
             self.live_slots,
+            self.promised_overrun + overrun,
+            self.promised_overrun,
         )
         self._asked, self._asked_at_s = ask, now_s
         self.free_tokens = min(self.free_tokens, tokens)
         self.free_requests = min(self.free_requests, requests)
         self.free_slots = min(self.free_slots, slots)
+        self.free_overrun = min(self.free_overrun, overrun)
         return ask
 
     def _is_due(self, now_s: float) -> bool:
@@ -281,19 +323,23 @@ class Slab:
         weight = 1.0 - 0.5 ** (passed_s / HALF_LIFE_S)
         self.rate += weight * (self._wanted_requests / passed_s - self.rate)
         self._token_rate += weight * (self._wanted_tokens / passed_s - self._token_rate)
-        self._wanted_requests = self._wanted_tokens = 0
+        self._overrun_rate += weight * (self._wanted_overrun / passed_s - self._overrun_rate)
+        self._wanted_requests = self._wanted_tokens = self._wanted_overrun = 0
         self._seen_at_s = now_s
 
-    def _target(self) -> tuple[int, int, int]:
-        """Return the tokens, requests and slots that should be free."""
+    def _target(self) -> tuple[int, int, int, int]:
+        """Return the tokens, requests, slots and open overrun that should be free."""
         self.is_hot = self.rate >= (HOT_PER_S / 2 if self.is_hot else HOT_PER_S)
-        tokens_max, requests_max, slots_max = self._caps
+        tokens_max, requests_max, slots_max, overrun_max = self._caps
         if not self.is_hot:
-            return 0, 0, 0
+            return 0, 0, 0, 0
         needed = _REQUESTS_MIN * self._token_rate / self.rate
-        if tokens_max < needed or requests_max < _REQUESTS_MIN or slots_max < _REQUESTS_MIN:
+        beyond = _REQUESTS_MIN * self._overrun_rate / self.rate
+        is_small = tokens_max < needed or requests_max < _REQUESTS_MIN or slots_max < _REQUESTS_MIN
+        if is_small or overrun_max < beyond:
             self.is_hot = False
-            return 0, 0, 0
+            return 0, 0, 0, 0
         requests = max(_REQUESTS_MIN, HORIZON_S * self.rate)
-        tokens = max(needed, HORIZON_S * self._token_rate)
-        return int(min(tokens_max, tokens)), int(min(requests_max, requests)), int(min(slots_max, requests))
+        tokens = min(tokens_max, max(needed, HORIZON_S * self._token_rate))
+        overrun = min(overrun_max, max(beyond, HORIZON_S * self._overrun_rate))
+        return int(tokens), int(min(requests_max, requests)), int(min(slots_max, requests)), int(overrun)

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from kvmesh.buckets.limits import Account
@@ -29,12 +30,20 @@ class Standing:
     """One account at one frontend."""
 
     __slots__ = (
-        *("_denied", "_denied_at_s", "_denied_s_per_token", "_denied_tokens", "_denied_until_s"),
-        *("_ends", "_remaining", "account", "burst", "has_slots", "is_spending"),
+        *(
+            "_denied",
+            "_denied_at_s",
+            "_denied_overrun",
+            "_denied_s_per_token",
+            "_denied_tokens",
+            "_denied_until_s",
+        ),
+        *("_closed", "_ends", "_remaining", "account", "burst", "has_slots", "has_tokens", "is_spending"),
         *("told_account", "told_version"),
         *(
             "live",
             "open",
+            "open_overrun",
             "remaining_at_s",
             "seen_at_s",
             "slab",
@@ -52,6 +61,8 @@ class Standing:
         self.slab = slab
         self.live = 0
         """Requests that run here."""
+        self.open_overrun = 0
+        """Tokens that requests of here may be charged beyond what is reserved for them."""
         self.open: dict[str, Reservation] = {}
         """Reservations that are not settled, those from the slab apart."""
         self.spent_tokens = self.spent_requests = 0
@@ -68,13 +79,17 @@ class Standing:
         ]
         self.burst = min(bursts, default=(float("inf"), ""))
         """Most tokens that can ever be reserved at once, and whose limit that is."""
+        self.has_tokens = bool(bursts)
+        """True if tokens are limited."""
         self.has_slots = any(scope.limit.concurrency for scope in account.scopes)
         """True if requests at a time are limited."""
         self._remaining = Remaining()
         self._denied: Denied | None = None
         self._denied_at_s = self._denied_until_s = 0.0
-        self._denied_tokens = 0
+        self._denied_tokens = self._denied_overrun = 0
         self._denied_s_per_token = 0.0
+        self._closed = DrainRate(Stock.HELD)
+        """How fast open overrun shrinks here, in tokens."""
         self._ends = DrainRate(Stock.HELD)
         """How fast requests end here; known where requests at a time are limited."""
 
@@ -119,48 +134,79 @@ class Standing:
         """Take a request that runs from now on and that `holder` knows by its own name."""
         reservation.holder = holder
         self.open[reservation.id] = reservation
-        self.begin(now_s)
+        self.begin(reservation.overrun, now_s)
 
-    def begin(self, now_s: float) -> None:
-        """Count a request that runs from now on, until `end`."""
+    def begin(self, overrun: int, now_s: float) -> None:
+        """Count a request that runs from now on, until `end`, and the overrun that it opens, until `close`."""
         self.live += 1
         if self.has_slots:
             self._ends.stock(self.live, now_s)
+        if overrun:
+            self.open_overrun += overrun
+            self._closed.stock(self.open_overrun, now_s)
+
+    def close(self, overrun: int, now_s: float) -> None:
+        """Count open overrun that was reserved, or will not be used any more."""
+        if overrun:
+            self._closed.freed(overrun, now_s)
+            self.open_overrun -= overrun
+            self._closed.stock(self.open_overrun, now_s)
+
+    def extend(self, reservation: Reservation, tokens: int, now_s: float) -> None:
+        """Count `tokens` that a running request has reserved besides."""
+        tokens = min(max(0, tokens), reservation.overrun)
+        reservation.tokens += tokens
+        self.close(tokens, now_s)
+
+    def reopen(self, reservation: Reservation, now_s: float) -> None:
+        """Take back a reservation in full: Redis has granted the estimate."""
+        self.open_overrun += reservation.tokens - reservation.estimate
+        reservation.tokens = reservation.estimate
+        self._closed.stock(self.open_overrun, now_s)
 
     def timed(self, denied: Denied, now_s: float, frontends: int) -> Denied:
-        """Return `denied` with the time to wait: for a slot, until one of the account's requests ends somewhere."""
-        if denied.reason != "concurrency":
-            return denied
-        wait_s = max(END_WAIT_MIN_S, self._end_wait_s(now_s) / frontends)
-        return Denied("concurrency", denied.scope, wait_s, denied.remaining)
+        """Return `denied` with the time to wait.
 
-    def deny(self, denied: Denied, tokens: int, now_s: float, frontends: int) -> Denied:
-        """Remember why a request of `tokens` was refused; return it with the time to wait."""
+        For a slot: until one of the account's requests ends somewhere. For open overrun: until as much of it as must be is
+        closed, as fast as it closes here, on all frontends.
+        """
+        if denied.reason == "concurrency":
+            wait_s = _expected(self._ends.wait_s(1, now_s))
+        elif denied.reason == "overrun":
+            wait_s = _expected(self._closed.wait_s(denied.overrun_excess, now_s))
+        else:
+            return denied
+        return replace(denied, wait_s=max(END_WAIT_MIN_S, wait_s / frontends))
+
+    def deny(self, denied: Denied, tokens: int, overrun: int, now_s: float, frontends: int) -> Denied:
+        """Remember why a request of `tokens`, with so much open `overrun`, was refused; return it with the time to wait."""
         denied = self.timed(denied, now_s, frontends)
         wait_s = denied.wait_s or 0.0
         self._denied, self._denied_at_s = denied, now_s
-        memo_s = CONCURRENCY_MEMO_S if denied.reason == "concurrency" else MEMO_S
+        memo_s = CONCURRENCY_MEMO_S if denied.reason in ("concurrency", "overrun") else MEMO_S
         self._denied_until_s = now_s + min(wait_s, memo_s)
-        self._denied_tokens = tokens
+        self._denied_tokens, self._denied_overrun = tokens, overrun
         self._denied_s_per_token = 0.0
         if denied.reason == "tokens":  # who wants less waits less
             limits = (scope.limit for scope in self.account.scopes if scope.name == denied.scope)
             self._denied_s_per_token = 60 / next(limits).tokens_per_min
         return denied
 
-    def known_denial(self, tokens: int, now_s: float) -> Denied | None:
-        """Return why a request of `tokens` would be refused, if that is known from one just before."""
+    def known_denial(self, tokens: int, overrun: int, now_s: float) -> Denied | None:
+        """Return why a request of `tokens` and `overrun` would be refused, if that is known from one just before."""
         denied = self._denied
         if denied is None or now_s >= self._denied_until_s:
+            return None
+        if denied.reason == "overrun" and overrun < self._denied_overrun:
             return None
         if denied.is_claimed and tokens > self._denied_tokens:
             return None  # it may be the one that they wait for
         wait_s = (denied.wait_s or 0.0) - (now_s - self._denied_at_s)
-        if not denied.is_claimed:
+        if denied.reason == "tokens" and not denied.is_claimed:
             wait_s += (tokens - self._denied_tokens) * self._denied_s_per_token
         if wait_s <= 0:
             return None
-        return Denied(denied.reason, denied.scope, wait_s, denied.remaining, denied.is_claimed)
+        return replace(denied, wait_s=wait_s)
 
     def forget_denial(self) -> None:
         """Something came back: ask again."""
@@ -173,7 +219,6 @@ class Standing:
             self._ends.freed(1, now_s)
             self._ends.stock(self.live, now_s)
 
-    def _end_wait_s(self, now_s: float) -> float:
-        """Return in how many seconds a request of the account may be expected to end here."""
-        wait_s = self._ends.wait_s(1, now_s)
-        return END_WAIT_S if wait_s is None else min(END_WAIT_MAX_S, max(END_WAIT_MIN_S, wait_s))
+
+def _expected(wait_s: float | None) -> float:
+    return END_WAIT_S if wait_s is None else min(END_WAIT_MAX_S, max(END_WAIT_MIN_S, wait_s))

@@ -140,9 +140,10 @@ class Teller:
         """Renew leases; reserve what running streams are behind their estimates; let Redis know what it does not."""
         pairs = []
         for each in reservations:
-            more = max(0, each.prompt_tokens + each.position - each.tokens)
+            more = each.lacking
             each.is_doubtful = True  # until there is an answer
-            pairs.append((each, Renewal(each.id, each.tokens, 1, int(each.is_live), more)))
+            renewal = Renewal(each.id, each.tokens, 1, int(each.is_live), more, each.overrun - more)
+            pairs.append((each, renewal))
         for at in range(0, len(pairs), RENEWALS_MAX):
             part = pairs[at : at + RENEWALS_MAX]
             operation = Renew(self.account(standing), tuple(item for _, item in part), LEASE_S)
@@ -172,11 +173,12 @@ class Teller:
     ) -> None:
         if not isinstance(answer, Renewed):
             return
-        standing.tell(answer.remaining, self._clock.now_s())
+        now_s = self._clock.now_s()
+        standing.tell(answer.remaining, now_s)
         for reservation, item in pairs:
-            if item.extra_tokens:
+            if item.extra_tokens and not reservation.is_settled:
                 self._metrics.extensions.value += 1
-                reservation.tokens = max(reservation.tokens, item.tokens + item.extra_tokens)
+                standing.extend(reservation, item.tokens + item.extra_tokens - reservation.tokens, now_s)
             if reservation.holder is Holder.LOCAL and not reservation.is_settled:
                 self.adopted(reservation)
 
@@ -223,7 +225,7 @@ class Teller:
         now_s = self._clock.now_s()
         standing.tell(answer.remaining, now_s)
         if answer.is_open:
-            slab.drawn(answer.tokens, answer.requests, answer.slots)
+            slab.drawn(answer.tokens, answer.requests, answer.slots, answer.overrun)
             return
         slab.lost()  # Redis says it was settled: what runs in it is charged by itself
         slab.forfeit()
@@ -246,6 +248,8 @@ def _draw(account: Account, slab: Slab, ask: Ask) -> Draw:
         LEASE_S,
         ask.least_tokens,
         ask.least_slots,
+        min(TOKENS_MAX, ask.overrun),
+        min(TOKENS_MAX, ask.least_overrun),
     )
 
 

@@ -26,8 +26,8 @@ RIDS: Final = tuple("abcdef")
 SLABS: Final = ("slab-1", "slab-2")
 LEASE_S: Final = 15.0
 
-_ORGANISATION = Scope("organisation:acme", Limit(600, 20, 120_000, 3000, 8))
-_SEARCH = Scope("tenant:search", Limit(300, 10, 60_000, 1500, 5))
+_ORGANISATION = Scope("organisation:acme", Limit(600, 20, 120_000, 3000, 8, 5000))
+_SEARCH = Scope("tenant:search", Limit(300, 10, 60_000, 1500, 5, 3000))
 _CHAT = Scope("tenant:chat", Limit(0, 0, 30_000.5, 1000, 0))
 _KEY = Scope("key:search-prod", Limit(90, 3, 0, 0, 2))
 
@@ -36,7 +36,7 @@ ACCOUNTS: Final = (
     Account(ORGANISATION, (_ORGANISATION, _SEARCH)),
     Account(ORGANISATION, (_ORGANISATION, _CHAT)),
     # The same scopes after somebody changed the limits: less, more, other kinds, none.
-    Account(ORGANISATION, (_ORGANISATION, replace(_SEARCH, limit=Limit(30, 2, 6000, 200, 1)))),
+    Account(ORGANISATION, (_ORGANISATION, replace(_SEARCH, limit=Limit(30, 2, 6000, 200, 1, 100.5)))),
     Account(ORGANISATION, (replace(_ORGANISATION, limit=Limit(6000, 100, 6e6, 50_000, 50)), _SEARCH)),
     Account(ORGANISATION, (replace(_ORGANISATION, limit=Limit(0, 0, 120_000, 3000, 0)), _SEARCH)),
     Account(ORGANISATION, ()),
@@ -60,6 +60,7 @@ def _amounts(most: int) -> st.SearchStrategy[int]:
 
 _ACCOUNT = st.one_of(st.just(ACCOUNTS[0]), st.sampled_from(ACCOUNTS))
 _TOKENS = _amounts(1600)
+_OVERRUN = st.just(0) | _amounts(4000)
 
 _LARGE: Final = st.builds(
     Reserve,
@@ -69,6 +70,7 @@ _LARGE: Final = st.builds(
     lease_s=st.just(LEASE_S),
     requests=st.just(0),
     slots=st.just(0),
+    overrun=_OVERRUN,
 )
 """Large beside a burst: such may leave claims, and end them."""
 
@@ -83,6 +85,7 @@ _OPERATION: Final[st.SearchStrategy[Operation]] = st.one_of(
         requests=st.integers(0, 4),
         slots=st.integers(0, 3),
         force=st.sampled_from([False, False, False, True]),
+        overrun=_OVERRUN,
     ),
     st.builds(
         Settle,
@@ -103,6 +106,7 @@ _OPERATION: Final[st.SearchStrategy[Operation]] = st.one_of(
                 requests=st.integers(0, 2),
                 slots=st.integers(0, 2),
                 extra_tokens=st.just(0) | _amounts(400),
+                overrun=_OVERRUN,
             ),
             max_size=3,
         ).map(tuple),
@@ -121,6 +125,8 @@ _OPERATION: Final[st.SearchStrategy[Operation]] = st.one_of(
         lease_s=st.just(LEASE_S),
         least_tokens=st.just(0) | _amounts(600),
         least_slots=st.integers(0, 2),
+        overrun=_OVERRUN,
+        least_overrun=st.just(0) | _amounts(600),
     ),
     st.builds(Lower, account=_ACCOUNT, rid=st.sampled_from(RIDS + SLABS), tokens=_TOKENS),
     st.builds(

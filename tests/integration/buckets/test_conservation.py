@@ -45,6 +45,8 @@ class Sample:
     book: Book
     debt: float
     """Tokens that the level is below 0."""
+    overrun: int
+    """Tokens that running requests may still use beyond their reservations."""
 
 
 @dataclass
@@ -229,10 +231,15 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
         assert sum(told.settled[name] for name in rest) <= charged <= sum(told.settled.values())
         excess, excess_repaid = trace.worst_excess(told.overruns)
         overrun = sum(tokens for _, tokens in told.overruns)
+        most_open = max(sample.overrun for sample in trace.samples)
+        most_owed = max(sample.debt for sample in trace.samples)
+        assert most_open <= LIMIT.tokens_overrun and most_owed <= LIMIT.tokens_overrun
+        assert trace.samples[-1].overrun == 0
+        assert bool(most_open) == (tenant == "search")
         print(
             f"{tenant}: {charged} tokens charged, {overrun} of them overruns, {book.swept} swept in {book.sweep_count}, "
             f"worst window {excess:.0f} above its bound, {excess_repaid:.0f} with overruns repaid, "
-            f"{len(trace.samples)} samples, slots back {back_s:.2f} s"
+            f"at most {most_open} open and {most_owed:.0f} owed, {len(trace.samples)} samples, slots back {back_s:.2f} s"
         )
         assert excess <= 0 and excess_repaid <= 0
     assert load.told("search").overruns and not load.told("strict").overruns
@@ -268,7 +275,8 @@ async def _look(ledger: Ledger, traces: dict[str, Trace]) -> None:
     for trace, each in zip(traces.values(), shown, strict=True):
         assert isinstance(each, Shown)
         debt = max(-min(use.tokens or 0.0 for use in each.uses), 0.0)
-        trace.samples.append(Sample(asked_s, answered_s, each.book, debt))
+        overrun = max(use.overrun for use in each.uses)
+        trace.samples.append(Sample(asked_s, answered_s, each.book, debt, overrun))
 
 
 async def _everything_is_free(ledger: Ledger) -> None:

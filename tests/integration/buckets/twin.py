@@ -59,6 +59,7 @@ class Row:
     used: int = 0
     used_requests: int = 0
     drawn: int = 0
+    overrun: int = 0
 
 
 @dataclass
@@ -148,6 +149,9 @@ class Twin:
     def _slots(self, name: str) -> int:
         return sum(row.slots for row in self.rows.values() if row.state == "open" and name in row.scopes)
 
+    def _overrun(self, name: str) -> int:
+        return sum(row.overrun for row in self.rows.values() if row.state == "open" and name in row.scopes)
+
     def _remaining(self, account: Account, now_ms: int) -> Remaining:
         levels = [self._now(scope, now_ms) for scope in account.scopes]
         requests = [each for each, _ in levels if each is not None]
@@ -173,6 +177,7 @@ class Twin:
             if row.state == "open":
                 swept, tokens = swept + 1, tokens + row.tokens
                 row.state = "swept"
+                row.overrun = 0
                 row.ends_ms = _bunch(now_ms + SWEPT_MS)
             else:
                 del self.rows[rid]
@@ -199,6 +204,7 @@ class Twin:
         self.rows[each.rid] = Row(
             "open", each.tokens, each.requests, each.slots, scopes, now_ms + round(each.lease_s * 1000)
         )
+        self.rows[each.rid].overrun = each.overrun
         self.book["reserved"] += each.tokens
         return Granted(self._remaining(each.account, now_ms))
 
@@ -263,7 +269,25 @@ class Twin:
             return Denied(reason, name, wait / 1000, left, is_claimed)
         if full:
             return Denied("concurrency", full[-1], None, left)
-        return None
+        return self._judge_overrun(each, left)
+
+    def _judge_overrun(self, each: Reserve, left: Remaining) -> Denied | None:
+        found: list[tuple[int, int, str]] = []
+        has_free_tenant = any(
+            scope.name.startswith("tenant:") and not self._overrun(scope.name)
+            for scope in each.account.scopes
+        )
+        for depth, scope in enumerate(each.account.scopes):
+            if has_free_tenant and scope.name.startswith("organisation:"):
+                continue
+            open_ = self._overrun(scope.name)
+            if open_ and each.overrun and open_ + each.overrun > overrun_max(scope):
+                excess = math.ceil(open_ + each.overrun - overrun_max(scope))
+                found.append((min(open_, excess), depth, scope.name))
+        if not found:
+            return None
+        excess, _, name = max(found)
+        return Denied("overrun", name, None, left, overrun_excess=excess)
 
     def _settle(self, each: Settle, now_ms: int) -> Settled:
         row = self.rows.get(each.rid)
@@ -318,6 +342,7 @@ class Twin:
         row.tokens += more
         self._take(account, now_ms, row.scopes, more, 0)
         self.book["extended"] += more
+        row.overrun = item.overrun
         row.ends_ms = now_ms + round(lease_s * 1000)
         return state
 
@@ -327,6 +352,7 @@ class Twin:
         if row is not None and row.state in ("open", "swept"):
             refunded = max(0, row.tokens - each.tokens)
             row.tokens -= refunded
+            row.overrun = 0
             self._take(each.account, now_ms, row.scopes, -refunded, 0)
             self.book["refunded"] += refunded
             if row.state == "swept":
@@ -357,7 +383,8 @@ class Twin:
             self._settle_part(each, row, now_ms)
             self._fill(each, row, now_ms)
         row.ends_ms = now_ms + round(each.lease_s * 1000)
-        return Drawn(row.tokens, row.requests, row.slots, True, self._remaining(account, now_ms))
+        left = self._remaining(account, now_ms)
+        return Drawn(row.tokens, row.requests, row.slots, True, left, row.overrun)
 
     def _settle_part(self, each: Draw, row: Row, now_ms: int) -> None:
         spent = max(0, each.used_tokens - row.used)
@@ -385,6 +412,11 @@ class Twin:
         tokens = target(row.tokens, each.tokens, each.least_tokens, 0 if is_claimed else left.tokens)
         requests = target(row.requests, each.requests, 0, left.requests)
         slots = target(row.slots, each.slots, each.least_slots, left.concurrency)
+        free = min(
+            (overrun_max(scope) - self._overrun(scope.name) for scope in each.account.scopes), default=None
+        )
+        free = None if free == math.inf else free
+        row.overrun = target(row.overrun, each.overrun, each.least_overrun, free)
         self.book["reserved"] += max(0, tokens - row.tokens)
         self.book["refunded"] += max(0, row.tokens - tokens)
         self._take(each.account, now_ms, row.scopes, tokens - row.tokens, requests - row.requests)
@@ -412,6 +444,7 @@ class Twin:
                     None if requests is None else _told(requests),
                     None if tokens is None else _told(tokens),
                     self._slots(scope.name),
+                    self._overrun(scope.name),
                 )
             )
         book = self.book
@@ -440,6 +473,11 @@ def _less(level: Level, amount: int, burst: float, to_zero: bool) -> Level:
         return None
     less = min(Fraction(burst), level - amount)
     return max(less, min(level, Fraction(0))) if to_zero else less
+
+
+def overrun_max(scope: Scope) -> float:
+    """Return the most tokens that may be open beyond what is reserved."""
+    return (scope.limit.tokens_per_min and scope.limit.tokens_overrun) or math.inf
 
 
 def _bunch(ms: int) -> int:

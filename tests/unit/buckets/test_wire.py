@@ -37,14 +37,14 @@ def test_levels_travel_in_sixty_thousandths() -> None:
     """What a rate of 1 per minute adds in 1 ms."""
     ((_, (now, limits, *rest)),) = calls("kvmesh", [Show(ACCOUNT)], 7)
     assert (now, rest) == (pack("<d", 7), ["tenant:search", "show", b""])
-    assert limits == pack("<5d", 60, 90_000, 0.5, 600_000, 3)
+    assert limits == pack("<6d", 60, 90_000, 0.5, 600_000, 3, inf)
 
 
 def test_what_is_not_limited_has_no_end() -> None:
     """Whatever its burst says."""
-    free = Account("acme", (Scope("tenant:search", Limit(0, 7, 0, 7, 0)),))
+    free = Account("acme", (Scope("tenant:search", Limit(0, 7, 0, 7, 0, 7)),))
     ((_, words),) = calls("kvmesh", [Show(free)], 0)
-    assert words[1] == pack("<5d", 0, inf, 0, inf, inf)
+    assert words[1] == pack("<6d", 0, inf, 0, inf, inf, inf)
 
 
 @pytest.mark.parametrize(

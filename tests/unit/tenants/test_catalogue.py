@@ -89,7 +89,7 @@ def test_scopes_nest_and_those_without_limits_are_left_out() -> None:
     assert account.organisation == "acme"
     assert account.scopes == (
         Scope("organisation:acme", Limit(concurrency=9)),
-        Scope("tenant:search", Limit(tokens_per_min=600, tokens_burst=4000)),
+        Scope("tenant:search", Limit(tokens_per_min=600, tokens_burst=4000, tokens_overrun=8000)),
         Scope("key:prod", Limit(requests_per_min=60, requests_burst=5)),
     )
     assert [each.name for each in catalogue.identify("k2", (), None).account.scopes] == ["organisation:acme"]

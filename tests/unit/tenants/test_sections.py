@@ -64,6 +64,11 @@ sha256 = "{HASH}"
         ("[tenants.x]\ntokens_per_min = inf", "tenants.x.tokens_per_min = inf is out of range"),
         ("[tenants.x]\nconcurrency = 1.5", "tenants.x.concurrency = 1.5 is not a whole number"),
         ("[tenants.x]\ntokens_burst = 5", "tenants.x.tokens_burst = 5 without tenants.x.tokens_per_min"),
+        ("[tenants.x]\ntokens_overrun = 5", "tenants.x.tokens_overrun = 5 without tenants.x.tokens_per_min"),
+        (
+            "[tenants.x]\ntokens_per_min = 5\ntokens_overrun = -1",
+            "tenants.x.tokens_overrun = -1 is out of range",
+        ),
         ("[tenants.x]\nidentities = 'a'", 'tenants.x.identities = "a" is not a list of texts in quotes'),
         ("[tenants.x]\nidentities = [3]", "tenants.x.identities = [3] is not a list of texts in quotes"),
         (
@@ -151,4 +156,7 @@ def test_bursts_follow_from_rates() -> None:
     assert TenantTable(tokens_per_min=600).limit().tokens_burst == 600, "no more than a minute's"
     assert TenantTable(requests_per_min=1).limit().requests_burst == 1
     assert TenantTable(tokens_per_min=600, tokens_burst=9000).limit().tokens_burst == 9000
+    assert TenantTable(tokens_per_min=600).limit().tokens_overrun == 1200, "two bursts"
+    assert TenantTable(tokens_per_min=600, tokens_overrun=50).limit().tokens_overrun == 50
+    assert TenantTable(requests_per_min=600).limit().tokens_overrun == 0, "nothing to overrun"
     assert TenantTable().limit().is_none

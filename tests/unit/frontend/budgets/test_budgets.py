@@ -30,7 +30,7 @@ def world(draw: random.Random, count: int) -> tuple[TwinRedis, list[Frontend]]:
     assert isinstance(loop, VirtualLoop)
     redis = TwinRedis(loop, draw)
     return redis, [
-        Frontend(f"f{at}", TwinLedger(redis), random.Random(draw.random()), count) for at in range(count)
+        Frontend(f"f{at}", TwinLedger(redis), random.Random(draw.random()), count, at) for at in range(count)
     ]
 
 

@@ -79,34 +79,42 @@ def test_tenants_are_bounded() -> None:
 def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
     """Random admissions, ends, overruns, draws that are granted in part, lost or answered late: Redis always held it."""
     draw = random.Random(seed)
-    who = account(burst_s=draw.choice((5, 60)))
+    who = account(burst_s=draw.choice((5, 60)), overrun=draw.choice((0, 20_000)))
     slab, now_s = Slab("s", who, draw.randint(1, 4), 0.0), 0.0
-    held = [0, 0, 0]  # tokens, requests, slots: what Redis holds
+    held = [0, 0, 0, 0]  # tokens, requests, slots, open overrun: what Redis holds
     told = [0, 0]  # used tokens and requests, as Redis knows them
-    open_: list[tuple[int, bool]] = []
-    waiting: tuple[int, int, int] | None = None
+    open_: list[tuple[int, int, bool]] = []
+    waiting: tuple[int, int, int, int] | None = None
+    lost = 0
     for _ in range(1500):
         now_s += draw.expovariate(30)
         act = draw.randrange(10)
         if act < 5:
-            tokens = draw.randint(1, 400)
-            slab.want(tokens)
-            if slab.admit(tokens):
-                open_.append((tokens, True))
+            tokens, overrun = draw.randint(1, 400), draw.choice((0, 0, draw.randint(1, 400)))
+            slab.want(tokens, overrun)
+            if slab.admit(tokens, overrun):
+                open_.append((tokens, overrun, True))
         elif act < 8 and open_:
             at = draw.randrange(len(open_))
-            tokens, is_live = open_.pop(at)
+            tokens, overrun, is_live = open_.pop(at)
             if is_live:
                 slab.release()
-            if draw.random() < 0.2 and is_live:
-                open_.append((tokens, False))  # settled later
+            fate = draw.random()
+            if fate < 0.2 and is_live:
+                open_.append((tokens, overrun, False))  # settled later
+            elif fate < 0.4 and is_live and overrun:
+                slab.live_slots, slab.free_slots = slab.live_slots + 1, slab.free_slots - 1  # it goes on
+                more = draw.randint(1, overrun)
+                slab.extend(more)
+                open_.append((tokens + more, overrun - more, True))
             else:
-                actual = draw.randint(0, tokens) if draw.random() < 0.95 else 2 * tokens
-                slab.settle(tokens, actual, refund_request=draw.random() < 0.1)
+                actual = draw.randint(0, tokens) if draw.random() < 0.95 else tokens + overrun
+                slab.settle(tokens, actual, refund_request=draw.random() < 0.1, overrun=overrun)
         elif waiting is not None:
             answer, waiting = waiting, None
             if draw.random() < 0.2:
                 slab.lost()
+                lost += 1
             else:
                 slab.drawn(*answer)
         else:
@@ -120,22 +128,30 @@ def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
                 held[1] -= min(held[1], admitted)
                 told = [max(told[0], ask.used_tokens), told[1] + admitted]
                 share = draw.choice((0.0, 0.5, 1.0))
-                more = (ask.tokens - held[0], ask.requests - held[1], ask.slots - held[2])
+                wanted = ask.tokens, ask.requests, ask.slots, ask.overrun
+                lacking = [most - has for most, has in zip(wanted, held, strict=True)]
                 held = [
                     each + (int(share * most) if most > 0 else most)
-                    for each, most in zip(held, more, strict=True)
+                    for each, most in zip(held, lacking, strict=True)
                 ]
                 held[0], held[2] = max(held[0], ask.least_tokens), max(held[2], ask.least_slots)
-                waiting = held[0], held[1], held[2]
+                held[3] = max(held[3], ask.least_overrun)
+                waiting = held[0], held[1], held[2], held[3]
             else:
                 slab.lost()
-        running = sum(tokens for tokens, _ in open_)
-        live = sum(is_live for _, is_live in open_)
+        running = sum(tokens for tokens, _, _ in open_)
+        live = sum(is_live for _, _, is_live in open_)
+        beyond = sum(overrun for _, overrun, _ in open_)
+        assert slab.promised_overrun == beyond and slab.free_overrun >= 0
+        assert slab.free_overrun + beyond <= held[3]
         assert (slab.promised_tokens, slab.live_slots, slab.open_requests) == (running, live, len(open_))
         owed = slab.used_tokens - told[0]
         assert max(0, slab.free_tokens) + running <= held[0] - owed or slab.free_tokens <= 0
         assert slab.free_requests + slab.used_requests - told[1] <= held[1]
-        assert slab.free_slots + live <= held[2] and min(slab.free_requests, slab.free_slots) >= 0
+        assert slab.free_slots + live <= held[2] and slab.free_slots >= 0
+        assert slab.free_requests >= -lost, (
+            "one too few where an answer was lost and a request refunded after"
+        )
 
 
 def test_a_slab_of_a_redis_that_lost_its_memory_asks_for_what_can_be_asked() -> None:
@@ -155,6 +171,32 @@ def test_a_slab_of_a_redis_that_lost_its_memory_asks_for_what_can_be_asked() -> 
     assert slab.free_requests < 0
     ask = slab.draw(14.0, may_grow=False)
     assert ask is not None and min(ask.tokens, ask.requests, ask.slots) >= 0, ask
+
+
+def test_a_slab_opens_overrun_within_its_share() -> None:
+    """What requests may use beyond their promises is held in Redis first; a slab that cannot hold two of them is none."""
+    for beyond, is_served in ((100, True), (2000, False)):
+        slab, now_s, admitted = Slab("s", account(overrun=20_000), 2, 0.0), 0.0, 0
+        for _ in range(400):
+            now_s += 0.01
+            slab.want(10, beyond)
+            if slab.admit(10, beyond):
+                admitted += 1
+                slab.release()
+                slab.settle(10, 10, refund_request=False, overrun=beyond)
+            ask = slab.draw(now_s)
+            if ask is not None:
+                slab.drawn(ask.tokens, ask.requests, ask.slots, ask.overrun)
+            assert slab.free_overrun <= slabs.SHARE * 20_000 / 2
+        assert (admitted > 0) == is_served
+
+
+def test_one_frontend_alone_admits_a_request_that_is_larger_than_its_share() -> None:
+    """Without Redis each would admit one, and the tenant get as many as there are frontends."""
+    who, frontends = account(), 8
+    largest = [LocalBuckets(frontends, place).largest(who) for place in range(frontends)]
+    assert sorted(largest) == [fallback.SHARE * 10_000 / frontends] * 7 + [float("inf")]
+    assert LocalBuckets(1).largest(who) == float("inf")
 
 
 def test_a_slab_follows_the_demand_within_its_share() -> None:
@@ -264,7 +306,10 @@ def test_a_refusal_tells_of_the_limit_that_refused(reason: Reason) -> None:
     """Also after the limit has changed, and of each scope its own; only the wait is told anew each time."""
     told = set()
     for per_min in (600.0, 1200.0, 600.0):
-        mine = account(tokens_per_min=per_min, requests_per_min=per_min, concurrency=int(per_min), burst_s=60)
+        slots = int(per_min)
+        mine = account(
+            tokens_per_min=per_min, requests_per_min=per_min, overrun=per_min, concurrency=slots, burst_s=60
+        )
         for scope in mine.scopes:
             for wait_s in (0.5, 0.25):
                 denied = Denied(reason, scope.name, wait_s, Remaining(0, -5, 1))
@@ -273,10 +318,12 @@ def test_a_refusal_tells_of_the_limit_that_refused(reason: Reason) -> None:
                     "requests": scope.limit.requests_per_min,
                     "tokens": scope.limit.tokens_per_min,
                     "concurrency": scope.limit.concurrency,
+                    "overrun": scope.limit.tokens_overrun,
                     "burst": scope.limit.tokens_burst,
                 }[reason]
                 assert error.reason == refusals.REASONS[reason]
-                assert error.metadata == {"scope": scope.name, "limit": f"{limit:.0f}"}
+                of_overrun = {"key": "tokens_overrun", "overrun_tokens": "0"} if reason == "overrun" else {}
+                assert error.metadata == {"scope": scope.name, "limit": f"{limit:.0f}", **of_overrun}
                 assert error.retry_after_s == (None if reason == "burst" else wait_s)
                 assert error.trailers == {
                     "kvmesh-remaining-requests": "0",

@@ -64,6 +64,7 @@ class Row:
     used: int = 0
     used_requests: int = 0
     number: int = 0
+    overrun: int = 0
 
 
 @dataclass
@@ -174,7 +175,27 @@ class TwinRedis:
                     found = Denied(reason, scope.name, wait_s, self._remaining(each.account))  # type: ignore[arg-type]
             if found is None and limit.concurrency and level.slots + each.slots > limit.concurrency:
                 found = Denied("concurrency", scope.name, None, self._remaining(each.account))
-        return found
+        return found or self._judge_overrun(each)
+
+    def _judge_overrun(self, each: Reserve) -> Denied | None:
+        bounded = [scope for scope in each.account.scopes if scope.limit.tokens_overrun]
+        if not (bounded and each.overrun):
+            return None
+        open_ = {scope.name: self.overrun(scope.name) for scope in each.account.scopes}
+        has_free_tenant = any(name.startswith("tenant:") and not open_[name] for name in open_)
+        for scope in reversed(bounded):
+            if has_free_tenant and scope.name.startswith("organisation:"):
+                continue
+            excess = round(open_[scope.name] + each.overrun - scope.limit.tokens_overrun)
+            if open_[scope.name] and excess > 0:
+                left, excess = self._remaining(each.account), min(open_[scope.name], excess)
+                return Denied("overrun", scope.name, None, left, overrun_excess=excess)
+        return None
+
+    def overrun(self, name: str) -> int:
+        """Return the open overrun of a scope."""
+        rows = (row for row in self.rows.values() if row.overrun and row.state == "open")
+        return sum(row.overrun for row in rows if name in [scope.name for scope in row.scopes])
 
     def _reserve(self, each: Reserve) -> Answer:
         self._sweep(Sweep(each.account.organisation))
@@ -183,7 +204,8 @@ class TwinRedis:
         denied = None if each.force else self._judge(each)
         if denied is not None:
             return denied
-        self._open(each.rid, each.account, each.tokens, each.requests, each.slots, each.lease_s)
+        row = self._open(each.rid, each.account, each.tokens, each.requests, each.slots, each.lease_s)
+        row.overrun = each.overrun
         self._take(each.account.scopes, each.tokens, each.requests)
         self.book["reserved"] += each.tokens
         return Granted(self._remaining(each.account))
@@ -228,7 +250,8 @@ class TwinRedis:
             row = self.rows.get(item.rid)
             wanted = item.tokens + item.extra_tokens
             if row is None:
-                self._open(item.rid, each.account, wanted, item.requests, item.slots, each.lease_s)
+                row = self._open(item.rid, each.account, wanted, item.requests, item.slots, each.lease_s)
+                row.overrun = item.overrun
                 self._take(each.account.scopes, wanted, item.requests, floor=True)
                 self.book["reserved"] += wanted
                 self.book["recreate_count"] += 1
@@ -241,6 +264,7 @@ class TwinRedis:
             self._reopen(row)
             more = max(0, wanted - row.tokens)
             row.tokens += more
+            row.overrun = item.overrun
             row.ends_s = self.clock.now_s() + each.lease_s
             self._take(row.scopes, more, 0)
             self.book["extended"] += more
@@ -251,6 +275,7 @@ class TwinRedis:
         if row is not None and row.state != "settled":
             refunded = max(0, row.tokens - each.tokens)
             row.tokens -= refunded
+            row.overrun = 0
             self._take(row.scopes, -refunded, 0)
             self.book["refunded"] += refunded
             if row.state == "swept":
@@ -278,7 +303,8 @@ class TwinRedis:
             row.number = each.number
             self._fill(row, each)
         row.ends_s = self.clock.now_s() + each.lease_s
-        return Drawn(row.tokens, row.requests, row.slots, True, self._remaining(each.account))
+        left = self._remaining(each.account)
+        return Drawn(row.tokens, row.requests, row.slots, True, left, row.overrun)
 
     def _fill(self, row: Row, each: Draw) -> None:
         spent = max(0, each.used_tokens - row.used)
@@ -303,6 +329,14 @@ class TwinRedis:
         more_slots = max(each.slots, each.least_slots) - row.slots
         if more_slots > 0:
             more_slots = max(min(more_slots, slots), each.least_slots - row.slots)
+        bounded = [scope for scope in each.account.scopes if scope.limit.tokens_overrun]
+        free = min(
+            (scope.limit.tokens_overrun - self.overrun(scope.name) for scope in bounded), default=2**60
+        )
+        more_overrun = max(each.overrun, each.least_overrun) - row.overrun
+        if more_overrun > 0:
+            more_overrun = max(min(more_overrun, max(0, int(free))), each.least_overrun - row.overrun)
+        row.overrun += more_overrun
         self._take(row.scopes, more, more_requests)
         self._hold(row, more_slots)
         row.tokens, row.requests, row.slots = (
@@ -375,6 +409,7 @@ def account(
     requests_per_min: float = 6000,
     concurrency: int = 100,
     burst_s: float = 10,
+    overrun: float = 0,
     name: str = "search",
     organisation: str = "acme",
 ) -> Account:
@@ -383,7 +418,8 @@ def account(
     def limit(factor: float) -> Limit:
         tokens, requests = factor * tokens_per_min, factor * requests_per_min
         slots = round(factor * concurrency)
-        return Limit(requests, max(1.0, requests / 60 * burst_s), tokens, tokens / 60 * burst_s, slots)
+        bursts = max(1.0, requests / 60 * burst_s), tokens / 60 * burst_s
+        return Limit(requests, bursts[0], tokens, bursts[1], slots, factor * overrun)
 
     scopes = (Scope(f"organisation:{organisation}", limit(2.0)), Scope(f"tenant:{name}", limit(1.0)))
     return Account(organisation, scopes)

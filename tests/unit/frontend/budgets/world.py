@@ -72,7 +72,7 @@ class Load:
     refund: float = 0.05
 
 
-@dataclass
+@dataclass(eq=False)
 class Frontend:
     """One frontend's budgets, and its clients."""
 
@@ -80,6 +80,7 @@ class Frontend:
     ledger: Ledger
     draw: random.Random
     frontends: int
+    place: int = 0
     uses: list[Use] = field(default_factory=list)
     errors: list[tuple[float, MeshError]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -91,7 +92,7 @@ class Frontend:
         clock = self.loop if isinstance(self.loop, VirtualLoop) else MonotonicClock()
         metrics = BudgetMetrics(Metrics("frontend"), lambda _: "one")
         self.budgets = Budgets(self.ledger, self.name, clock, metrics)
-        self.budgets.on_members(self.frontends)
+        self.budgets.on_members(self.frontends, self.place)
         self.running = asyncio.create_task(self.budgets.run())
         self.numbers = 0
         self.loading: asyncio.Task[None] | None = None
