@@ -1,8 +1,8 @@
 """Charged once: what the frontends settled is what the streams of a run cost, not a token more or less. Pure.
 
 A stream that completed costs its prompt and its output, to the token, through however many frontends it went. One that
-ended early costs at least what its client saw, but for a message that was on its way, and at most all of it. Counters of
-a frontend that ended are gone: runs in which one does, or Redis, are not judged.
+ended early costs at least what its client saw, to the token, and at most all of it. Counters of a frontend that ended are
+gone: runs in which one does, or Redis, are not judged.
 """
 
 from __future__ import annotations
@@ -43,5 +43,4 @@ def bounds_of(stream: Stream, one: Seen | None, output_tokens: int) -> tuple[int
         return 0, most
     if one.end == COMPLETE:
         return len(stream.prompt) + len(one.ids), len(stream.prompt) + len(one.ids)
-    delivered = len(one.ids) - one.last_ids
-    return (len(stream.prompt) + delivered if delivered > 0 else 0), most
+    return (len(stream.prompt) + len(one.ids) if one.ids else 0), most

@@ -113,7 +113,6 @@ class ResumingReader:
                         f"position {chunk.position} behind {have} tokens"
                     )
                     seen.ids += chunk.ids
-                    seen.last_ids = len(chunk.ids) or seen.last_ids
                 assert answer.finish is not None, "the answer ended without its last message"
                 note_finish(seen, answer.finish)
             except GenerateError as error:
@@ -141,7 +140,6 @@ async def follow(messages: AsyncIterator[pb.GenerateResponse], seen: Seen, now: 
                     f"position {tokens.position} behind {have} tokens"
                 )
                 seen.ids += tokens.ids
-                seen.last_ids = len(tokens.ids) or seen.last_ids
             case "finished":
                 finished = message.finished
             case other:

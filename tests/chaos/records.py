@@ -41,8 +41,6 @@ class Seen:
     adoptions: int = 0
     recomputed_tokens: int = 0
     client_resumes: int = 0
-    last_ids: int = 0
-    """How many tokens the last message with any brought."""
 
     @property
     def longest_wait(self) -> tuple[float, float]:

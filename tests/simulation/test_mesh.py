@@ -7,6 +7,8 @@ import random
 import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend import bill
+from services.frontend.progress import CREDIT_WINDOW
 from services.frontend.request import LiveRequest
 from services.router.relay.core import Relay
 from tests.simulation.mesh import ORPHAN_S, Mesh
@@ -143,6 +145,10 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
                 # Streams keep order here: a gap can only be a side that went on at the wrong position.
                 assert all(attempt.fault != "GAP" for attempt in client.request.attempts), (
                     f"{client.request}: a gap"
+                )
+                paid = bill.of(client.request).output_tokens
+                assert len(client.ids) <= paid <= len(client.ids) + CREDIT_WINDOW, (
+                    f"{client.request}: {paid} tokens are charged, {len(client.ids)} were read"
                 )
                 ends.append(end.outcome)
                 adoptions += client.request.adoptions

@@ -52,13 +52,13 @@ def test_streams_that_complete_leave_no_room() -> None:
     assert low == high == sum(len(each.prompt) + each.max_output_tokens for each in run.plan.streams)
 
 
-def test_a_stream_that_ended_early_is_charged_what_was_seen_but_for_its_last_message() -> None:
-    """A frontend may not know yet that its last message has left; one without tokens may be free."""
+def test_a_stream_that_ended_early_is_charged_what_was_seen() -> None:
+    """Its last message too; one without tokens may be free."""
     run = good_run()
     stream = run.plan.streams[0]
     cost = len(stream.prompt)
-    for count, last, low in ((0, 0, 0), (1, 1, 0), (9, 1, cost + 8), (9, 9, 0)):
-        one = Seen(stream.number, 0.0, ids=run.truth[stream.number][:count], last_ids=last)
+    for count, low in ((0, 0), (1, cost + 1), (9, cost + 9)):
+        one = Seen(stream.number, 0.0, ids=run.truth[stream.number][:count])
         assert bounds_of(stream, one, 260) == (low, cost + 260)
 
 
