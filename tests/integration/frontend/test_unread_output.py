@@ -51,11 +51,14 @@ async def begin(connection: RawConnection, count: int) -> RawStream:
     return stream
 
 
-async def piled_up(pool: Pool, count: int) -> None:
-    """Wait until so many attempts have sent all that their credit lets through."""
-    await until(
-        lambda: sum(run.log.sent == CREDIT_WINDOW for run in pool.runs) == count, "tokens pile up", 20
-    )
+async def piled_up(serving: Serving, count: int) -> None:
+    """Wait until of so many requests all tokens are there that their credit lets through."""
+
+    def full() -> bool:
+        live = serving.frontend.core.live.serving
+        return sum(len(request.progress.ids) == CREDIT_WINDOW for request in live) == count
+
+    await until(full, "tokens pile up", 20)
 
 
 async def open_for(stream: RawStream, size: int) -> None:
@@ -99,7 +102,7 @@ async def test_a_reset_at_any_byte_is_charged_what_came_and_at_most_a_window_mor
     came = charged = 0
     async with RawConnection.connect(serving.address, stream_window=0, connection_window=1 << 24) as client:
         probe = await begin(client, 100)
-        await piled_up(pool, 1)
+        await piled_up(serving, 1)
         probe.grant(1 << 16)
         await probe.until(lambda: len(probe.messages) >= 2)
         answer = Answer(probe.messages[:2])
@@ -109,7 +112,7 @@ async def test_a_reset_at_any_byte_is_charged_what_came_and_at_most_a_window_mor
         for first in range(0, answer.size + 1, BATCH):
             opened = range(first, min(first + BATCH, answer.size + 1))
             streams = [await begin(client, 100) for _ in opened]
-            await piled_up(pool, len(streams))
+            await piled_up(serving, len(streams))
             for size, stream in zip(opened, streams, strict=True):
                 await open_for(stream, size)
                 paid = (await reset(stream, reports)).output_tokens
