@@ -55,6 +55,8 @@ class ModelFacts:
     """A running request can be ended by another one that names its id."""
     inputs: frozenset[str]
     outputs: frozenset[str]
+    max_sequences: int = 0
+    """Requests that the engine runs at once; more wait in its queue. 0: unknown."""
 
 
 _REQUIRED_INPUTS: Final = ("input_ids", "input_lengths", "request_output_len", "streaming")
@@ -110,6 +112,7 @@ def derive(metadata: Any, config: Any, *, role: str, model_version: str, block_t
         stop="stop" in inputs,
         inputs=frozenset(inputs),
         outputs=frozenset(outputs),
+        max_sequences=_optional_number(parameters, "max_batch_sequences"),
     )
     if role == PREFILL and not capabilities.disaggregated:
         missing.append("input and output context_phase_params (disaggregated serving), which prefill needs")
@@ -139,6 +142,11 @@ def _number(parameters: Mapping[str, str], name: str, missing: list[str]) -> int
         return int(text)
     missing.append(f"parameter {name} as a whole number above 0" + (f' (it is "{text}")' if text else ""))
     return 0
+
+
+def _optional_number(parameters: Mapping[str, str], name: str) -> int:
+    text = parameters.get(name, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _capabilities(

@@ -1,7 +1,8 @@
 """Slots whose client's flow-control window is closed, and which of them is cut when they hold too many.
 
-Pure. Such a slot holds its place while its engine idles. INVARIANT: at most half of a replica's slots, at least one, are
-of this kind after each `close`. Only what a frontend reports counts: in a partition no report comes, and nothing is cut.
+Pure. Such a slot holds a place in the replica while its engine idles, and a place in the engine while that generates what
+is not read. INVARIANT: at most half of a replica's places, at least one, are of this kind after each `close`. Only what a
+frontend reports counts: in a partition no report comes, and nothing is cut.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ class ClosedWindows:
 
     __slots__ = ("_closed", "slots_max")
 
-    def __init__(self, slots_max: int) -> None:
-        """`slots_max`: all slots of the replica."""
-        self.slots_max = max(1, slots_max // 2)
+    def __init__(self, places: int) -> None:
+        """`places`: all slots of the replica, or what its engine runs at once if that is less."""
+        self.slots_max = max(1, places // 2)
         """Slots that may be of this kind."""
         self._closed: dict[Slot, None] = {}
 

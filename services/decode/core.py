@@ -51,7 +51,8 @@ class DecodeCore:
         self._pulse = Pulse()
         self.slow_reader_cuts = {"time": 0, "share": 0}
         """Slots that were cut because their client did not read: by the slow-reader time, or by the share of slots."""
-        self.holdings = Holdings(facts.kv_blocks, limits.slots_max, self._pulse)
+        places = min(limits.slots_max, facts.max_sequences or limits.slots_max)
+        self.holdings = Holdings(facts.kv_blocks, places, self._pulse)
         self.generation = Generation(
             replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record
         )

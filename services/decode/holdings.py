@@ -18,12 +18,13 @@ from services.decode.slot import Slot, State
 class Holdings:
     """Slots by request id, with what belongs to each."""
 
-    def __init__(self, kv_blocks: int, slots_max: int, pulse: Pulse) -> None:
+    def __init__(self, kv_blocks: int, places: int, pulse: Pulse) -> None:
+        """`places`: requests that may be held and that the engine runs at once."""
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known, FINISHED ones too."""
         self.sessions: list[DecodeSession] = []
         self.finished = FinishedLogs()
-        self.closed_windows = ClosedWindows(slots_max)
+        self.closed_windows = ClosedWindows(places)
         self.reservations = Reservations(kv_blocks)
         self.timetable: Timetable[Slot] = Timetable()
         self.freed_blocks = DrainRate(Stock.HELD)

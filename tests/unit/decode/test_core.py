@@ -479,6 +479,16 @@ def test_beyond_half_of_the_slots_the_longest_closed_window_is_cut() -> None:
     assert replica.submit(5, LOCAL).is_accepted, "its slot is free"
 
 
+def test_an_engine_that_runs_fewer_than_there_are_slots_sets_the_bound() -> None:
+    """What it does not run waits in its queue behind what nobody reads: half of its places are for others, too."""
+    replica = Replica(model=facts(max_sequences=2))
+    views = [replica.submit(slot, LOCAL, credit=1) for slot in range(1, 4)]
+    replica.send(closed_slots=[1])
+    assert not any(view.is_over() for view in views)
+    replica.send(closed_slots=[3])
+    assert [view.is_over() for view in views] == [True, False, False]
+
+
 def test_a_window_that_opened_again_is_the_last_to_go() -> None:
     """A row of credit says so, also one that grants nothing new; closed again, it is the one that is closed shortest."""
     replica = Replica()

@@ -31,6 +31,7 @@ PARAMETERS = {
     "max_sequence_tokens": "4096",
     "vocab_size": "4096",
     "kv_address": "127.0.0.1:7000",
+    "max_batch_sequences": "64",
     "model_version": "v1",
     "release_handoff": "true",
     "seeded_resume": "true",
@@ -63,6 +64,16 @@ def without(tensors: dict[str, str], *names: str) -> dict[str, str]:
     return {name: kind for name, kind in tensors.items() if name not in names}
 
 
+@pytest.mark.parametrize("told", ["", "many", None])
+def test_how_many_run_at_once_need_not_be_told(told: str | None) -> None:
+    """An engine that does not say it, or nothing that can be read, is one of which it is unknown."""
+    parameters = without(PARAMETERS, "max_batch_sequences") | (
+        {} if told is None else {"max_batch_sequences": told}
+    )
+    facts = derive(*model(parameters=parameters), role="prefill", model_version="v1", block_tokens=32)
+    assert facts.max_sequences == 0
+
+
 def test_a_complete_model_can_do_everything() -> None:
     """Every capability and every number of the reference engine is found."""
     facts = derive(*model(), role="prefill", model_version="v1", block_tokens=32)
@@ -74,7 +85,7 @@ def test_a_complete_model_can_do_everything() -> None:
         "release_handoff",
         "seeded_resume",
     ]
-    assert (facts.tokens_per_block, facts.kv_blocks) == (32, 512)
+    assert (facts.tokens_per_block, facts.kv_blocks, facts.max_sequences) == (32, 512, 64)
     assert (facts.max_sequence_tokens, facts.vocab_size) == (4096, 4096)
     assert facts.kv_address == "127.0.0.1:7000" and facts.load_report and facts.stop
 
