@@ -105,8 +105,9 @@ class OwnCall:
 
     identities: Sequence[str] = ()
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, message: bytes) -> None:
         self.metadata: Mapping[str, str] = dict(bearer(key))
+        self._message = message
 
     def remaining_s(self) -> float | None:
         """See Call."""
@@ -114,7 +115,7 @@ class OwnCall:
 
     async def read(self) -> bytes | None:
         """See Call."""
-        return None
+        return self._message
 
     async def write(self, message: pb.GenerateResponse) -> None:
         """See Call."""
@@ -157,7 +158,7 @@ class Own:
 
     async def _refuse(self, key: str) -> str:
         try:
-            await self._frontend.service.serve(self._data, OwnCall(key))
+            await self._frontend.service.serve(OwnCall(key, self._data))
         except MeshError as error:
             to_status(error)
             return error.reason

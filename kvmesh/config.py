@@ -305,6 +305,16 @@ class Frontend(Section, frozen=True, kw_only=True):
     message_bytes_max: Annotated[
         int, Allowed("Largest message a client may send.", 1024, 64 << 20, "bytes")
     ] = 4 << 20
+    request_timeout_s: Annotated[
+        float,
+        Allowed("A call whose message has not arrived this long after its headers is ended.", 0.1, 600, "s"),
+    ] = 10.0
+    unread_calls_max: Annotated[
+        int, Allowed("Calls whose message has not arrived; more are refused.", 1, 100_000, "calls")
+    ] = 2_000
+    connections_max: Annotated[
+        int, Allowed("Connections of clients; more are closed as they come.", 16, 1_000_000, "connections")
+    ] = 4_096
     first_token_silence_s: Annotated[
         float,
         Allowed(

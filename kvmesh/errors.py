@@ -44,6 +44,7 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     # The request has ended well, and was executed again often enough since.
     "ALREADY_FINISHED": grpc.StatusCode.ALREADY_EXISTS,
     # The mesh is full; later it may not be.
+    "CALLS_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "LIVE_REQUESTS_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "QUEUE_TIMEOUT": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -60,6 +61,7 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "BUDGET_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     # Time is over.
     "DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "REQUEST_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
     "TTFT_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
     "INFEASIBLE_DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
     # The request goes on elsewhere: a client resumed it while the stream still lived.

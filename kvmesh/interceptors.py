@@ -75,19 +75,23 @@ def _unary(inner: Any, method: str) -> Any:
 def _streaming(inner: Any, method: str) -> Any:
     async def call(request: Any, context: Context) -> None:
         try:
-            answer = inner(request, context)
-            if inspect.isasyncgen(answer):
-                async with aclosing(answer) as responses:
-                    async for response in responses:
-                        await context.write(response)
-            else:
-                await answer
+            await answered(inner(request, context), context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # this is where bugs end
             await _end(error, context, method)
 
     return call
+
+
+async def answered(answer: Any, context: Context) -> None:
+    """Let a handler that answers with a stream do so, whether it yields its answers or writes them."""
+    if inspect.isasyncgen(answer):
+        async with aclosing(answer) as responses:
+            async for response in responses:
+                await context.write(response)
+    else:
+        await answer
 
 
 async def _end(error: BaseException, context: Any, method: str) -> None:
@@ -109,9 +113,27 @@ async def _abort(error: MeshError, context: Any) -> None:
     try:
         async with asyncio.timeout(STATUS_S):
             await context.abort_with_status(to_status(error))
+    except grpc.aio.AbortError as abort:
+        _forget_later(abort)
+        raise
     except (TimeoutError, grpc.aio.InternalError) as why:  # the latter: not even its first message went out
         log.debug("status not taken", extra={"reason": error.reason, "why": repr(why)})
         raise asyncio.CancelledError from None
+
+
+def _forget_later(abort: grpc.aio.AbortError) -> None:
+    """Let go of the frames that `abort` passed through, once its handler is over.
+
+    gRPC keeps it beside the call, and the frames keep the call: 15 KB of gRPC's memory that only the cycle collector frees,
+    which rests while the process is idle.
+    """
+
+    def forget(_: object) -> None:
+        abort.__traceback__ = abort.__context__ = None
+
+    task = asyncio.current_task()
+    assert task is not None, "a handler runs in a task"
+    task.add_done_callback(forget)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

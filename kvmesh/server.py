@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -20,8 +21,12 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from kvmesh.aio_server import aio_server
+from kvmesh.attach import outbox as attach
 from kvmesh.health import HEALTH_SERVICE, HealthServicer
+from kvmesh.heap import keep_trimmed
 from kvmesh.interceptors import ErrorInterceptor
+from kvmesh.reception import Reception, ReceptionInterceptor
+from kvmesh.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +35,6 @@ DRAIN_S: Final = 30.0
 
 STOP_GRACE_S: Final = 1.0
 """Time for streams to end after a drain, before their calls are cut."""
-
-_MESSAGE_BYTES_MAX: Final = 72 << 20
-"""gRPC refuses larger messages itself. Services refuse much smaller ones, with a better sentence than gRPC's."""
 
 
 # A frozen peer (SIGSTOP, a lost host) is noticed by pings alone. keepalive_timeout_ms is not enough: without
@@ -46,11 +48,26 @@ def _keepalive(every_s: float) -> tuple[tuple[str, int], ...]:
     )
 
 
+METADATA_BYTES_MAX: Final = 8_192
+"""gRPC's own default begins to refuse here, and takes up to twice that."""
+
+HANDSHAKE_S: Final = 10.0
+"""Time for a new connection to speak TLS and HTTP/2."""
+
 SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a second process on the same port must fail, not share it
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+    # Measures the line, and lets a caller send megabytes ahead of what is read. Without it 64 KB go ahead per stream, and
+    # as much as a message says it has once it is read.
+    ("grpc.http2.bdp_probe", 0),
+    # Refuses streams while earlier ones of the connection are being freed, though fewer than allowed are open: stock
+    # clients see that as UNAVAILABLE.
+    ("grpc.http.overload_protection", 0),
 )
 """Of every server: the mesh's channels ping each second, and gRPC's own default takes that for an attack."""
 
@@ -67,6 +84,33 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
 )
 """Options of every channel between processes of the mesh."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What gRPC itself holds for callers before any code of ours sees them."""
+
+    message_bytes_max: int = attach.MESSAGE_BYTES_MAX
+    """Larger messages are refused by gRPC as soon as their length is known. Services refuse smaller ones, with a better
+    sentence than gRPC's."""
+    connections_max: int = 4_096
+    """Further connections are closed as they come; an idle one takes some 15 KB."""
+    streams_max: int = 1_000
+    """Open calls per connection; a client holds back what is beyond."""
+
+    pending_max: int = 4_096
+    """Calls that gRPC holds until the event loop takes them, some 15 KB each. Beyond it more and more new ones are ended
+    CANCELLED by gRPC, without a word of ours; a sixteenth more, and all of them are."""
+
+    def options(self) -> tuple[tuple[str, int], ...]:
+        """Return them as gRPC takes them."""
+        return (
+            ("grpc.server.max_pending_requests", self.pending_max),
+            ("grpc.server.max_pending_requests_hard_limit", self.pending_max + self.pending_max // 16),
+            ("grpc.max_receive_message_length", self.message_bytes_max),
+            ("grpc.max_allowed_incoming_connections", self.connections_max),
+            ("grpc.max_concurrent_streams", self.streams_max),
+        )
 
 
 class ListenError(OSError):
@@ -109,10 +153,13 @@ class MeshServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         credentials: grpc.ServerCredentials | None = None,
         guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        limits: ServerLimits = ServerLimits(),  # frozen
+        reception: Reception | None = None,
     ) -> None:
         """Build the server; no I/O yet. `service_names` are the full names, for health and reflection.
 
-        `credentials`: TLS; None is plain. `guards` see a call last and may refuse it with a MeshError.
+        `credentials`: TLS; None is plain. `guards` see a call before its message and may refuse it with a MeshError.
+        `reception` waits for the messages of calls; one that a servicer uses itself may be the same.
 
         A peer with live calls is pinged every `keepalive_s` and dropped when it does
         not answer for twice that: 1 s inside the mesh, more where clients are far away.
@@ -122,12 +169,11 @@ class MeshServer:
         self._services = tuple(service_names)
         self._credentials = credentials
         self.grpc: grpc.aio.Server = aio_server(
-            interceptors=(*interceptors, ErrorInterceptor(), *guards),
-            options=(
-                *_keepalive(keepalive_s),
-                *SERVER_OPTIONS,
-                ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+            interceptors=(
+                *(*interceptors, ErrorInterceptor(), *guards),
+                ReceptionInterceptor(reception or Reception(limits.message_bytes_max)),
             ),
+            options=(*_keepalive(keepalive_s), *SERVER_OPTIONS, *limits.options()),
         )
         self._health = HealthServicer()
         self._health.register(self.grpc)
@@ -208,6 +254,7 @@ class MeshServer:
             loop.add_signal_handler(number, self.stop)
         stopping = asyncio.ensure_future(self._stopping.wait())
         ended = asyncio.ensure_future(self.grpc.wait_for_termination())
+        trimming = asyncio.create_task(keep_trimmed(), name="heap")
         try:
             await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():
@@ -220,6 +267,7 @@ class MeshServer:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             stopping.cancel()
+            await end([trimming])
             await self.grpc.stop(0.0 if self._hurry.is_set() else STOP_GRACE_S)
             await asyncio.wait((ended,))
             log.info("stopped")

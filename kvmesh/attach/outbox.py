@@ -23,6 +23,9 @@ ROW_BYTES = 64
 TAKE_BYTES = 4 << 20
 """Prompts behind so many bytes go with the next message: gRPC refuses too large a one, and ends its stream."""
 
+MESSAGE_BYTES_MAX = 2 * HARD_BYTES
+"""Largest message: what a full outbox holds, and the longest prompt that a configuration allows behind TAKE_BYTES."""
+
 
 def _nothing() -> None:
     return None

@@ -13,21 +13,20 @@ from typing import Any, Protocol
 import grpc
 
 from kvmesh.attach.frames import FrameError
-from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.outbox import MESSAGE_BYTES_MAX, DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.attach.writer import OutboxStuck, Writer
 from kvmesh.call import Call, GrpcCall
 from kvmesh.clock import Clock
+from kvmesh.errors import MeshError
+from kvmesh.reception import Reception
 
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
 
 LAST_WRITE_S = 0.5
-
-HELLO_S = 5.0
-"""A caller that has not introduced itself by then holds a stream for nothing."""
 
 
 class Session(Protocol):
@@ -57,7 +56,11 @@ class Attachable(Protocol):
 class AttachService(attach_pb2_grpc.AttachServiceServicer):
     """Serves Attach over grpc.aio for one `Attachable`."""
 
-    def __init__(self, service: Attachable, hello: pb.Hello, clock: Clock) -> None:
+    def __init__(
+        self, service: Attachable, hello: pb.Hello, clock: Clock, reception: Reception | None = None
+    ) -> None:
+        """`reception`: waits for hellos."""
+        self._reception = reception or Reception(MESSAGE_BYTES_MAX)
         self._service = service
         self._hello = hello
         self._clock = clock
@@ -70,12 +73,13 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
 
     async def serve(self, call: Call[pb.AttachRequest, pb.AttachResponse]) -> str | None:
-        """Serve one stream until it ends. Return what the peer did wrong, or None."""
+        """Serve one stream until it ends. Return what the peer did wrong, or None. Raises MeshError (CALLS_FULL)."""
         try:
-            async with asyncio.timeout(HELLO_S):
-                first = await call.read()
-        except TimeoutError:
-            return f"no hello within {HELLO_S:g} s"
+            first = await self._reception.message(call.read)
+        except MeshError as refusal:
+            if refusal.reason == "REQUEST_TIMEOUT":
+                return f"no hello within {self._reception.timeout_s:g} s"
+            raise
         if first is None:
             return None
         if not first.HasField("hello") or first.hello.protocol_version != PROTOCOL_VERSION:
@@ -118,7 +122,9 @@ def _problem(peer: str, errors: Sequence[BaseException]) -> str | None:
     """Log why a stream ended; return what the peer did wrong, or None."""
     problem = None
     for error in errors:
-        if isinstance(error, FrameError):
+        if isinstance(error, MeshError):
+            problem = error.message  # of a message that could not be parsed; logged where it was
+        elif isinstance(error, FrameError):
             problem = str(error)
             log.warning("attach stream of %s broke the protocol: %s", peer, error)
         elif isinstance(error, OutboxStuck):

@@ -17,6 +17,7 @@ from typing import Any, Final
 import grpc
 
 from kvmesh import server as mesh_server
+from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
 from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
@@ -30,6 +31,7 @@ from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.prefix_index import telemetry as index_telemetry
 from kvmesh.prefix_index.publisher import Publisher
+from kvmesh.reception import Reception, watch_reception
 from kvmesh.redis_link import RedisLink
 from kvmesh.replica import options as command_line
 from kvmesh.replica.options import Options, ReplicaRole
@@ -158,13 +160,16 @@ class _Replica:
         )
         role.core.connect(self._engine)
         hello = pb.Hello(process_id=options.process_id, boot_id=boot_id, protocol_version=PROTOCOL_VERSION)
-        attach = AttachService(self._shell, hello, clock)
+        reception = Reception(MESSAGE_BYTES_MAX, clock=clock)
+        watch_reception(metrics, reception)
+        attach = AttachService(self._shell, hello, clock, reception)
         self._server = mesh_server.MeshServer(
             options.role,
             options.process_id,
             (ATTACH_NAME, role.service_name),
             credentials=trust.server_credentials(),
             guards=trust.guards(),
+            reception=reception,
         )
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self._server.grpc)
         role.add_service(self._server.grpc, Parts(attach, self._engine, clock))

@@ -82,6 +82,11 @@ class FrontendCore:
 
     # Clients.
 
+    def check_room(self, now_s: float) -> None:
+        """Raise MeshError (DRAINING, LIVE_REQUESTS_FULL) if a request that came now would not be taken."""
+        self._check_draining()
+        self.live.check_room(now_s)
+
     def place_to_read(self, now_s: float) -> AbstractContextManager[None]:
         """Return what holds a place while a request is read. Raises MeshError (DRAINING, LIVE_REQUESTS_FULL)."""
         self._check_draining()

@@ -25,12 +25,14 @@ from kvmesh.attach.v1 import attach_pb2
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.config import Frontend as FrontendSection
 from kvmesh.membership import telemetry as name_telemetry
 from kvmesh.membership.gate import Gate
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
+from kvmesh.reception import Reception, watch_reception
 from kvmesh.redis_link import RedisLink
 from kvmesh.redis_url import BUDGETS_VARIABLE
 from kvmesh.tasks import end
@@ -74,6 +76,12 @@ FLUSH_S = 2.0
 """Time at the end of a drain for clients to go on elsewhere and for the last settlements."""
 
 SEEDED = "seeded_resume"
+
+STREAMS_MIN = 1_000
+"""Open calls that one connection may always have: stock clients see UNAVAILABLE where it is few."""
+
+MESSAGE_SLACK_BYTES = 64 << 10
+"""Messages that are too long by less than this are refused by the frontend, which says so better than gRPC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +170,17 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
             await registration.deregister()
             frontend.close()
     return 0
+
+
+def limits_of(section: FrontendSection) -> shell.ServerLimits:
+    """Return what gRPC holds for clients. One connection can fill the frontend and is still told so by the frontend."""
+    streams = max(STREAMS_MIN, section.max_live_requests + section.unread_calls_max)
+    return shell.ServerLimits(
+        message_bytes_max=section.message_bytes_max + MESSAGE_SLACK_BYTES,
+        connections_max=section.connections_max,
+        streams_max=streams,
+        pending_max=max(shell.ServerLimits().pending_max, streams),
+    )
 
 
 class Frontend:
@@ -270,8 +289,17 @@ class Frontend:
             message_bytes_max=section.message_bytes_max,
             start_min_s=section.start_min_s,
         )
+        reception = Reception(
+            section.message_bytes_max + MESSAGE_SLACK_BYTES,
+            calls_max=section.unread_calls_max,
+            timeout_s=section.request_timeout_s,
+            setting="frontend.request_timeout_s",
+            clock=clock,
+        )
+        watch_reception(self.metrics, reception)
         self.service = InferenceService(
             self.core,
+            reception,
             intake,
             Accounting(self.settlements, self.budgets),
             lambda call: identify(call, self.tenants.catalogue),
@@ -290,6 +318,7 @@ class Frontend:
             [SERVICE_NAME],
             keepalive_s=CLIENT_KEEPALIVE_S,
             credentials=edge.server_credentials(),
+            limits=limits_of(section),
         )
         self.service.register(self.server.grpc)
 

@@ -18,6 +18,7 @@ from kvmesh.call import Call, GrpcCall
 from kvmesh.clock import Clock, wall_ns, wall_s
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.reception import Reception, no_message
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
 from kvmesh.tenants.caller import Caller
 from services.frontend import faults, messages
@@ -61,6 +62,7 @@ class InferenceService:
     def __init__(
         self,
         core: FrontendCore,
+        reception: Reception,
         intake: Intake,
         accounting: Accounting,
         identify: Callable[[Call[Any, Any]], Caller],
@@ -76,6 +78,7 @@ class InferenceService:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._core = core
+        self._reception = reception
         self._intake = intake
         self._accounting = accounting
         self._identify = identify
@@ -90,37 +93,45 @@ class InferenceService:
         self._chance = chance
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add the service to `server`. Requests arrive as bytes: a bad one must get a better answer than gRPC's."""
-        handler = grpc.unary_stream_rpc_method_handler(
+        """Add the service to `server`. Requests arrive as bytes: a bad one must get a better answer than gRPC's.
+
+        As a stream of requests, of which the first counts: so it is read when the headers have been looked at.
+        """
+        handler = grpc.stream_stream_rpc_method_handler(
             self.Generate,
             request_deserializer=None,
             response_serializer=pb.GenerateResponse.SerializeToString,
         )
+        # Registered: calls of methods that do not exist wait in another line.
         server.add_registered_method_handlers(SERVICE_NAME, {"Generate": handler})  # type: ignore[attr-defined]  # stubs lack it
 
     async def Generate(
-        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+        self, _: object, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:  # named by the protocol
         """See inference.proto."""
-        await self.serve(data, GrpcCall(context))
+        await self.serve(GrpcCall(context))
 
-    async def serve(self, data: bytes, call: Call[bytes, pb.GenerateResponse]) -> None:
+    async def serve(self, call: Call[bytes, pb.GenerateResponse]) -> None:
         """Serve one call. Raises MeshError with the call's status."""
         try:
-            await self._serve(data, call)
+            await self._serve(call)
         except MeshError as error:
             if error.retry_after_s is not None:
                 error.retry_after_s *= 1 + RETRY_JITTER * self._chance()
             raise
 
-    async def _serve(self, data: bytes, call: Call[bytes, pb.GenerateResponse]) -> None:
+    async def _serve(self, call: Call[bytes, pb.GenerateResponse]) -> None:
         arrived_s, arrived_ns = self._clock.now_s(), wall_ns()
         caller: Caller | None = None
         owner, hold = "", Hold()
         try:
             caller = self._identify(call)
+            self._core.check_room(arrived_s)
+            data = await self._reception.message(call.read)
+            if data is None:
+                raise no_message("Generate")
             self._accounting.check(caller, data)
-            with self._core.place_to_read(arrived_s):
+            with self._core.place_to_read(self._clock.now_s()):
                 client = self._tracing.begin(call.metadata.get("traceparent"))
                 context, owner = self._tracing.child(client), self._executions.new_owner()
                 arrival = Arrival.of(call, caller, arrived_s, owner, format_traceparent(context))

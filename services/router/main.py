@@ -20,6 +20,7 @@ from kvmesh import service_options
 from kvmesh.advertise import AS_LISTENED, Advertised
 from kvmesh.alarm import Alarm
 from kvmesh.attach.dialing import Dialer
+from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
 from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
 from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
@@ -31,6 +32,7 @@ from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.queue_order import ORDERS
+from kvmesh.reception import Reception, watch_reception
 from kvmesh.redis_link import RedisLink
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.tasks import end
@@ -219,14 +221,17 @@ class Router:
         )
         telemetry.export(self.relay, policy, self.index, self.dispatches, self.metrics, clock)
         self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
+        reception = Reception(MESSAGE_BYTES_MAX, clock=clock)
+        watch_reception(self.metrics, reception)
         self.server = mesh_server.MeshServer(
             "router",
             place.name,
             (ATTACH_NAME, SERVICE_NAME),
             credentials=trust.server_credentials(),
             guards=trust.guards(),
+            reception=reception,
         )
-        attach = AttachService(self.relay, hello, clock)
+        attach = AttachService(self.relay, hello, clock, reception)
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self.server.grpc)
         router_pb2_grpc.add_RouterServiceServicer_to_server(
             RouterStatus(self.relay, policy, attach, self.redis, clock), self.server.grpc

@@ -23,7 +23,8 @@ WRITE_EVERY_S = 0.25
 class StuckCall:
     """A Call whose writes end only when the test lets them."""
 
-    def __init__(self) -> None:
+    def __init__(self, message: bytes) -> None:
+        self.message = message
         self.metadata: Mapping[str, str] = {}
         self.identities: Sequence[str] = ()
         self.allowed = asyncio.Semaphore(0)
@@ -33,7 +34,7 @@ class StuckCall:
         return 60.0
 
     async def read(self) -> bytes | None:
-        return None
+        return self.message
 
     async def write(self, message: pb.GenerateResponse) -> None:
         await self.allowed.acquire()
@@ -46,8 +47,8 @@ class StuckCall:
 async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serving, pool: Pool) -> None:
     """The engine goes on; the mesh sends one window; what piled up leaves as one message."""
     asked = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[9, 9, 9]), limits=pb.Limits(max_output_tokens=300))
-    stuck = StuckCall()
-    slow = asyncio.create_task(serving.frontend.service.serve(asked.SerializeToString(), stuck))
+    stuck = StuckCall(asked.SerializeToString())
+    slow = asyncio.create_task(serving.frontend.service.serve(stuck))
     await until(lambda: bool(pool.runs) and pool.runs[0].log.end == 300, "the engine is done")
     run = pool.runs[0]
     assert run.log.sent == CREDIT_WINDOW
@@ -87,10 +88,10 @@ async def test_who_does_not_read_the_end_is_cut(
     monkeypatch.setattr(reader, "TAIL_S", 0.3)
     live = serving.frontend.core.live
     live.places = 1
-    stuck = StuckCall()
+    stuck = StuckCall(asking(20))
     for _ in range(written):
         stuck.allowed.release()
-    slow = asyncio.create_task(serving.frontend.service.serve(asking(20), stuck))
+    slow = asyncio.create_task(serving.frontend.service.serve(stuck))
     await until(lambda: bool(pool.submits) and not live.serving, "the request is over")
     with pytest.raises(MeshError, match="LIVE_REQUESTS_FULL"):
         live.check_room(0.0)
@@ -103,12 +104,10 @@ async def test_who_does_not_read_the_end_is_cut(
 
 async def test_who_was_cut_at_decode_has_had_its_time(serving: Serving, pool: Pool) -> None:
     """Its place is free at once, not after the 30 s that the reader of an answer's end has; who reads gets all."""
-    stuck, reading = StuckCall(), StuckCall()
+    stuck, reading = StuckCall(asking(300)), StuckCall(asking(300))
     reading.allowed = asyncio.Semaphore(1 << 20)
     pool.tokens_max = 100
-    calls = [
-        asyncio.create_task(serving.frontend.service.serve(asking(300), one)) for one in (stuck, reading)
-    ]
+    calls = [asyncio.create_task(serving.frontend.service.serve(one)) for one in (stuck, reading)]
     await until(
         lambda: [run.log.sent for run in pool.runs] == [CREDIT_WINDOW, 100], "one reads, one does not"
     )
@@ -128,8 +127,8 @@ async def test_who_reads_slowly_gets_all(
 ) -> None:
     """What is left after the end takes many times the time of one write: nobody is cut while writes come through."""
     monkeypatch.setattr(reader, "TAIL_S", TAIL_S)
-    stuck = StuckCall()
-    slow = asyncio.create_task(serving.frontend.service.serve(asking(20), stuck))
+    stuck = StuckCall(asking(20))
+    slow = asyncio.create_task(serving.frontend.service.serve(stuck))
     live = serving.frontend.core.live
     await until(lambda: bool(pool.submits) and not live.serving, "the request is over")
     loop = asyncio.get_running_loop()

@@ -11,14 +11,14 @@ import pytest
 
 from kvmesh.attach import client as attach_client
 from kvmesh.attach import outbox as ob
-from kvmesh.attach import server as attach_server
 from kvmesh.attach.client import AttachLink
 from kvmesh.attach.frames import FrameError
-from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.outbox import MESSAGE_BYTES_MAX, DownwardOutbox
 from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
+from kvmesh.reception import Reception
 from kvmesh.server import SERVER_OPTIONS
 
 CLOCK = MonotonicClock()
@@ -85,10 +85,12 @@ class Collector:
 
 
 @asynccontextmanager
-async def serving(echo: Echo, port: int = 0) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
+async def serving(
+    echo: Echo, port: int = 0, reception: Reception | None = None
+) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = pb.Hello(process_id="echo", boot_id="boot", protocol_version=1)
-    attach_pb2_grpc.add_AttachServiceServicer_to_server(AttachService(echo, hello, CLOCK), server)
+    attach_pb2_grpc.add_AttachServiceServicer_to_server(AttachService(echo, hello, CLOCK, reception), server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
@@ -275,11 +277,10 @@ async def test_a_bug_in_the_sink_does_not_end_a_link() -> None:
             await until(lambda: len(sink.attached) == 2)
 
 
-async def test_a_caller_that_never_says_hello_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_never_says_hello_is_sent_away() -> None:
     """A stream without a caller holds nothing for long."""
-    monkeypatch.setattr(attach_server, "HELLO_S", 0.2)
-    echo = Echo()
-    async with serving(echo) as (_, port), _channel(f"127.0.0.1:{port}") as channel:
+    echo, reception = Echo(), Reception(MESSAGE_BYTES_MAX, timeout_s=0.2)
+    async with serving(echo, reception=reception) as (_, port), _channel(f"127.0.0.1:{port}") as channel:
         call = attach_pb2_grpc.AttachServiceStub(channel).Attach()  # type: ignore[call-arg]
         with pytest.raises(grpc.aio.AioRpcError, match="no hello"):
             await call.read()

@@ -1,0 +1,244 @@
+"""What callers can make a frontend and a router hold before their calls are looked at: real processes, raw HTTP/2."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from kvmesh.child import bound_command
+from kvmesh.config import ROOT
+from kvmesh.errors import from_rpc_error
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.inference.v1 import inference_pb2_grpc
+from kvmesh.ports import free_ports
+from tests.raw_frames import Metadata, data_frames, framed, headers_frames, request_block
+from tests.raw_http2 import RawConnection, RawStream
+
+GENERATE = "/kvmesh.inference.v1.InferenceService/Generate"
+ATTACH = "/kvmesh.attach.v1.AttachService/Attach"
+MB = 1 << 20
+TENANTS = f"""
+[tenants.search]
+[keys.search]
+tenant = "search"
+sha256 = "{"0" * 64}"
+"""
+WRONG_KEY: Metadata = (("authorization", "Bearer kvm_wrong"),)
+WAIT_S = 30.0
+
+
+@dataclass
+class Process:
+    """One process of the mesh, alone, and what it holds."""
+
+    address: str
+    log: Path
+    _process: psutil.Process
+    started_bytes: int = 0
+
+    def grown_mb(self) -> float:
+        """Return how much larger it is than at its start."""
+        return (int(self._process.memory_info().rss) - self.started_bytes) / MB
+
+    async def peak_mb(self, seconds: float) -> float:
+        """Return the largest growth seen for a while."""
+        peak, loop = 0.0, asyncio.get_running_loop()
+        until_s = loop.time() + seconds
+        while loop.time() < until_s:
+            peak = max(peak, self.grown_mb())
+            await asyncio.sleep(0.02)
+        return peak
+
+    async def shrunk(self, limit_mb: float) -> None:
+        """Wait until it is no more than `limit_mb` larger than at its start."""
+        await until(lambda: self.grown_mb() < limit_mb, lambda: f"{self.grown_mb():.0f} MB stay")
+
+
+async def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Wait until `condition` holds. Raises AssertionError with what `what` returns."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(what()) from None
+
+
+def start(command: Sequence[str], log: Path) -> subprocess.Popen[str]:
+    """Start a process that dies with the test run."""
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            bound_command(command), cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+
+
+@asynccontextmanager
+async def running(role: str, folder: Path, config: str = "") -> AsyncIterator[Process]:
+    """Run a service without Redis; it dies with the test."""
+    file, log = folder / "kvmesh.toml", folder / "log"
+    file.write_text(config)
+    redis_url = f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}"
+    command = [sys.executable, "-m", f"services.{role}", "--redis", redis_url, "--config", str(file)]
+    child = start(command, log)
+    try:
+        assert child.stdout is not None
+        line = await asyncio.to_thread(child.stdout.readline)
+        made = Process(json.loads(line)["address"], log, psutil.Process(child.pid))
+        made.started_bytes = made._process.memory_info().rss
+        yield made
+    finally:
+        child.kill()
+        await asyncio.to_thread(child.communicate)
+
+
+async def answered(address: str, count: int = 10) -> Counter[str]:
+    """Return why calls that ask for too much were refused, each tried again while there was no room for it."""
+    reasons = Counter[str]()
+    wrong = pb.GenerateRequest(text="x", limits=pb.Limits(max_output_tokens=1 << 30))
+    async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(address) as channel:
+        while reasons.total() - reasons["CALLS_FULL"] < count:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext(aiter(inference_pb2_grpc.InferenceServiceStub(channel).Generate(wrong)))
+            details = from_rpc_error(caught.value)
+            reasons[details.reason] += 1
+            await asyncio.sleep((details.retry_after_s or 0.0) * (details.reason == "CALLS_FULL"))
+    return reasons
+
+
+async def send_half(stream: RawStream, size: int) -> None:
+    """Send most of a message that claims `size` bytes, as far as the peer lets it."""
+    try:
+        await stream.send_data(framed(bytes(size - 1), length=size))
+    except (ConnectionError, TimeoutError):
+        return
+
+
+@asynccontextmanager
+async def half_bodies(address: str, count: int, path: str, metadata: Metadata = ()) -> AsyncIterator[None]:
+    """Hold calls, each on a connection of its own, whose messages of just below 4 MB never end."""
+    async with AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(RawConnection.connect(address)) for _ in range(count)]
+        sending = [
+            asyncio.create_task(send_half(each.call(path, metadata), 4 * MB - 16)) for each in connections
+        ]
+        yield
+        for each in sending:
+            each.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+
+
+async def flood(connection: RawConnection, path: str, count: int, metadata: Metadata = ()) -> None:
+    """Open streams that send headers and nothing else."""
+    block = request_block(path, metadata)
+    await connection.flood(
+        (headers_frames(2 * each + 1, block)[0].serialize() for each in range(count)), batch=500
+    )
+
+
+@pytest.mark.parametrize("caller", ["anybody", "wrong key"])
+async def test_messages_that_never_end_hold_little(caller: str, tmp_path: Path) -> None:
+    """Only so many are read at once, none of callers that are not known; legitimate calls are answered beside them."""
+    tenants = "" if caller == "anybody" else TENANTS
+    metadata = WRONG_KEY if caller == "wrong key" else ()
+    async with (
+        running("frontend", tmp_path, tenants) as process,
+        half_bodies(process.address, 40, GENERATE, metadata),
+    ):
+        peak = asyncio.create_task(process.peak_mb(2.0))
+        reasons = await answered(process.address)
+        assert set(reasons) == {"FIELD_OUT_OF_RANGE" if caller == "anybody" else "CREDENTIALS_MISSING"}
+        assert await peak < (110 if caller == "anybody" else 30)
+
+
+async def test_a_message_that_claims_too_much_is_refused_by_its_length(tmp_path: Path) -> None:
+    """No byte of it is waited for."""
+    async with (
+        running("frontend", tmp_path) as process,
+        RawConnection.connect(process.address) as connection,
+    ):
+        stream = connection.call(GENERATE)
+        await stream.send_data(framed(b"", length=64 * MB))
+        await stream.ended()
+        assert stream.status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert "larger than max" in stream.message
+
+
+@pytest.mark.parametrize("tenants", ["", TENANTS], ids=["anybody", "without key"])
+async def test_headers_without_a_message_hold_little_and_not_for_long(tenants: str, tmp_path: Path) -> None:
+    """Beyond the bound they are refused at once; what was held is given back to the machine."""
+    config = "[frontend]\nrequest_timeout_s = 2\nunread_calls_max = 500\n" + tenants
+    async with AsyncExitStack() as stack:
+        process = await stack.enter_async_context(running("frontend", tmp_path, config))
+        connections = [
+            await stack.enter_async_context(RawConnection.connect(process.address)) for _ in range(8)
+        ]
+        peak = asyncio.create_task(process.peak_mb(3.0))
+        await asyncio.gather(*(flood(each, GENERATE, 700) for each in connections))
+        reasons = await answered(process.address)
+        assert set(reasons) - {"CALLS_FULL"} == {"CREDENTIALS_MISSING" if tenants else "FIELD_OUT_OF_RANGE"}
+        assert await peak < 150
+        await process.shrunk(32)
+
+
+async def test_calls_beyond_what_is_live_are_refused_in_words(tmp_path: Path) -> None:
+    """Thousands at once on one connection: RESOURCE_EXHAUSTED with RetryInfo for each, none ends bare."""
+    count, live = 2_400, 8
+    config = f"[frontend]\nmax_live_requests = {live}\nunread_calls_max = {count}\n"
+    async with (
+        running("frontend", tmp_path, config) as process,
+        RawConnection.connect(process.address) as connection,
+    ):
+        await connection.ping()
+        block = request_block(GENERATE)
+        body = framed(pb.GenerateRequest(text="x").SerializeToString())
+        streams = [connection.open() for _ in range(count)]
+        connection.send(
+            *(
+                frame.serialize()
+                for each in streams
+                for frame in (
+                    *headers_frames(each.number, block),
+                    *data_frames(each.number, body, end_stream=True),
+                )
+            )
+        )
+        for each in streams:
+            await each.ended(WAIT_S)
+    found = Counter((each.status, retries(each)) for each in streams)
+    assert found[14, True] == live, found  # these were taken, and no router is there
+    assert found[8, True] == count - live, found
+
+
+def retries(stream: RawStream) -> bool:
+    """Return whether the status of `stream` says when to come back."""
+    found: Iterable[object] = status_pb2.Status.FromString(stream.details).details
+    return any(each.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for each in found)  # type: ignore[attr-defined]
+
+
+async def test_an_attach_port_holds_little_and_names_what_is_wrong(tmp_path: Path) -> None:
+    """Hellos that never end, streams without one, bytes that are none."""
+    async with AsyncExitStack() as stack:
+        process = await stack.enter_async_context(running("router", tmp_path))
+        connection = await stack.enter_async_context(RawConnection.connect(process.address))
+        junk = connection.call(ATTACH)
+        await junk.send_message(b"\xff" * 20)
+        await junk.ended()
+        assert junk.status == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        lines = [line for line in process.log.read_text().splitlines() if ATTACH in line]
+        assert len(lines) == 1 and json.loads(lines[0])["level"] == "warning"
+        await stack.enter_async_context(half_bodies(process.address, 40, ATTACH))
+        silent = await stack.enter_async_context(RawConnection.connect(process.address))
+        await flood(silent, ATTACH, 900)
+        assert await process.peak_mb(2.0) < 110

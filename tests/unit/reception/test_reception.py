@@ -1,0 +1,163 @@
+"""Every kind of method on a real server: late, missing, spoilt messages, too many of them, and guards before them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvmesh import reception as module
+from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
+from kvmesh.errors import MeshError, from_rpc_error
+from kvmesh.interceptors import rewrapped
+from kvmesh.reception import Reception
+from kvmesh.server import MeshServer
+from tests.raw_frames import framed
+from tests.raw_http2 import RawConnection, RawStream
+
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+METHODS = [CHECK, WATCH, REFLECTION]
+JUNK = b"\xff" * 20
+INVALID_ARGUMENT, DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 4, 7, 8
+
+
+@asynccontextmanager
+async def serving(reception: Reception, guards: Any = ()) -> AsyncIterator[str]:
+    """Serve health and reflection alone."""
+    server = MeshServer("frontend", "frontend-0", [], reception=reception, guards=guards)
+    address = await server.listen("127.0.0.1:0")
+    try:
+        yield address
+    finally:
+        await server.grpc.stop(0)
+
+
+@asynccontextmanager
+async def calling(reception: Reception, method: str, guards: Any = ()) -> AsyncIterator[RawStream]:
+    """Serve, and open a call of which the headers were sent."""
+    async with serving(reception, guards) as address, RawConnection.connect(address) as connection:
+        yield connection.call(method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_message_that_does_not_come_ends_the_call(method: str) -> None:
+    """Headers alone hold a call for the timeout, and not longer."""
+    reception = Reception(MESSAGE_BYTES_MAX, timeout_s=0.1)
+    async with calling(reception, method) as stream:
+        await stream.ended()
+        assert stream.status == DEADLINE_EXCEEDED and "within 0.1 s" in stream.message
+    assert reception.late_total == 1 and not len(reception.unread)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_bytes_that_cannot_be_parsed_are_the_callers_fault(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """INVALID_ARGUMENT, one line in the log, no traceback."""
+    caplog.set_level(logging.INFO)
+    async with calling(Reception(MESSAGE_BYTES_MAX), method) as stream:
+        await stream.send_message(JUNK)
+        await stream.ended()
+        assert stream.status == INVALID_ARGUMENT and method in stream.message
+    (line,) = [record for record in caplog.records if record.levelno >= logging.INFO]
+    assert line.levelno == logging.WARNING and line.exc_info is None
+
+
+async def test_a_call_without_a_message_is_refused() -> None:
+    """A client that half-closes at once is told what is missing."""
+    async with calling(Reception(MESSAGE_BYTES_MAX), CHECK) as stream:
+        await stream.send_data(b"", end=True)
+        await stream.ended()
+        assert stream.status == INVALID_ARGUMENT and "missing" in stream.message
+
+
+async def test_too_many_unread_calls_are_refused_at_once() -> None:
+    """The one too many hears it, with a time to come back; those before it are served when their message comes."""
+    reception = Reception(MESSAGE_BYTES_MAX, calls_max=3, timeout_s=60)
+    async with serving(reception) as address, RawConnection.connect(address) as connection:
+        waiting = [connection.call(CHECK) for _ in range(3)]
+        await connection.ping()
+        async with asyncio.timeout(10):
+            while len(reception.unread) < 3:
+                await asyncio.sleep(0)
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        details = from_rpc_error(caught.value)
+        assert details.reason == "CALLS_FULL" and details.retry_after_s == 1.0
+        for stream in waiting:
+            await stream.send_message(b"")
+            await stream.ended()
+            assert stream.status == 0
+
+
+async def test_half_messages_give_way_to_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that wait for their turn behind endless messages get it; an endless one is refused, and told to come back."""
+    monkeypatch.setattr(module, "BODY_BYTES_MAX", 4 * MESSAGE_BYTES_MAX)
+    reception = Reception(MESSAGE_BYTES_MAX, timeout_s=60)
+    assert reception.unread.readers_max == 4
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(serving(reception))
+        connection = await stack.enter_async_context(RawConnection.connect(address))
+        endless = [connection.call(CHECK) for _ in range(4)]
+        for stream in endless:
+            await stream.send_data(framed(b"\x0a", length=1 << 20))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        stub = health_pb2_grpc.HealthStub(channel)
+        answers = await asyncio.gather(*(stub.Check(health_pb2.HealthCheckRequest()) for _ in range(50)))
+        assert len(answers) == 50
+        cut = [stream for stream in endless if stream.has_ended]
+        assert cut and {stream.status for stream in cut} == {RESOURCE_EXHAUSTED}
+        assert reception.unread.cut_total == len(cut)
+
+
+async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that answers with a stream serves so many callers and no more; a place that is left is free."""
+    monkeypatch.setattr(module, "WATCHES_MAX", 2)
+    async with (
+        serving(Reception(MESSAGE_BYTES_MAX)) as address,
+        RawConnection.connect(address) as connection,
+    ):
+
+        async def watch() -> RawStream:
+            stream = connection.call(WATCH)
+            await stream.send_message(b"")
+            await stream.until(lambda: bool(stream.messages))
+            return stream
+
+        first, second = await watch(), await watch()
+        assert not first.has_ended and not second.has_ended
+        assert (await watch()).status == RESOURCE_EXHAUSTED
+        first.reset()
+        async with asyncio.timeout(10):
+            while (await watch()).has_ended:
+                pass
+
+
+class Refusing(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """A guard that lets nobody in."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        def refused(_: Any) -> Any:
+            def call(request: Any, context: Any) -> Any:
+                raise MeshError("PEER_REFUSED", "not you")
+
+            return call
+
+        return rewrapped(await continuation(handler_call_details), unary=refused, streaming=refused)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_guards_refuse_before_the_message(method: str) -> None:
+    """Of a caller that may not call, no byte of its message is waited for."""
+    reception = Reception(MESSAGE_BYTES_MAX, timeout_s=60, calls_max=1)
+    async with calling(reception, method, (Refusing(),)) as stream:
+        await stream.ended()
+        assert stream.status == PERMISSION_DENIED

@@ -1,0 +1,27 @@
+"""When the heap is trimmed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.trims import FOLLOW_UPS, GROWTH_BYTES, Trims
+
+
+def test_growth_is_followed_until_it_is_freed() -> None:
+    """A process that has grown is trimmed at once and for some looks more, then no more."""
+    trims = Trims(100 << 20)
+    looks = []
+    for _ in range(FOLLOW_UPS + 4):
+        looks.append(trims.is_due(300 << 20))
+        if looks[-1]:
+            trims.done(300 << 20)
+    assert looks == [True] * FOLLOW_UPS + [False] * 4
+    assert trims.trimmed_total == FOLLOW_UPS
+
+
+@given(st.lists(st.integers(0, GROWTH_BYTES - 1), min_size=1))
+def test_a_process_that_does_not_grow_is_left_alone(noise: list[int]) -> None:
+    """Whatever its size is, it is not trimmed for moving within the growth that is worth while."""
+    trims = Trims(1 << 30)
+    assert not any(trims.is_due((1 << 30) + each) for each in noise)
