@@ -32,12 +32,11 @@ from kvmesh.buckets.operations import (
     Renewal,
     Reserve,
     Settle,
-    Show,
 )
 from kvmesh.clock import MonotonicClock
 from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.budgets.budgets import Budgets
 from services.frontend.budgets.metrics import BudgetMetrics
@@ -168,28 +167,18 @@ async def main(config: Config) -> None:
     """Load the budgets until SIGTERM."""
     chance = random.Random(config.seed)
     log = Log(config.log)
-    link = RedisLink(f"{config.url}?socket_timeout=30")
+    # Nine processes that start at once may wait long for a processor.
+    link = RedisLink(f"{config.url}?socket_timeout=30&socket_connect_timeout=30")
     ledger = Repeating(Ledger(link, config.mesh), log, chance)
     callers = [caller("search"), caller("strict")]
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await _connected(ledger, callers[0].account)
     if config.mode == "shell":
         await _shell(config, ledger, callers, stop, log, chance)
     else:
         await _bare(config, ledger, callers, stop, log, chance)
     await link.close()
     log.write("END", ledger.denied_count)
-
-
-async def _connected(ledger: Repeating, account: Account) -> None:
-    """Wait until Redis answers: nine processes that start at once may have to wait for a processor."""
-    while True:
-        try:
-            await ledger.run([Show(account)])
-            return
-        except RedisAway:
-            await asyncio.sleep(0.05)
 
 
 async def _shell(
