@@ -16,6 +16,14 @@ LINK: Final = "link"
 LINKED: Final = {"prefill-engine": "decode-engine"}
 """Parts that are cut off from one other part alone."""
 
+DUPLICATE: Final = "duplicate"
+"""A second process with the name of the part, started beside it and killed after a while."""
+
+DUPLICATED: Final = ("frontend", "router", "prefill", "decode")
+"""Parts that register under a name."""
+
+NAMED: Final = (*FAULTS, LINK, DUPLICATE)
+
 ENDING: Final = frozenset({"kill", "term"})
 """Faults that end the part; it is started again."""
 
@@ -25,7 +33,7 @@ FAULT_S: Final = 10.0
 DOWN_S: Final = 2.0
 """How long an ended part stays away before it is started again: what a supervisor takes."""
 
-SEEDS: Final = {"kill": 5, "term": 2, "pause": 5, "cut": 2, "slow": 2, LINK: 2}
+SEEDS: Final = {"kill": 5, "term": 2, "pause": 5, "cut": 2, "slow": 2, LINK: 2, DUPLICATE: 2}
 """Runs of one cell in the long form."""
 
 SHORT: Final = (
@@ -87,14 +95,15 @@ def parse(text: str) -> list[Cell]:
     cells: dict[Cell, None] = {}
     for word in filter(None, (word.strip() for word in text.split(","))):
         part, colon, fault = word.partition(":")
-        if not colon and part in (*FAULTS, LINK):
+        if not colon and part in NAMED:
             part, fault = "", part
         if part and part not in PARTS:
             raise CellError(f"{part!r} is no part of the matrix; allowed are {', '.join(PARTS)}")
-        if fault and fault not in (*FAULTS, LINK):
-            raise CellError(f"{fault!r} is no fault of the matrix; allowed are {', '.join((*FAULTS, LINK))}")
-        if fault == LINK and part and part not in LINKED:
-            raise CellError(f"{part}:{fault} is not in the matrix; it has {', '.join(LINKED)}:{fault}")
+        if fault and fault not in NAMED:
+            raise CellError(f"{fault!r} is no fault of the matrix; allowed are {', '.join(NAMED)}")
+        if part and fault and not _has(part, fault):
+            having = ", ".join(f"{one}:{fault}" for one in PARTS if _has(one, fault))
+            raise CellError(f"{part}:{fault} is not in the matrix; it has {having}")
         for cell in everything():
             if part in ("", cell.part) and fault in ("", cell.fault):
                 cells[cell] = None
@@ -103,9 +112,12 @@ def parse(text: str) -> list[Cell]:
 
 def everything() -> list[Cell]:
     """Return all cells, faults of one part together."""
-    return [
-        Cell(part, fault) for part in PARTS for fault in (*FAULTS, LINK) if fault != LINK or part in LINKED
-    ]
+    return [Cell(part, fault) for part in PARTS for fault in NAMED if _has(part, fault)]
+
+
+def _has(part: str, fault: str) -> bool:
+    """True if the matrix has that fault of that part."""
+    return part in {LINK: tuple(LINKED), DUPLICATE: DUPLICATED}.get(fault, PARTS)
 
 
 def long_form(cells: list[Cell], seeds: int | None = None, only_seed: int | None = None) -> list[Run]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from tests.chaos import census, faults
-from tests.chaos.cells import Run
+from tests.chaos.cells import DUPLICATE, Run
 from tests.chaos.clients import PlainReader
 from tests.chaos.plan import Stream
 from tests.chaos.probing import LOOK_EVERY_S, SERVED_S_MAX, Probing
@@ -54,6 +54,10 @@ class Disturbance:
         fault_s = self._now_s()
         on_fault()
         means = await faults.apply(self._rig.faults, fault, self._target, self._peer)
+        if fault == DUPLICATE:
+            await until(
+                self._is_superseded, RETURN_S_MAX, f"{self._target} is superseded", every_s=LOOK_EVERY_S
+            )
         gone_s = self._now_s() if ends else fault_s
         await asyncio.sleep(max(0.0, gone_s + self._away_s - self._now_s()))
         mended_s = self._now_s()
@@ -66,6 +70,9 @@ class Disturbance:
 
     async def _is_back(self) -> bool:
         return await census.is_serving(self._rig, self._target)
+
+    async def _is_superseded(self) -> bool:
+        return not await census.is_serving(self._rig, self._target)
 
     async def _first_served(self) -> float | None:
         """Return when the returned part served a request, None if it did not in time."""

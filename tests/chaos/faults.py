@@ -6,9 +6,9 @@ import os
 import signal
 from typing import Any, Protocol
 
-from tests.chaos.cells import LINK
+from tests.chaos.cells import DUPLICATE, LINK
 from tests.family import family
-from tests.integration.harness import Mesh
+from tests.integration.harness import Mesh, Part
 
 
 class Faults(Protocol):
@@ -46,12 +46,22 @@ class Faults(Protocol):
         """Take a cut or a slow spell back."""
         ...
 
+    async def duplicate(self, name: str) -> object:
+        """Start a second process with the name of part `name` and wait until it is ready."""
+        ...
+
+    async def end_duplicate(self, name: str) -> object:
+        """Kill that second process and wait until it is gone."""
+        ...
+
 
 class SignalFaults:
     """The faults that need no network of their own; implements Faults but for `cut` and `slow`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
+        self._seconds: dict[str, Part] = {}
+        """Second processes, by the name that they share with a part."""
 
     async def kill(self, name: str) -> None:
         await self._mesh.parts[name].end(signal.SIGKILL)
@@ -77,6 +87,14 @@ class SignalFaults:
     async def mend(self, name: str) -> None:
         """Nothing to take back."""
 
+    async def duplicate(self, name: str) -> None:
+        second = self._seconds[name] = self._mesh.second(name)
+        await self._mesh.launch([second])
+        await self._mesh.ready(second)
+
+    async def end_duplicate(self, name: str) -> None:
+        await self._seconds.pop(name).end()
+
 
 async def apply(faults: Faults, fault: str, name: str, peer: str | None = None) -> str:
     """Let `fault`, of cells.everything(), hit part `name`. Returns when the part is hit; an ended part is gone then.
@@ -92,6 +110,7 @@ async def apply(faults: Faults, fault: str, name: str, peer: str | None = None) 
         "cut": faults.cut,
         "slow": faults.slow,
         LINK: lambda part: faults.cut(part, from_=peer),
+        DUPLICATE: faults.duplicate,
     }
     means = await hit[fault](name)
     return means if fault == "slow" and isinstance(means, str) else ""
@@ -99,7 +118,12 @@ async def apply(faults: Faults, fault: str, name: str, peer: str | None = None) 
 
 async def undo(faults: Faults, fault: str, name: str) -> None:
     """Take `fault` back; an ended part is started again."""
-    reverse: dict[str, Any] = {"kill": faults.start, "term": faults.start, "pause": faults.unpause}
+    reverse: dict[str, Any] = {
+        "kill": faults.start,
+        "term": faults.start,
+        "pause": faults.unpause,
+        DUPLICATE: faults.end_duplicate,
+    }
     await reverse.get(fault, faults.mend)(name)
 
 

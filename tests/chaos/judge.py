@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvmesh.errors import TABLE
+from tests.chaos.cells import DUPLICATE
 from tests.chaos.plan import Plan, Stream
 from tests.chaos.records import (
     CANCELLED,
@@ -66,6 +67,8 @@ class Limits:
     """A plain client of a frontend that was away is told so at most this long after its return: the watchdogs' time."""
     on_way_s: float = 0.5
     """A request that was sent this long before a frontend began to drain may have met the drain."""
+    takeover_s: float = 5.0
+    """A part is listed and serves at most this long after the other process of its name was killed."""
     tasks: int = 12
     """More tasks than before: a stream between two processes costs four, and they reconnect."""
     fds: int = 20
@@ -91,6 +94,7 @@ class Limits:
             unavailable_s=self.unavailable_s + late_s,
             told_s=self.told_s + late_s,
             on_way_s=self.on_way_s + late_s,
+            takeover_s=self.takeover_s + late_s,
         )
 
 
@@ -113,7 +117,7 @@ def judge(
     return [
         *judge_streams(plan, truth, seen, moments, limits),
         *judge_remains(plan, before, after, limits),
-        *judge_return(plan, moments),
+        *judge_return(plan, moments, limits),
     ]
 
 
@@ -300,8 +304,13 @@ def _judge_repeats(
         yield Violation("RETRIES", f"{name}: {repeats} {what} for {count} {of}; {allowed:.0f} are allowed")
 
 
-def judge_return(plan: Plan, moments: Moments) -> Iterator[Violation]:
-    """Yield a violation if the part came back and was not used again."""
+def judge_return(plan: Plan, moments: Moments, limits: Limits) -> Iterator[Violation]:
+    """Yield a violation if the part came back late, where another process had its name, or was not used again."""
+    took_s = moments.returned_s - moments.mended_s
+    if plan.run.cell.fault == DUPLICATE and took_s > limits.takeover_s:
+        yield Violation(
+            "LATE", f"{plan.target} serves {took_s:.1f} s after the other process of its name was killed"
+        )
     if moments.served_s is None:
         yield Violation("NOT_READMITTED", f"{plan.target} is back and serves no request")
 

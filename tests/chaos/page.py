@@ -45,7 +45,8 @@ moment, 10 % with a deadline of 0.5 to 8 s; most are under way when the fault co
 when it is over. One in five clients is plain gRPC, the others use `kvmesh.client`. A killed or terminated process is
 started again 2 s after its end; a pause (cgroup freezer), a cut (all packets of the container dropped, both ways,
 silently), a cut link (those between one prefill engine and one decode engine) and a slow spell (50 ms and 2 % loss,
-each way) last 10 s. Every token is compared with a calculation
+each way) last 10 s. A duplicate is a second process with the name of the part, started beside it and killed after 10 s;
+the part must serve again within 5 s. Every token is compared with a calculation
 without a server, also those of streams that ended early.
 
 - **lost**: streams that ended with an error other than their client's own deadline, or not at all. A client that is asked

@@ -124,7 +124,7 @@ class Trial:
         return [
             *judge.judge_streams(self._plan, self._truth, self._seen, moments, self._limits),
             *remains,
-            *judge.judge_return(self._plan, moments),
+            *judge.judge_return(self._plan, moments, self._limits),
         ]
 
     def _against_base(self, now: Census) -> Census:

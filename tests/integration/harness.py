@@ -125,6 +125,17 @@ class Mesh(LiveMesh[Part]):
                 process.name, command, address, self.folder / f"{process.name}.log"
             )
 
+    def second(self, name: str) -> Part:
+        """Return another process with the name of part `name`, at another address and with the same engine; not started.
+
+        The caller ends it: it is no part of the mesh.
+        """
+        command = list(self.parts[name].command)
+        (port,) = free_ports(self.config.mesh.host, 1)
+        address = f"{self.config.mesh.host}:{port}"
+        command[command.index("--listen") + 1] = address
+        return Part(f"{name}-second", command, address, self.folder / f"{name}-second.log")
+
     async def launch(self, parts: Sequence[Part]) -> None:
         for part in parts:
             part.start()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from tests.integration.containers.mesh import ContainerMesh
+from tests.integration.containers.part import ContainerPart
 from tests.integration.containers.sidecar import FAULTS_IMAGE, Shape, Sidecar
 
 DELAY_S: Final = 0.05
@@ -33,6 +34,8 @@ class Faults:
         self._shapes: dict[str, Shape] = {}
         self._sidecars: dict[str, tuple[int, Sidecar]] = {}
         """With the start of the part it belongs to: the network of an earlier start is gone."""
+        self._seconds: dict[str, ContainerPart] = {}
+        """Second processes, by the name that they share with a part."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def kill(self, name: str) -> int:
@@ -107,6 +110,19 @@ class Faults:
             await self._apply(name, Shape())
             self._shapes.pop(name, None)
 
+    async def duplicate(self, name: str) -> None:
+        """Start a second process with the name of part `name`, in a container of its own; returns when it serves."""
+        second = self._seconds[name] = self.mesh.second(name)
+        await self.mesh.launch([second])
+        await self.mesh.ready(second)
+
+    async def end_duplicate(self, name: str) -> None:
+        """Kill the second process of that name and remove its container; nothing happens when there is none."""
+        second = self._seconds.pop(name, None)
+        if second is not None:
+            await second.end()
+            await second.in_thread(second.discard)
+
     async def _apply(self, name: str, shape: Shape) -> str:
         part, mesh = self.mesh.parts[name], self.mesh
         assert part.is_running, f"{name} does not run: it has no network to break"
@@ -147,6 +163,8 @@ class Faults:
         """
         for name in [*self._paused]:
             await self.unpause(name)
+        for name in [*self._seconds]:
+            await self.end_duplicate(name)
         fallen = await self.mesh.fallen()
         for name in fallen:
             await self._end(name, signal.SIGKILL, 45.0)

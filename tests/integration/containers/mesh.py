@@ -30,6 +30,9 @@ from tests.integration.live_mesh import START_S_MAX, LiveMesh, accepts, engine_r
 THREADS: Final = 24
 """Calls to the Docker engine at once; waiting for an end holds one."""
 
+_SECOND_HOST: Final = 150
+"""Hosts of the subnet from here on are for second processes of a name."""
+
 _LOOK_S: Final = 0.05
 _ALIVE_EVERY: Final = 10
 """Looks at the address between two questions to Docker whether the container still runs."""
@@ -79,7 +82,7 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         try:
             with daemon.connected() as client:
                 ownership.sweep(client)
-                subnet = private_network(client, self.run, self.labels)
+                self._subnet = subnet = private_network(client, self.run, self.labels)
             self._config_file = folder / "kvmesh.toml"
             self._config_file.write_text(describe(config))
             self._config_file.chmod(0o644)
@@ -101,6 +104,18 @@ class ContainerMesh(LiveMesh[ContainerPart]):
             env |= clock.env
         recipe = Recipe(plan.image, [*plan.command, *more], self.run, plan.ip, self.labels, mounts, env)
         return ContainerPart(plan.name, f"{self.run}-{plan.name}", plan.address, recipe, self._threads)
+
+    def second(self, name: str) -> ContainerPart:
+        """Return another process with the name of part `name`, at another address and with the same engine; not started.
+
+        The caller ends and closes it: it is no part of the mesh. There is one at a time for each part.
+        """
+        part = self.parts[name]
+        ip = str(self._subnet[_SECOND_HOST + list(self.parts).index(name)])
+        address = f"{ip}:{part.address.rpartition(':')[2]}"
+        command = [address if word == part.address else word for word in part.recipe.command]
+        recipe = replace(part.recipe, command=command, ip=ip)
+        return ContainerPart(f"{name}-second", f"{self.run}-{name}-second", address, recipe, self._threads)
 
     async def launch(self, parts: Sequence[ContainerPart]) -> None:
         await asyncio.gather(*(part.in_thread(part.start) for part in parts))

@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvmesh import health_reason
 from kvmesh.membership.member import Member, Role
 from kvmesh.membership.membership import read_members
-from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisLink
 from kvmesh.server import channel
 from tests.integration.faults.streams import requests, run_through, undisturbed
@@ -119,12 +118,7 @@ async def come_and_go(mesh: Mesh, name: str, end: signal.Signals) -> None:
 @asynccontextmanager
 async def second(mesh: Mesh, name: str) -> AsyncIterator[Part]:
     """Start another process of that name at another address; it has the same engine."""
-    part = mesh.parts[name]
-    command = list(part.command)
-    (port,) = free_ports(mesh.config.mesh.host, 1)
-    address = f"{mesh.config.mesh.host}:{port}"
-    command[command.index("--listen") + 1] = address
-    other = Part(name, command, address, mesh.folder / f"{name}-second.log")
+    other = mesh.second(name)
     other.start()
     try:
         await mesh.ready(other)

@@ -19,3 +19,11 @@ def test_a_link_is_cut_from_its_peer_alone_and_mended() -> None:
         call.mend("prefill-0-engine"),
         call.cut("redis"),
     ]
+
+
+def test_a_second_process_is_started_and_killed() -> None:
+    """The part itself is left alone."""
+    faults = AsyncMock()
+    asyncio.run(apply(faults, "duplicate", "prefill-0"))
+    asyncio.run(undo(faults, "duplicate", "prefill-0"))
+    assert faults.mock_calls == [call.duplicate("prefill-0"), call.end_duplicate("prefill-0")]

@@ -340,3 +340,15 @@ def test_a_plain_client_of_a_frozen_frontend_may_wait_for_it() -> None:
     assert run.violations() == []
     one.ended_s += 0.2
     assert run.kinds() == {"SILENCE"}
+
+
+def test_a_part_takes_its_name_back_in_time() -> None:
+    """Judged where another process had the name, from the kill of that one on."""
+    for fault, returned_s, kinds in (
+        ("duplicate", 5.0 + LIMITS.takeover_s, set()),
+        ("duplicate", 5.1 + LIMITS.takeover_s, {"LATE"}),
+        ("pause", 60.0, set()),
+    ):
+        run = good_run("prefill", fault)
+        run.moments = replace(run.moments, returned_s=returned_s, served_s=returned_s + 0.1)
+        assert run.kinds() == kinds, (fault, returned_s)

@@ -49,12 +49,12 @@ def test_plans_keep_their_ranges_and_have_everything() -> None:
 
 
 def test_the_long_form_runs_kills_and_pauses_over_five_seeds_and_the_rest_over_two() -> None:
-    """Each run once; the first 36 are all cells."""
+    """Each run once; the first 40 are all cells."""
     runs = long_form(everything())
-    assert len(set(runs)) == len(runs) == 7 * (5 + 2 + 5 + 2 + 2) + 2
-    assert {run.cell for run in runs[:36]} == set(everything())
+    assert len(set(runs)) == len(runs) == 7 * (5 + 2 + 5 + 2 + 2) + 2 + 4 * 2
+    assert {run.cell for run in runs[:40]} == set(everything())
     seeds = Counter(run.cell.fault for run in runs)
-    assert seeds == {"kill": 35, "pause": 35, "term": 14, "cut": 14, "slow": 14, "link": 2}
+    assert seeds == {"kill": 35, "pause": 35, "term": 14, "cut": 14, "slow": 14, "link": 2, "duplicate": 8}
     assert long_form(parse("redis:cut"), only_seed=7) == [Run(Cell("redis", "cut"), 7)]
 
 
@@ -69,6 +69,7 @@ def test_cells_are_named_singly_by_part_or_by_fault() -> None:
     """A part or a fault alone means all of its cells; nothing means the matrix; order is kept, repeats are not."""
     assert parse("decode:kill, redis:cut") == [Cell("decode", "kill"), Cell("redis", "cut")]
     assert {cell.fault for cell in parse("redis")} == set(FAULTS)
+    assert {cell.part for cell in parse("duplicate")} == {"frontend", "router", "prefill", "decode"}
     assert {cell.part for cell in parse("pause")} == set(PARTS)
     assert len(parse("redis,pause,redis:pause")) == 11
     assert parse("") == everything()
@@ -89,6 +90,7 @@ def test_a_link_is_cut_between_two_engines_alone() -> None:
     [
         ("router:burn", "burn"),
         ("router:link", "prefill-engine:link"),
+        ("redis:duplicate", "frontend:duplicate, router:duplicate, prefill:duplicate, decode:duplicate"),
         ("toaster:kill", "toaster"),
         ("x", "allowed are frontend"),
     ],
