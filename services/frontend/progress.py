@@ -55,7 +55,7 @@ class Progress:
         self.writing_since_s: float | None = None
         """When the message was given to the client's transport that it has not taken yet."""
         self.closed_s = 0.0
-        """How long that was when the client's side was over."""
+        """How long that was when the request ended, or later when its client left."""
         self.computed_output = 0
         """Output positions [0, this) were computed beyond the credit, as decode told."""
         self.credit = 0
@@ -77,10 +77,9 @@ class Progress:
         return Reach(self.output.taken, produced, computed, self.closed_s)
 
     def count_closed(self, now_s: float) -> None:
-        """The client's side is over: note how long its transport has held the last message."""
-        since_s, self.writing_since_s = self.writing_since_s, None
-        if since_s is not None:
-            self.closed_s = now_s - since_s
+        """The request ended, or its client left: note how long the transport has held the last message."""
+        if self.writing_since_s is not None:
+            self.closed_s = max(self.closed_s, now_s - self.writing_since_s)
 
     def take_received(self, now_s: float) -> None:
         """Start behind what the client has from another frontend."""

@@ -298,6 +298,7 @@ class LiveRequest:
         if self.end is not None:
             return
         self.end, self.ended_s = end, now_s
+        self.progress.count_closed(now_s)
         if self.state is State.ADOPTING:
             self.state, self._leave_reason = State.LEAVING, cancel
             self.hub.schedule(self)

@@ -195,3 +195,26 @@ def test_a_closed_window_costs_what_was_computed(closed_s: float, *, dies: bool)
         assert computed - COMPUTED_STRIDE < paid <= computed
     else:
         assert paid == client.message.tokens
+
+
+def test_a_deadline_behind_a_closed_window_costs_what_was_computed() -> None:
+    """The class's runtime cuts an answer that nobody reads; that the client reads one window in the end changes nothing."""
+    core = core_of(random.Random(1))
+    mesh = FakeMesh(core, random.Random(1), 1)
+    mesh.open(mesh.routers[0])
+    asked = order(
+        3, max_output_tokens=5000, end_token_id=-1, deadline_s=mesh.now_s + 5.0, is_clients_deadline=False
+    )
+    client = Windowed(core, asked, mesh.now_s)
+    while not client.request.output.has_waiting():
+        mesh.settle()
+    client.write(mesh.now_s)
+    mesh.settle(100)
+    computed = mesh.computed[asked.request_id]
+    mesh.advance(6.0)
+    client.window = 1 << 30
+    client.read(mesh.now_s)
+    core.leave(client.request, mesh.now_s)
+    assert client.request.end is not None and client.request.end.outcome == "DEADLINE_CUT"
+    assert client.received <= CREDIT_WINDOW + 1
+    assert computed - COMPUTED_STRIDE < bill.of(client.request).output_tokens <= computed
