@@ -31,7 +31,7 @@ class FrontendSession:
 
         A router takes no handoffs.
         """
-        admission, slots = self._relay.admission, self.slots
+        admission, holdings, slots = self._relay.admission, self._relay.holdings, self.slots
         if message.adopts or message.submits:
             self._last_slot = check_numbers(message, last_slot=self._last_slot)
         if len(message.credit_slots) != len(message.credit_positions):
@@ -48,12 +48,14 @@ class FrontendSession:
         for slot, position in zip(message.credit_slots, message.credit_positions, strict=True):
             item = slots.get(slot)
             if item is not None and (position > item.credit or item.is_window_closed):
-                item.credit, item.is_window_closed = max(position, item.credit), False
+                item.credit = max(position, item.credit)
+                if item.is_window_closed:
+                    holdings.set_window(item, is_closed=False)
                 if item.decode is not None:
                     item.decode.outbox.credit(item.decode_slot, item.credit)
         for slot in message.closed_slots:
             if (item := slots.get(slot)) is not None and not item.is_window_closed:
-                item.is_window_closed = True
+                holdings.set_window(item, is_closed=True)
                 if item.decode is not None:
                     item.decode.outbox.close_window(item.decode_slot)
         self._relay.advance(now_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.replica.timetable import Timetable
@@ -21,6 +22,9 @@ from services.router.queue.shares import Shares
 from services.router.relay.failed_places import FailedPlaces
 from services.router.relay.relayed import Relayed, Stage
 from services.router.relay.replicas import Replica
+
+CLOSED_ORDER: Final = 1e6
+"""Added to the order in the queue of a request whose client does not read: more than any order is apart from another."""
 
 Record = Callable[[Relayed, str, float], None]
 """Hears of each attempt that ended: the attempt, how, when."""
@@ -57,6 +61,17 @@ class Holdings:
         self.items.add(item)
         if item.session is not None:
             item.session.slots[item.slot] = item
+
+    def set_window(self, item: Relayed, *, is_closed: bool) -> None:
+        """The window of its client closed or opened. While it is closed, others of its tenant and priority go first."""
+        item.is_window_closed = is_closed
+        is_queued = item.stage is Stage.QUEUED
+        if is_queued:
+            self.queue.remove(item)
+        item.order += CLOSED_ORDER if is_closed else -CLOSED_ORDER
+        if is_queued:
+            self.queue.add(item)
+            self.is_news = True
 
     def end(self, item: Relayed, now_s: float, outcome: str) -> None:
         """Hold `item` no more. Tells nobody but the policy and the record: sends nothing."""

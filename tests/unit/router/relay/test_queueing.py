@@ -51,6 +51,31 @@ def test_what_cannot_be_served_is_refused_before_anything_is_held() -> None:
     desk.assert_empty()
 
 
+def test_who_does_not_read_goes_behind_all_others_of_its_tenant_until_it_reads() -> None:
+    """A burst of such requests keeps nobody waiting; one whose window opens again has its place back."""
+    desk = Desk(queue=64)
+    for name in ("decode-0", "decode-1"):
+        desk.lose(name)
+    slots = []
+    for number in range(6):
+        slots.append(desk.submit(request_id=f"{number + 1:032x}", credit_position=5))
+        desk.now_s += 0.01
+
+    def order() -> list[int]:
+        desk.check()
+        return [item.slot for item in desk.relay.queue]
+
+    assert order() == slots
+    desk.ask(closed_slots=slots[:3])
+    assert order() == [*slots[3:], *slots[:3]]
+    late = desk.submit(request_id="f" * 32)
+    assert order() == [*slots[3:], late, *slots[:3]]
+    desk.ask(credit_slots=[slots[1]], credit_positions=[5])
+    assert order() == [slots[1], *slots[3:], late, slots[0], slots[2]]
+    desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT) for slot in (*slots, late)])
+    desk.assert_empty()
+
+
 def test_waiting_ends_by_deadline_or_by_the_queues_patience() -> None:
     """What is not placed in time is refused; a full queue refuses at once and says when to come again."""
     desk = Desk(queue=3, max_wait_s=1.0)
