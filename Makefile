@@ -60,7 +60,7 @@ bench-peers: setup  ## The same fault and the same conversations under routers f
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
 	$(BIN)/python -m bench.peers.conversations --write docs/measurements/peers.md
 
-bench-routing: setup  ## Placement against other routers' policies on replayed traces, 15 rows and DRAW more (0); writes docs/measurements (minutes)
+bench-routing: setup  ## Placement against other routers' policies on replayed traces, 15 rows, the rows of the tail and DRAW more (0); writes docs/measurements (minutes)
 	$(BIN)/python -m bench.routing --draw "$(DRAW)" --write docs/measurements/routing.md
 
 bench-routing-full: setup  ## All rows; goes on where it was stopped (hours)

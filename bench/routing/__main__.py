@@ -15,9 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench import machine
 from bench.report import NOTES
 from bench.routing import page
+from bench.routing import tails as tail_page
 from bench.routing.page import Found
 from bench.routing.record import Record, code
-from bench.routing.rows import LARGE_REQUESTS, NAMES, SEEDS, TRACES, Case, drawn, fifteen, full
+from bench.routing.rows import LARGE_REQUESTS, SEEDS, TRACES, Case, drawn, fifteen, full, tails
+from bench.routing.tails import Tail
 from kvmesh.config import ROOT
 from services.router.replay.measures import Measures
 from services.router.replay.processes import Runner, Task
@@ -36,6 +38,7 @@ def routing(
             help="Besides the fifteen rows so many of all, drawn by chance.", min=0, max=len(full())
         ),
     ] = 0,
+    is_tail: Annotated[bool, typer.Option("--tail", help="Only the rows whose tail is judged.")] = False,
     only: Annotated[str, typer.Option(help="Only rows whose names hold all these words, with commas.")] = "",
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.", min=0, max=256)] = 0,
     results: Annotated[Path, typer.Option(help="Runs made so far; more are appended.")] = RESULTS,
@@ -48,18 +51,25 @@ def routing(
         for case in dict.fromkeys([*fifteen(), *(drawn() if is_full else drawn()[:draw])])
         if all(word in case.name.split(", ") for word in words)
     ]
-    if not cases:
+    if not cases and not is_tail:
         raise typer.BadParameter(
             f'no row has all of "{only}"; names look like: {fifteen()[0].name}', param_hint="--only"
         )
+    judged = [case for case in tails() if all(word in case.name.split(", ") for word in words)]
     made = machine.describe()
     record = Record(results)
-    _run(cases, record, jobs or os.cpu_count() or 1)
+    tasks = [*(task for case in judged for task in case.tail_tasks())]
+    if not is_tail:
+        tasks += (task for case in cases for task in case.tasks())
+    _run(tasks, record, jobs or os.cpu_count() or 1)
     # All rows that are known, also those of an earlier and larger run.
     known = dict.fromkeys([*fifteen(), *full()])
     rows = [found for case in known if (found := _found(case, record)) is not None]
+    tail = [Tail(case, runs) for case in tails() if (runs := _runs(case.tail_tasks(), record)) is not None]
     console = Console()
     console.print_json(json.dumps(page.verdicts(rows)))
+    if tail:
+        console.print_json(json.dumps(tail_page.verdict(tail)))
     if write is not None:
         about = {**{name: made[name] for name in MADE}, "code": code()}
         command = "make bench-routing-full" if is_full else "make bench-routing"
@@ -68,8 +78,8 @@ def routing(
         if write.exists():
             _, mark, notes = write.read_text(encoding="utf-8").partition(NOTES)
             notes = mark + notes
-        write.write_text(page.page(rows, about, command) + (notes or f"{NOTES}\n"), encoding="utf-8")
-        told = page.as_json(rows, about)
+        write.write_text(page.page(rows, about, command, tail) + (notes or f"{NOTES}\n"), encoding="utf-8")
+        told = page.as_json(rows, about, tail)
         lines = ",\n".join(json.dumps(row) for row in told.pop("rows"))
         text = f'{json.dumps(told, indent=1)[:-2]},\n "rows": [\n{lines}\n ]\n}}\n'
         write.with_suffix(".json").write_text(text, encoding="utf-8")
@@ -83,8 +93,8 @@ def _traces() -> dict[str, Trace]:
     return traces
 
 
-def _run(cases: list[Case], record: Record, jobs: int) -> None:
-    wanted = dict.fromkeys(task for case in cases for task in case.tasks())
+def _run(tasks: list[Task], record: Record, jobs: int) -> None:
+    wanted = dict.fromkeys(tasks)
     missing = [task for task in wanted if record.get(task) is None]
     if not missing:
         return
@@ -107,14 +117,20 @@ def _run(cases: list[Case], record: Record, jobs: int) -> None:
 
 def _found(case: Case, record: Record) -> Found | None:
     """Return the row if all its runs are known."""
-    runs: dict[str, list[Measures]] = {policy: [] for policy in NAMES}
-    for task in case.tasks():
+    runs = _runs(case.tasks(), record)
+    assert runs is None or all(len(seen) == len(SEEDS) for seen in runs.values())
+    return Found(case, runs) if runs is not None else None
+
+
+def _runs(tasks: list[Task], record: Record) -> dict[str, list[Measures]] | None:
+    """Return the figures of `tasks` by policy, in their order; None if one is not known."""
+    runs: dict[str, list[Measures]] = {}
+    for task in tasks:
         seen = record.get(task)
         if seen is None:
             return None
-        runs[task.policy].append(seen)
-    assert all(len(seen) == len(SEEDS) for seen in runs.values())
-    return Found(case, runs)
+        runs.setdefault(task.policy, []).append(seen)
+    return runs
 
 
 if __name__ == "__main__":

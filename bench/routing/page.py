@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.routing import tails
 from bench.routing.rows import NAMES, OURS, SEEDS, Case, drawn, fifteen
+from bench.routing.tails import Tail
 from services.router.replay.measures import Measures, mean, spread
 from services.router.replay.runs import BOUND
 from services.router.replay.tables import figures, row_dict
@@ -21,7 +23,10 @@ ROW_TEXT = "no row more than 10 % behind the row's best"
 
 INTRODUCTION = """More rows, drawn by chance from the whole grid: `make bench-routing DRAW=100`; all of them:
 `make bench-routing-full`. All figures are simulated; what is simulated, and where the
-rivals' rules come from: [replay](../replay.md). The traces: [bench/traces](../../bench/traces/README.md)."""
+rivals' rules come from: [replay](../replay.md). The traces: [bench/traces](../../bench/traces/README.md).
+
+The chosen rows and the drawn ones replay the same two traces, `conv` and `tool`, on which the terms of placement were
+chosen: a drawn row is another setting, not other traffic. `mixed` is in the rows of the tail alone."""
 
 OVERALL = """TTFT and p99: geometric means over rows, in seconds. one-queue is no policy: one queue and one pooled
 cache for all replicas, first come first served. It is a yardstick for hits and work, not for the mean: placement and order
@@ -113,12 +118,14 @@ def verdicts(rows: Sequence[Found]) -> dict[str, dict[str, Any]]:
     return {name: verdict(group) for name, group in groups(rows).items()}
 
 
-def as_json(rows: Sequence[Found], made: Mapping[str, str]) -> dict[str, Any]:
+def as_json(rows: Sequence[Found], made: Mapping[str, str], tail: Sequence[Tail] = ()) -> dict[str, Any]:
     """Return everything."""
     return {
         "made": dict(made),
         "seeds": list(SEEDS),
         "verdicts": verdicts(rows),
+        "tail_verdict": tails.verdict(tail) if tail else None,
+        "tails": tails.as_json(tail),
         "rows": [
             {
                 "name": row.case.name,
@@ -131,7 +138,7 @@ def as_json(rows: Sequence[Found], made: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def page(rows: Sequence[Found], made: Mapping[str, str], command: str) -> str:
+def page(rows: Sequence[Found], made: Mapping[str, str], command: str, tail: Sequence[Tail] = ()) -> str:
     """Return the page."""
     parts = [
         *("# Placement, by replayed traces", "", f"Made by `{command}`. {INTRODUCTION}", ""),
@@ -149,6 +156,7 @@ def page(rows: Sequence[Found], made: Mapping[str, str], command: str) -> str:
             f"| {GAIN_TEXT} | {name} | {gain} | {_met(told['ratio'] <= GAIN_AIM)} |",
             f"| {ROW_TEXT} | {name} | {worst} | {_met(told['worst_row_ratio'] <= ROW_AIM)} |",
         ]
+    parts += tails.aims(tail) if tail else []
     parts += ["", "## Policies", "", OVERALL, ""]
     for name, group in groups(rows).items():
         by_ttft = sorted(NAMES, key=lambda policy: geometric(group, policy))
@@ -158,6 +166,7 @@ def page(rows: Sequence[Found], made: Mapping[str, str], command: str) -> str:
             *(_overall(group, policy) for policy in by_ttft),
             "",
         ]
+    parts += tails.section(tail) if tail else []
     parts += [
         *("## Rows", "", WORDS, ""),
         *_head("row", "kvmesh: mean s", "p50", "p99", "goodput", "hit", "imbalance", *OTHER_COLUMNS),

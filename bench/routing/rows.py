@@ -1,10 +1,11 @@
-"""What placement is compared on: the full grid, fifteen rows of it, and rows drawn from it. Pure."""
+"""What placement is compared on: the full grid, fifteen rows of it, rows drawn from it, and rows of trouble. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,14 +14,26 @@ from services.router.replay.processes import Task
 from services.router.replay.runs import BOUND, Row
 from services.router.replay.servers import Order
 
-TRACES: Final = {"conv": "conversation_head", "tool": "toolagent_like_dev"}
+GRID_TRACES: Final = ("conv", "tool")
+TRACES: Final = {
+    "conv": "conversation_head",
+    "tool": "toolagent_like_dev",
+    "mixed": "mixed_lengths",
+}
 LARGE: Final = 64
 """Replicas for which copies of a trace's head are laid over each other: one alone would hardly load them."""
 
 LARGE_COPIES: Final = 4
 LARGE_REQUESTS: Final = 3000
 SEEDS: Final = (1, 2, 3)
+TAIL_SEEDS: Final = (1, 2, 3, 4, 5)
+"""Of rows whose tail is judged: a p99 rests on a hundredth of the requests."""
 OURS: Final = "kvmesh"
+REFERENCE: Final = "kappa-rho"
+"""The policy that kvmesh's tail is compared with."""
+
+TAIL_POLICIES: Final = (OURS, REFERENCE, "ttft-opt", "preble", "llm-d", "ttft")
+"""Policies whose tails are compared: each of them has the best mean of some row, kvmesh aside."""
 NAMES: Final = (*POLICIES, BOUND)
 AHEAD_S: Final = 1.0
 STALE: Final = {"delay_s": 0.1, "loss": 0.05, "routers": 4}
@@ -44,10 +57,15 @@ class Case:
         row = self.row
         state = "stale" if self.is_stale else "exact"
         ahead = "hold" if math.isfinite(row.dispatch_ahead_s) else "at once"
-        return (
+        name = (
             f"{self.trace}, {row.replicas} replicas, load {row.load:g}, cache {row.cache:g}, {state}, "
             f"{row.order.value}, {ahead}"
         )
+        if row.slowness != 1:
+            name += f", one {row.slowness:g} times as slow"
+        if row.away_s:
+            name += f", after restarts of {row.away_s:g} s"
+        return name
 
     @property
     def source(self) -> str:
@@ -56,11 +74,18 @@ class Case:
 
     def tasks(self) -> list[Task]:
         """Return all runs. Only kvmesh holds requests back: what others do is the same with it and without."""
+        return self._tasks(NAMES, SEEDS)
+
+    def tail_tasks(self) -> list[Task]:
+        """Return the runs by which the tail of this row is judged."""
+        return self._tasks(TAIL_POLICIES, TAIL_SEEDS)
+
+    def _tasks(self, policies: Sequence[str], seeds: Sequence[int]) -> list[Task]:
         at_once = replace(self.row, dispatch_ahead_s=math.inf)
         return [
             Task(self.source, self.row if policy == OURS else at_once, policy, seed)
-            for policy in NAMES
-            for seed in SEEDS
+            for policy in policies
+            for seed in seeds
         ]
 
 
@@ -73,12 +98,15 @@ def _case(
     *,
     stale: bool = False,
     hold: bool = False,
+    slowness: float = 1.0,
+    away_s: float = 0.0,
 ) -> Case:
     row = Row(replicas, load, cache, order=order, copies=LARGE_COPIES if replicas >= LARGE else 1)
     if stale:
         row = replace(row, delay_s=STALE["delay_s"], loss=STALE["loss"], routers=int(STALE["routers"]))
     if hold:
         row = replace(row, dispatch_ahead_s=AHEAD_S)
+    row = replace(row, slowness=slowness, away_s=away_s)
     return Case(trace, row)
 
 
@@ -87,7 +115,13 @@ def full() -> list[Case]:
     return [
         _case(trace, replicas, load, cache, order, stale=stale, hold=hold)
         for replicas, trace, cache, load, order, stale, hold in itertools.product(
-            (4, 8, 16, LARGE), TRACES, (0.05, 0.3, 1.0), (0.5, 0.7, 0.85), Order, (False, True), (False, True)
+            (4, 8, 16, LARGE),
+            GRID_TRACES,
+            (0.05, 0.3, 1.0),
+            (0.5, 0.7, 0.85),
+            Order,
+            (False, True),
+            (False, True),
         )
     ]
 
@@ -101,7 +135,12 @@ def fifteen() -> list[Case]:
     """Return a row of every kind."""
     fifo, shortest = Order.FIFO, Order.SHORTEST
     return [
-        *(_case(trace, 8, load, 0.3, order) for order in Order for trace in TRACES for load in (0.7, 0.85)),
+        *(
+            _case(trace, 8, load, 0.3, order)
+            for order in Order
+            for trace in GRID_TRACES
+            for load in (0.7, 0.85)
+        ),
         _case("conv", 8, 0.85, 0.3, shortest, hold=True),
         _case("tool", 8, 0.7, 0.3, fifo, hold=True),
         _case("conv", 8, 0.7, 0.3, shortest, stale=True),
@@ -110,3 +149,26 @@ def fifteen() -> list[Case]:
         _case("tool", 16, 0.5, 1.0, shortest),
         _case("conv", LARGE, 0.7, 0.3, shortest),
     ]
+
+
+def troubled() -> list[Case]:
+    """Return rows outside the grid: a third trace, a slow replica, restarts."""
+    fifo, shortest = Order.FIFO, Order.SHORTEST
+    return [
+        _case("mixed", 8, 0.7, 0.3, shortest),
+        _case("mixed", 8, 0.85, 0.3, shortest),
+        _case("mixed", 8, 0.85, 0.3, fifo),
+        _case("mixed", 8, 0.85, 0.3, shortest, hold=True),
+        _case("mixed", 16, 0.85, 0.3, shortest, stale=True),
+        _case("conv", 8, 0.7, 0.3, shortest, slowness=2.0),
+        _case("tool", 8, 0.7, 0.3, shortest, hold=True, slowness=2.0),
+        _case("mixed", 8, 0.7, 0.3, shortest, hold=True, slowness=2.0),
+        *(_case(trace, 8, 0.7, 0.3, shortest, hold=True, away_s=2.0) for trace in TRACES),
+        *(_case(trace, 8, 0.7, 0.3, shortest, hold=True, away_s=30.0) for trace in TRACES),
+        _case("conv", 8, 0.85, 0.3, shortest, away_s=30.0),
+    ]
+
+
+def tails() -> list[Case]:
+    """Return the rows whose tail is judged."""
+    return [*fifteen(), *troubled()]

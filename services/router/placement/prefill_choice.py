@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Final
 
-from kvmesh.queue_order import AGEING, OrderKey
+from kvmesh.queue_order import AGEING, OrderKey, fifo
 from services.router.placement.backlog import UTILISATION_S, Backlog, Key, Work
 from services.router.placement.blind_spot import BlindSpot
 from services.router.placement.policy import Dispatched, PlacementRequest, PoolView, ReplicaState
@@ -48,6 +48,7 @@ Then: True if it may be sent more work now; and the seconds until the prompt wer
 one who goes there loses.
 """
 
+DEPTH: Final = 1
 SCORE: Final = 4
 MAY_GO: Final = 5
 ENDS_S: Final = 6
@@ -73,6 +74,8 @@ class PrefillChoice:
         self._rng = rng
         self._shortlist = Shortlist(rng)
         self._dispatch_ahead_s = dispatch_ahead_s
+        self._is_in_order = order_key is fifo
+        """All work at a replica is served before what comes later."""
         self._regulars = Regulars()
         self._blind_spot = BlindSpot(router)
         self._wishes = Backlog(router, order_key)
@@ -81,7 +84,8 @@ class PrefillChoice:
         self._held_since = "", 0.0
         """Whom the last question was for, and since when it is held."""
         self._chosen = "", 0.0
-        """Whom the last answer was for, and the seconds it would have lost at the next best replica."""
+        """Whom the last answer was for, and the seconds it would have lost at the next best replica; 0 if as much of it is
+        cached there."""
 
     # Choosing
 
@@ -118,7 +122,7 @@ class PrefillChoice:
         if kappa > KAPPA_MAX:
             kappa = KAPPA_MAX
         precedence, look, recent_s = request.precedence, backlog.look, backlog.recent_s
-        regulars, delay_s = self._regulars.seen, self._regulars.delay_s
+        regulars, delay_s, is_in_order = self._regulars.seen, self._regulars.delay_s, self._is_in_order
         known_depth, usual, found = -1, 0.0, []
         for replica, depth in self._shortlist.of(allowed, match, backlog.ends_s):
             name = replica.name
@@ -137,7 +141,8 @@ class PrefillChoice:
                 ends_s += unknown_s
             score = queue_s + seconds * (1 + behind + kappa)
             if name in regulars:
-                score += delay_s(name, queue_s, seconds, recent_s(name, now_s) / UTILISATION_S, now_s)
+                busy = recent_s(name, now_s) / UTILISATION_S if is_in_order else None
+                score += delay_s(name, queue_s, seconds, busy, now_s)
             if not is_alone:
                 score += self._blind_spot.risk(name) * typical_s
             may_go = not waiting or (waiting_s <= dispatch_ahead_s and waiting_s + seconds <= excused_ahead_s)
@@ -165,7 +170,7 @@ class PrefillChoice:
     def terms(self, offer: Offer, now_s: float) -> tuple[float, float]:
         """Return what of the score of `offer`, made at `now_s` and the last decision, are regulars and risk."""
         name, _, queue_s, seconds, *_ = offer
-        busy = self._backlog.recent_s(name, now_s) / UTILISATION_S
+        busy = self._backlog.recent_s(name, now_s) / UTILISATION_S if self._is_in_order else None
         risk_s = self._blind_spot.risk(name) * max(self.typical_s, TYPICAL_FLOOR_S)
         return self._regulars.delay_s(name, queue_s, seconds, busy, now_s), risk_s
 
@@ -173,10 +178,9 @@ class PrefillChoice:
         """`best` is the answer: what the request would lose elsewhere counts once it is dispatched."""
         lost_s = 0.0
         if len(offers) > 1:
-            ends_s = sorted(map(_ends_s, offers))
-            other_s = ends_s[1] if best[ENDS_S] == ends_s[0] else ends_s[0]
-            if other_s > best[3]:
-                lost_s = other_s - best[3]
+            other = min((one for one in offers if one is not best), key=_ends_s)
+            if other[DEPTH] < best[DEPTH]:  # with as much in cache there, it came for a short queue
+                lost_s = max(0.0, other[ENDS_S] - best[3])
         self._chosen = request.request_id, lost_s
 
     def hold(self, request: PlacementRequest, replica: str, prefill_s: float, now_s: float) -> None:
@@ -219,7 +223,8 @@ class PrefillChoice:
         self.typical_s += smoothing * (event.prefill_s - self.typical_s)
         request_id, lost_s = self._chosen
         if request_id == event.request_id:  # what the others chose for is not known: likely much the same
-            self._regulars.came(event.replica, lost_s, event.at_s, self._blind_spot.routers)
+            routers = self._blind_spot.routers
+            self._regulars.came(event.replica, lost_s, event.prefill_s, event.at_s, routers)
             self._chosen = "", 0.0
 
     def forget(self, replica: str) -> None:

@@ -1,16 +1,20 @@
-"""What new work at a replica costs those who will come to it: requests that would be later anywhere else.
+"""What new work at a replica costs those who will come to it for its cache: requests that would be later anywhere else.
 
 Pure. At the rate r they come to a replica, and each would lose g seconds if it went elsewhere: that much it would rather
-wait. V seconds of work in front of them shrink second by second; whoever comes while v of them are left waits v, or goes
-and loses g. So V costs them W(V) = r * integral over v in (0, V) of min(g, v), and P seconds more, behind Q, cost
-W(Q + P) - W(Q). While they wait others come and wait for them: all of it is longer by 1 / (1 - u), where u is the share of
-time in which the replica is busy.
+wait. A request that finds as much in cache at the next best replica is none of them: it comes for a short queue. V seconds
+of work in front of them shrink second by second; whoever comes while v of them are left waits v, or goes and loses g. So V
+costs them W(V) = r * integral over v in (0, V) of min(g, v), and P seconds more, behind Q, cost W(Q + P) - W(Q).
+
+While they wait, more work comes that is served before them, and all of it is longer by 1 / (1 - u). u is the share of time
+that such work takes (Cobham's formula for queues with priorities). First come, first served: all work at the replica.
+Shortest first: only the regulars' own. A long prompt stands behind them, and a request that loses little elsewhere goes
+elsewhere instead of lengthening the wait. A regular's seconds count by g / (g + its own seconds).
 """
 
 from __future__ import annotations
 
 from math import exp
-from typing import Final
+from typing import Final, NamedTuple
 
 MEMORY_S: Final = 30.0
 """Time in which the memory of those who came fades to 1/e."""
@@ -19,34 +23,51 @@ BUSY_MAX: Final = 0.9
 """A replica that was busier lately is taken to be this busy: nobody knows how long that goes on."""
 
 
+class Seen(NamedTuple):
+    """The regulars of one replica, as counted last."""
+
+    rate: float
+    """How many came per second."""
+    patience_s: float
+    """Mean seconds each would have lost elsewhere."""
+    busy: float
+    """Share of time that their own work takes."""
+    since_s: float
+
+
 class Regulars:
-    """Counts, per replica, who came because it would have been later elsewhere."""
+    """Counts, per replica, the requests that came for its cache and would have been later elsewhere."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, tuple[float, float, float]] = {}
-        """Name -> how many came per second, the mean seconds each would have lost, when both were counted last.
+        self.seen: dict[str, Seen] = {}
+        """By replica; to be read only: who is not in it has none."""
 
-        To be read only: who is not in it has none.
-        """
-
-    def came(self, replica: str, lost_s: float, at_s: float, count: float = 1.0) -> None:
-        """`count` requests went to `replica`; each would have lost `lost_s` at the best other one."""
+    def came(self, replica: str, lost_s: float, prefill_s: float, at_s: float, count: float = 1.0) -> None:
+        """`count` requests of `prefill_s` went to `replica`; each would have lost `lost_s` at the best other one."""
         if lost_s <= 0:
             return
-        rate, patience_s, since_s = self.seen.get(replica, (0.0, 0.0, at_s))
-        faded, more = rate * exp(min(0.0, since_s - at_s) / MEMORY_S), count / MEMORY_S
-        rate = faded + more
-        patience_s = (faded * patience_s + more * lost_s) / rate
-        self.seen[replica] = (rate, patience_s, max(at_s, since_s))
+        rate, patience_s, busy, since_s = self.seen.get(replica, (0.0, 0.0, 0.0, at_s))
+        fading, more = exp(min(0.0, since_s - at_s) / MEMORY_S), count / MEMORY_S
+        rate *= fading
+        patience_s = (rate * patience_s + more * lost_s) / (rate + more)
+        busy = busy * fading + more * prefill_s * lost_s / (lost_s + prefill_s)
+        self.seen[replica] = Seen(rate + more, patience_s, busy, max(at_s, since_s))
 
-    def delay_s(self, replica: str, queue_s: float, prefill_s: float, busy: float, now_s: float) -> float:
-        """Return the seconds they will lose by `prefill_s` of work behind `queue_s`. `busy`: share of time, lately."""
+    def delay_s(
+        self, replica: str, queue_s: float, prefill_s: float, busy: float | None, now_s: float
+    ) -> float:
+        """Return the seconds they will lose by `prefill_s` of work behind `queue_s`.
+
+        `busy`: share of time, lately, that work takes which is served before theirs; None: only theirs is.
+        """
         found = self.seen.get(replica)
         if found is None:
             return 0.0
-        rate, patience_s, since_s = found
+        rate, patience_s, own_busy, since_s = found
         if since_s < now_s:
-            rate *= exp((since_s - now_s) / MEMORY_S)
+            fading = exp((since_s - now_s) / MEMORY_S)
+            rate *= fading
+            own_busy *= fading
         ends_s = queue_s + prefill_s
         # waited_s(ends_s) - waited_s(queue_s), taken apart: asked for every candidate
         if ends_s < patience_s:
@@ -55,6 +76,8 @@ class Regulars:
             lost_s = prefill_s * patience_s
         else:
             lost_s = waited_s(ends_s, patience_s) - queue_s * queue_s / 2
+        if busy is None:
+            busy = own_busy
         if busy > BUSY_MAX:
             busy = BUSY_MAX
         return rate * lost_s / (1 - busy)

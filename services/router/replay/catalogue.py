@@ -14,6 +14,7 @@ from services.router.replay.rivals.counting import LeastOutstanding, PowerOfTwo,
 from services.router.replay.rivals.dynamo import Dynamo
 from services.router.replay.rivals.greedy import Mooncake, Ttft, TtftOptimistic
 from services.router.replay.rivals.hashing import BoundedHash, ConsistentHash
+from services.router.replay.rivals.kappa_rho import KappaRho
 from services.router.replay.rivals.llm_d import LlmD
 from services.router.replay.rivals.preble import Preble
 from services.router.replay.rivals.seen import Given
@@ -45,6 +46,7 @@ POLICIES: Final[dict[str, Callable[[Given], PlacementPolicy]]] = {
     "smg": SmgEvents,
     "ttft-opt": TtftOptimistic,
     "ttft": Ttft,
+    "kappa-rho": KappaRho,
     "hash-bounded": BoundedHash,
     "hash": ConsistentHash,
     "least-outstanding": LeastOutstanding,

@@ -50,14 +50,17 @@ def measure(
     busy_s: Sequence[float],
     work_s: float,
     span_s: float,
+    counted: Sequence[int] | None = None,
 ) -> Measures:
-    """Judge one run. `span_s`: seconds from the first arrival to the last."""
-    skipped = int(len(load) * WARM_UP)
-    counted = ttft_s[skipped:]
-    ordered = sorted(counted)
-    good = sum(
-        seconds <= cost.slo_s(tokens) for seconds, tokens in zip(counted, load.tokens[skipped:], strict=True)
-    )
+    """Judge one run.
+
+    `span_s`: seconds from the first arrival to the last. `counted`: the requests whose times count; all but the first ones
+    if None.
+    """
+    if counted is None:
+        counted = range(int(len(load) * WARM_UP), len(load))
+    ordered = sorted(ttft_s[index] for index in counted)
+    good = sum(ttft_s[index] <= cost.slo_s(load.tokens[index]) for index in counted)
     blocks = sum(len(hashes) for hashes in load.hashes)
     total = sum(busy_s)
     return Measures(

@@ -6,7 +6,9 @@ A row names everything but the policy and the seed; (row, policy, seed) always g
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from services.router.replay.catalogue import POLICIES
 from services.router.replay.cost import COSTS, Cost
@@ -14,12 +16,19 @@ from services.router.replay.measures import Measures, measure
 from services.router.replay.pooled import Pooled, bound, capacity_of, pool, scale_for
 from services.router.replay.rivals.seen import Given
 from services.router.replay.servers import Order
-from services.router.replay.simulation import Cluster, Simulation
+from services.router.replay.simulation import Absence, Cluster, Simulation
 from services.router.replay.trace import Trace
 from services.router.replay.workload import Workload, workload
 
 BOUND = "one-queue"
 """Not a policy: one queue and one pooled cache for all replicas, first come first served."""
+
+
+RESTARTS: Final = (0.2, 0.45, 0.7)
+"""Shares of the trace after which a replica is lost."""
+
+AFTER_S: Final = 60.0
+"""Seconds after a restart in which requests are judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,10 @@ class Row:
     speed: float = 1.0
     """Where the trace's own rate counts: played so many times as fast."""
     cost: Cost = COSTS["8b"]
+    slowness: float = 1.0
+    """Times as long as at the others that a prompt takes at the first replica."""
+    away_s: float = 0.0
+    """Above 0: replicas restart, one after the other, and each is away for so long; the minute after each is judged."""
 
     def capacity(self, load: Workload) -> int:
         """Return the blocks of cache per replica."""
@@ -86,7 +99,17 @@ class Replay:
         if policy == BOUND:
             ttft_s, busy_s = bound(load, pooled, scale, row.replicas)
             return measure(load, row.cost, ttft_s, pooled.hit_blocks, busy_s, pooled.work_s, span_s)
-        cluster = Cluster(row.replicas, row.capacity(load), row.cost, row.order, row.delay_s, row.loss)
+        absences = restarts(row.replicas, row.away_s, span_s)
+        cluster = Cluster(
+            row.replicas,
+            row.capacity(load),
+            row.cost,
+            row.order,
+            row.delay_s,
+            row.loss,
+            row.slowness,
+            absences,
+        )
         given = Given(
             cluster.names(),
             cluster.capacity,
@@ -104,5 +127,33 @@ class Replay:
         ]
         outcome = Simulation(load, scale, cluster, policies, random.Random(f"{seed}/loss")).run()
         return measure(
-            load, row.cost, outcome.ttft_s, outcome.hit_blocks, outcome.busy_s, pooled.work_s, span_s
+            load,
+            row.cost,
+            outcome.ttft_s,
+            outcome.hit_blocks,
+            outcome.busy_s,
+            pooled.work_s,
+            span_s,
+            _counted(load, scale, absences),
         )
+
+
+def restarts(replicas: int, away_s: float, span_s: float) -> list[Absence]:
+    """Return when which replicas are away, spread over `span_s`; none if `away_s` is 0."""
+    if not away_s:
+        return []
+    return [
+        Absence((1 + index) % replicas, share * span_s, share * span_s + away_s)
+        for index, share in enumerate(RESTARTS)
+    ]
+
+
+def _counted(load: Workload, scale: float, absences: Sequence[Absence]) -> list[int] | None:
+    """Return the requests that come in the minute after an absence; None if there was none."""
+    if not absences:
+        return None
+    return [
+        index
+        for index, at_s in enumerate(load.arrivals_s)
+        if any(0 <= at_s * scale - one.until_s < AFTER_S for one in absences)
+    ]

@@ -27,6 +27,11 @@ class Server:
         self.hit_blocks = 0
         """Of what runs."""
         self.busy_s = 0.0
+        self.ends_s = 0.0
+        """When what runs will be done."""
+        self.lives = 0
+        """Times that it was lost."""
+        self._capacity = capacity
         self._key = ORDERS[order.value]
         self._queue: list[tuple[float, int, int]] = []
         self._arrivals = 0
@@ -42,3 +47,15 @@ class Server:
     def pop(self) -> int:
         """Take out who is served next."""
         return heapq.heappop(self._queue)[2]
+
+    def lose(self, now_s: float) -> list[int]:
+        """Lose cache, queue and what runs; return the requests, in the order in which they would have been served."""
+        lost = [self.running] if self.running is not None else []
+        if self.running is not None:
+            self.busy_s -= self.ends_s - now_s
+        while self._queue:
+            lost.append(self.pop())
+        self.running = None
+        self.cache = BlockCache(self._capacity)
+        self.lives += 1
+        return lost

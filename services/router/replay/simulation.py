@@ -12,9 +12,10 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.queue_order import ORDERS
+from services.router.index.mirror import PrefixMirror
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,
     Dispatched,
@@ -24,6 +25,7 @@ from services.router.placement.policy import (
     PlacementRequest,
     PoolView,
     Removed,
+    ReplicaGone,
     ReplicaState,
     Started,
     Stored,
@@ -41,6 +43,25 @@ OUTPUT_TOKENS_MAX: Final = 1
 
 DECODE: Final = "decode"
 
+SLOW_REPLICA: Final = 0
+"""The one that may be slower than the others."""
+
+
+@runtime_checkable
+class Mirrored(Protocol):
+    """A policy with a mirror of the caches: the simulation, as the index reader does, adds and drops its replicas."""
+
+    mirror: PrefixMirror
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A replica is lost with its queue and its cache, and comes back empty."""
+
+    replica: int
+    from_s: float
+    until_s: float
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -55,6 +76,9 @@ class Cluster:
     """Until a router hears of what it did not do itself."""
     loss: float = 0.0
     """Share of the news of cached blocks that one router never hears."""
+    slowness: float = 1.0
+    """Times as long as at the others that a prompt takes at the first replica."""
+    absences: Sequence[Absence] = ()
 
     def names(self) -> list[str]:
         """Return the replicas' names."""
@@ -101,7 +125,9 @@ class Simulation:
         self._names = cluster.names()
         self._index = {name: index for index, name in enumerate(self._names)}
         self._servers = [Server(cluster.capacity, cluster.order) for _ in self._names]
-        self._replicas = [ReplicaState(name) for name in self._names]
+        self._states = [ReplicaState(name) for name in self._names]
+        self._replicas = list(self._states)
+        """Those that are there; another list whenever one leaves or comes back."""
         self._decodes = [ReplicaState(DECODE)]
         count = len(load)
         self._ids = [f"{index:032x}" for index in range(count)]
@@ -124,6 +150,9 @@ class Simulation:
             heap.append((at_s * scale, index, self._arrive, (index,)))
         heapq.heapify(heap)
         self._made = len(heap)
+        for absence in self._cluster.absences:
+            self._at(absence.from_s, self._leave, absence.replica)
+            self._at(absence.until_s, self._return, absence.replica)
         while heap:
             self._now_s, _, act, arguments = heapq.heappop(heap)
             act(*arguments)
@@ -175,6 +204,10 @@ class Simulation:
             is_anyone_gone = True
         if not is_anyone_gone:
             self._not_before_s[router] = now_s + PUMP_PAUSE_S
+
+    def _pump_all(self) -> None:
+        for router in range(len(self._policies)):
+            self._pump(router)
 
     def _pass(self, router: int) -> tuple[float, bool]:
         """Try the heads of the queue; return when to ask again, and whether one of them went."""
@@ -235,22 +268,22 @@ class Simulation:
 
     def _hear(
         self,
-        finished: tuple[int, Finished] | None,
+        replica: int,
+        life: int,
+        finished: Finished | None,
         stored: Stored | None,
         removed: Removed | None,
         began: Began | None,
     ) -> None:
         """All routers hear of one moment at a replica; each may miss what it says of the cache."""
         self._news -= 1
+        if self._servers[replica].lives != life:  # lost since, and all that it had
+            self._pump_all()
+            return
         loss, rng = self._cluster.loss, self._rng
         for router, policy in enumerate(self._policies):
             if finished is not None:
-                by, told = finished
-                if by != router and told.hit is not None:
-                    # Routers tell each other how much was cached, and not how long it took.
-                    hit = Hit(0, 0, told.hit.cached_blocks, 0.0)
-                    told = Finished(told.router, told.request_id, told.at_s, hit)
-                policy.observe(told)
+                policy.observe(finished)
             if stored is not None and not (loss and rng.random() < loss):
                 policy.observe(stored)
             if removed is not None and not (loss and rng.random() < loss):
@@ -261,13 +294,16 @@ class Simulation:
 
     def _tell(
         self,
-        finished: tuple[int, Finished] | None,
+        replica: int,
+        finished: Finished | None,
         stored: Stored | None,
         removed: Removed | None,
         began: Began | None,
     ) -> None:
         self._news += 1
-        self._at(self._now_s + self._cluster.delay_s, self._hear, finished, stored, removed, began)
+        life = self._servers[replica].lives
+        at_s = self._now_s + self._cluster.delay_s
+        self._at(at_s, self._hear, replica, life, finished, stored, removed, began)
 
     # Replicas
 
@@ -275,7 +311,7 @@ class Simulation:
         self.outcome.replica[index] = replica
         server = self._servers[replica]
         if server.running is None:
-            self._tell(None, None, None, self._start(replica, index))
+            self._tell(replica, None, None, None, self._start(replica, index))
             return
         if not expected_s:  # a router that does not estimate: the replica looks at its cache
             expected_s = self._seconds(index, server.cache.depth(self._load.hashes[index]))
@@ -285,15 +321,21 @@ class Simulation:
         server, now_s = self._servers[replica], self._now_s
         depth = server.cache.depth(self._load.hashes[index])
         seconds = self._seconds(index, depth) * self._load.noise[index]
+        if replica == SLOW_REPLICA:
+            seconds *= self._cluster.slowness
         server.running, server.hit_blocks = index, depth
         server.busy_s += seconds
+        server.ends_s = now_s + seconds
         self._news += 1
-        self._at(now_s + seconds, self._finish, replica, index, seconds)
+        self._at(server.ends_s, self._finish, replica, server.lives, index, seconds)
         return Began(self._router_of[index % len(self._policies)], self._ids[index], now_s, depth)
 
-    def _finish(self, replica: int, index: int, seconds: float) -> None:
+    def _finish(self, replica: int, life: int, index: int, seconds: float) -> None:
         server, load, now_s = self._servers[replica], self._load, self._now_s
         self._news -= 1
+        if server.lives != life:
+            self._pump_all()
+            return
         name = self._names[replica]
         depth = server.hit_blocks
         self.outcome.ttft_s[index] = now_s - load.arrivals_s[index] * self._scale
@@ -311,7 +353,27 @@ class Simulation:
         began = self._start(replica, server.pop()) if len(server) else None
         stored = Stored(name, added) if added else None
         removed = Removed(name, gone) if gone else None
-        self._tell((by, finished), stored, removed, began)
+        self._tell(replica, finished, stored, removed, began)
+
+    def _leave(self, replica: int) -> None:
+        """It is lost: all routers know at once, and place what it had again."""
+        name = self._names[replica]
+        self._replicas = [one for one in self._replicas if one.name != name]
+        lost = self._servers[replica].lose(self._now_s)
+        for policy in self._policies:
+            policy.observe(ReplicaGone(name))
+            if isinstance(policy, Mirrored):
+                policy.mirror.drop(name)
+        for index in lost:
+            self._arrive(index)
+
+    def _return(self, replica: int) -> None:
+        for policy in self._policies:
+            if isinstance(policy, Mirrored):
+                policy.mirror.add(self._names[replica])
+        here = {one.name for one in self._replicas} | {self._names[replica]}
+        self._replicas = [one for one in self._states if one.name in here]
+        self._pump_all()
 
     def _seconds(self, index: int, depth: int) -> float:
         total = self._load.tokens[index]

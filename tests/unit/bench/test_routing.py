@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bench.routing.mixed import mixed, write
 from bench.routing.page import Found, groups, page, verdicts
-from bench.routing.rows import NAMES, OURS, SEEDS, Case, drawn, fifteen, full
+from bench.routing.rows import (
+    GRID_TRACES,
+    NAMES,
+    OURS,
+    REFERENCE,
+    SEEDS,
+    TAIL_POLICIES,
+    TAIL_SEEDS,
+    TRACES,
+    Case,
+    drawn,
+    fifteen,
+    full,
+    tails,
+    troubled,
+)
+from bench.routing.tails import Tail, verdict
+from kvmesh.config import ROOT
 from services.router.replay.measures import Measures
+from services.router.replay.trace import read
 
 FIGURES = Measures(**dict.fromkeys(Measures.__dataclass_fields__, 1.0))
 
@@ -59,3 +79,53 @@ def _three() -> tuple[Case, Case, Case]:
         if not chosen & set(three):
             return three
     raise AssertionError("no three in a row")
+
+
+def tail(case: Case, ours: tuple[float, float], reference: tuple[float, float]) -> Tail:
+    """Return a row with these means and p99, of others 10 and 10; a fifth seed is far off."""
+    runs = {}
+    for policy in TAIL_POLICIES:
+        mean_s, p99_s = {OURS: ours, REFERENCE: reference}.get(policy, (10.0, 10.0))
+        one = replace(FIGURES, mean_s=mean_s, p99_s=p99_s)
+        runs[policy] = [one] * (len(TAIL_SEEDS) - 1) + [replace(one, p99_s=1000.0)]
+    return Tail(case, runs)
+
+
+def test_rows_of_trouble_are_there_and_judged_by_five_seeds() -> None:
+    """A third trace, a slow replica, restarts of 2 and 30 s on every trace; names and runs are all different."""
+    cases, rows = troubled(), [case.row for case in troubled()]
+    assert {case.trace for case in cases} == set(TRACES) == {*GRID_TRACES, "mixed"}
+    assert any(row.slowness == 2 and row.replicas == 8 for row in rows)
+    assert {(case.trace, case.row.away_s) for case in cases if case.row.away_s} == {
+        (trace, away_s) for trace in TRACES for away_s in (2.0, 30.0)
+    }
+    assert len({case.name for case in tails()}) == len(tails()) == 15 + len(cases)
+    assert not set(cases) & set(full())
+    tasks = [task for case in tails() for task in case.tail_tasks()]
+    assert len(tasks) == len(tails()) * len(TAIL_POLICIES) * 5
+    assert {task.seed for task in tasks} == {1, 2, 3, 4, 5}
+
+
+def test_a_tail_is_judged_against_the_best_mean_and_the_reference() -> None:
+    """Where kvmesh leads its own tail is the measure; where another leads, the other's. Medians: one seed is nothing."""
+    first, second = tails()[:2]
+    leads, follows = tail(first, (1.0, 4.0), (2.0, 2.0)), tail(second, (1.0, 3.0), (0.5, 2.0))
+    assert (leads.leader(), leads.over_leader(), leads.over_reference()) == (OURS, 1.0, 2.0)
+    assert (follows.leader(), follows.over_leader()) == (REFERENCE, 1.5)
+    told = verdict([leads, follows])
+    assert told["rows_behind_aim"] == [second.name] and told["worst_row_leader"] == REFERENCE
+    assert told["p99_over_reference"] == pytest.approx(3**0.5) and told["rows_led"] == 1
+    text = page([found(case, 0.5) for case in fifteen()], {"commit": "x"}, "make", [leads, follows])
+    assert text.count("**missed**") == 2 and text.count(f"\n| {second.name} | 1.000 | 3.00 |") == 1
+    assert "the same two traces" in text
+
+
+def test_the_mixed_trace_is_what_its_generator_makes(tmp_path: Path) -> None:
+    """The file in the repository comes from the code beside it; most prompts are short, most tokens are in long ones."""
+    made = mixed()
+    write(made, tmp_path / "mixed.jsonl.gz")
+    stored = read(ROOT / "bench" / "traces" / f"{TRACES['mixed']}.jsonl.gz")
+    assert stored.records == read(tmp_path / "mixed.jsonl.gz").records == made.records
+    lengths = sorted(record.input_tokens for record in made.records)
+    short = [tokens for tokens in lengths if tokens < 10_000]
+    assert len(short) > 0.9 * len(lengths) and sum(short) < 0.6 * sum(lengths)

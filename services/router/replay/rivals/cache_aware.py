@@ -52,6 +52,11 @@ class CacheAware(Rival):
         super().dispatched(event)
         self._trees[event.replica].use(event.hashes)
 
+    def gone(self, replica: str) -> None:
+        """Its tree goes with it."""
+        super().gone(replica)
+        self._trees[replica] = BlockCache(self.given.capacity)
+
 
 class SmgEvents(Rival):
     """smg's, with KV events."""

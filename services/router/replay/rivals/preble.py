@@ -85,3 +85,8 @@ class Preble(Rival):
         depth = self.mirror.matched(event.hashes).get(event.replica, 0)
         self._windows[event.replica].add(event.at_s, event.prefill_s, len(event.hashes), depth)
         super().dispatched(event)
+
+    def gone(self, replica: str) -> None:
+        """It comes back without a past."""
+        super().gone(replica)
+        self._windows[replica] = _Window()

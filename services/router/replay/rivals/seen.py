@@ -17,6 +17,7 @@ from services.router.placement.policy import (
     PlacementRequest,
     PoolView,
     Removed,
+    ReplicaGone,
     ReplicaState,
     Started,
     Stored,
@@ -157,6 +158,8 @@ class Rival(ABC):
                 self.mirror.store(event.replica, event.hashes)
             case Removed() if self.uses_index:
                 self.mirror.remove(event.replica, event.hashes)
+            case ReplicaGone():
+                self.gone(event.replica)
 
     def dispatched(self, event: Dispatched) -> None:
         """A request went to a replica; perhaps by another router."""
@@ -180,6 +183,14 @@ class Rival(ABC):
             job = self.loads[replica].jobs.pop((event.router, event.request_id))
             if self.uses_overlay:
                 self.mirror.unexpect(replica, job.event.hashes)
+
+    def gone(self, replica: str) -> None:
+        """A replica lost its queue and its cache. It may come back, empty."""
+        for key, job in self.loads.pop(replica).jobs.items():
+            del self._replica_of[key]
+            if self.uses_overlay:
+                self.mirror.unexpect(replica, job.event.hashes)
+        self.loads[replica] = Load()
 
     def _job(self, router: str, request_id: str) -> Job | None:
         replica = self._replica_of.get((router, request_id))

@@ -331,3 +331,25 @@ def test_a_slow_replica_gets_less() -> None:
         if index >= 200:
             taken[answer.prefill] += 1
     assert taken["p1"] <= 20 and sum(taken.values()) == 200, taken
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_only_those_who_come_for_a_cache_are_regulars(*, is_cached: bool) -> None:
+    """One replica is idle, three are busy, and prompts go to the idle one: for its cache, or for its short queue alone."""
+    names = [f"p{index}" for index in range(4)]
+    view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
+    policy = policy_of([*names, "d0"], 7)
+    for index, name in enumerate(names[1:]):
+        busy = Dispatched("r0", f"{index:x}", name, (), 10.0, 0.0, 1e9)
+        policy.observe(busy)
+        policy.observe(Started("r0", busy.request_id, 0.0))
+    for index in range(20):
+        now_s = index * 0.1
+        hashes = tuple(range(50)) if is_cached else tuple(range(1000 * index, 1000 * index + 50))
+        request = request_of(100 + index, hashes)
+        if is_cached:
+            policy.mirror.store("p0", hashes)
+        answer = policy.place(request, view, now_s)
+        assert isinstance(answer, Placement) and answer.prefill == "p0"
+        end(policy, send(policy, request, answer, now_s), now_s + 0.05, 0.05)
+    assert (policy.prefills._regulars.seen.keys() == {"p0"}) is is_cached

@@ -45,3 +45,37 @@ def test_one_wild_value_moves_little() -> None:
         speeds.observe("p0", 1.0, seconds)
     speeds.observe("p0", 0.0, 1.0)
     assert speeds.factor("p0") == speeds.factor("p1") == 1.0
+
+
+def observe(speeds: Speeds, rng: random.Random, sigma: float, slowness: float) -> None:
+    """Let each of eight replicas take one prompt, p0 `slowness` times as long as the others; noise is lognormal."""
+    for index in range(8):
+        factor = slowness if index == 0 else 1.0
+        speeds.observe(f"p{index}", 1.0, factor * rng.lognormvariate(-sigma * sigma / 2, sigma))
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_factor_converges_to_the_truth_through_noise(sigma: float, seed: int) -> None:
+    """One of eight is twice as slow: its factor, over prompts 3,000 to 4,000, is 2.0 within 3 %; equals stay equal."""
+    rng, speeds = random.Random(seed), Speeds()
+    factors, alike, asked = [], 0, 0
+    for prompt in range(4000):
+        observe(speeds, rng, sigma, 2.0)
+        if prompt >= 3000:
+            factors.append(speeds.factor("p0"))
+            alike += sum(speeds.factor(f"p{index}") == 1.0 for index in range(1, 8))
+            asked += 7
+    assert sum(factors) / len(factors) == pytest.approx(2.0, rel=0.03)
+    assert alike >= 0.95 * asked, "chance makes one of equals everybody's first choice"
+
+
+@pytest.mark.parametrize(("sigma", "prompts"), [(0.1, 100), (0.5, 200)])
+def test_a_change_is_followed_however_much_was_seen_before(sigma: float, prompts: int) -> None:
+    """A replica that was twice as slow for 3,000 prompts, and is not any more, is like the others after some tens."""
+    rng, speeds = random.Random(5), Speeds()
+    for _ in range(3000):
+        observe(speeds, rng, sigma, 2.0)
+    for _ in range(prompts):
+        observe(speeds, rng, sigma, 1.0)
+    assert speeds.factor("p0") < 1.15

@@ -14,13 +14,14 @@ from services.router.placement.policy import (
     PlacementPolicy,
     PlacementRequest,
     PoolView,
+    ReplicaGone,
     ReplicaState,
     Started,
     Stored,
 )
 from services.router.replay.catalogue import POLICIES
 from services.router.replay.cost import Cost
-from services.router.replay.rivals.seen import Given
+from services.router.replay.rivals.seen import Given, Rival
 from services.router.replay.simulation import Began
 
 NAMES = ["a", "b", "c"]
@@ -233,6 +234,29 @@ def test_only_ttft_opt_counts_on_prompts_that_wait() -> None:
             assert scene.where() == {"a"}  # 6 + 4 against 1 + 10
         else:
             assert scene.where() == expected  # 6 + 10 against 1 + 10
+
+
+def test_kappa_rho_recomputes_where_the_queue_is_longer_than_nine_recomputes() -> None:
+    """With much unfinished work kappa is 8: a prompt of 10 blocks waits behind up to 90 of them for its cache."""
+    for queued, expected in ((88, {"a"}), (92, {"b", "c"})):
+        scene = Scene("kappa-rho")
+        scene.store("a", PROMPT)
+        scene.send("a", fresh(queued, 50_000), starts=True)
+        assert scene.where() == expected
+
+
+def test_a_replica_that_is_gone_and_comes_back_has_no_past() -> None:
+    """Neither its queue nor, once the mirror dropped it, its cache counts."""
+    for policy in sorted(set(POLICIES) - {"round-robin", "hash", "hash-bounded", "kvmesh"}):
+        scene = Scene(policy)
+        scene.store("a", PROMPT)
+        for _ in range(3):
+            scene.send("a", fresh(30), starts=True)
+        scene.policy.observe(ReplicaGone("a"))
+        assert isinstance(scene.policy, Rival)
+        scene.policy.mirror.drop("a")
+        scene.policy.mirror.add("a")
+        assert scene.where(fresh(10, 70_000), tries=60) == set(NAMES), policy
 
 
 def test_rivals_forget_what_finished_and_ignore_what_they_do_not_know() -> None:

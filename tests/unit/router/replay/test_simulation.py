@@ -19,6 +19,7 @@ from services.router.placement.policy import (
     PlacementRequest,
     PoolView,
     Removed,
+    ReplicaGone,
     ReplicaState,
     Started,
     Stored,
@@ -31,7 +32,7 @@ from services.router.replay.pooled import bound, capacity_of, pool, scale_for
 from services.router.replay.processes import Runner, Task
 from services.router.replay.runs import BOUND, Replay, Row
 from services.router.replay.servers import Order
-from services.router.replay.simulation import Cluster, Outcome, Simulation
+from services.router.replay.simulation import Absence, Cluster, Outcome, Simulation
 from services.router.replay.workload import Workload, workload
 from tests.unit.overtaking import overtaken_s
 from tests.unit.router.replay import small
@@ -214,7 +215,8 @@ def test_who_was_told_to_wait_is_asked_for_again() -> None:
 
 
 def test_other_routers_hear_late_and_less() -> None:
-    """Whoever decides knows its dispatch at once, others after the delay; measured times are told to their own alone."""
+    """The deciding router knows its dispatch at once, the others after the delay. A finish tells all of them the measured
+    seconds, as the note that routers send each other does (sharing/dispatch_notes.py)."""
     load = by_hand([0.0, 10.0], [1000, 1000])
     routers = [Watcher(random.Random(1), 0.0), Watcher(random.Random(2), 0.0)]
     run(load, Cluster(2, 100, FLAT, delay_s=0.25), routers)
@@ -222,8 +224,48 @@ def test_other_routers_hear_late_and_less() -> None:
     assert own == [Dispatched, Started, Finished]
     assert routers[0].told[0] == routers[1].told[0]
     hits = [[event.hit for event in router.told if isinstance(event, Finished)] for router in routers]
-    assert [hit is not None and hit.prefill_s for hit in hits[0]] == pytest.approx([1.0, 0.0])
-    assert [hit is not None and hit.prefill_s for hit in hits[1]] == pytest.approx([0.0, 1.0])
+    for heard in hits:
+        assert [hit is not None and hit.prefill_s for hit in heard] == pytest.approx([1.0, 1.0])
+        assert [hit is not None and hit.computed_tokens for hit in heard] == [1000, 1000]
+
+
+def test_a_lost_replica_loses_its_queue_and_its_cache_and_returns_empty() -> None:
+    """What it had is placed again at once, and counts from its first arrival; its blocks are gone; it is used again."""
+    load = by_hand([0.0, 1.0, 20.0], [4000, 4000, 4000])
+    away = Absence(0, 2.0, 10.0)
+    policy = Watcher(random.Random(0), 0.0)
+    places = iter([0, 0, 1, 1, 0])
+    policy.place = lambda _request, view, _now_s: (  # type: ignore[method-assign]
+        Placement(f"prefill-{next(places)}", view.decode[0].name, 0, 4.0, 4.0)
+    )
+    outcome, _ = run(load, Cluster(2, 100, FLAT, absences=[away]), [policy])
+    assert outcome.ttft_s == pytest.approx([2.0 + 4.0, 1.0 + 4.0 + 4.0, 4.0])
+    assert outcome.busy_s == pytest.approx([2.0 + 4.0, 8.0])
+    gone = [event for event in policy.told if isinstance(event, ReplicaGone)]
+    assert gone == [ReplicaGone("prefill-0")]
+    finished = [event.request_id for event in policy.told if isinstance(event, Finished)]
+    assert len(finished) == len(set(finished)) == 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_goes_on_through_restarts(policy: str) -> None:
+    """No request is lost, whoever places: exact and late news, held back or not."""
+    row = Row(3, 0.8, 0.3, order=Order.SHORTEST, away_s=5.0, dispatch_ahead_s=1.0)
+    replay = Replay(small.trace(4))
+    for one in (row, replace(row, routers=2, delay_s=0.1, loss=0.1)):
+        assert 0 < replay.run(one, policy, 1).mean_s < float("inf")
+
+
+def test_a_slow_replica_takes_longer_and_the_others_do_not() -> None:
+    """The first replica, whatever the policy believes."""
+    load = by_hand([0.0, 10.0], [1000, 1000])
+    policy = Watcher(random.Random(0), 0.0)
+    places = iter([0, 1])
+    policy.place = lambda _request, view, _now_s: (  # type: ignore[method-assign]
+        Placement(f"prefill-{next(places)}", view.decode[0].name, 0, 1.0, 1.0)
+    )
+    outcome, _ = run(load, Cluster(2, 100, FLAT, slowness=2.0), [policy])
+    assert outcome.ttft_s == pytest.approx([2.0, 1.0])
 
 
 def test_loss_hides_cache_news_and_nothing_else() -> None:

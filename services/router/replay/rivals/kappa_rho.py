@@ -1,0 +1,107 @@
+"""Queue and prefill seconds, where a second of new work also counts for those that it delays. Pure.
+
+    score_w = Q_w(P_w) + P_w (1 + kappa + rho_w [+ h_w])        the smallest wins
+
+Q(P): seconds of work at w that is served before a prompt of P seconds. P: own seconds; the blocks of dispatched prompts
+count as cached. kappa: seconds of unfinished work per replica over those of a typical prompt, at most KAPPA_MAX. rho:
+seconds of work dispatched to w lately, per second. h: seconds that the cache of w saved lately, per second; only where
+replicas serve first come, first served.
+
+kvmesh's placement began with this form (docs/decisions/0019-placement-by-what-it-costs-all.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from kvmesh.queue_order import ORDERS
+from services.router.placement.policy import Dispatched, ReplicaState
+from services.router.replay.rivals.seen import Asked, Given, Rival
+from services.router.replay.servers import Order
+
+KAPPA_MAX: Final = 8.0
+TYPICAL_START_S: Final = 0.3
+TYPICAL_FLOOR_S: Final = 0.001
+TYPICAL_SMOOTHING: Final = 0.01
+WORK_MEMORY_S: Final = 10.0
+SAVED_MEMORY_S: Final = 30.0
+
+
+class _Fading:
+    """A sum of seconds whose memory fades to 1/e in `memory_s`."""
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._seconds = 0.0
+        self._at_s = 0.0
+
+    def add(self, seconds: float, at_s: float) -> None:
+        last_s = max(at_s, self._at_s)
+        self._seconds = self._faded(last_s) + seconds * math.exp((at_s - last_s) / self._memory_s)
+        self._at_s = last_s
+
+    def rate(self, now_s: float) -> float:
+        """Return seconds per second."""
+        return self._faded(now_s) / self._memory_s
+
+    def _faded(self, now_s: float) -> float:
+        return self._seconds * math.exp(min(0.0, self._at_s - now_s) / self._memory_s)
+
+
+class KappaRho(Rival):
+    """The formula above."""
+
+    uses_overlay = True
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self._key = ORDERS[given.order.value]
+        self._weighs_saved = given.order is Order.FIFO
+        self._typical_s = TYPICAL_START_S
+        self._work = {name: _Fading(WORK_MEMORY_S) for name in given.names}
+        self._saved = {name: _Fading(SAVED_MEMORY_S) for name in given.names}
+
+    def choose(self, asked: Asked) -> str:
+        """Return the replica with the lowest score."""
+        now_s = asked.now_s
+        kappa = self._kappa(asked.replicas, now_s)
+        scores = {}
+        for one in asked.replicas:
+            seconds = self.prefill_s(asked.request, asked.depths.get(one.name, 0))
+            weight = 1 + kappa + self._work[one.name].rate(now_s)
+            if self._weighs_saved:
+                weight += self._saved[one.name].rate(now_s)
+            scores[one.name] = self._ahead_s(one.name, seconds, now_s) + seconds * weight
+        return self.lowest(scores)
+
+    def _kappa(self, replicas: Sequence[ReplicaState], now_s: float) -> float:
+        queue_s = sum(self.loads[one.name].queue_s(now_s) for one in replicas) / len(replicas)
+        return min(KAPPA_MAX, queue_s / max(TYPICAL_FLOOR_S, self._typical_s))
+
+    def _ahead_s(self, name: str, seconds: float, now_s: float) -> float:
+        """Return the seconds of work at `name` that goes before a prompt of `seconds` that comes now."""
+        order = self._key(seconds, now_s)
+        total = 0.0
+        for job in self.loads[name].jobs.values():
+            if job.started_s is not None:
+                total += max(0.0, job.started_s + job.prefill_s - now_s)
+            elif self._key(job.event.prefill_s, job.event.at_s) <= order:
+                total += job.prefill_s
+        return total
+
+    def dispatched(self, event: Dispatched) -> None:
+        """Remember the work, and what the cache saved of it."""
+        super().dispatched(event)
+        job = self.loads[event.replica].jobs[event.router, event.request_id]
+        self._typical_s += TYPICAL_SMOOTHING * (event.prefill_s - self._typical_s)
+        self._work[event.replica].add(event.prefill_s, event.at_s)
+        cold_s = self.cost.seconds(job.tokens, job.tokens)
+        self._saved[event.replica].add(max(0.0, cold_s - event.prefill_s), event.at_s)
+
+    def gone(self, replica: str) -> None:
+        """It comes back without a past."""
+        super().gone(replica)
+        self._work[replica] = _Fading(WORK_MEMORY_S)
+        self._saved[replica] = _Fading(SAVED_MEMORY_S)
