@@ -184,11 +184,11 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
             assert (offer.regulars_s, offer.risk_s) == pytest.approx((regulars_s, risk_s)), (seed, index)
             assert offer.queue_s == pytest.approx(queues[offer.replica], rel=1e-9, abs=1e-12), (seed, index)
         assert answer.candidates[0].score <= min(offer.score for offer in answer.candidates) * (1 + 1e-9)
-        others = [one for one in answer.candidates if one.replica != answer.prefill]
-        soonest_s = min(ends[one.replica] for one in others)
+        beside = [one for one in answer.candidates if one.replica != answer.prefill]
+        soonest_s = min(ends[one.replica] for one in beside)
         lost_s = {  # several values where the next best ones are equally soon
             soonest_s - answer.prefill_s if one.matched_blocks < answer.matched_blocks else 0.0
-            for one in others
+            for one in beside
             if ends[one.replica] <= soonest_s + 1e-9
         }
         chosen_s = policy.prefills._chosen[1]

@@ -235,7 +235,7 @@ def test_a_lost_replica_loses_its_queue_and_its_cache_and_returns_empty() -> Non
     away = Absence(0, 2.0, 10.0)
     policy = Watcher(random.Random(0), 0.0)
     places = iter([0, 0, 1, 1, 0])
-    policy.place = lambda _request, view, _now_s: (  # type: ignore[method-assign]
+    policy.place = lambda request, view, now_s: (  # type: ignore[method-assign]
         Placement(f"prefill-{next(places)}", view.decode[0].name, 0, 4.0, 4.0)
     )
     outcome, _ = run(load, Cluster(2, 100, FLAT, absences=[away]), [policy])
@@ -261,7 +261,7 @@ def test_a_slow_replica_takes_longer_and_the_others_do_not() -> None:
     load = by_hand([0.0, 10.0], [1000, 1000])
     policy = Watcher(random.Random(0), 0.0)
     places = iter([0, 1])
-    policy.place = lambda _request, view, _now_s: (  # type: ignore[method-assign]
+    policy.place = lambda request, view, now_s: (  # type: ignore[method-assign]
         Placement(f"prefill-{next(places)}", view.decode[0].name, 0, 1.0, 1.0)
     )
     outcome, _ = run(load, Cluster(2, 100, FLAT, slowness=2.0), [policy])
