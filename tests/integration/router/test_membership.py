@@ -175,7 +175,8 @@ async def test_the_name_comes_back_to_the_process_that_lost_it(redis_server: Any
     """A second process of the same name takes it, and gives it back by its end; a forged lease lasts for its life."""
     link = RedisLink(redis_server.url)
     old, new = Registration(link, "m", boot("a", "old")), Registration(link, "m", boot("a", "new"))
-    running = asyncio.create_task(old.run())
+    membership = Membership(link, "m", lambda members: None, own=old)
+    running = [asyncio.create_task(part.run()) for part in (old, membership)]
     second = None
     try:
         await until_holder(link, "old")
@@ -195,5 +196,5 @@ async def test_the_name_comes_back_to_the_process_that_lost_it(redis_server: Any
         await until_holder(link, "old")
         assert not old.is_superseded
     finally:
-        await end([running, *([second] if second else [])])
+        await end([*running, *([second] if second else [])])
         await link.close()
