@@ -84,8 +84,8 @@ class PrefillChoice:
         self._held_since = "", 0.0
         """Whom the last question was for, and since when it is held."""
         self._chosen = "", 0.0
-        """Whom the last answer was for, and the seconds it would have lost at the next best replica; 0 if as much of it is
-        cached there."""
+        """Whom the last answer was for, and the seconds it would have lost at the next best replica; shortest first,
+        0 if as much of it is cached there."""
 
     # Choosing
 
@@ -179,7 +179,8 @@ class PrefillChoice:
         lost_s = 0.0
         if len(offers) > 1:
             other = min((one for one in offers if one is not best), key=_ends_s)
-            if other[DEPTH] < best[DEPTH]:  # with as much in cache there, it came for a short queue
+            # Shortest first it passes what is longer elsewhere, too: a short queue alone saves it little.
+            if self._is_in_order or other[DEPTH] < best[DEPTH]:
                 lost_s = max(0.0, other[ENDS_S] - best[3])
         self._chosen = request.request_id, lost_s
 

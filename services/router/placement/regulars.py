@@ -1,9 +1,10 @@
-"""What new work at a replica costs those who will come to it for its cache: requests that would be later anywhere else.
+"""What new work at a replica costs those who will come to it: requests that would be later anywhere else.
 
 Pure. At the rate r they come to a replica, and each would lose g seconds if it went elsewhere: that much it would rather
-wait. A request that finds as much in cache at the next best replica is none of them: it comes for a short queue. V seconds
-of work in front of them shrink second by second; whoever comes while v of them are left waits v, or goes and loses g. So V
-costs them W(V) = r * integral over v in (0, V) of min(g, v), and P seconds more, behind Q, cost W(Q + P) - W(Q).
+wait. V seconds of work in front of them shrink second by second; whoever comes while v of them are left waits v, or goes
+and loses g. So V costs them W(V) = r * integral over v in (0, V) of min(g, v), and P seconds more, behind Q, cost
+W(Q + P) - W(Q). Shortest first, a request that finds as much in cache at the next best replica is none of them: the queue
+there, most of which it passes, costs it little.
 
 While they wait, more work comes that is served before them, and all of it is longer by 1 / (1 - u). u is the share of time
 that such work takes (Cobham's formula for queues with priorities). First come, first served: all work at the replica.
@@ -36,7 +37,7 @@ class Seen(NamedTuple):
 
 
 class Regulars:
-    """Counts, per replica, the requests that came for its cache and would have been later elsewhere."""
+    """Counts, per replica, the requests that came because they would have been later elsewhere."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Seen] = {}

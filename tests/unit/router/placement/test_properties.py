@@ -7,6 +7,7 @@ from collections import Counter, deque
 
 import pytest
 
+from kvmesh.queue_order import OrderKey, fifo, shortest
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.backlog import Work
 from services.router.placement.kappa import KappaPolicy
@@ -29,7 +30,13 @@ from services.router.placement.policy import (
 BLOCK = 10
 
 
-def policy_of(names: list[str], seed: int = 0, router: str = "router-0", local: int = 0) -> KappaPolicy:
+def policy_of(
+    names: list[str],
+    seed: int = 0,
+    router: str = "router-0",
+    local: int = 0,
+    order_key: OrderKey = shortest,
+) -> KappaPolicy:
     policy = KappaPolicy(
         router,
         PrefixMirror(),
@@ -37,6 +44,7 @@ def policy_of(names: list[str], seed: int = 0, router: str = "router-0", local: 
         block_tokens=BLOCK,
         dispatch_ahead_s=1000.0,
         local_prefill_tokens_max=local,
+        order_key=order_key,
     )
     for name in names:
         policy.mirror.add(name)
@@ -333,12 +341,18 @@ def test_a_slow_replica_gets_less() -> None:
     assert taken["p1"] <= 20 and sum(taken.values()) == 200, taken
 
 
+@pytest.mark.parametrize("order_key", [shortest, fifo])
 @pytest.mark.parametrize("is_cached", [False, True])
-def test_only_those_who_come_for_a_cache_are_regulars(*, is_cached: bool) -> None:
-    """One replica is idle, three are busy, and prompts go to the idle one: for its cache, or for its short queue alone."""
+def test_shortest_first_only_those_who_come_for_a_cache_are_regulars(
+    order_key: OrderKey, *, is_cached: bool
+) -> None:
+    """One replica is idle, three are busy, and prompts go to the idle one: for its cache, or for its short queue alone.
+
+    First come, first served the queue elsewhere is a loss; shortest first a short prompt passes most of it.
+    """
     names = [f"p{index}" for index in range(4)]
     view = PoolView([ReplicaState(name, 10_000) for name in names], [ReplicaState("d0", 10_000)])
-    policy = policy_of([*names, "d0"], 7)
+    policy = policy_of([*names, "d0"], 7, order_key=order_key)
     for index, name in enumerate(names[1:]):
         busy = Dispatched("r0", f"{index:x}", name, (), 10.0, 0.0, 1e9)
         policy.observe(busy)
@@ -352,4 +366,5 @@ def test_only_those_who_come_for_a_cache_are_regulars(*, is_cached: bool) -> Non
         answer = policy.place(request, view, now_s)
         assert isinstance(answer, Placement) and answer.prefill == "p0"
         end(policy, send(policy, request, answer, now_s), now_s + 0.05, 0.05)
-    assert (policy.prefills._regulars.seen.keys() == {"p0"}) is is_cached
+    has_regulars = policy.prefills._regulars.seen.keys() == {"p0"}
+    assert has_regulars is (is_cached or order_key is fifo)

@@ -187,7 +187,7 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
         beside = [one for one in answer.candidates if one.replica != answer.prefill]
         soonest_s = min(ends[one.replica] for one in beside)
         lost_s = {  # several values where the next best ones are equally soon
-            soonest_s - answer.prefill_s if one.matched_blocks < answer.matched_blocks else 0.0
+            soonest_s - answer.prefill_s if is_in_order or one.matched_blocks < answer.matched_blocks else 0.0
             for one in beside
             if ends[one.replica] <= soonest_s + 1e-9
         }
