@@ -51,6 +51,9 @@ SUCCESSION: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READON
 REFUSAL: Final = ("OOM", "NOREPLICAS", "NOPERM", "MISCONF", "BUSY", "EXECABORT")
 """Answers of a Redis that is there and does not want this command now."""
 
+SPOILT: Final = ("WRONGTYPE", "data string too short")
+"""Words in answers to a command, or to a script, whose keys hold what another program wrote."""
+
 Command = Sequence[str | bytes | int | float]
 Answer = TypeVar("Answer")
 
@@ -58,10 +61,12 @@ Answer = TypeVar("Answer")
 class RedisAway(Exception):
     """Redis cannot be reached or did not take a command. Go on with what is known and try again later."""
 
-    def __init__(self, message: str, *, may_pass: bool = True) -> None:
+    def __init__(self, message: str, *, may_pass: bool = True, is_spoilt: bool = False) -> None:
         super().__init__(message)
         self.may_pass = may_pass
         """False if Redis calls the command wrong: it will say the same again."""
+        self.is_spoilt = is_spoilt
+        """True if the keys hold what the command or script cannot read: it will say the same until they are removed."""
 
 
 def key(mesh: str, *parts: str) -> str:
@@ -216,7 +221,9 @@ class RedisLink:
             self._refused[command] = reason
             level = logging.WARNING if may_pass else logging.ERROR
             log.log(level, "Redis at %s refuses %s: %s", self.shown, command, reason)
-        return RedisAway(f"Redis at {self.shown} refuses {command}: {reason}", may_pass=may_pass)
+        is_spoilt = any(words in reason for words in SPOILT)
+        message = f"Redis at {self.shown} refuses {command}: {reason}"
+        return RedisAway(message, may_pass=may_pass, is_spoilt=is_spoilt)
 
     def _lost(self, reason: str) -> RedisAway:
         if self.is_connected or self.break_total == 0:

@@ -5,14 +5,17 @@ A shell. It decides nothing: the script does, in Redis, one operation at a time.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvmesh.buckets.operations import Answer, Operation
 from kvmesh.buckets.script import TEXT
 from kvmesh.buckets.wire import answers, calls
-from kvmesh.redis_link import RedisLink
+from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.redis_script import Script
+
+log = logging.getLogger(__name__)
 
 SCRIPT: Final = Script(TEXT)
 
@@ -31,9 +34,23 @@ class Ledger:
     async def run(self, operations: Sequence[Operation]) -> list[Answer]:
         """Run `operations` in order, in one round trip, and return their answers.
 
-        Raises RedisAway if not all of them were answered. Those that Redis did run it knows: send all of them again.
+        Raises RedisAway if not all of them were answered. Those that Redis did run it knows: send all of them again. A
+        budget whose keys hold what no script can read is removed and asked again, where all operations are of one account.
         Raises ValueError for an operation that says what none may say; then nothing was sent.
         """
         now_ms = self._test_clock_ms() if self._test_clock_ms else 0
-        replies = await self._redis.scripts(SCRIPT, calls(self._mesh, operations, now_ms))
+        wanted = calls(self._mesh, operations, now_ms)
+        try:
+            replies = await self._redis.scripts(SCRIPT, wanted)
+        except RedisAway as away:
+            accounts = {tuple(keys) for keys, _ in wanted}
+            if not away.is_spoilt or len(accounts) > 1:
+                raise
+            await self._forget(accounts.pop(), away)
+            replies = await self._redis.scripts(SCRIPT, wanted)
         return answers(operations, replies)
+
+    async def _forget(self, keys: Sequence[str], why: RedisAway) -> None:
+        """Remove a budget that no script can read: it begins full, as one that Redis lost."""
+        log.error("a budget is removed, because it cannot be read: %s", why, extra={"keys": list(keys)})
+        await self._redis.execute("UNLINK", *keys)

@@ -256,6 +256,27 @@ async def test_one_key_alone_may_be_lost(budget: Budget, lost: str) -> None:
     assert shown.book.held == 10
 
 
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("spoilt", ["another type", "short values", "text"])
+async def test_a_key_that_cannot_be_read_costs_no_request(budget: Budget, place: int, spoilt: str) -> None:
+    """Another program wrote where the budget was: the budget begins full, and the next request is granted."""
+    await budget.reserve("r0", 600)
+    key = keys(MESH, "acme")[place]
+    execute = budget.link.execute
+    match spoilt:
+        case "another type":
+            await execute("UNLINK", key)
+            await execute("RPUSH", key, "junk")
+        case "short values" if place < 2:
+            fields = await execute("HKEYS", key)
+            await execute("HSET", key, *(word for field in fields for word in (field, "junk")))
+        case _:
+            await execute("SET", key, "junk")
+    assert isinstance(await budget.reserve("r1", 900), Granted)
+    assert isinstance(await budget.reserve("r2", 50), Granted)
+    assert isinstance(await budget.reserve("r3", 900), Denied)
+
+
 async def test_limits_change_while_requests_run(budget: Budget) -> None:
     """A smaller burst cuts the level at once, a larger one fills at the new rate; slots in use stay."""
     await budget.reserve("a", 100)
