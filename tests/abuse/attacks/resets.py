@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -12,17 +13,18 @@ from tests.abuse.target import FRONT, GENERATE, Target
 from tests.raw_frames import data_frames, framed, headers_frames, rapid_resets, request_block, reset_frame
 from tests.raw_http2 import RawConnection
 
+ATTACKERS = 4
 PER_CONNECTION = 2_500
 WHOLE_EVERY = 5
 """One connection of so many sends whole requests with a right key before it resets them: they cost work."""
 
 
 async def rapid(target: Target, dose: Dose) -> Outcome:
-    """Open and reset, over four connections at a time."""
+    """Open and reset, over four connections at a time, until count and time are over."""
     outcome = Outcome()
     callers = itertools.cycle(target.callers().values())
     per_connection = min(PER_CONNECTION, dose.count // 8)
-    gate = asyncio.Semaphore(4)
+    until_s = time.monotonic() + dose.seconds
 
     async def one(number: int) -> None:
         block = request_block(GENERATE, next(callers))
@@ -30,18 +32,25 @@ async def rapid(target: Target, dose: Dose) -> Outcome:
         if number % WHOLE_EVERY == 0:
             keyed = request_block(GENERATE, target.callers()["right key"])
             parts = _whole(keyed, target.request(output_tokens=50), per_connection // 10)
-        async with gate:
-            with suppress(OSError, TimeoutError):
-                async with RawConnection.connect(target.address(FRONT)) as connection:
-                    outcome.did["streams"] += await connection.flood(parts)
-                    with suppress(TimeoutError):
-                        await connection.ping(timeout_s=10.0)
-                    outcome.saw["connections closed"] += connection.is_closed
-                    outcome.saw["resets of the peer"] += connection.frames["RstStreamFrame"]
+        with suppress(OSError, TimeoutError):
+            async with RawConnection.connect(target.address(FRONT)) as connection:
+                outcome.did["connections"] += 1
+                outcome.did["streams"] += await connection.flood(parts)
+                with suppress(TimeoutError, ConnectionError):
+                    await connection.ping(timeout_s=10.0)
+                outcome.saw["connections closed"] += connection.is_closed
+                outcome.saw["resets of the peer"] += connection.frames["RstStreamFrame"]
+                outcome.saw["refused"] += connection.frames["HeadersFrame"]
+
+    async def attacker(first: int) -> None:
+        number = first
+        while outcome.did["streams"] < dose.count or time.monotonic() < until_s:
+            await one(number)
+            number += ATTACKERS
 
     async with asyncio.TaskGroup() as group:
-        for number in range(dose.count // per_connection):
-            group.create_task(one(number))
+        for first in range(ATTACKERS):
+            group.create_task(attacker(first))
     return outcome
 
 
