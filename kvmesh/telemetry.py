@@ -155,6 +155,7 @@ def tracing_of(config: Telemetry, role: str, instance: str) -> Tracing:
 
 
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+_OF_CALLERS: Final = ("Invalid encoding on ", "ExecuteBatchError raised in core by servicer method ")
 
 
 class JsonLines(logging.Formatter):
@@ -194,5 +195,5 @@ def start_logging(level: str, role: str, instance: str, stream: TextIO | None = 
 
 
 def _is_no_junk(record: logging.LogRecord) -> bool:
-    """Return False for grpcio's tracebacks of headers that are no text: any caller can cause them."""
-    return not str(record.msg).startswith("Invalid encoding on ")
+    """Return False for grpcio's tracebacks that any caller can cause: headers that are no text, and a client that leaves."""
+    return not str(record.msg).startswith(_OF_CALLERS)

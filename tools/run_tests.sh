@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.." || exit 1
 
 python=.venv/bin/python
 marks=(-m "not exactness and not upgrade")
-beside=(tests/chaos tests/integration/containers tests/integration/images tests/integration/upgrade
+beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images tests/integration/upgrade
   tests/integration/buckets/test_cluster.py tests/integration/faults)
 background=""
 trap '[ -z "$background" ] || kill "$background" 2>/dev/null' EXIT

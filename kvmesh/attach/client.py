@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import grpc
@@ -263,12 +265,23 @@ async def _reach(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(ATTACH_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            # Resolved first: uvloop's open_connection leaves a lookup that is cancelled behind, and its error in the log.
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            writer = await _first([str(answer[4][0]) for answer in found], int(port))
     except TimeoutError as error:
         raise PeerUnreachable(f"no connection within {ATTACH_TIMEOUT_S:g} s") from error
     except OSError as error:
         raise PeerUnreachable(error.strerror or str(error)) from error
     writer.transport.abort()
+
+
+async def _first(hosts: list[str], port: int) -> asyncio.StreamWriter:
+    """Connect to the first of `hosts` that takes it. Raises OSError of the last."""
+    for host in hosts[:-1]:
+        with suppress(OSError):
+            return (await asyncio.open_connection(host, port))[1]
+    return (await asyncio.open_connection(hosts[-1], port))[1]
 
 
 async def _status(call: grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]) -> str:

@@ -8,6 +8,7 @@ from tests.abuse.attack import Bounds
 from tests.abuse.bystanders import Call
 from tests.abuse.records import Evidence
 from tests.chaos.judge import KNOWN_KEYS, LIMITS
+from tests.chaos.records import Census
 
 TASKS_MORE = LIMITS.tasks
 """More asyncio tasks than before the attack: connections inside the mesh may have been made anew."""
@@ -21,7 +22,8 @@ def judge(bounds: Bounds, evidence: Evidence, *, is_short: bool) -> list[str]:
         *evidence.outcome.violations,
         *_judge_calls(bounds, evidence, is_short=is_short),
         *_judge_memory(bounds, evidence),
-        *_judge_remains(bounds, evidence),
+        *judge_remains(bounds, evidence.before, evidence.after),
+        *_judge_words(evidence),
     ]
 
 
@@ -67,13 +69,12 @@ def _judge_memory(bounds: Bounds, evidence: Evidence) -> Iterator[str]:
             yield f"{name}: {after:.0f} MB of memory after it, {start:.0f} before; {bounds.after_mb:g} more are fine"
 
 
-def _judge_remains(bounds: Bounds, evidence: Evidence) -> Iterator[str]:
-    if evidence.still_held:
-        yield f"still held afterwards: {evidence.still_held}"
-    if not evidence.before.processes:
+def judge_remains(bounds: Bounds, before: Census, after: Census) -> Iterator[str]:
+    """Yield what is not as it was before the attack: processes, their tasks and descriptors, keys without an end."""
+    if not before.processes:
         yield "the mesh did not answer before the attack: it proves nothing"
-    for name, old in evidence.before.processes.items():
-        new = evidence.after.processes.get(name)
+    for name, old in before.processes.items():
+        new = after.processes.get(name)
         if new is None or (bounds.is_whole and not new.is_serving):
             yield f"{name} does not serve any more"
             continue
@@ -85,9 +86,14 @@ def _judge_remains(bounds: Bounds, evidence: Evidence) -> Iterator[str]:
         ):
             if was is not None and now is not None and now > was + more:
                 yield f"{name}: {now} {what}, {was} before; {more} more are fine"
-    for key in evidence.after.keys_for_good:
+    for key in after.keys_for_good:
         if not any(pattern.fullmatch(key) for pattern in KNOWN_KEYS):
             yield f"the Redis key {key} never expires"
+
+
+def _judge_words(evidence: Evidence) -> Iterator[str]:
+    if evidence.still_held:
+        yield f"still held afterwards: {evidence.still_held}"
     for line in evidence.tracebacks[:3]:
         yield f"a traceback in a log: {line[:300]}"
 

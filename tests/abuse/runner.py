@@ -12,8 +12,8 @@ from typing import Final
 import grpc
 
 from tests.abuse import bystanders, memory
-from tests.abuse.attack import Attack, Dose, Outcome
-from tests.abuse.judge import judge, late_s, p99_s
+from tests.abuse.attack import Attack, Bounds, Dose, Outcome
+from tests.abuse.judge import judge, judge_remains, late_s, p99_s
 from tests.abuse.records import Evidence, Row
 from tests.abuse.target import FRONT, Target, opened
 from tests.chaos import census
@@ -60,6 +60,7 @@ class Runner:
         self._clients.pause()
         still_held = await self._settled(IDLE_S_MAX)
         after_mb = await self._memory_back(pids, start_mb, attack.bounds.after_mb, attack.bounds.settle_s)
+        after = await self._census_back(attack.bounds, before, ended_s + attack.bounds.settle_s)
         settled_s = time.monotonic() - ended_s
         calls = self._clients.between(began_s, ended_s)
         evidence = Evidence(
@@ -67,7 +68,7 @@ class Runner:
             calls=calls,
             truth=self._truth.of([bystanders.stream_of(call.number) for call in calls]),
             before=before,
-            after=await self._census(),
+            after=after,
             start_mb=start_mb,
             peak_mb=memory.peaks_mb(pids),
             after_mb=after_mb,
@@ -117,6 +118,14 @@ class Runner:
                 now_mb[name] <= start + more_mb for name, start in start_mb.items()
             ):
                 return now_mb
+            await asyncio.sleep(SETTLE_POLL_S)
+
+    async def _census_back(self, bounds: Bounds, before: Census, until_s: float) -> Census:
+        """Return the mesh as soon as nothing is left behind, or as it is at `until_s`: leases take a while."""
+        while True:
+            after = await self._census()
+            if time.monotonic() > until_s or not list(judge_remains(bounds, before, after)):
+                return after
             await asyncio.sleep(SETTLE_POLL_S)
 
     async def _census(self) -> Census:

@@ -66,5 +66,5 @@ RAPID = Attack(
     about="Streams that are reset as soon as they are opened, a fifth of the connections with whole requests",
     run=rapid,
     long=Dose(120_000, 30.0),
-    short=Dose(4_000, 1.0),
+    short=Dose(2_000, 0.0),
 )

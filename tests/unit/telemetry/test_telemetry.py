@@ -142,6 +142,17 @@ def test_ids_come_from_the_given_source() -> None:
     assert tracing.child(context).span_id == (1 << 64) - 2
 
 
+def test_callers_write_no_tracebacks_into_the_log(restore_logging: None) -> None:
+    """grpcio tells of what its callers do as of bugs; of its own it still does."""
+    stream = io.StringIO()
+    start_logging("info", "router", "router-0", stream)
+    log = logging.getLogger("grpc._cython.cygrpc")
+    log.error("Invalid encoding on %s", b"\xff")
+    log.error("ExecuteBatchError raised in core by servicer method [/a/b]")
+    log.error("another fault")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["another fault"]
+
+
 def test_log_lines_are_json_with_fields(restore_logging: None) -> None:
     """One event is one line, with the fields of `extra` and a traceback where there is one."""
     stream = io.StringIO()
