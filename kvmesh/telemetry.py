@@ -195,5 +195,5 @@ def start_logging(level: str, role: str, instance: str, stream: TextIO | None = 
 
 
 def _is_no_junk(record: logging.LogRecord) -> bool:
-    """Return False for grpcio's tracebacks that any caller can cause: headers that are no text, and a client that leaves."""
+    """Return False for grpcio's tracebacks that any caller can cause: by headers that are no text, and by leaving."""
     return not str(record.msg).startswith(_OF_CALLERS)

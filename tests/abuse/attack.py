@@ -36,6 +36,8 @@ class Bounds:
     settle_s: float = 60.0
     answered: float = 1.0
     """Share of legitimate calls that are answered."""
+    refusals: tuple[str, ...] = ()
+    """Reasons with which legitimate calls may be refused as well: who attacks is one of them to the mesh."""
     p99_s: float = 1.0
     """Of legitimate calls, on top of what they take on an idle mesh. Judged in the long form alone."""
     is_whole: bool = True

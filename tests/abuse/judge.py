@@ -41,10 +41,10 @@ def late_s(evidence: Evidence) -> float:
 def _judge_calls(bounds: Bounds, evidence: Evidence, *, is_short: bool) -> Iterator[str]:
     calls = evidence.calls
     answered = [call for call in calls if call.code == "OK"]
+    failed = [call for call in calls if call.code != "OK" and call.reason not in bounds.refusals]
     if not calls:
         yield "no legitimate call was made: the attack proves nothing"
-    elif len(answered) < bounds.answered * len(calls):
-        failed = [call for call in calls if call.code != "OK"]
+    elif len(calls) - len(failed) < bounds.answered * len(calls):
         reasons = sorted({f"{call.code} {call.reason} {call.text[:80]}".strip() for call in failed})
         yield f"{len(answered)} of {len(calls)} legitimate calls were answered: {'; '.join(reasons[:4])}"
     for call in calls:

@@ -10,7 +10,7 @@ import grpc
 from kvmesh import errors
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
-from tests.abuse.attack import Attack, Dose, Outcome
+from tests.abuse.attack import Attack, Bounds, Dose, Outcome
 from tests.abuse.target import FRONT, Target, bearer
 
 CHANNELS = 10
@@ -81,4 +81,5 @@ BURST = Attack(
     run=burst,
     long=Dose(10_000, 60.0),
     short=Dose(600, 4.0),
+    bounds=Bounds(refusals=("LIVE_REQUESTS_FULL", "QUEUE_FULL"), p99_s=10.0),
 )

@@ -87,6 +87,13 @@ def test_a_loss_is_seen(what: str) -> None:
     assert [what in violation for violation in violations].count(True) == 1
 
 
+def test_a_refusal_counts_as_an_answer_where_the_attack_says_so() -> None:
+    """A burst fills a frontend for every client of it; other ends of a call stay violations."""
+    refused = with_call(good(), code="RESOURCE_EXHAUSTED", reason="LIVE_REQUESTS_FULL", ids=[])
+    assert judge(Bounds(refusals=("LIVE_REQUESTS_FULL",)), refused, is_short=False) == []
+    assert judge(Bounds(refusals=("QUEUE_FULL",)), refused, is_short=False) != []
+
+
 def test_the_short_form_judges_no_times() -> None:
     """It runs on busy machines."""
     late = with_call(good(), ended_s=19.0)
