@@ -65,7 +65,7 @@ class Reception:
         """Return what `read` brings. Raises MeshError (CALLS_FULL, REQUEST_TIMEOUT), or what `read` raises."""
         call, displaced = self.unread.open(self._clock.now_s())
         if displaced is not None:
-            self._limits[displaced].reschedule(asyncio.get_running_loop().time())
+            self._end_now(displaced)
         limit = asyncio.timeout(self.timeout_s)
         self._limits[call] = limit
         try:
@@ -105,8 +105,13 @@ class Reception:
         self._timer = None
         call = self.unread.cut(self._clock.now_s())
         if call is not None:
-            self._limits[call].reschedule(asyncio.get_running_loop().time())
+            self._end_now(call)
         self._watch()
+
+    def _end_now(self, call: UnreadCall) -> None:
+        limit = self._limits[call]
+        if not limit.expired():  # else its own time has just ended it
+            limit.reschedule(asyncio.get_running_loop().time())
 
     def _late(self, call: UnreadCall) -> MeshError:
         if call.is_cut:

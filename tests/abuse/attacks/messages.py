@@ -24,7 +24,7 @@ BUGS = ("INTERNAL", "UNKNOWN")
 ANSWER_S = 2.0
 """Deadline of a call; some bodies never end."""
 
-TOGETHER = 50
+TOGETHER = 20
 """Calls on one connection."""
 
 WORKERS = 4

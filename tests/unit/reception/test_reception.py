@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmesh import reception as module
 from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
+from kvmesh.clock import VirtualClock
 from kvmesh.errors import MeshError, from_rpc_error
 from kvmesh.interceptors import rewrapped
 from kvmesh.reception import Reception
@@ -161,3 +162,25 @@ async def test_guards_refuse_before_the_message(method: str) -> None:
     async with calling(reception, method, (Refusing(),)) as stream:
         await stream.ended()
         assert stream.status == PERMISSION_DENIED
+
+
+async def test_a_call_that_must_give_way_as_its_time_ends_is_ended_once() -> None:
+    """Both come in one turn of the loop; the call that waited is read."""
+    clock = VirtualClock()
+    reception = Reception(module.BODY_BYTES_MAX // module.READERS_MIN, timeout_s=60, clock=clock)
+    loop, faults = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    calls = [
+        asyncio.ensure_future(reception.message(asyncio.Event().wait)) for _ in range(module.READERS_MIN + 1)
+    ]
+    await asyncio.sleep(0)
+    clock.advance(100)
+    reception._limits[next(iter(reception.unread.reading))].reschedule(loop.time())
+    loop.call_soon(reception._cut)
+    (first, *others) = calls
+    with pytest.raises(MeshError):
+        await first
+    assert not faults and not reception.unread.waiting and len(reception.unread) == module.READERS_MIN
+    for call in others:
+        call.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
