@@ -64,11 +64,11 @@ class Reception:
     async def message(self, read: Callable[[], Awaitable[Message]]) -> Message:
         """Return what `read` brings. Raises MeshError (CALLS_FULL, REQUEST_TIMEOUT), or what `read` raises."""
         call, displaced = self.unread.open(self._clock.now_s())
-        if displaced is not None:
-            self._end_now(displaced)
         limit = asyncio.timeout(self.timeout_s)
         self._limits[call] = limit
         try:
+            if displaced is not None:
+                self._end_now(displaced)
             async with limit:
                 if call.reading_s is None:
                     await self._turn(call)
@@ -103,10 +103,12 @@ class Reception:
 
     def _cut(self) -> None:
         self._timer = None
-        call = self.unread.cut(self._clock.now_s())
-        if call is not None:
-            self._end_now(call)
-        self._watch()
+        try:
+            call = self.unread.cut(self._clock.now_s())
+            if call is not None:
+                self._end_now(call)
+        finally:
+            self._watch()
 
     def _end_now(self, call: UnreadCall) -> None:
         limit = self._limits[call]

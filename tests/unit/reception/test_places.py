@@ -1,0 +1,73 @@
+"""Every call gives its place back, however it ends: random schedules in virtual time, on a grid so that timers coincide."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvmesh import reception as module
+from kvmesh.clock import Clock
+from kvmesh.errors import MeshError
+from kvmesh.reception import Reception
+from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
+
+TICK_S = 0.0625
+TIMEOUT_TICKS = 8
+CALLS_MAX = 10
+
+CALLS = st.lists(
+    st.tuples(
+        st.integers(0, 4),  # ticks after the call before it
+        st.sampled_from([0, 0, 1, 3, TIMEOUT_TICKS, 1_000]),  # ticks until its message arrives
+        st.sampled_from([None, None, None, 0, 2, TIMEOUT_TICKS]),  # ticks until its client resets it
+    ),
+    max_size=60,
+)
+FLOOD = [(0, 1_000, None)] * CALLS_MAX + [(2, 1_000, None)] * 40
+"""Silent calls as fast as the oldest ones expire."""
+
+
+async def arrives(after_ticks: int) -> bytes:
+    """Bring a message."""
+    await asyncio.sleep(after_ticks * TICK_S)
+    return b"x"
+
+
+async def call(reception: Reception, after_ticks: int, reset_ticks: int | None) -> str:
+    """Make one call; return its outcome."""
+    try:
+        async with asyncio.timeout(None if reset_ticks is None else reset_ticks * TICK_S):
+            return repr(await reception.message(lambda: arrives(after_ticks)))
+    except TimeoutError:
+        return "reset"
+    except MeshError as error:
+        return error.reason
+
+
+async def schedule(steps: list[tuple[int, int, int | None]]) -> None:
+    """Make all calls, and see that nothing is left of them and that messages are read as before."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    clock: Clock = loop
+    message_bytes_max = module.BODY_BYTES_MAX // module.READERS_MIN
+    reception = Reception(
+        message_bytes_max, calls_max=CALLS_MAX, timeout_s=TIMEOUT_TICKS * TICK_S, clock=clock
+    )
+    calls = []
+    for gap_ticks, after_ticks, reset_ticks in steps:
+        await asyncio.sleep(gap_ticks * TICK_S)
+        calls.append(asyncio.create_task(call(reception, after_ticks, reset_ticks)))
+    outcomes = await asyncio.gather(*calls)
+    assert set(outcomes) <= {"b'x'", "reset", "CALLS_FULL", "REQUEST_TIMEOUT"}
+    assert not len(reception.unread) and not reception._limits and not reception._turns
+    after = await asyncio.gather(*(call(reception, 1, None) for _ in range(module.READERS_MIN)))
+    assert set(after) == {"b'x'"}
+
+
+@given(CALLS)
+@example(FLOOD)
+def test_no_place_leaks(steps: list[tuple[int, int, int | None]]) -> None:
+    """Nothing raises in the loop, no call ends with an error that is not its own, and all places are free at the end."""
+    simulate(schedule(steps))
