@@ -6,12 +6,15 @@ import argparse
 import re
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import parse_qs, urlsplit
 
 VARIABLE: Final = "KVMESH_REDIS_URL"
 """Environment variable with the URL. Arguments can be read by every user of the machine, the environment cannot."""
 
 BUDGETS_VARIABLE: Final = "KVMESH_BUDGETS_REDIS_URL"
 """Environment variable with the URL of the Redis that has the budgets, which may be a Cluster; empty: the mesh's."""
+
+DEFAULT_PORT: Final = 6379
 
 _USER: Final = re.compile(r"(?<=://)\S*@")
 _QUERY: Final = re.compile(r"(?<=[?&])((?:\w*password|username)=)[^&\s]*")
@@ -29,6 +32,23 @@ def without_password(url: str) -> str:
 def without_user(url: str) -> str:
     """Return `url` without the user and password before its host."""
     return _USER.sub("", url)
+
+
+def database_of(url: str) -> tuple[str, ...]:
+    """Return what tells one database from another: TLS or not, host, port, number; without user and options.
+
+    A URL that cannot be parsed is told from all others by its text.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or DEFAULT_PORT
+    except ValueError:
+        return (url,)
+    number = parts.path.strip("/") or parse_qs(parts.query).get("db", ["0"])[0]
+    if not parts.hostname:  # a socket's path
+        return (parts.scheme, parts.path)
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    return (parts.scheme, host, str(port), number)
 
 
 def has_password(url: str) -> bool:

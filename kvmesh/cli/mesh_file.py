@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from kvmesh.redis_url import without_password
+
 MESH_FILE: Final = "mesh.json"
 LOCK_FILE: Final = "lock"
 
@@ -67,12 +69,15 @@ def write_mesh(data_dir: Path, mesh: MeshFile) -> None:
 
 
 def read_mesh(data_dir: Path) -> MeshFile:
-    """Return the mesh that runs with `data_dir`. Raises NoMesh."""
+    """Return the mesh that runs with `data_dir`. Raises NoMesh. A password in the file of an older release is left out."""
     path = data_dir / MESH_FILE
     with suppress(OSError, msgspec.DecodeError):
         mesh = msgspec.json.decode(path.read_bytes(), type=MeshFile)
         if is_alive(mesh.pid):
-            return mesh
+            shown = (
+                msgspec.structs.replace(one, address=without_password(one.address)) for one in mesh.processes
+            )
+            return msgspec.structs.replace(mesh, processes=tuple(shown))
     raise NoMesh(f"No mesh runs with {data_dir}: start one with `kvmesh up`, or name its --data-dir.")
 
 

@@ -14,7 +14,7 @@ import msgspec
 from kvmesh.cli.mesh_file import MeshFile
 from kvmesh.cli.options import BadOption
 from kvmesh.config import MeshConfig
-from kvmesh.redis_url import MASK, VARIABLE, without_password
+from kvmesh.redis_url import MASK, VARIABLE, database_of, without_password
 
 EMBEDDED = "embedded"
 
@@ -55,7 +55,7 @@ def redis_url_of(mesh: MeshFile | None, named: NamedRedis, *, is_file_given: boo
         return named.url
     if named.url:
         is_chosen = is_file_given and named.source == "redis.url"
-        if not is_chosen and without_password(named.url) != found:
+        if not is_chosen and database_of(named.url) != database_of(found):
             raise BadOption(
                 f"{named.source} = {without_password(named.url)} is not the Redis of the mesh that runs here, {found}: "
                 f"change or unset {named.source}, or give the --data-dir of another mesh."

@@ -19,7 +19,7 @@ from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import Member, MeshFile
 from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, is_redis_ready
 from kvmesh.config import MeshConfig
-from kvmesh.redis_url import without_password
+from kvmesh.redis_url import database_of
 from kvmesh.router.v1 import router_pb2 as router
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 
@@ -174,7 +174,7 @@ async def _ask(member: Member, dial: Dial, redis_url: str) -> Report:
 async def _health(member: Member, dial: Dial, redis_url: str) -> tuple[bool, str]:
     """Return whether the process serves, and its reason where it does not."""
     if member.role == "redis":
-        is_named = without_password(redis_url) == member.address
+        is_named = bool(redis_url) and database_of(redis_url) == database_of(member.address)
         return await is_redis_ready(redis_url if is_named else member.address), ""
     if member.role == "engine":
         return await is_model_ready(member.address), ""

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kvmesh.cli import up as up_module
 from kvmesh.cli.main import main
-from kvmesh.cli.mesh_file import Member, MeshFile
+from kvmesh.cli.mesh_file import Member, MeshFile, read_mesh, write_mesh
 from kvmesh.cli.mesh_redis import EMBEDDED, NamedRedis, named_redis, redis_url_of, with_redis
 from kvmesh.cli.options import BadOption
 from kvmesh.cli.status import status
@@ -26,6 +26,7 @@ SECRET = "redis://mesh:s3cret@redis.example:6379/0"
 SHOWN = "redis://***@redis.example:6379/0"
 FILE = NamedRedis("redis://file.example", "redis.url")
 NONE = NamedRedis("", EMBEDDED)
+LOCAL = NamedRedis("redis://localhost", VARIABLE)
 
 
 def running(address: str) -> MeshFile:
@@ -51,8 +52,9 @@ def test_the_environment_comes_before_the_file() -> None:
         (running(FILE.url), FILE, False, FILE.url),
         (running(SHOWN), NamedRedis(SECRET, VARIABLE), False, SECRET),
         (running("127.0.0.1:7001"), FILE, True, FILE.url),
+        (running("127.0.0.1:6379"), LOCAL, False, LOCAL.url),
     ],
-    ids=["no mesh", "embedded", "the same", "password", "--config"],
+    ids=["no mesh", "embedded", "the same", "password", "--config", "other spelling"],
 )
 def test_a_command_uses_the_redis_of_the_running_mesh(
     mesh: MeshFile | None, named: NamedRedis, is_file_given: bool, url: str
@@ -72,8 +74,13 @@ def test_a_command_uses_the_redis_of_the_running_mesh(
         ),
         (running("127.0.0.1:7001"), FILE, "redis.url = redis://file.example is not the Redis of the mesh"),
         (running(SHOWN), NONE, f"is not known: set ${VARIABLE}"),
+        (
+            running("127.0.0.1:6379"),
+            NamedRedis("redis://localhost/1", VARIABLE),
+            "is not the Redis of the mesh",
+        ),
     ],
-    ids=["none", "environment", "file", "password"],
+    ids=["none", "environment", "file", "password", "other number"],
 )
 def test_a_command_never_writes_into_another_redis(
     mesh: MeshFile | None, named: NamedRedis, sentence: str
@@ -83,6 +90,12 @@ def test_a_command_never_writes_into_another_redis(
         redis_url_of(mesh, named, is_file_given=False)
     assert sentence in str(refused.value)
     assert "s3cret" not in str(refused.value)
+
+
+def test_a_password_in_the_file_of_an_older_release_is_left_out(tmp_path: Path) -> None:
+    """That mesh still runs when the command is new."""
+    write_mesh(tmp_path, running(SECRET))
+    assert read_mesh(tmp_path) == running(SHOWN)
 
 
 @pytest.fixture
