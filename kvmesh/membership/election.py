@@ -8,12 +8,15 @@ The state machine of one process; `Registration` carries each bid to Redis, wher
     STANDBY  -> HOLDER    the lease that it saw has run out, or its holder drains, or it is no lease of a process
 
 INVARIANT: the holder changes only when a process starts, when the holder has not renewed for LEASE_S, or when it drains.
+INVARIANT: a process replaces the lease of a live holder only at its start, or within LEASE_S of its own last renewal.
 A process claims a held name once, at its start. A lease that is gone before its time was flushed: its holder writes it
 again within RENEW_S, so a standby waits until that lease would have run out.
 
 Terms order the holders. Each takeover writes a term above all that the process has seen; a holder that finds a lower term
-wrote later than that process and replaces it. Leases of the previous release have no term (0): such a process waits for
-ever once it has seen another's lease, so it is outranked only by the process that took the name from it.
+wrote later than that process and replaces it. Terms end with the leases: a process that starts when there is none begins
+at 1. So a term orders nothing once its holder has not renewed for LEASE_S, as after a freeze. Leases of the previous
+release have no term (0): such a process waits for ever once it has seen another's lease, so it is outranked only by the
+process that took the name from it.
 """
 
 from __future__ import annotations
@@ -63,12 +66,21 @@ class Election:
         """Boot id of the process that had the name at the first look, empty if none had it; None before that look."""
         self._replaces = b""
         """The lease that the next bid may replace."""
+        self._asked_s = float("-inf")
+        """When the last bid was made. Redis wrote it then or later."""
+        self._lapses_s = float("-inf")
+        """When the lease of this process runs out if it is not renewed."""
+        self._is_outranking = False
+        """True if `_replaces` is an older holder's: void once this process's own lease has run out."""
         self._free_s = float("-inf")
         """When the lease that a standby saw runs out; a missing one may be taken then."""
         self._next_s = float("-inf")
 
     def bid(self, now_s: float, *, is_draining: bool = False) -> Bid | None:
         """Return what to write now; None: look only. A process that drains keeps its lease and takes none."""
+        self._asked_s = now_s
+        if self._is_outranking and now_s >= self._lapses_s:
+            self._replaces = b""
         if self.state is State.HOLDER:
             return Bid(self._term, self._replaces)
         if is_draining or self._predecessor is None:
@@ -85,11 +97,11 @@ class Election:
         `found` empty: none. `left_s` below 0: it lives for ever.
         """
         lease, is_junk = self._read(found, left_s)
-        self._replaces, self._next_s = b"", now_s + RENEW_S
+        self._replaces, self._next_s, self._is_outranking = b"", now_s + RENEW_S, False
         if bid is not None and wrote:
-            self._hold(bid.term)
+            self._hold(bid.term, LEASE_S)
         elif lease is not None and lease.boot_id == self._boot_id:  # written by a bid whose answer was lost
-            self._hold(lease.term)
+            self._hold(lease.term, left_s)
         elif self._predecessor is None:
             self._predecessor = lease.boot_id if lease is not None else ""
             self._term = lease.term if lease is not None else 0
@@ -101,7 +113,8 @@ class Election:
         elif self.state is State.NEWCOMER and lease.boot_id == self._predecessor:
             self._term = max(self._term, lease.term)
             self._expect(found, now_s)
-        elif self.state is State.HOLDER and self._outranks(lease) and not is_draining:
+        elif self.state is State.HOLDER and self._outranks(lease, now_s) and not is_draining:
+            self._is_outranking = True
             self._expect(found, now_s + RETRY_S)
         else:
             self._stand_by(lease, found, left_s, now_s)
@@ -132,12 +145,15 @@ class Election:
         """Replace this lease at the next bid."""
         self._replaces, self._next_s = found, next_s
 
-    def _outranks(self, other: Member) -> bool:
-        """True if this holder has the name by a later takeover than `other`."""
+    def _outranks(self, other: Member, now_s: float) -> bool:
+        """True if this holder has the name by a later takeover than `other`, and its own lease has not run out."""
+        if now_s >= self._lapses_s:
+            return False
         return other.term < self._term if other.term else other.boot_id == self._predecessor
 
-    def _hold(self, term: int) -> None:
+    def _hold(self, term: int, left_s: float) -> None:
         self.state, self.holder, self._term = State.HOLDER, None, term
+        self._lapses_s = self._asked_s + left_s
 
     def _stand_by(self, lease: Member, found: bytes, left_s: float, now_s: float) -> None:
         self.state, self.holder = State.STANDBY, lease

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from kvmesh.membership.election import HONEST_S, RETRY_S, Bid, Election, State
-from kvmesh.membership.member import LEASE_S, RENEW_S, TERM_MAX, Member
+from kvmesh.membership.member import LEASE_S, RENEW_S, TERM_MAX, Member, read
 
 PAUSE_S = 1.0
 """Longest pause of a registration after Redis did not answer."""
@@ -44,6 +44,10 @@ class World:
         """When the lease named another process than before, and which. A lease that is missing changes nothing."""
         self.is_up = True
         self.processes: list[Process] = []
+        self.late_claims: list[tuple[float, str]] = []
+        """When a process wrote over the lease of a live holder, though its own had run out; and which process."""
+        self.contested_flushes = 0
+        """Flushes while an earlier holder did not know yet of the later one: the name may move there and back."""
         self._lease = b""
         self._ends_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -65,6 +69,9 @@ class World:
             self.changes.append((self.now_s, boot_id))
 
     def flush(self) -> None:
+        """Forget the lease."""
+        holders = [each for each in self.processes if each.is_alive and each.election.state is State.HOLDER]
+        self.contested_flushes += len(holders) > 1
         self._lease = b""
 
     def evaluate(self, lease: bytes, boot_id: str, replaces: bytes) -> tuple[bool, bytes, float]:
@@ -96,6 +103,10 @@ class Process:
     is_draining: bool = False
     is_alive: bool = True
     frozen_until_s: float = 0.0
+    cut_until_s: float = 0.0
+    """Redis does not answer this process before."""
+    renewed_s: float = float("-inf")
+    """When its lease was written last."""
     election: Election = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,14 +123,25 @@ class Process:
             return
         bid = self.election.bid(world.now_s, is_draining=self.is_draining)
         is_lost = world.rng.random() < self.loses_answers
-        if not world.is_up:
+        if not world.is_up or world.now_s < self.cut_until_s:
             self.fail()
             return
         answer = world.evaluate(self.encoded(bid), self.boot_id, bid.replaces if bid else b"")
+        if answer[0]:
+            self.note_write(answer[1])
         if is_lost:
             self.fail()
         else:
             world.at(world.now_s + world.rng.random() * LATENCY_S, lambda: self.take(bid, answer))
+
+    def note_write(self, found: bytes) -> None:
+        """Note a late claim: a process that started may replace a lease, and a holder whose own has not run out."""
+        now_s = self.world.now_s
+        other = read("a", found)
+        is_live = other is not None and other.boot_id != self.boot_id and not other.draining
+        if is_live and self.election.state is not State.NEWCOMER and now_s > self.renewed_s + LEASE_S:
+            self.world.late_claims.append((now_s, self.boot_id))
+        self.renewed_s = now_s
 
     def encoded(self, bid: Bid | None) -> bytes:
         if bid is None:
@@ -256,20 +278,21 @@ def outage(world: World, at_s: float) -> None:
 def test_every_change_has_a_cause() -> None:
     """Starts, ends, freezes, flushes, outages and lost answers at random, up to four processes.
 
-    The name moves at most once for each start, drain, end or freeze, and afterwards one process that lives holds it.
+    The name moves at most once for each start, drain, end, freeze or cut, and afterwards one process that lives holds it.
+    No process replaces the lease of a live holder after its own has run out.
     """
-    moved = 0
+    moved = contested = 0
     for seed in range(300):
         world = World(seed)
         rng = world.rng
         processes = world.processes
         starts: list[float] = []
         excused: list[float] = []
-        """From when on a change is due: drains, ends and freezes of any process, and outages, which may be either."""
+        """From when on a change is due: drains, ends, freezes and cuts of any process; outages may be either."""
         for _ in range(12):
             world.run(world.now_s + rng.uniform(0, 8))
             alive = [each for each in processes if each.is_alive and not each.is_draining]
-            what = rng.choice(("start", "start", "kill", "drain", "freeze", "flush", "outage"))
+            what = rng.choice(("start", "start", "kill", "drain", "freeze", "cut", "flush", "outage"))
             if what == "start" and len(alive) < 4:
                 Process(world, f"b{len(processes)}", rng.choice((0.0, 0.1)))
                 starts.append(world.now_s)
@@ -284,20 +307,26 @@ def test_every_change_has_a_cause() -> None:
                     hit.kill()
                 elif what == "drain":
                     hit.drain(rng.uniform(0, 10))
-                else:
+                elif what == "freeze":
                     hit.frozen_until_s = world.now_s + rng.uniform(0.5, 12)
+                else:
+                    hit.cut_until_s = world.now_s + rng.uniform(0.5, 12)
         world.run(world.now_s + 40)
         alive = [each for each in processes if each.is_alive]
         moved += max(0, len(world.changes) - 1)
-        assert len(world.changes) <= len(starts) + len(excused), f"seed={seed}: {world.changes}"
+        causes = len(starts) + len(excused) + 2 * world.contested_flushes
+        contested += world.contested_flushes
+        assert len(world.changes) <= causes, f"seed={seed}: {world.changes}"
         holders = [each.boot_id for each in alive if each.election.state is State.HOLDER]
         assert len(holders) == min(1, len(alive)), f"seed={seed}: {holders}"
+        assert not world.late_claims, f"seed={seed}: {world.late_claims}"
         if alive:
             assert world.lease and world.holder == holders[0], f"seed={seed}"
             left_s = world.now_s
             world.run(left_s + 60)
             assert world.holder == holders[0] and world.lease, f"seed={seed}: it moves though nothing happens"
     assert moved > 300, moved
+    assert contested < moved // 4, contested
 
 
 def test_a_forged_lease_costs_its_life_and_no_more() -> None:
@@ -339,6 +368,50 @@ def test_a_process_that_stood_still_does_not_take_the_name_back() -> None:
     world.run(60.0)
     assert [boot_id for _, boot_id in world.changes] == ["old", "new", "old"]
     assert (old.election.state, new.election.state) == (State.HOLDER, State.STANDBY)
+
+
+@pytest.mark.parametrize("absence", ["frozen", "cut"])
+def test_a_process_that_started_after_the_lease_ran_out_keeps_the_name(absence: str) -> None:
+    """The terms of earlier holders ended with their leases; the old holder comes back with its own and is the standby."""
+    for seed in range(100):
+        world = World(seed)
+        rng = world.rng
+        for number in range(rng.randrange(4)):
+            Process(world, f"earlier-{number}")
+            world.run(world.now_s + rng.uniform(0.1, 2))
+            world.processes[-1].kill()
+        old = Process(world, "old")
+        world.run(world.now_s + rng.uniform(0.1, 5))
+        back_s = world.now_s + LEASE_S + rng.uniform(1, 30)
+        if absence == "frozen":
+            old.frozen_until_s = back_s
+        else:
+            old.cut_until_s = back_s
+        world.run(world.now_s + LEASE_S + 0.01)
+        assert not world.lease
+        world.run(rng.uniform(world.now_s, back_s - 0.5))
+        new = Process(world, "new")
+        world.run(back_s + 60)
+        assert [boot_id for _, boot_id in world.changes][-2:] == ["old", "new"], (
+            f"seed={seed}: {world.changes}"
+        )
+        assert (old.election.state, new.election.state) == (State.STANDBY, State.HOLDER), f"seed={seed}"
+
+
+def test_a_claim_of_before_a_freeze_is_not_made_after_it() -> None:
+    """A holder that was about to replace an older lease stands still: whatever that lease says, it has lasted since."""
+    election = Election("a", "new")
+    older = msgspec.json.encode(lease_of("old", 1))
+    for wrote in (False, True):
+        bid = election.bid(0.0)
+        election.take(bid, wrote=wrote, found=older, left_s=LEASE_S, now_s=0.0, is_draining=False)
+    assert election.state is State.HOLDER
+    bid = election.bid(1.0)
+    election.take(bid, wrote=False, found=older, left_s=LEASE_S, now_s=1.0, is_draining=False)
+    bid = election.bid(LEASE_S - 0.1)
+    assert bid is not None and bid.replaces == older
+    bid = election.bid(LEASE_S + 0.1)
+    assert bid is not None and not bid.replaces
 
 
 def test_a_process_alone_has_its_name_again_after_a_freeze() -> None:
