@@ -341,7 +341,6 @@ class DownwardOutbox(Outbox):
         estimate_ms: int = 0,
         evicted: bool = False,
         replica: str = "",
-        contestable: bool = False,
     ) -> None:
         """Add a refusal."""
         self._message.refusals.add(
@@ -353,7 +352,6 @@ class DownwardOutbox(Outbox):
             estimate_ms=estimate_ms,
             evicted=evicted,
             replica=replica,
-            contestable=contestable,
         )
         self._add(len(message))
 

@@ -188,7 +188,6 @@ def _on_verdict(
     replica: str,
     now_s: float,
     *,
-    field: str = "",
     is_contestable: bool = False,
 ) -> None:
     """`replica` calls the request invalid, or made an id outside the vocabulary; the slot ended."""
@@ -197,7 +196,7 @@ def _on_verdict(
     if fault == faults.INVALID_TOKEN:
         error = faults.given_up("ENGINE_ERROR", len(request.attempts), len(request.progress.ids))
     else:
-        error = faults.engine_refused(field)
+        error = faults.engine_refused("")
     verdict = Verdict(replica, role, fault, error, is_contestable, now_s)
     verdicts.hear(request, verdict, now_s)
 
@@ -257,7 +256,9 @@ def on_refusal(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:
     if row.reason == attach.Refusal.REASON_DEADLINE:
         _refused_in_time(request, row, now_s)
     elif row.reason == attach.Refusal.REASON_INVALID:
-        _on_verdict(request, fault, row.replica, now_s, field=row.field, is_contestable=row.contestable)
+        # A fact of the replica's limits: another replica that serves it would be let past them, not contradict it.
+        request.upstream.current.fault = fault
+        request.end_with(End(error=faults.engine_refused(row.field)), now_s)
     elif row.reason == attach.Refusal.REASON_SUPERSEDED and not _may_outbid(request):
         request.end_with(End(error=faults.superseded()), now_s)
     elif row.reason in faults.FULL and not request.tries.was_taken:

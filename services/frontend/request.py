@@ -232,9 +232,21 @@ class LiveRequest:
         if error is not None:
             self.end_with(End(error=error), now_s)
             return
-        causes = pb.AttemptExplanation
-        self.upstream.cause = causes.CAUSE_RETRY if untouched else causes.CAUSE_RESUME
         delay_s = self.tries.delay_s(self.hub.jitter(), untouched=untouched, after_s=after_s)
+        self._submit_after(delay_s, now_s, is_resume=not untouched)
+
+    def contest(self, fault: str, now_s: float) -> None:
+        """-> WAITING, the slot being closed: test the verdict `fault` by one more attempt, which is paid for."""
+        self._wait(fault)
+        self.progress.count_lost(self.upstream.current)
+        has_tokens = len(self.progress.ids) > len(self.order.received_ids)
+        is_resume = self.tries.contest(now_s, has_tokens=has_tokens)
+        delay_s = self.tries.delay_s(self.hub.jitter(), untouched=False, after_s=0.0)
+        self._submit_after(delay_s, now_s, is_resume=is_resume)
+
+    def _submit_after(self, delay_s: float, now_s: float, *, is_resume: bool) -> None:
+        causes = pb.AttemptExplanation
+        self.upstream.cause = causes.CAUSE_RESUME if is_resume else causes.CAUSE_RETRY
         if delay_s > 0:
             self.retry_at_s = now_s + delay_s
             self.hub.schedule(self)

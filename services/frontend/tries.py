@@ -108,6 +108,21 @@ class Tries:
         self.retries += 1
         return None
 
+    def contest(self, now_s: float, *, has_tokens: bool) -> bool:
+        """Count the execution that tests a verdict; return whether it is a resume. Ask for `executions_left` first.
+
+        `has_tokens`: an engine made some. Before that the attempt is a retry, which has no privilege of a resume.
+        """
+        if self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        self._executions += 1
+        self.was_taken |= has_tokens
+        if self.was_taken:
+            self.resumes += 1
+        else:
+            self.retries += 1
+        return self.was_taken
+
     def delay_s(self, jitter: float, *, untouched: bool, after_s: float) -> float:
         """Return how long to wait before the try that was just counted. `jitter` in [0, 1).
 

@@ -1,8 +1,9 @@
-"""What one replica says of a request itself: that it is invalid, or shown by a token id outside the vocabulary.
+"""What one engine says of a request itself: that it is invalid, or shown by a token id outside the vocabulary.
 
-Pure. The first verdict of a role is tested by one more attempt at another replica of the role, paid from the spare half of
-the retry budget. If the second replica has a verdict, too, it is final. If it serves the request, the verdict is
-contradicted: all routers are told, and count it as a failure of the first replica. Until then nothing counts.
+Pure. A refusal by the limits of a replica is no verdict: it is final. The first verdict of a role is tested by one more
+attempt at another replica of the role, paid from the spare half of the retry budget. If the second replica has a verdict,
+too, it is final. If it serves the request, the verdict is contradicted: all routers are told, and count it as a failure of
+the first replica. Until then nothing counts.
 
     first verdict of R ──► contested (R is doubted, or the budget pays) ──► another verdict: confirmed, final
             │                    ▲                                    └──► tokens: contradicted, R is doubted
@@ -135,7 +136,7 @@ def hear(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
 def _contest(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
     request.upstream.contested[verdict.role] = verdict
     request.hub.verdicts.contested(request, verdict.replica)
-    request.again(verdict.fault, now_s, untouched=False)
+    request.contest(verdict.fault, now_s)
 
 
 def on_progress(request: LiveRequest, now_s: float) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from kvmesh.attach.frames import pack_ids, unpack_ids
+from kvmesh.attach.v1.attach_pb2 import Submit
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.tenants.caller import Caller
 from kvmesh.triton.port import EngineCall
+from services.frontend.order import NOBODY
 from services.frontend.retry_budget import RetryBudget
 from services.router.relay.core import Relay
 from tests.simulation.mesh import Client, Mesh
@@ -201,6 +205,54 @@ def test_the_word_of_a_replica_without_a_peer_is_final(role: str) -> None:
         pool.serve([pool.request()])
     assert all(len(client.request.attempts) == 1 for client in pool.clients)
     assert len(pool.lied) == 20 and pool.ejections() == 0
+
+
+def roomy(permille: int) -> Caller:
+    """Return a caller whose class keeps so much of a replica's KV cache free beside each request."""
+    return replace(NOBODY, service_class=replace(NOBODY.service_class, kv_head_room=permille / 1000))
+
+
+@pytest.mark.parametrize("liar", ["", "prefill-0", "decode-0"])
+def test_nothing_gets_around_the_headroom_of_its_class(liar: str) -> None:
+    """A request too large beside its headroom runs nowhere and ejects nothing, also where an engine lies about others."""
+    for seed in range(2):
+        pool = Pool(seed)
+        if liar:
+            pool.spoil(liar, INVALID, 0)
+        large: list[Client] = []
+        for _ in range(10):
+            prompt = [pool.draw.randrange(1, VOCABULARY) for _ in range(40)]
+            large.append(pool.ask(prompt, 20, end_token_id=-1, caller=roomy(800)))
+            pool.serve([large[-1], pool.request()])
+        assert {one.request.end.outcome for one in large if one.request.end} == {"ENGINE_REFUSED"}
+        assert all(len(one.request.attempts) == 1 and not one.ids for one in large)
+        replicas = pool.relays()[0].replicas
+        blamed = {name for name in replicas if replicas[name].ejection.failures or pool.is_ejected(name)}
+        assert blamed <= {liar}, (seed, blamed)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_only_what_was_generated_for_is_resumed(lie: str) -> None:
+    """The attempt that tests a verdict has the limits of a new one, until a token of the request was made."""
+    name, kind, at = LIES[lie]
+    pool = Pool(3)
+    pool.spoil(name, kind, at)
+    submits: list[Submit] = []
+    for core in (*pool.decode_names, *pool.prefill_names):
+        pool.cores[core].submit = functools.partial(_listen, submits, pool.cores[core].submit)
+    for _ in range(8):
+        pool.serve([pool.request(), pool.request()])
+    pool.check(pool.clients)
+    again = [submit for submit in submits if submit.contested_replicas]
+    assert again and all(submit.resumed == (submit.start_position > 0) for submit in submits)
+
+
+def _listen(
+    submits: list[Submit], take: Callable[..., None], session: object, submit: Submit, now_s: float
+) -> None:
+    """Note `submit`, then take it."""
+    submits.append(submit)
+    take(session, submit, now_s)
 
 
 class Lying(Schedule):

@@ -18,6 +18,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _Phase:
@@ -1126,8 +1131,16 @@ class Refusal(_message.Message):
     """For REASON_QUEUE_FULL: true if the request had a place in the queue and lost it to a more important one."""
     replica: _builtins.str
     """For REASON_INVALID: replica that refused. Empty: the router itself. Router to frontend only."""
-    contestable: _builtins.bool
-    """For REASON_INVALID: true if another replica of the role can be asked. False: the refusal is final."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def contestable(self) -> _builtins.bool:
+        """Not used: REASON_INVALID states limits of the replica and is always final."""
+
+    @contestable.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def contestable(self, value: _builtins.bool) -> None:
+        """Not used: REASON_INVALID states limits of the replica and is always final."""
+
     def __init__(
         self,
         *,

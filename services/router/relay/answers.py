@@ -199,9 +199,6 @@ class Answers:
                 field=refusal.field,
                 estimate_ms=refusal.estimate_ms,
                 replica=replica.name,
-                contestable=(
-                    refusal.reason == pb.Refusal.REASON_INVALID and self._releases.has_other(replica, now_s)
-                ),
             )
         self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, refusal.reason))
 

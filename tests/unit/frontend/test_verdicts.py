@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.frontend.order import NOBODY
 from services.frontend.verdicts import LOOK_S, WAIT_S
-from tests.unit.frontend.fake_mesh import TOKEN_BYTES, Client, FakeMesh, order
-from tests.unit.frontend.test_request import begin, end_of, finish, mesh_of, run, whole
+from tests.unit.frontend.fake_mesh import TOKEN_BYTES, Client, FakeMesh, oracle, order
+from tests.unit.frontend.test_request import LONG, begin, end_of, finish, mesh_of, run, whole
 
 INVALID, TOKEN = pb.Failure.CODE_INVALID, pb.Failure.CODE_INVALID_TOKEN
 
@@ -16,6 +19,17 @@ def refuse(mesh: FakeMesh, client: Client, code: pb.Failure.Code.ValueType = INV
     """Let the client's running attempt end by a verdict that may be contested."""
     (attempt,) = [one for one in mesh.runs if one.submit.request_id == client.order.request_id]
     mesh.fail(attempt, code, contestable=True)
+    for router in mesh.routers:
+        mesh.send_down(router)
+        mesh.arrive_down(router)
+
+
+def lose_verdict(mesh: FakeMesh) -> None:
+    """Let the only attempt end by a verdict that may be contested, before any token."""
+    for router in mesh.routers:
+        mesh.send_up(router)
+        mesh.arrive_up(router)
+    mesh.fail(mesh.runs[0], INVALID, contestable=True)
     for router in mesh.routers:
         mesh.send_down(router)
         mesh.arrive_down(router)
@@ -54,6 +68,78 @@ def test_a_replica_that_is_contradicted_is_told_of_to_all_routers() -> None:
     mesh.settle()
     assert client.ids == whole(client)
     assert sorted(mesh.contradictions) == [(f"router-{number}", "decode-0") for number in range(3)]
+
+
+def test_a_verdict_before_any_token_is_contested_under_the_same_limits() -> None:
+    """Nothing was generated: the second attempt has no privilege of a resumed one. Behind tokens it has, see above.
+
+    A replica keeps no headroom free beside a resumed attempt, and a full mesh does not refuse it.
+    """
+    mesh = mesh_of(retries=9.0)
+    client = begin(mesh)
+    lose_verdict(mesh)
+    mesh.decode = "decode-1"
+    mesh.settle()
+    assert [(row.resumed, list(row.contested_replicas)) for row in mesh.submits] == [
+        (False, []),
+        (False, ["decode-0"]),
+    ]
+    tries = client.request.tries
+    assert (tries.retries, tries.resumes, tries.executions_left) == (1, 0, 2)
+    mesh.refuse(mesh.runs[0], pb.Refusal.REASON_KV_FULL)
+    assert finish(mesh, client) == "KV_FULL"
+
+
+def test_tokens_that_only_the_client_knows_of_make_no_resume() -> None:
+    """A client may make them up: a contested attempt behind them has the limits of the first."""
+    mesh = mesh_of(retries=9.0)
+    named = replace(NOBODY, tenant=replace(NOBODY.tenant, name="a"))
+    begin(mesh, received_ids=tuple(oracle(order(LONG).prompt_ids, 5)), is_resumed=True, caller=named)
+    lose_verdict(mesh)
+    mesh.decode = "decode-1"
+    mesh.settle()
+    assert [(row.start_position, row.resumed) for row in mesh.submits] == [(5, False), (5, False)]
+
+
+def test_what_a_replica_refuses_by_its_limits_is_final() -> None:
+    """Headroom, KV blocks and sequence length are facts of the replica, whatever an earlier router says of contesting."""
+    mesh = mesh_of(2, retries=9.0)
+    client = begin(mesh)
+    for router in mesh.routers:
+        mesh.send_up(router)
+        mesh.arrive_up(router)
+    (attempt,) = mesh.runs
+    assert attempt.router is not None
+    row = pb.Refusal(
+        slot=attempt.slot,
+        reason=pb.Refusal.REASON_INVALID,
+        message="5 KV blocks are needed beside 8 of head room; 10 exist",
+        field="token_ids",
+        replica="decode-0",
+        contestable=True,
+    )
+    attempt.router.downward.append(pb.AttachResponse(refusals=[row]))
+    mesh.arrive_down(attempt.router)
+    mesh.decode = "decode-1"
+    assert finish(mesh, client) == "ENGINE_REFUSED"
+    mesh.settle(3)
+    assert len(mesh.submits) == 1 and not mesh.contradictions
+    assert mesh.core.verdicts.contested_total == 0
+
+
+def test_a_replica_that_repeats_its_verdict_does_not_confirm_it() -> None:
+    """A router placed the second attempt at the first replica again: its own word is no second one."""
+    mesh = mesh_of(retries=9.0)
+    client = begin(mesh)
+    run(mesh, client, 5)
+    refuse(mesh, client)
+    mesh.settle()
+    refuse(mesh, client)
+    known = mesh.core.verdicts
+    assert (known.contested_total, known.confirmed_total) == (2, 0)
+    mesh.decode = "decode-1"
+    assert finish(mesh, client) == "LENGTH"
+    assert known.contradicted_total == 1 and client.ids == whole(client)
 
 
 def test_a_router_that_knows_no_other_replica_makes_the_word_final() -> None:

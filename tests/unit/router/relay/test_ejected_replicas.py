@@ -301,17 +301,17 @@ def test_a_verdict_can_be_contested_while_another_replica_of_the_role_is_there(c
 
 
 def test_a_refusal_as_invalid_says_which_replica_it_is_of() -> None:
-    """The frontend may contest a replica's refusal, and never the router's own."""
+    """A refusal of the router itself names none."""
     desk = Desk()
     desk.submit()
     decode, submit = desk.placed()
     invalid = pb.Refusal(slot=submit.slot, reason=pb.Refusal.REASON_INVALID, field="x")
     desk.down(decode, refusals=[invalid])
     (told,) = desk.told().refusals
-    assert (told.replica, told.contestable, told.field) == (decode, True, "x")
+    assert (told.replica, told.field) == (decode, "x")
     desk.submit(request_id=B, output=0)
     (told,) = desk.told().refusals
-    assert told.reason == pb.Refusal.REASON_INVALID and not told.replica and not told.contestable
+    assert told.reason == pb.Refusal.REASON_INVALID and not told.replica
 
 
 def test_an_attempt_keeps_away_from_the_replica_whose_verdict_it_tests() -> None:
