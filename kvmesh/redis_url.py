@@ -34,6 +34,11 @@ def without_user(url: str) -> str:
     return _USER.sub("", url)
 
 
+def shown_place(address: str) -> str:
+    """Return where a Redis is as tables show it: without scheme, user and options."""
+    return without_user(address).partition("://")[2].partition("?")[0] or address
+
+
 def database_of(url: str) -> tuple[str, ...]:
     """Return what tells one database from another: TLS or not, host, port, number; without user and options.
 

@@ -13,7 +13,7 @@ import msgspec
 
 from kvmesh.cli.mesh_file import MeshFile
 from kvmesh.cli.options import BadOption
-from kvmesh.config import MeshConfig
+from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.redis_url import MASK, VARIABLE, database_of, without_password
 
 EMBEDDED = "embedded"
@@ -36,8 +36,11 @@ def named_redis(settings: MeshConfig, environment: Mapping[str, str]) -> NamedRe
 
 
 def with_redis(settings: MeshConfig, named: NamedRedis) -> MeshConfig:
-    """Return `settings` with the URL of `named`."""
-    return msgspec.structs.replace(settings, redis=msgspec.structs.replace(settings.redis, url=named.url))
+    """Return `settings` with the URL of `named`. Raises ConfigError that says where a wrong URL comes from."""
+    try:
+        return msgspec.structs.replace(settings, redis=msgspec.structs.replace(settings.redis, url=named.url))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("redis.url", named.source, 1)) from error
 
 
 def redis_url_of(mesh: MeshFile | None, named: NamedRedis, *, is_file_given: bool) -> str:

@@ -128,9 +128,9 @@ async def redis_fault(url: str) -> str:
                 await client.aclose()
     except TimeoutError:
         return f"no answer within {CALL_S:g} s"
+    except redis.AuthenticationError:
+        return "" if is_masked else "it asks for a password, or refuses the one of this URL"
     except (redis.RedisError, OSError) as error:
-        if is_masked and isinstance(error, redis.AuthenticationError):
-            return ""
         return str(error).rstrip(".")
     except (ValueError, TypeError):  # whose text may quote a part of the password
         return "no URL that can be used; special characters of a password are written as %XX"

@@ -15,6 +15,7 @@ from rich.text import Text
 from kvmesh.cli.mesh_file import Member
 from kvmesh.cli.supervisor import State, Supervised
 from kvmesh.inference.v1 import inference_pb2 as inference
+from kvmesh.redis_url import shown_place
 
 _COLOURS: Final = {
     State.WAITING: "dim",
@@ -72,7 +73,7 @@ def address_table(members: Iterable[Member]) -> Table:
     table = Table("process", "pid", "address", "metrics")
     for member in members:
         metrics = f"{member.metrics_address}/metrics" if member.metrics_address else "-"
-        table.add_row(member.name, str(member.pid or "-"), member.address, metrics)
+        table.add_row(member.name, str(member.pid or "-"), shown_place(member.address), metrics)
     return table
 
 

@@ -19,7 +19,7 @@ from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import Member, MeshFile
 from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, is_redis_ready
 from kvmesh.config import MeshConfig
-from kvmesh.redis_url import database_of
+from kvmesh.redis_url import database_of, shown_place
 from kvmesh.router.v1 import router_pb2 as router
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 
@@ -258,7 +258,7 @@ def _table(reports: list[Report]) -> Table:
         table.add_row(
             report.name,
             "[green]serving[/]" if report.is_healthy else "[red]not serving[/]",
-            report.address,
+            shown_place(report.address),
             escape("; ".join(filter(None, (report.reason, report.held(addresses)))) or "-"),
             "-" if memory is None else f"{memory / (1 << 20):.0f} MB",
         )

@@ -33,7 +33,9 @@ Tenant = Annotated[str, typer.Argument(help="A tenant.", metavar="NAME")]
 Shown = Annotated[str, typer.Argument(help="A tenant, or organisation:NAME.", metavar="NAME")]
 Changes = Annotated[
     list[str],
-    typer.Argument(help="key=value; key= goes back to what the file says; a limit of 0 is no limit."),
+    typer.Argument(
+        help="key=value; key= goes back to what the file says; a limit of 0 is none, a burst or overrun of 0 its default."
+    ),
 ]
 
 

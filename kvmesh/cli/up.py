@@ -12,6 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from kvmesh.cli.dial import Dial
+from kvmesh.cli.held_names import held_names
 from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
 from kvmesh.cli.mesh_redis import EMBEDDED
 from kvmesh.cli.processes import COSTS, processes_of
@@ -24,6 +25,7 @@ from kvmesh.config import ConfigError, Engine, MeshConfig, describe
 from kvmesh.redis_url import without_password
 from kvmesh.server import DRAIN_S
 from kvmesh.trust.names import ROLES
+from kvmesh.trust.networks import Networks
 
 LOGS = "logs"
 
@@ -49,6 +51,7 @@ async def running_mesh(
         config_path = data_dir / "kvmesh.toml"
         config_path.write_text(describe(config), encoding="utf-8")
         processes = processes_of(config, config_path, data_dir)
+        await _refuse_held(config, [process.name for process in processes], redis_source)
         with StartProgress(console) as progress:
             async with supervised(processes, data_dir / LOGS, progress.changed) as supervisor:
                 await supervisor.start()
@@ -112,7 +115,20 @@ async def _refuse_absent(config: MeshConfig, redis_source: str) -> None:
     if config.redis.url and (fault := await redis_fault(config.redis.url)):
         raise ConfigError(
             f'{redis_source} = "{without_password(config.redis.url)}" does not answer ({fault}): '
-            f"start it, or leave {redis_source} empty for an embedded one."
+            f"start it or correct the URL, or leave {redis_source} empty for an embedded one."
+        )
+    if fault := Networks(config.trust.networks).fault(f"{config.mesh.host}:0"):
+        raise ConfigError(
+            f"mesh.host: {fault}: the processes of this mesh would refuse each other; add a network that holds it."
+        )
+
+
+async def _refuse_held(config: MeshConfig, names: list[str], redis_source: str) -> None:
+    """Refuse names that a running mesh has: its processes would be superseded. Raises ConfigError."""
+    if config.redis.url and (held := await held_names(config.redis.url, config.mesh.name, names)):
+        raise ConfigError(
+            f'A mesh named "{config.mesh.name}" runs with {redis_source} = {without_password(config.redis.url)} already '
+            f"({', '.join(held)}): stop it, set another mesh.name, or use another Redis."
         )
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from redis import Redis as SyncRedis
+from redis.asyncio import Redis as AsyncRedis
 from rich.console import Console
 
 from kvmesh.cli import up as up_module
+from kvmesh.cli.held_names import held_names
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import Member, MeshFile, read_mesh, write_mesh
 from kvmesh.cli.mesh_redis import EMBEDDED, NamedRedis, named_redis, redis_url_of, with_redis
 from kvmesh.cli.options import BadOption
 from kvmesh.cli.status import status
 from kvmesh.cli.supervisor import Stopped
-from kvmesh.config import MeshConfig, Redis
+from kvmesh.config import ConfigError, MeshConfig, Redis, Trust
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_url import VARIABLE
 
@@ -119,6 +122,47 @@ def test_up_uses_the_redis_of_the_environment(
     with pytest.raises(SystemExit):
         main(["up", "--data-dir", str(tmp_path)])
     assert [config.redis.url for config in no_processes] == [redis_url]
+
+
+@pytest.mark.parametrize("redis_server", redis_binaries()[:1], indirect=True, ids=["redis"])
+async def test_names_of_a_running_mesh_are_held(redis_url: str) -> None:
+    """Those of another mesh's name are free, and so is a lease that runs out while it is looked for."""
+    client = AsyncRedis.from_url(redis_url)
+    await client.set("mesh:proc:router-0", b"{}")
+    await client.set("mesh:proc:router-1", b"{}", px=100)
+    await client.set("other:proc:decode-0", b"{}")
+    names = ["router-0", "router-1", "decode-0"]
+    assert await held_names(redis_url, "mesh", names, within_s=0.3) == ["router-0"]
+    await client.delete("mesh:proc:router-0")
+    assert await held_names(redis_url, "mesh", names) == []
+    await client.aclose()
+
+
+@pytest.mark.parametrize("redis_server", redis_binaries()[:1], indirect=True, ids=["redis"])
+async def test_up_takes_no_names_of_a_running_mesh(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes would be superseded without a word."""
+    client = AsyncRedis.from_url(redis_url)
+    await client.set("kvmesh:proc:router-0", b"{}")
+    await client.aclose()
+    monkeypatch.setattr(up_module, "held_names", partial(held_names, within_s=0.1))
+    config = MeshConfig(redis=Redis(url=redis_url))
+    with pytest.raises(ConfigError, match=r"REDIS = .* already \(router-0\): stop it"):
+        await up_module.up(config, tmp_path, Console(file=io.StringIO()), redis_source="REDIS")
+
+
+async def test_up_refuses_networks_without_its_own_host(tmp_path: Path) -> None:
+    """Every process would refuse every other one, and the mesh would look as if it were up."""
+    config = MeshConfig(trust=Trust(networks=("10.0.0.0/8",)))
+    with pytest.raises(ConfigError, match=r"mesh\.host: 127\.0\.0\.1:0 is outside trust\.networks"):
+        await up_module.up(config, tmp_path, Console(file=io.StringIO()))
+
+
+def test_a_wrong_url_is_said_of_the_variable_that_has_it() -> None:
+    """And not of the key of the file, which has none."""
+    with pytest.raises(ConfigError, match=f'{VARIABLE} = "rubbish" is out of range'):
+        with_redis(MeshConfig(), NamedRedis("rubbish", VARIABLE))
 
 
 def test_up_names_the_variable_whose_redis_does_not_answer(
