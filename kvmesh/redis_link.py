@@ -51,7 +51,7 @@ SUCCESSION: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READON
 REFUSAL: Final = ("OOM", "NOREPLICAS", "NOPERM", "MISCONF", "BUSY", "EXECABORT")
 """Answers of a Redis that is there and does not want this command now."""
 
-SPOILT: Final = ("WRONGTYPE", "data string too short")
+SPOILT: Final = ("WRONGTYPE", "data string too short", "hash value is not an integer")
 """Words in answers to a command, or to a script, whose keys hold what another program wrote."""
 
 Command = Sequence[str | bytes | int | float]

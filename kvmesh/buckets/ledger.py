@@ -9,15 +9,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kvmesh.buckets.mending import MEND
 from kvmesh.buckets.operations import Answer, Operation
 from kvmesh.buckets.script import TEXT
 from kvmesh.buckets.wire import answers, calls
 from kvmesh.redis_link import RedisAway, RedisLink
-from kvmesh.redis_script import Script
+from kvmesh.redis_script import Call, Script
 
 log = logging.getLogger(__name__)
 
 SCRIPT: Final = Script(TEXT)
+_MEND: Final = Script(MEND)
 
 
 class Ledger:
@@ -35,7 +37,7 @@ class Ledger:
         """Run `operations` in order, in one round trip, and return their answers.
 
         Raises RedisAway if not all of them were answered. Those that Redis did run it knows: send all of them again. A
-        budget whose keys hold what no script can read is removed and asked again, where all operations are of one account.
+        budget whose keys hold what no script can read is mended and asked again, where all operations are of one account.
         Raises ValueError for an operation that says what none may say; then nothing was sent.
         """
         now_ms = self._test_clock_ms() if self._test_clock_ms else 0
@@ -46,11 +48,16 @@ class Ledger:
             accounts = {tuple(keys) for keys, _ in wanted}
             if not away.is_spoilt or len(accounts) > 1:
                 raise
-            await self._forget(accounts.pop(), away)
+            await self._mend(wanted[0], away)
             replies = await self._redis.scripts(SCRIPT, wanted)
         return answers(operations, replies)
 
-    async def _forget(self, keys: Sequence[str], why: RedisAway) -> None:
-        """Remove a budget that no script can read: it begins full, as one that Redis lost."""
-        log.error("a budget is removed, because it cannot be read: %s", why, extra={"keys": list(keys)})
-        await self._redis.execute("UNLINK", *keys)
+    async def _mend(self, wanted: Call, why: RedisAway) -> None:
+        """Remove from the budget of `wanted` what no script can read; all else stays."""
+        budget_keys, (now_ms, *_) = wanted
+        log.error(
+            "a budget is mended: its keys hold what cannot be read: %s",
+            why,
+            extra={"keys": list(budget_keys)},
+        )
+        await self._redis.scripts(_MEND, [(budget_keys, (now_ms,))])

@@ -191,8 +191,8 @@ local function sweep(most)
   if #due > 0 then
     local found = call('HMGET', OPEN, unpack(due))
     for i, rid in ipairs(due) do
-      if rows[rid] == nil then  -- else an operation before this one has dealt with it
-        local row = parsed(found[i])
+      if rows[rid] == nil or rows[rid] and ends[rid] <= now then  -- else an operation before this one has dealt with it
+        local row = parsed(rows[rid] or found[i])
         if row and row.state == 'o' then
           swept, tokens = swept + 1, tokens + row.tokens
           add(LIVE, -1)
@@ -266,8 +266,9 @@ local function keep_elsewhere()
   end
 end
 
--- Writes what has changed.
+-- Writes what has changed. What may fail comes first: nothing is written then.
 local function keep()
+  if elsewhere then keep_elsewhere() end
   if rows_before == 0 or math.abs(now - book[TOUCHED]) > TOUCH_MS then must_touch = true end
   if must_touch then add(TOUCHED, now - book[TOUCHED]) end
   if count > 0 and must_level then
@@ -310,7 +311,6 @@ local function keep()
       n = n + 2
     end
   end
-  if elsewhere then keep_elsewhere() end
   if n > 0 then call('HSET', OPEN, unpack(fields)) end
   if gone then
     call('HDEL', OPEN, unpack(gone))

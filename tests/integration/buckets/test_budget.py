@@ -19,6 +19,7 @@ from kvmesh.buckets.operations import (
     Draw,
     Drawn,
     Granted,
+    Lower,
     Operation,
     Renew,
     Renewal,
@@ -259,7 +260,7 @@ async def test_one_key_alone_may_be_lost(budget: Budget, lost: str) -> None:
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("spoilt", ["another type", "short values", "text"])
 async def test_a_key_that_cannot_be_read_costs_no_request(budget: Budget, place: int, spoilt: str) -> None:
-    """Another program wrote where the budget was: the budget begins full, and the next request is granted."""
+    """Another program wrote where the budget was: what can be read is kept, and the next request is granted."""
     await budget.reserve("r0", 600)
     key = keys(MESH, "acme")[place]
     execute = budget.link.execute
@@ -272,9 +273,93 @@ async def test_a_key_that_cannot_be_read_costs_no_request(budget: Budget, place:
             await execute("HSET", key, *(word for field in fields for word in (field, "junk")))
         case _:
             await execute("SET", key, "junk")
-    assert isinstance(await budget.reserve("r1", 900), Granted)
+    are_levels_lost = place == 0
+    left = 1000 if are_levels_lost else 400
+    assert isinstance(await budget.reserve("r1", left - 50), Granted)
     assert isinstance(await budget.reserve("r2", 50), Granted)
-    assert isinstance(await budget.reserve("r3", 900), Denied)
+    assert isinstance(await budget.reserve("r3", 1), Denied)
+
+
+OTHER = Account("acme", (ORGANISATION, Scope("tenant:chat", Limit(600, 10, 60_000, 1000, 4, 3000))))
+
+
+@pytest.mark.parametrize("bad", [b"", b"o", b"o" + b"short", b"junk"])
+@pytest.mark.parametrize("is_due", [False, True])
+async def test_a_reservation_that_cannot_be_read_costs_itself_alone(
+    budget: Budget, bad: bytes, is_due: bool
+) -> None:
+    """Debts, slots, open overrun and ledger of all others stay; what the bad one had reserved stays charged."""
+    await budget.one(Reserve(ACCOUNT, "debt", 31_000, 60.0, force=True, overrun=70))
+    await budget.one(Reserve(OTHER, "other", 300, 60.0, slots=2, overrun=200))
+    await budget.one(Reserve(OTHER, "bad", 100, LEASE_S, overrun=30))
+    name = keys(MESH, "acme")[1]
+    await budget.link.execute("HSET", name, "bad", bad)
+    await budget.link.execute("HSET", name, "#~" + "x" * 16, 0)  # a field without a reservation
+    if is_due:
+        budget.now_ms += 16_000
+        await budget.one(Sweep("acme"))
+    else:
+        await budget.one(Settle(OTHER, "bad", 100))
+    shown = await budget.one(Show(ACCOUNT))
+    assert isinstance(shown, Shown)
+    assert shown.uses[1].tokens == -30_000 + (16_000 if is_due else 0)
+    organisation = shown.uses[0]
+    assert (organisation.slots, organisation.overrun) == (3, 270)
+    book = shown.book
+    assert (book.held, book.open_count, book.swept, book.sweep_count) == (31_300, 2, 100, 1)
+    other = await budget.one(Show(OTHER))
+    assert isinstance(other, Shown)
+    assert (other.uses[1].slots, other.uses[1].overrun) == (2, 200)
+    assert not await budget.link.execute("HEXISTS", name, "#~" + "x" * 16)
+    for account, rid, tokens in ((ACCOUNT, "debt", 31_000), (OTHER, "other", 300)):
+        settled = await budget.one(Settle(account, rid, tokens))
+        assert isinstance(settled, Settled) and settled.state == "settled"
+    shown = await budget.one(Show(ACCOUNT))
+    assert isinstance(shown, Shown)
+    assert (shown.uses[0].slots, shown.uses[0].overrun, shown.book.held) == (0, 0, 0)
+
+
+async def test_a_ledger_that_cannot_be_read_is_added_up_anew(budget: Budget) -> None:
+    """From the reservations, which all stay, with their slots and open overrun; so if the leases are lost besides."""
+    await budget.one(Reserve(ACCOUNT, "debt", 1500, 60.0, force=True, overrun=70))
+    await budget.reserve("over", 0)
+    await budget.one(Settle(ACCOUNT, "over", 0))
+    name, leases = keys(MESH, "acme")[1:]
+    await budget.link.execute("HSET", name, "+", "junk")
+    await budget.link.execute("SET", leases, "junk")
+    settled = await budget.one(Settle(ACCOUNT, "over", 0))
+    assert isinstance(settled, Settled) and settled.state == "repeated"
+    shown = await budget.one(Show(ACCOUNT))
+    assert isinstance(shown, Shown)
+    assert (shown.uses[1].tokens, shown.uses[1].slots, shown.uses[1].overrun) == (-500, 1, 70)
+    assert (shown.book.held, shown.book.open_count, shown.book.tombstone_count) == (1500, 1, 1)
+    assert await budget.link.execute("PTTL", leases) > 0
+    budget.now_ms += 16_000
+    assert await budget.one(Sweep("acme")) == Swept(1, 1500, True)
+
+
+@pytest.mark.parametrize("field", ["#tenant:chat", "#~tenant:chat"])
+async def test_a_count_that_cannot_be_read_is_added_up_anew(budget: Budget, field: str) -> None:
+    """Also one of a scope that the operation does not name; what the operation changes is changed once."""
+    await budget.one(Reserve(OTHER, "other", 300, 60.0, slots=2, overrun=200))
+    await budget.one(Reserve(OTHER, "ends", 100, LEASE_S, overrun=30))
+    name = keys(MESH, "acme")[1]
+    await budget.link.execute("HSET", name, field, "junk")
+    budget.now_ms += 16_000
+    await budget.one(Sweep("acme"))
+    shown = await budget.one(Show(OTHER))
+    assert isinstance(shown, Shown)
+    assert [(use.slots, use.overrun) for use in shown.uses] == [(2, 200), (2, 200)]
+    assert shown.book.sweep_count == 1
+
+
+async def test_what_is_lowered_is_swept_all_the_same(budget: Budget) -> None:
+    """In one call: a Lower of what is due does not keep the sweep after it from it."""
+    await budget.reserve("r", 100)
+    budget.now_ms += 16_000
+    await budget.ledger.run([Lower(ACCOUNT, "r", 40), Reserve(ACCOUNT, "next", 10, LEASE_S)])
+    book = await budget.book()
+    assert (book.swept, book.sweep_count, book.held, book.open_count) == (40, 1, 10, 1)
 
 
 async def test_limits_change_while_requests_run(budget: Budget) -> None:
