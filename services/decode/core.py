@@ -115,6 +115,7 @@ class DecodeCore:
             traceparent=submit.traceparent,
             blocks=blocks_needed(submit),
             submit=submit,
+            tenant=budget.tenant,
             vocabulary_size=submit.vocabulary_size,
             has_first_row=is_local,
         )
@@ -156,7 +157,7 @@ class DecodeCore:
             self.generation.send(slot, now_s)
 
     def close_window(self, slot: Slot, now_s: float) -> None:
-        """The flow-control window of the client of `slot` is closed: cut the longest closed one if too many are."""
+        """The flow-control window of the client of `slot` is closed: cut another one if too many are."""
         longest = self.holdings.closed_windows.close(slot)
         if longest is not None:
             self._cut_slow(longest, "share", now_s)

@@ -50,6 +50,8 @@ class Slot:
     submit: pb.Submit | None
     """What the engine call is made of; dropped when it was made."""
 
+    tenant: str = ""
+    """Tenant that pays; empty: a mesh without tenants."""
     vocabulary_size: int = 0
     """Ids that the engine may make are below it. 0: ids are not checked."""
     state: State = State.PENDING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -11,8 +12,8 @@ from services.decode.closed_windows import ClosedWindows
 from services.decode.slot import Slot
 
 
-def slot(number: int) -> Slot:
-    """Return a slot with nothing in it."""
+def slot(number: int, tenant: str = "") -> Slot:
+    """Return a slot of `tenant` with nothing in it."""
     return Slot(
         request_id=f"{number:032x}",
         attempt=1,
@@ -27,17 +28,20 @@ def slot(number: int) -> Slot:
         traceparent="",
         blocks=1,
         submit=None,
+        tenant=tenant,
     )
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_half_at_most_and_the_longest_closed_goes(seed: int) -> None:
-    """After each step at most half are closed; below that nothing is cut, and beyond it the one that is closed longest."""
+@pytest.mark.parametrize("tenants", [1, 2, 5, 40])
+@pytest.mark.parametrize("seed", range(15))
+def test_half_at_most_and_the_longest_closed_of_the_largest_tenant_goes(seed: int, tenants: int) -> None:
+    """After each step at most half are closed; below that nothing is cut, and no tenant is cut below its equal share."""
     rng = random.Random(seed)
     slots_max = rng.randrange(1, 40)
     half = max(1, slots_max // 2)
     windows, twin = ClosedWindows(slots_max), list[Slot]()
-    slots = [slot(number) for number in range(slots_max)]
+    names = [f"tenant-{number}" for number in range(tenants)]
+    slots = [slot(number, rng.choice(names)) for number in range(slots_max)]
     cuts = 0
     for _ in range(400):
         one = rng.choice(slots)
@@ -46,9 +50,14 @@ def test_half_at_most_and_the_longest_closed_goes(seed: int) -> None:
                 twin.append(one)
             cut = windows.close(one)
             if len(twin) > half:
-                assert cut is twin.pop(0)
+                assert cut is not None
+                held = Counter(each.tenant for each in twin)
+                assert held[cut.tenant] == max(held.values()), (cut.tenant, held)
+                assert held[cut.tenant] > half // len(held), "its equal share of what may be closed"
+                assert cut is next(each for each in twin if each.tenant == cut.tenant)
+                twin.remove(cut)
                 cuts += 1
-                slots[slots.index(cut)] = slot(rng.getrandbits(64))  # its place goes to another request
+                slots[slots.index(cut)] = slot(rng.getrandbits(64), rng.choice(names))  # its place is free
             else:
                 assert cut is None
         else:
@@ -58,3 +67,21 @@ def test_half_at_most_and_the_longest_closed_goes(seed: int) -> None:
         assert len(windows) == len(twin) <= half
         assert all((each in windows) == (each in twin) for each in slots)
     assert cuts or slots_max < 2
+
+
+def test_a_tenant_that_closes_many_windows_cuts_its_own_alone() -> None:
+    """Paused streams of another tenant stay, however many slots of the first are closed after them."""
+    windows = ClosedWindows(64)
+    paused = [slot(number, "quiet") for number in range(8)]
+    assert not any(windows.close(one) for one in paused)
+    cut = [windows.close(slot(100 + number, "busy")) for number in range(1000)]
+    assert all(one in windows for one in paused)
+    assert sum(one is not None for one in cut) == 1000 - 24
+    assert {one.tenant for one in cut if one is not None} == {"busy"}
+
+
+def test_of_tenants_with_as_many_the_longest_closed_goes() -> None:
+    """One window each: whose came first."""
+    windows = ClosedWindows(8)
+    slots = [slot(number, f"tenant-{number}") for number in range(10)]
+    assert [windows.close(one) for one in slots] == [None] * 4 + slots[:6]

@@ -479,6 +479,19 @@ def test_beyond_half_of_the_slots_the_longest_closed_window_is_cut() -> None:
     assert replica.submit(5, LOCAL).is_accepted, "its slot is free"
 
 
+def test_the_tenant_with_the_most_closed_windows_loses_one() -> None:
+    """Its longest closed one, although another tenant's is closed for longer: one tenant cannot cut all others."""
+    replica = Replica()
+    tenants = {1: "quiet", 2: "busy", 3: "busy", 4: "busy"}
+    views = {slot: replica.submit(slot, LOCAL, credit=1, tenant=name) for slot, name in tenants.items()}
+    replica.step(2)
+    for slot in (1, 2, 3):
+        replica.send(closed_slots=[slot])
+    assert [slot for slot, view in views.items() if view.is_over()] == [2]
+    replica.send(closed_slots=[4])
+    assert [slot for slot, view in views.items() if view.is_over()] == [2, 3]
+
+
 def test_an_engine_that_runs_fewer_than_there_are_slots_sets_the_bound() -> None:
     """What it does not run waits in its queue behind what nobody reads: half of its places are for others, too."""
     replica = Replica(model=facts(max_sequences=2))

@@ -130,6 +130,7 @@ class World:
             start=start,
             output=len(request.output) - start,
             end_token_id=END_TOKEN,
+            tenant="" if request.request_id < "8" else "a",
             credit=credit,
             remaining_ms=rng.choice((300, 5_000, 60_000)),
             ttft_ms=rng.choice((None, 200, 5_000)),
