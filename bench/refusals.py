@@ -104,6 +104,7 @@ class OwnCall:
     """A call without a wire. A Call."""
 
     identities: Sequence[str] = ()
+    peer = "bench"
 
     def __init__(self, key: str, message: bytes) -> None:
         self.metadata: Mapping[str, str] = dict(bearer(key))

@@ -31,6 +31,11 @@ class Call(Protocol[Request, Response]):
         """
         ...
 
+    @property
+    def peer(self) -> str:
+        """Name of the connection: transport, address and port of its other end."""
+        ...
+
     def remaining_s(self) -> float | None:
         """Return the seconds until the client's deadline, or None if it set none."""
         ...
@@ -69,6 +74,10 @@ class GrpcCall:
         found = self._context.auth_context()
         names = found.get("x509_subject_alternative_name") or found.get("x509_common_name") or ()
         return [name.decode(errors="replace") for name in names]
+
+    @property
+    def peer(self) -> str:
+        return str(self._context.peer())
 
     def remaining_s(self) -> float | None:
         remaining = self._context.time_remaining()

@@ -310,7 +310,13 @@ class Frontend(Section, frozen=True, kw_only=True):
         Allowed("A call whose message has not arrived this long after its headers is ended.", 0.1, 600, "s"),
     ] = 10.0
     unread_calls_max: Annotated[
-        int, Allowed("Calls whose message has not arrived; more are refused.", 1, 100_000, "calls")
+        int,
+        Allowed(
+            "Calls whose message has not arrived; more are refused. One caller holds no more of them than it leaves free.",
+            1,
+            100_000,
+            "calls",
+        ),
     ] = 2_000
     connections_max: Annotated[
         int, Allowed("Connections of clients; more are closed as they come.", 16, 1_000_000, "connections")

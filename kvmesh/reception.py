@@ -16,6 +16,7 @@ import grpc
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.errors import MeshError, Violation, invalid
+from kvmesh.fair_queue import Path
 from kvmesh.interceptors import Context, answered
 from kvmesh.metrics import Metrics
 from kvmesh.unread import UnreadCall, UnreadCalls, full
@@ -28,6 +29,8 @@ BODY_BYTES_MAX: Final = 64 << 20
 """Bytes of messages that are being read, all together; four messages where one is larger than a quarter of it."""
 
 READERS_MIN: Final = 4
+READERS_MAX: Final = 64
+"""However small messages are: the choice of the call that gives way looks at each of them."""
 
 UNREAD_CALLS_MAX: Final = 2_000
 TIMEOUT_S: Final = 5.0
@@ -52,7 +55,8 @@ class Reception:
         setting: str = "",
         clock: Clock | None = None,
     ) -> None:
-        self.unread = UnreadCalls(calls_max, max(READERS_MIN, BODY_BYTES_MAX // message_bytes_max))
+        readers = min(READERS_MAX, max(READERS_MIN, BODY_BYTES_MAX // message_bytes_max))
+        self.unread = UnreadCalls(calls_max, readers)
         self.timeout_s = timeout_s
         self.late_total = 0
         self._setting = f" ({setting})" if setting else ""
@@ -60,15 +64,17 @@ class Reception:
         self._turns: dict[UnreadCall, asyncio.Future[None]] = {}
         self._limits: dict[UnreadCall, asyncio.Timeout] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
 
-    async def message(self, read: Callable[[], Awaitable[Message]]) -> Message:
-        """Return what `read` brings. Raises MeshError (CALLS_FULL, REQUEST_TIMEOUT), or what `read` raises."""
-        call, displaced = self.unread.open(self._clock.now_s())
+    async def message(self, read: Callable[[], Awaitable[Message]], caller: Path) -> Message:
+        """Return the message that `read` brings for a call of `caller`.
+
+        Raises MeshError (CALLS_FULL, REQUEST_TIMEOUT), or the error that `read` raises.
+        """
+        call = self.unread.open(caller, self._clock.now_s())
         limit = asyncio.timeout(self.timeout_s)
         self._limits[call] = limit
         try:
-            if displaced is not None:
-                self._end_now(displaced)
             async with limit:
                 if call.reading_s is None:
                     await self._turn(call)
@@ -93,36 +99,39 @@ class Reception:
             turn = self._turns.pop(successor)
             if not turn.done():
                 turn.set_result(None)
+        self._watch()
 
     def _watch(self) -> None:
-        """Come back when the call that is read longest has to give way."""
-        at_s = self.unread.next_cut_s()
-        if self._timer is None and at_s is not None:
-            delay_s = max(0.0, at_s - self._clock.now_s())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._cut)
+        """Come back when the next call has to give way."""
+        due_s = self.unread.next_due_s()
+        if due_s is None or (self._timer is not None and self._timer_s <= due_s):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = due_s
+        delay_s = max(0.0, due_s - self._clock.now_s())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._end_due)
 
-    def _cut(self) -> None:
+    def _end_due(self) -> None:
         self._timer = None
         try:
-            call = self.unread.cut(self._clock.now_s())
-            if call is not None:
-                self._end_now(call)
+            for call in self.unread.end_due(self._clock.now_s()):
+                end_now(self._limits[call])
         finally:
             self._watch()
 
-    def _end_now(self, call: UnreadCall) -> None:
-        limit = self._limits[call]
-        if not limit.expired():  # else its own time has just ended it
-            limit.reschedule(asyncio.get_running_loop().time())
-
     def _late(self, call: UnreadCall) -> MeshError:
-        if call.is_cut:
-            held = len(self.unread)
-            return full(
-                "others wait while this call's message does not arrive, and only so many are read at once",
-                held,
-                self.unread.readers_max,
+        held, readers = len(self.unread), self.unread.readers_max
+        if call.reading_s is None:
+            what = (
+                f"{held} calls wait, {readers} messages are read at once, and this call got no turn in time"
             )
+            return full(what, held, readers)
+        if call.is_cut:
+            what = (
+                f"{readers} messages are read at once, and this one did not arrive while other calls waited"
+            )
+            return full(what, held, readers)
         self.late_total += 1
         return MeshError(
             "REQUEST_TIMEOUT",
@@ -187,7 +196,7 @@ class ReceptionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
             request = await self._only(context, method)
             held = self._watches.get(method, 0)
             if held >= WATCHES_MAX:
-                raise full(f"{held} calls of {method} are open", held, WATCHES_MAX)
+                raise full(f"{held} calls of {method} are open; {WATCHES_MAX} are allowed", held, WATCHES_MAX)
             self._watches[method] = held + 1
             try:
                 await answered(inner(request, context), context)
@@ -204,16 +213,27 @@ class ReceptionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
 
     async def _messages(self, context: Context) -> AsyncIterator[Any]:
         while True:
-            message = await self._reception.message(context.read)
+            message = await self._reception.message(context.read, connection_of(context))
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
                 return
             yield message
 
     async def _only(self, context: Context, method: str) -> Any:
-        message = await self._reception.message(context.read)
+        message = await self._reception.message(context.read, connection_of(context))
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
             raise no_message(method)
         return message
+
+
+def end_now(limit: asyncio.Timeout) -> None:
+    """Let `limit` end its call; no more than that if its time has just ended."""
+    if not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time())
+
+
+def connection_of(context: Context) -> Path:
+    """Return the caller of a call that is known by its connection alone."""
+    return (context.peer(),)
 
 
 def no_message(method: str) -> MeshError:

@@ -1,18 +1,24 @@
 """Calls whose first message has not arrived: how many may be open, how many are read at once, which one gives way.
 
 Pure. A call that is being read may hold a whole message in gRPC's memory, one that waits for its turn only what fits into
-its flow-control window. Overflow behaviour: beyond `calls_max` one call is refused at once, a new one or one that waits in
-vain. While calls wait for a turn, the one that is read longest is cut once it has had `LOOK_S`.
+its flow-control window. Callers share turns and room fairly (`FairQueue`). Overflow behaviour: a call beyond the room of
+its caller is refused at once, a call without a turn after WAIT_S. While calls wait for a turn, the caller with the most
+readers loses the call that is read longest, once that has had LOOK_S.
 """
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Final
 
 from kvmesh.errors import MeshError
+from kvmesh.fair_queue import FairQueue, Path
 
 LOOK_S: Final = 0.25
 """Time that every message gets to arrive in, however many calls wait: most arrive together with their headers."""
+
+WAIT_S: Final = 1.0
+"""Longest wait for a turn."""
 
 RETRY_AFTER_S: Final = 1.0
 
@@ -30,17 +36,20 @@ class UnreadCall:
 
 
 class UnreadCalls:
-    """Invariants: `reading` and `waiting` are disjoint, at most `calls_max` together; none waits while a turn is free."""
+    """INVARIANT: at most `readers_max` are read, at most `calls_max` are open; none waits while a reader is free."""
 
     def __init__(self, calls_max: int, readers_max: int) -> None:
         self.calls_max = calls_max
         self.readers_max = readers_max
         self.reading: dict[UnreadCall, None] = {}
-        """In the order in which they were asked for."""
+        """Calls with a reader, also those that had to give way and have not been closed."""
         self.waiting: dict[UnreadCall, None] = {}
         """In the order in which they came."""
         self.refused_total = 0
         self.cut_total = 0
+        self._queue: FairQueue[UnreadCall] = FairQueue()
+        self._ending = 0
+        """Calls in `reading` that had to give way: their readers are free soon."""
 
     def __len__(self) -> int:
         return len(self.reading) + len(self.waiting)
@@ -48,80 +57,92 @@ class UnreadCalls:
     def __repr__(self) -> str:
         return f"UnreadCalls({len(self.reading)}/{self.readers_max} reading, {len(self)}/{self.calls_max})"
 
-    def open(self, now_s: float) -> tuple[UnreadCall, UnreadCall | None]:
-        """Return a new call, which is read (`reading_s` is set) or waits, and the one that gave way to it.
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing is kept of any caller."""
+        return self._queue.is_empty
 
-        That is the oldest that waits, once it has waited LOOK_S: it would hardly get a turn. Raises MeshError (CALLS_FULL).
+    def open(self, caller: Path, now_s: float) -> UnreadCall:
+        """Return a new call of `caller`, which is read (`reading_s` is set) or waits.
+
+        Raises MeshError (CALLS_FULL) if the caller holds as many calls as it leaves room for.
         """
-        displaced = None
-        if len(self) >= self.calls_max:
-            displaced = self._late(now_s)
-            if displaced is None:
-                self.refused_total += 1
-                raise full(f"{len(self)} calls wait for their message", len(self), self.calls_max)
-            del self.waiting[displaced]
-            displaced.is_cut = True
-            self.cut_total += 1
+        excess = self._queue.excess(caller, self.calls_max - len(self))
+        if excess is not None:
+            self.refused_total += 1
+            held, limit = excess
+            what = (
+                f"{len(self)} calls wait for their message, {held} of them of one caller; {limit} are allowed"
+            )
+            raise full(what, held, limit)
         call = UnreadCall(now_s)
-        if len(self.reading) < self.readers_max:
-            self._read(call, now_s)
-        else:
-            self.waiting[call] = None
-        return call, displaced
+        self._queue.push(caller, call)
+        self.waiting[call] = None
+        self._read_next(now_s)
+        return call
 
     def close(self, call: UnreadCall, now_s: float) -> UnreadCall | None:
-        """Forget `call`, if it is not forgotten; return the one whose turn it is now.
+        """Forget `call`, if it is not forgotten; return the one whose turn it is now."""
+        self._queue.remove(call)
+        self.waiting.pop(call, None)
+        if call in self.reading:
+            del self.reading[call]
+            self._ending -= call.is_cut
+        return self._read_next(now_s)
 
-        That is the oldest, or the newest once the oldest has waited LOOK_S: then there are more than can be served, and
-        those that came last are the likeliest to be still wanted.
-        """
-        if call not in self.reading:
-            self.waiting.pop(call, None)
-            return None
-        del self.reading[call]
-        if not self.waiting:
-            return None
-        if self._late(now_s) is not None:
-            successor, _ = self.waiting.popitem()
-        else:
-            successor = next(iter(self.waiting))
-            del self.waiting[successor]
-        self._read(successor, now_s)
-        return successor
+    def end_due(self, now_s: float) -> list[UnreadCall]:
+        """Return the calls that must give way now. They are still to be closed."""
+        due = list(takewhile(lambda call: now_s >= call.opened_s + WAIT_S, self.waiting))
+        for call in due:
+            del self.waiting[call]
+            self._cut(call)
+        while (slow := self._to_cut()) is not None and now_s >= _since(slow) + LOOK_S:
+            self._cut(slow)
+            self._ending += 1
+            due.append(slow)
+        return due
 
-    def cut(self, now_s: float) -> UnreadCall | None:
-        """Return the call that must give way now: others wait, and it has had its LOOK_S. It is still to be closed."""
-        for call in self.reading:
-            if call.is_cut:
-                continue
-            if not self.waiting or now_s < _since(call) + LOOK_S:
-                return None
-            call.is_cut = True
-            self.cut_total += 1
-            return call
-        return None
-
-    def next_cut_s(self) -> float | None:
-        """Return when `cut` is to be asked next; None: nothing waits."""
-        if not self.waiting:
-            return None
-        return min((_since(call) + LOOK_S for call in self.reading if not call.is_cut), default=None)
-
-    def _late(self, now_s: float) -> UnreadCall | None:
-        """Return the oldest call that waits, if it has waited LOOK_S."""
+    def next_due_s(self) -> float | None:
+        """Return when `end_due` is to be asked next; None: nothing waits."""
         oldest = next(iter(self.waiting), None)
-        return oldest if oldest is not None and now_s - oldest.opened_s >= LOOK_S else None
+        if oldest is None:
+            return None
+        reader = self._to_cut()
+        wait_ends_s = oldest.opened_s + WAIT_S
+        return wait_ends_s if reader is None else min(wait_ends_s, _since(reader) + LOOK_S)
 
-    def _read(self, call: UnreadCall, now_s: float) -> None:
-        call.reading_s = now_s
-        self.reading[call] = None
+    def _to_cut(self) -> UnreadCall | None:
+        """Return the call that gives way to those that wait: of the caller with the most readers, the one read longest."""
+        if len(self.waiting) <= self._ending:
+            return None
+        read = (call for call in self.reading if not call.is_cut)
+        return min(read, key=self._rank, default=None)
+
+    def _rank(self, call: UnreadCall) -> tuple[float, ...]:
+        return (*(-readers for readers in self._queue.served_beside(call)), _since(call))
+
+    def _cut(self, call: UnreadCall) -> None:
+        call.is_cut = True
+        self.cut_total += 1
+        self._queue.remove(call)
+
+    def _read_next(self, now_s: float) -> UnreadCall | None:
+        """Give a free reader to the call whose turn it is, if one waits; return it."""
+        if len(self.reading) >= self.readers_max:
+            return None
+        call = self._queue.serve()
+        if call is not None:
+            del self.waiting[call]
+            call.reading_s = now_s
+            self.reading[call] = None
+        return call
 
 
 def full(what: str, held: int, limit: int) -> MeshError:
     """Return the refusal of a call for which there is no room before its message is read."""
     return MeshError(
         "CALLS_FULL",
-        f"the process is full: {what}, {limit} may",
+        f"the process is full: {what}",
         {"held": str(held), "limit": str(limit)},
         retry_after_s=RETRY_AFTER_S,
     )

@@ -75,7 +75,7 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
     async def serve(self, call: Call[pb.AttachRequest, pb.AttachResponse]) -> str | None:
         """Serve one stream until it ends. Return what the peer did wrong, or None. Raises MeshError (CALLS_FULL)."""
         try:
-            first = await self._reception.message(call.read)
+            first = await self._reception.message(call.read, (call.peer,))
         except MeshError as refusal:
             if refusal.reason == "REQUEST_TIMEOUT":
                 return f"no hello within {self._reception.timeout_s:g} s"

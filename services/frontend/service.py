@@ -17,6 +17,7 @@ import grpc
 from kvmesh.call import Call, GrpcCall
 from kvmesh.clock import Clock, wall_ns, wall_s
 from kvmesh.errors import MeshError
+from kvmesh.fair_queue import Path
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.reception import Reception, no_message
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
@@ -127,7 +128,7 @@ class InferenceService:
         try:
             caller = self._identify(call)
             self._core.check_room(arrived_s)
-            data = await self._reception.message(call.read)
+            data = await self._reception.message(call.read, _path(caller, call))
             if data is None:
                 raise no_message("Generate")
             self._accounting.check(caller, data)
@@ -263,3 +264,8 @@ class InferenceService:
             parent_span_id=caller_span_id,
             error=end.outcome if isinstance(end.error, MeshError) else "",
         )
+
+
+def _path(caller: Caller, call: Call[Any, Any]) -> Path:
+    """Return the flows in which `call` takes its turn: its tenant, if it has one, and its connection."""
+    return (caller.tenant.name, call.peer) if caller.tenant.name else (call.peer,)

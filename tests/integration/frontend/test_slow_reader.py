@@ -27,6 +27,7 @@ class StuckCall:
         self.message = message
         self.metadata: Mapping[str, str] = {}
         self.identities: Sequence[str] = ()
+        self.peer = "stuck"
         self.allowed = asyncio.Semaphore(0)
         self.messages: list[pb.GenerateResponse] = []
 

@@ -39,7 +39,7 @@ async def call(reception: Reception, after_ticks: int, reset_ticks: int | None) 
     """Make one call; return its outcome."""
     try:
         async with asyncio.timeout(None if reset_ticks is None else reset_ticks * TICK_S):
-            return repr(await reception.message(lambda: arrives(after_ticks)))
+            return repr(await reception.message(lambda: arrives(after_ticks), ("one",)))
     except TimeoutError:
         return "reset"
     except MeshError as error:

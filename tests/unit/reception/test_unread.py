@@ -7,63 +7,104 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.errors import MeshError
-from kvmesh.unread import LOOK_S, UnreadCall, UnreadCalls
+from kvmesh.unread import LOOK_S, WAIT_S, UnreadCall, UnreadCalls
 
-STEPS = st.lists(st.tuples(st.sampled_from(["open", "close", "cut"]), st.floats(0, 0.3), st.integers(0, 99)))
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "close", "end"]),
+        st.floats(0, 0.3),
+        st.integers(0, 99),
+        st.sampled_from([("a", "1"), ("a", "2"), ("b", "1")]),
+    )
+)
 
 
-@given(STEPS, st.integers(1, 6), st.integers(1, 4))
+@given(STEPS, st.integers(1, 8), st.integers(1, 4))
 def test_bounds_hold_and_no_turn_is_lost(
-    steps: list[tuple[str, float, int]], calls_max: int, readers_max: int
+    steps: list[tuple[str, float, int, tuple[str, str]]], calls_max: int, readers_max: int
 ) -> None:
-    """Never more than allowed; nothing waits beside a free turn; a cut has had its time, and others waited."""
+    """Never more than allowed; nothing waits beside a free turn; a cut call has had its time, and others waited."""
     unread, live, now_s = UnreadCalls(calls_max, readers_max), list[UnreadCall](), 0.0
-    for step, passed_s, chosen in steps:
+    for step, passed_s, chosen, caller in steps:
         now_s += passed_s
         if step == "open":
-            is_full = len(live) == calls_max
             try:
-                call, displaced = unread.open(now_s)
-                live.append(call)
-                assert is_full == (displaced is not None)
-                if displaced is not None:
-                    assert displaced.is_cut and now_s >= displaced.opened_s + LOOK_S
-                    live.remove(displaced)
-                    assert unread.close(displaced, now_s) is None
+                live.append(unread.open(caller, now_s))
             except MeshError as error:
-                assert is_full and error.reason == "CALLS_FULL" and error.retry_after_s
+                assert live and error.reason == "CALLS_FULL" and error.retry_after_s
         elif step == "close" and live:
             call = live.pop(chosen % len(live))
             was_read, waited = call in unread.reading, bool(unread.waiting)
-            successor = unread.close(call, now_s)
-            assert (successor is not None) == (was_read and waited)
-        elif step == "cut":
-            due_s = unread.next_cut_s()
-            cut = unread.cut(now_s)
-            assert (cut is not None) == (due_s is not None and due_s <= now_s)
-            if cut is not None:
-                assert unread.waiting and cut.reading_s is not None and now_s >= cut.reading_s + LOOK_S
+            assert (unread.close(call, now_s) is not None) == (was_read and waited)
+        elif step == "end":
+            due_s, waiting = unread.next_due_s(), list(unread.waiting)
+            ended = unread.end_due(now_s)
+            assert bool(ended) == (due_s is not None and due_s <= now_s)
+            for call in ended:
+                if call.reading_s is None:
+                    assert now_s >= call.opened_s + WAIT_S
+                    live.remove(call)
+                    assert unread.close(call, now_s) is None
+                else:
+                    assert waiting and now_s >= call.reading_s + LOOK_S
+            assert not any(call.is_cut for call in unread.waiting)
         assert len(unread) == len(live) <= calls_max
         assert len(unread.reading) <= readers_max
         assert not unread.waiting or len(unread.reading) == readers_max
         assert all((call.reading_s is not None) == (call in unread.reading) for call in live)
+    for call in live:
+        unread.close(call, now_s)
+    assert not len(unread) and unread.is_empty
 
 
-def test_turns_go_to_the_oldest_until_it_waits_too_long() -> None:
-    """In order while all are served in time; the newest first once they are not."""
-    unread = UnreadCalls(10, 1)
-    first, second, third, fourth = (unread.open(at_s)[0] for at_s in (0.0, 0.1, 0.2, 0.3))
-    assert unread.close(first, 0.3) is second
-    assert unread.close(second, 0.2 + LOOK_S + 0.01) is fourth
-    assert unread.close(fourth, 0.5) is third
-    assert unread.close(third, 0.5) is None and not len(unread)
+def test_turns_go_round_the_callers() -> None:
+    """A caller that has no reader goes before one that has; in order of arrival inside a caller."""
+    unread = UnreadCalls(100, 2)
+    first, second, third, fourth = (unread.open(("flood", "c"), at_s) for at_s in (0.0, 0.1, 0.2, 0.3))
+    other = unread.open(("other", "c"), 0.4)
+    assert unread.close(first, 0.5) is other
+    assert unread.close(second, 0.6) is third
+    assert unread.close(other, 0.7) is fourth
+    assert unread.close(third, 0.8) is None and unread.close(fourth, 0.8) is None and unread.is_empty
+
+
+def test_no_more_calls_are_cut_than_wait() -> None:
+    """One call that waits costs one reader, however many calls have had their time."""
+    unread = UnreadCalls(100, 4)
+    reading = [unread.open(("a", "c"), 0.0) for _ in range(4)]
+    waiting = unread.open(("b", "c"), 0.0)
+    assert unread.end_due(0.9) == reading[:1]
+    assert unread.end_due(0.95) == []
+    assert unread.close(reading[0], 0.96) is waiting
+
+
+def test_a_caller_leaves_room_for_others() -> None:
+    """Half of all for one connection in a mesh without tenants; a third with them, another for its other connections."""
+    plain, unread = UnreadCalls(90, 4), UnreadCalls(90, 4)
+    assert opened(plain, ("one",)) == 45
+    assert opened(plain, ("two",)) == 23
+    assert opened(unread, ("a", "one")) == 30
+    assert opened(unread, ("a", "two")) == 10
+    assert opened(unread, ("b", "one")) == 17
+
+
+def opened(unread: UnreadCalls, caller: tuple[str, ...]) -> int:
+    """Return how many calls `caller` may open."""
+    before = len(unread)
+    with pytest.raises(MeshError):
+        while True:
+            unread.open(caller, 0.0)
+    return len(unread) - before
 
 
 def test_a_refusal_says_how_many_may_wait() -> None:
     """The error has the count, the limit, and when to come back."""
-    unread = UnreadCalls(1, 1)
-    unread.open(0.0)
-    with pytest.raises(MeshError, match="1 calls wait") as caught:
-        unread.open(0.0)
-    assert caught.value.metadata == {"held": "1", "limit": "1"}
-    assert unread.refused_total == 1
+    unread = UnreadCalls(3, 1)
+    for _ in range(2):
+        unread.open(("one",), 0.0)
+    with pytest.raises(
+        MeshError, match="2 calls wait for their message, 2 of them of one caller; 1 are"
+    ) as caught:
+        unread.open(("one",), 0.0)
+    assert caught.value.metadata == {"held": "2", "limit": "1"}
+    assert caught.value.retry_after_s and unread.refused_total == 1
