@@ -20,6 +20,7 @@ from kvmesh.fair_queue import Path
 from kvmesh.interceptors import Context, answered
 from kvmesh.metrics import Metrics
 from kvmesh.unread import UnreadCall, UnreadCalls, full
+from kvmesh.watches import Watches
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +164,8 @@ class ReceptionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
-        self._watches: dict[str, int] = {}
-        """Open calls by method."""
+        self._watches: dict[str, Watches[asyncio.Timeout]] = {}
+        """Open calls by method; the timeouts end them."""
 
     async def intercept_service(
         self,
@@ -192,16 +193,25 @@ class ReceptionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
         return call
 
     def _watch(self, inner: Any, method: str) -> Any:
+        self._watches.setdefault(method, Watches(method, WATCHES_MAX))
+
         async def call(_: Any, context: Context) -> None:
             request = await self._only(context, method)
-            held = self._watches.get(method, 0)
-            if held >= WATCHES_MAX:
-                raise full(f"{held} calls of {method} are open; {WATCHES_MAX} are allowed", held, WATCHES_MAX)
-            self._watches[method] = held + 1
+            watches, connection = self._watches[method], context.peer()
+            limit = asyncio.timeout(None)
+            displaced = watches.open(connection, limit)
             try:
-                await answered(inner(request, context), context)
+                if displaced is not None:
+                    end_now(displaced)
+                async with limit:
+                    await answered(inner(request, context), context)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                what = f"this call of {method} gave way to one of a connection with fewer"
+                raise full(what, len(watches), watches.watches_max) from None
             finally:
-                self._watches[method] -= 1
+                watches.close(connection, limit)
 
         return call
 

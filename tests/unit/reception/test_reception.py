@@ -116,7 +116,7 @@ async def test_half_messages_give_way_to_whole_ones(monkeypatch: pytest.MonkeyPa
 
 
 async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method that answers with a stream serves so many callers and no more; a place that is left is free."""
+    """One connection does not keep others out; a place that is left is free."""
     monkeypatch.setattr(module, "WATCHES_MAX", 2)
     async with (
         serving(Reception(MESSAGE_BYTES_MAX)) as address,
@@ -132,7 +132,14 @@ async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         first, second = await watch(), await watch()
         assert not first.has_ended and not second.has_ended
         assert (await watch()).status == RESOURCE_EXHAUSTED
-        first.reset()
+        async with RawConnection.connect(address) as another:
+            stream = another.call(WATCH)
+            await stream.send_message(b"")
+            await stream.until(lambda: bool(stream.messages))
+            assert not stream.has_ended
+            await first.ended()
+            assert first.status == RESOURCE_EXHAUSTED and "gave way" in first.message and not second.has_ended
+        second.reset()
         async with asyncio.timeout(10):
             while (await watch()).has_ended:
                 pass
