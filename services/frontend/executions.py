@@ -60,7 +60,7 @@ class Claim:
     giver: int = -1
     """Number of the execution that gave it, by the client's token; -1: the client brings none."""
     age_s: float = 0.0
-    """Age of that token; 0: not told."""
+    """Age of that token; infinite if it is not dated."""
 
 
 @dataclass(frozen=True, slots=True)

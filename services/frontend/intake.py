@@ -6,6 +6,7 @@ A shell: threads take what is big, Redis numbers what may have run before.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from array import array
 from collections.abc import Callable
@@ -229,7 +230,8 @@ class Intake:
         claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
         if resume is not None:
             inherited = len(asked.received_ids) if resume.place is not None else 0
-            age_s = wall_s() - resume.issued_s if resume.issued_s else 0.0
+            # Without a date nothing tells that the token is young: then the record in Redis alone proves what was given.
+            age_s = wall_s() - resume.issued_s if resume.issued_s else math.inf
             claim = replace(claim, inherited=inherited, giver=resume.epoch, age_s=age_s)
         return await self._executions.begin(claim)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -132,10 +133,14 @@ async def test_redis_hears_how_far_a_named_request_comes(served: Serving, pool: 
     assert NOTE_TOKENS <= given <= 700
 
 
+@pytest.mark.parametrize("is_dated", [True, False])
 async def test_a_token_older_than_its_record_is_no_way_around_the_limits(
-    served: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    served: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch, *, is_dated: bool
 ) -> None:
-    """An hour later nothing tells that the output was given: the tenant, which has used all it has, is refused."""
+    """An hour later nothing tells that the output was given: the tenant, which has used all it has, is refused.
+
+    A token without a date, of the release before, counts as old at once.
+    """
     stream = Stream(served, "strict", request(500))
     await stream.read(10)
     token = resume_token.unpack(stream.token, served.frontend.seal)
@@ -146,7 +151,10 @@ async def test_a_token_older_than_its_record_is_no_way_around_the_limits(
     await rest.read(1, cut=False)  # all that the tenant has
     assert await served.frontend.settlements.flush(5)
     await served.frontend.executions._redis.execute("DEL", execution_key("kvmesh", token.request_id))
-    monkeypatch.setattr(intake, "wall_s", lambda: wall_s() + 3600)
+    if is_dated:
+        monkeypatch.setattr(intake, "wall_s", lambda: wall_s() + 3600)
+    else:
+        stream.token = replace(token, issued_s=0).pack(served.frontend.seal)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stream.read(20)
     assert from_rpc_error(caught.value).reason == "TOKEN_RATE_EXCEEDED"
