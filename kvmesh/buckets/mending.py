@@ -39,20 +39,23 @@ local leased, without_row = {}, {}
 for _, rid in ipairs(call('ZRANGE', LEASES, 0, -1)) do leased[rid], without_row[rid] = true, true end
 
 local book, epoch, rows, live, held = nil, nil, 0, 0, 0
-local slots, overruns = {}, {}  -- by scope; by epoch and scope
+local slots, overruns = {}, {}  -- by scope; by epoch and scope: open, and free of it
 
 local function count(text)
   local tokens, _, slots_held = read('<ddd', text, 2)
-  local within, overrun, since = sub(text, 50), 0, nil
-  if sub(text, -18, -17) == '\\n~' then
-    within = sub(text, 50, -19)
-    overrun, since = read('<dd', text, #text - 15)
+  local within, overrun, since, free = sub(text, 50), 0, nil, 0
+  if sub(text, -26, -25) == '\\n~' then
+    within = sub(text, 50, -27)
+    overrun, since, free = read('<ddd', text, #text - 23)
     overruns[since] = overruns[since] or {}
   end
   live, held = live + 1, held + tokens
   for name in string.gmatch(within, '[^\\n]+') do
     slots[name] = (slots[name] or 0) + slots_held
-    if since then overruns[since][name] = (overruns[since][name] or 0) + overrun end
+    if since then
+      local sum = overruns[since][name] or {0, 0}
+      overruns[since][name] = {sum[1] + overrun, sum[2] + free}
+    end
   end
 end
 
@@ -85,8 +88,8 @@ book[SWEPT], book[SWEEPS] = book[SWEPT] + lost, book[SWEEPS] + book[LIVE] - live
 book[LIVE], book[ROWS], book[TOUCHED] = live, rows, 0
 call('HSET', OPEN, '+', pack(BOOK, unpack(book, 1, TOUCHED)) .. (epoch and pack('<d', epoch) or ''))
 for name, number in pairs(slots) do call('HSET', OPEN, '#' .. name, number) end
-for name, tokens in pairs(epoch and overruns[epoch] or {}) do
-  call('HSET', OPEN, '#~' .. name, pack('<dd', tokens, epoch))
+for name, sum in pairs(epoch and overruns[epoch] or {}) do
+  call('HSET', OPEN, '#~' .. name, pack('<ddd', sum[1], epoch, sum[2]))
 end
 return rows
 """

@@ -4,13 +4,13 @@ Commands of Redis 6.2 alone; on a Cluster too. KEYS, of one hash tag:
 1 levels  hash  scope -> request level, token level, ms: how full the two buckets were at that time; inf: not limited;
           then, if there is a claim, its tokens, and from when to when in ms
 2 open    hash  rid -> a reservation, or what is remembered of it; "#<scope>" -> slots held; "#~<scope>" -> open overrun,
-          and its epoch; "+" -> the ledger, and the epoch
+          its epoch, and what slabs hold free of it; "+" -> the ledger, and the epoch
 3 leases  sorted set  rid -> when its lease ends, or when it may be forgotten, in ms
 
 A level counts in sixty-thousandths: what a rate of 1 per minute adds in 1 ms. So all sums are exact. Levels are at most the
 burst; below 0 they are debt. A reservation is a letter, o: open, w: swept; tokens, requests, slots, used tokens, used
-requests, number; then its scopes, one a line; then, with an open overrun, a line of "~", the overrun and its epoch. "s"
-alone: settled.
+requests, number; then its scopes, one a line; then, with an open overrun, a line of "~", the overrun, its epoch, and of a
+slab what it holds free of it. "s" alone: settled.
 
 The open overrun of a scope is the sum over its open reservations: tokens that may still be used beyond those reserved. A
 release before it keeps reservations' lines as they are, and writes the ledger without the epoch when it changes anything. A

@@ -8,17 +8,18 @@ from __future__ import annotations
 from typing import Final
 
 RESERVE: Final = """
--- Returns the scope whose open overrun would exceed its limit, and by how much it must shrink. With none open in a scope
--- one request may open any; a tenant with none is not refused for what others of its organisation have open.
+-- Returns the scope whose open overrun would exceed its limit, and by how much it must shrink. Where no request of a scope
+-- has any open, one may open any: what slabs hold free is not open to a request yet, and what they promise later is within
+-- the limit. A tenant with none is not refused for what others of its organisation have open.
 local function overrunning(overrun)
   if overrun == 0 then return nil, 0 end
   local place, excess, from = nil, 0, 1
   for i = 1, count do
-    if scopes[i].overrun == 0 and sub(ARGV[2 + i], 1, 7) == 'tenant:' then from = i end
+    if scopes[i].overrun <= scopes[i].overrun_free and sub(ARGV[2 + i], 1, 7) == 'tenant:' then from = i end
   end
   for i = from, count do
     local scope = scopes[i]
-    local more = min(scope.overrun, math.ceil(scope.overrun + overrun - scope.overrun_max))
+    local more = min(scope.overrun - scope.overrun_free, math.ceil(scope.overrun + overrun - scope.overrun_max))
     if more > 0 and more >= excess then place, excess = i, more end
   end
   return place, excess
@@ -239,7 +240,8 @@ elseif operation == 'draw' then
       if o > 0 then o = max(min(o, max(0, free_overrun)), least_open - row.overrun) end
       take(row, t, r)
       hold(row, s)
-      open(row, row.overrun + o)
+      local overrun = row.overrun + o
+      open(row, overrun, max(0, overrun - least_open))
       row.tokens, row.requests, row.slots = row.tokens + t, row.requests + r, row.slots + s
     end
     put(rid, row, now + lease)

@@ -56,11 +56,16 @@ local has_epoch = known[1] and #known[1] > BOOK_SIZE
 local epoch = has_epoch and read('<d', known[1], BOOK_SIZE + 1) or now
 for i = 2 + 2 * count, #asked do texts[asked[i]] = known[i] or false end
 
--- The open overrun that a scope's field tells.
+-- The open overrun that a scope's field tells, and how much of it slabs hold free.
 local function counted(text)
-  if not text then return 0 end
-  local tokens, since = read('<dd', text)
-  return since == epoch and tokens or 0
+  if not text then return 0, 0 end
+  local tokens, since, free = read('<ddd', text)
+  if since ~= epoch then return 0, 0 end
+  return tokens, free
+end
+
+local function told_overrun(tokens, free)
+  return pack('<ddd', max(0, tokens), epoch, max(0, free))
 end
 
 local levels = count > 0 and call('HMGET', LEVELS, unpack(ARGV, 3, 2 + count))
@@ -84,13 +89,14 @@ for i = 1, count do
   else
     must_touch = true
   end
-  local overrun = counted(known[1 + count + i])
+  local overrun, overrun_free = counted(known[1 + count + i])
   scopes[i] = {
     request_rate = request_rate, request_burst = request_burst, requests = requests,
     token_rate = token_rate, token_burst = token_burst, tokens = tokens,
     claim = now < claim_to and claim or 0, claim_from = claim_from, claim_to = claim_to,
     slots_max = slots_max, slots = tonumber(known[1 + i]) or 0,
     overrun_max = overrun_max, overrun = overrun, overrun_before = overrun,
+    overrun_free = overrun_free, overrun_free_before = overrun_free,
   }
 end
 
@@ -106,14 +112,15 @@ local function parsed(text)
   local state = sub(text, 1, 1)
   if state == 's' then return {state = 's'} end
   local tokens, requests, slots, used, used_requests, drawn = read('<dddddd', text, 2)
-  local overrun, to = 0, -1
-  if sub(text, -18, -17) == '\\n~' then
-    local open, since = read('<dd', text, #text - 15)
-    overrun, to = since == epoch and open or 0, -19
+  local overrun, overrun_free, to = 0, 0, -1
+  if sub(text, -26, -25) == '\\n~' then
+    local open, since, free = read('<ddd', text, #text - 23)
+    if since == epoch then overrun, overrun_free = open, free end
+    to = -27
   end
   return {
     state = state, tokens = tokens, requests = requests, slots = slots, used = used, used_requests = used_requests,
-    drawn = drawn, within = sub(text, 50, to), overrun = overrun,
+    drawn = drawn, within = sub(text, 50, to), overrun = overrun, overrun_free = overrun_free,
   }
 end
 
@@ -127,11 +134,11 @@ WRITE: Final = """
 local function put(rid, row, ms)
   rows[rid] = row.state == 's' and 's' or row.state
     .. pack('<dddddd', row.tokens, row.requests, row.slots, row.used, row.used_requests, row.drawn) .. row.within
-    .. (row.overrun > 0 and '\\n~' .. pack('<dd', row.overrun, epoch) or '')
+    .. (row.overrun > 0 and '\\n~' .. pack('<ddd', row.overrun, epoch, row.overrun_free) or '')
   ends[rid] = ms
 end
 
--- Adds to what the scopes of `row` count: 'slots' or 'overrun'.
+-- Adds to what the scopes of `row` count: 'slots', 'overrun' or 'overrun_free'.
 local function tally(row, what, by)
   if by == 0 then return end
   if row.within == within then
@@ -143,7 +150,7 @@ local function tally(row, what, by)
       if place then
         scopes[place][what] = scopes[place][what] + by
       else
-        elsewhere = elsewhere or {slots = {}, overrun = {}}
+        elsewhere = elsewhere or {slots = {}, overrun = {}, overrun_free = {}}
         elsewhere[what][name] = (elsewhere[what][name] or 0) + by
       end
     end
@@ -154,11 +161,13 @@ local function hold(row, slots)
   tally(row, 'slots', slots)
 end
 
--- Sets the open overrun of `row`.
-local function open(row, overrun)
+-- Sets the open overrun of `row`; `free`: what no request of it was promised.
+local function open(row, overrun, free)
+  free = free or 0
   tally(row, 'overrun', overrun - row.overrun)
+  tally(row, 'overrun_free', free - row.overrun_free)
   must_book = must_book or overrun ~= row.overrun and not has_epoch
-  row.overrun = overrun
+  row.overrun, row.overrun_free = overrun, free
 end
 
 local function new_row(tokens, requests, slots)
@@ -166,7 +175,7 @@ local function new_row(tokens, requests, slots)
   add(LIVE, 1)
   local row = {
     state = 'o', tokens = tokens, requests = requests, slots = slots, used = 0, used_requests = 0, drawn = 0,
-    within = within, overrun = 0,
+    within = within, overrun = 0, overrun_free = 0,
   }
   hold(row, slots)
   return row
@@ -259,9 +268,10 @@ local function keep_elsewhere()
     if by ~= 0 then call('HINCRBY', OPEN, '#' .. name, by) end
   end
   for name, by in pairs(elsewhere.overrun) do
-    if by ~= 0 then
-      local tokens = counted(call('HGET', OPEN, '#~' .. name))
-      call('HSET', OPEN, '#~' .. name, pack('<dd', max(0, tokens + by), epoch))
+    local free_by = elsewhere.overrun_free[name] or 0
+    if by ~= 0 or free_by ~= 0 then
+      local tokens, free = counted(call('HGET', OPEN, '#~' .. name))
+      call('HSET', OPEN, '#~' .. name, told_overrun(tokens + by, free + free_by))
     end
   end
 end
@@ -306,8 +316,8 @@ local function keep()
       fields[n + 1], fields[n + 2] = asked[1 + i], scope.slots
       n = n + 2
     end
-    if scope.overrun ~= scope.overrun_before then
-      fields[n + 1], fields[n + 2] = asked[1 + count + i], pack('<dd', max(0, scope.overrun), epoch)
+    if scope.overrun ~= scope.overrun_before or scope.overrun_free ~= scope.overrun_free_before then
+      fields[n + 1], fields[n + 2] = asked[1 + count + i], told_overrun(scope.overrun, scope.overrun_free)
       n = n + 2
     end
   end

@@ -124,6 +124,29 @@ async def test_open_overrun_is_closed_by_whatever_ends_it(budget: Budget) -> Non
     assert await budget.open() == (0, 0)
 
 
+async def test_what_slabs_hold_free_refuses_no_request(budget: Budget) -> None:
+    """Where no request has any open one is admitted, whatever it may use; the next one is refused, also by a slab's own."""
+    drawn = await budget.one(Draw(SEARCH, "s", 1, 0, 0, 100, 2, 2, LEASE_S, overrun=500))
+    assert isinstance(drawn, Drawn) and drawn.overrun == 500
+    assert isinstance(await budget.reserve("large", 4000), Granted)
+    denied = await budget.reserve("next", 1)
+    assert isinstance(denied, Denied) and denied.overrun_excess == 4000 + 500 + 1 - 3000
+    await budget.one(Settle(SEARCH, "large", 10))
+    drawn = await budget.one(Draw(SEARCH, "s", 2, 0, 0, 100, 2, 2, LEASE_S, overrun=500, least_overrun=300))
+    assert isinstance(drawn, Drawn) and drawn.overrun == 500
+    denied = await budget.reserve("large-2", 4000)
+    assert isinstance(denied, Denied) and denied.overrun_excess == 300, (
+        "what requests have open is all that can close"
+    )
+    assert isinstance(await budget.reserve("chat", 4000, CHAT), Granted)
+    budget.now_ms += 16_000
+    await budget.one(Sweep("acme"))  # names no scope
+    drawn = await budget.one(Draw(SEARCH, "s", 3, 0, 0, 100, 2, 2, LEASE_S, overrun=400))
+    assert isinstance(drawn, Drawn) and drawn.overrun == 400
+    assert await budget.open() == (400, 400)
+    assert isinstance(await budget.reserve("large-3", 4000), Granted)
+
+
 async def test_a_release_that_counts_no_overruns_may_run_beside(budget: Budget) -> None:
     """It writes the ledger without the epoch: all is counted anew, by the renewals of what runs, and nothing for good."""
     await budget.reserve("dies", 1000)

@@ -60,6 +60,8 @@ class Row:
     used_requests: int = 0
     drawn: int = 0
     overrun: int = 0
+    overrun_free: int = 0
+    """Of it, what a slab has promised to no request."""
 
 
 @dataclass
@@ -152,6 +154,10 @@ class Twin:
     def _overrun(self, name: str) -> int:
         return sum(row.overrun for row in self.rows.values() if row.state == "open" and name in row.scopes)
 
+    def _overrun_of_requests(self, name: str) -> int:
+        rows = [row for row in self.rows.values() if row.state == "open" and name in row.scopes]
+        return sum(row.overrun - row.overrun_free for row in rows)
+
     def _remaining(self, account: Account, now_ms: int) -> Remaining:
         levels = [self._now(scope, now_ms) for scope in account.scopes]
         requests = [each for each, _ in levels if each is not None]
@@ -177,7 +183,7 @@ class Twin:
             if row.state == "open":
                 swept, tokens = swept + 1, tokens + row.tokens
                 row.state = "swept"
-                row.overrun = 0
+                row.overrun = row.overrun_free = 0
                 row.ends_ms = _bunch(now_ms + SWEPT_MS)
             else:
                 del self.rows[rid]
@@ -274,16 +280,16 @@ class Twin:
     def _judge_overrun(self, each: Reserve, left: Remaining) -> Denied | None:
         found: list[tuple[int, int, str]] = []
         has_free_tenant = any(
-            scope.name.startswith("tenant:") and not self._overrun(scope.name)
+            scope.name.startswith("tenant:") and not self._overrun_of_requests(scope.name)
             for scope in each.account.scopes
         )
         for depth, scope in enumerate(each.account.scopes):
             if has_free_tenant and scope.name.startswith("organisation:"):
                 continue
-            open_ = self._overrun(scope.name)
-            if open_ and each.overrun and open_ + each.overrun > overrun_max(scope):
+            open_, of_requests = self._overrun(scope.name), self._overrun_of_requests(scope.name)
+            if of_requests and each.overrun and open_ + each.overrun > overrun_max(scope):
                 excess = math.ceil(open_ + each.overrun - overrun_max(scope))
-                found.append((min(open_, excess), depth, scope.name))
+                found.append((min(of_requests, excess), depth, scope.name))
         if not found:
             return None
         excess, _, name = max(found)
@@ -342,7 +348,7 @@ class Twin:
         row.tokens += more
         self._take(account, now_ms, row.scopes, more, 0)
         self.book["extended"] += more
-        row.overrun = item.overrun
+        row.overrun, row.overrun_free = item.overrun, 0
         row.ends_ms = now_ms + round(lease_s * 1000)
         return state
 
@@ -352,7 +358,7 @@ class Twin:
         if row is not None and row.state in ("open", "swept"):
             refunded = max(0, row.tokens - each.tokens)
             row.tokens -= refunded
-            row.overrun = 0
+            row.overrun = row.overrun_free = 0
             self._take(each.account, now_ms, row.scopes, -refunded, 0)
             self.book["refunded"] += refunded
             if row.state == "swept":
@@ -417,6 +423,7 @@ class Twin:
         )
         free = None if free == math.inf else free
         row.overrun = target(row.overrun, each.overrun, each.least_overrun, free)
+        row.overrun_free = max(0, row.overrun - each.least_overrun)
         self.book["reserved"] += max(0, tokens - row.tokens)
         self.book["refunded"] += max(0, row.tokens - tokens)
         self._take(each.account, now_ms, row.scopes, tokens - row.tokens, requests - row.requests)

@@ -168,3 +168,29 @@ def test_a_stream_reserves_ahead_of_its_output() -> None:
         await frontend.kill()
 
     simulate(main())
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("KVMESH_SEEDS", "1"))))
+def test_slabs_promise_no_more_overrun_than_they_hold(seed: int) -> None:
+    """Tokens are plenty, and most requests come from slabs: what all of them have open stays within the bound."""
+
+    async def main() -> None:
+        loop, draw = asyncio.get_running_loop(), random.Random(700 + seed)
+        assert isinstance(loop, VirtualLoop)
+        output_max, overrun = 1024, 48_000
+        limit = Limit(tokens_per_min=6_000_000, tokens_burst=1_000_000, tokens_overrun=overrun)
+        who = caller(Account("acme", (Scope("tenant:search", limit),)))
+        attack = Attack(TwinRedis(loop, draw), who, draw, FRONTENDS, 40.0, PROMPT, output_max, 100.0)
+        attack.taught.set()
+        most = 0
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            known = [frontend.budgets._standings.known(who.account) for frontend in attack.frontends]
+            most = max(most, sum(standing.open_overrun for standing in known if standing))
+        from_slabs = sum(frontend.budgets.metrics.slab.value for frontend in attack.frontends)
+        await attack.stop()
+        print(f"{most} of {overrun} open, {from_slabs} of {attack.admitted} admitted from slabs")
+        assert attack.refusals and 4 * from_slabs > attack.admitted
+        assert overrun / 2 < most <= overrun + PROMPT + output_max
+
+    simulate(main())

@@ -65,6 +65,8 @@ class Row:
     used_requests: int = 0
     number: int = 0
     overrun: int = 0
+    overrun_free: int = 0
+    """Of it, what a slab has promised to no request."""
 
 
 @dataclass
@@ -181,14 +183,14 @@ class TwinRedis:
         bounded = [scope for scope in each.account.scopes if scope.limit.tokens_overrun]
         if not (bounded and each.overrun):
             return None
-        open_ = {scope.name: self.overrun(scope.name) for scope in each.account.scopes}
-        has_free_tenant = any(name.startswith("tenant:") and not open_[name] for name in open_)
+        of_requests = {scope.name: self.overrun_of_requests(scope.name) for scope in each.account.scopes}
+        has_free_tenant = any(name.startswith("tenant:") and not of_requests[name] for name in of_requests)
         for scope in reversed(bounded):
             if has_free_tenant and scope.name.startswith("organisation:"):
                 continue
-            excess = round(open_[scope.name] + each.overrun - scope.limit.tokens_overrun)
-            if open_[scope.name] and excess > 0:
-                left, excess = self._remaining(each.account), min(open_[scope.name], excess)
+            excess = round(self.overrun(scope.name) + each.overrun - scope.limit.tokens_overrun)
+            if of_requests[scope.name] and excess > 0:
+                left, excess = self._remaining(each.account), min(of_requests[scope.name], excess)
                 return Denied("overrun", scope.name, None, left, overrun_excess=excess)
         return None
 
@@ -196,6 +198,12 @@ class TwinRedis:
         """Return the open overrun of a scope."""
         rows = (row for row in self.rows.values() if row.overrun and row.state == "open")
         return sum(row.overrun for row in rows if name in [scope.name for scope in row.scopes])
+
+    def overrun_of_requests(self, name: str) -> int:
+        """Return the open overrun of a scope, less what slabs have promised to no request."""
+        rows = (row for row in self.rows.values() if row.state == "open")
+        free = sum(row.overrun_free for row in rows if name in [scope.name for scope in row.scopes])
+        return self.overrun(name) - free
 
     def _reserve(self, each: Reserve) -> Answer:
         self._sweep(Sweep(each.account.organisation))
@@ -337,6 +345,7 @@ class TwinRedis:
         if more_overrun > 0:
             more_overrun = max(min(more_overrun, max(0, int(free))), each.least_overrun - row.overrun)
         row.overrun += more_overrun
+        row.overrun_free = max(0, row.overrun - each.least_overrun)
         self._take(row.scopes, more, more_requests)
         self._hold(row, more_slots)
         row.tokens, row.requests, row.slots = (
