@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from kvmesh.attach.dialing import Dialer, DialRefused
+from kvmesh.attach.dialing import Dialer, DialRefused, PeerUnreachable
 from kvmesh.attach.outbox import UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
@@ -32,6 +32,9 @@ BACKOFF_MAX_S = 0.5
 REFUSED_PAUSE_S = 30.0
 """Until a host name that may not be dialled is looked up again."""
 
+STEADY_S = 3.0
+"""A peer is known after a stream that lasted so long, and until one that lasted less."""
+
 ATTACH_TIMEOUT_S = 2.0
 """A peer that does not answer hello within this is treated as lost."""
 
@@ -42,10 +45,6 @@ pings: gRPC does that on a thread of its own, whatever became of the process's e
 
 class PeerSilent(Exception):
     """Nothing came for SILENT_S."""
-
-
-class PeerUnreachable(Exception):
-    """Nobody takes connections at the address."""
 
 
 class Sink(Protocol):
@@ -106,10 +105,13 @@ class AttachLink:
         self._open_channel = open_channel
         self._explain = explain
         self._dialer = dialer or Dialer(clock)
-        self._dialled = address
-        """The address that was dialled last; differs where a name was resolved."""
+        self._dialled = ""
+        """The address that the last attempt dialled; empty if it dialled none."""
         self._is_known = False
-        """True once the peer was attached: later dials are not new."""
+        """True while the dials of this peer take from the budget of known peers."""
+        self._dials = 0
+        """Since the last stream of STEADY_S."""
+        self._attached_s = 0.0
         self._ready = asyncio.Event()
         self._silence: Silence | None = None
         """Of the present stream, once its peer has reported its load."""
@@ -158,7 +160,8 @@ class AttachLink:
         """Log why the stream could not be opened."""
         why = ""
         is_unavailable = reason.startswith(grpc.StatusCode.UNAVAILABLE.name)
-        if self._explain is not None and is_unavailable and self._dialer.may_look():
+        queue = self._dialer.queue(is_known=self._is_known)
+        if self._explain is not None and is_unavailable and self._dialled and queue.may_look():
             why = await self._explain(self._dialled)
         log.warning("cannot attach", extra={"peer": self.name, "address": self.address, "why": why or reason})
 
@@ -170,6 +173,9 @@ class AttachLink:
     def _lose(self, reason: str) -> None:
         was_up, self.is_up = self.is_up, False
         self._silence = None
+        if was_up:
+            self._is_known = self._clock.now_s() >= self._attached_s + STEADY_S
+            self._dials = 0 if self._is_known else self._dials
         self.failures = 0 if was_up else self.failures + 1
         self.outbox = self._new_outbox()
         try:
@@ -178,14 +184,15 @@ class AttachLink:
             log.exception("the loss of the attach link to %s was not taken", self.name)
 
     async def _serve(self) -> str:
-        if not self._is_known:
-            await self._dialer.turn(self.failures)
-        self._dialled = await self._dialer.resolve(self.address)
+        self._dialled = ""
+        queue = self._dialer.queue(is_known=self._is_known)
+        await queue.turn(self._dials)
+        self._dials += 1
         try:
+            self._dialled = await self._dialer.resolve(self.address, self._dials - 1)
             await _reach(self._dialled)
-        except PeerUnreachable:
-            if not self._is_known:
-                self._dialer.give_back()
+        except (DialRefused, PeerUnreachable):
+            queue.give_back()
             raise
         channel = self._open_channel(self._dialled)
         tasks: list[asyncio.Task[Any]] = []
@@ -222,7 +229,7 @@ class AttachLink:
         if not isinstance(message, pb.AttachResponse) or not message.HasField("hello"):
             raise ValueError("the peer did not say hello in its first message")
         self._check(message.hello)
-        self.is_up = self._is_known = True
+        self.is_up, self._attached_s = True, self._clock.now_s()
         self._sink.on_attached(self, message.hello, self._clock.now_s())
         while isinstance(message, pb.AttachResponse):
             now_s = self._clock.now_s()

@@ -1,18 +1,25 @@
-"""Dials for all links of a process: inside the allowed networks, and not too many at once. A shell."""
+"""Dials for all links of a process: inside the allowed networks, and not too many at once. A shell.
+
+Two budgets. One is for new peers, and for peers whose streams end soon after they began. The other is for known peers: a
+mesh of 128 members that was cut off retries within its rate and is attached again within its burst.
+
+INVARIANT: a dial of a peer takes from one of the budgets, and an attempt opens at most CONNECTIONS.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
+from typing import Final
 
-from kvmesh.attach.dial_budget import DialBudget, Ticket
+from kvmesh.attach.dial_budget import DialBudget
+from kvmesh.attach.dial_queue import DialQueue
 from kvmesh.clock import Clock
 from kvmesh.metrics import Metrics
 from kvmesh.trust.networks import KEY, Networks, host_of, ip_of
 
-CONNECTIONS = 2
-"""Of one attempt: a probe, and gRPC's own."""
+KNOWN_RATE_PER_S: Final = 64.0
+KNOWN_BURST: Final = 256.0
 
 RESOLVE_S = 2.0
 
@@ -21,50 +28,34 @@ class DialRefused(Exception):
     """The address may not be dialled; says why."""
 
 
+class PeerUnreachable(Exception):
+    """The address takes no connections, or its host name does not resolve."""
+
+
 class Dialer:
     """One for each process, shared by its links."""
 
     def __init__(self, clock: Clock, networks: Networks | None = None) -> None:
         self.refused_total = 0
-        """Attempts at host names that resolve to nothing, or to no address inside the networks."""
-        self._clock = clock
+        """Attempts at host names that resolve to no address inside the networks."""
         self._networks = networks or Networks()
-        self._budget = DialBudget(clock.now_s())
-        self._turns: dict[int, asyncio.Future[None]] = {}
-        """Who waits, by the number of its ticket."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._new = DialQueue(clock, DialBudget(clock.now_s()))
+        self._known = DialQueue(clock, DialBudget(clock.now_s(), KNOWN_RATE_PER_S, KNOWN_BURST))
 
     @property
     def waiting_count(self) -> int:
         """Attempts that wait for their turn."""
-        return len(self._budget)
+        return len(self._new) + len(self._known)
 
-    async def turn(self, failures: int) -> None:
-        """Return when an attempt that has failed so often may open its CONNECTIONS."""
-        ticket = self._budget.ask(failures, CONNECTIONS)
-        mine = self._turns[ticket.number] = asyncio.get_running_loop().create_future()
-        self._grant()
-        try:
-            await mine
-        except asyncio.CancelledError:
-            self._withdraw(ticket, mine)
-            raise
-        finally:
-            self._turns.pop(ticket.number, None)
+    def queue(self, *, is_known: bool) -> DialQueue:
+        """Return where the next dial of a peer waits."""
+        return self._known if is_known else self._new
 
-    def give_back(self) -> None:
-        """The second connection of an attempt was not opened."""
-        self._budget.give_back(CONNECTIONS - 1)
+    async def resolve(self, address: str, attempt: int = 0) -> str:
+        """Return the "host:port" to dial. Raises DialRefused if none is allowed, PeerUnreachable if a name has none.
 
-    def may_look(self) -> bool:
-        """Take one connection for a look at why an attempt failed, if no attempt waits for it."""
-        return self._budget.try_take(self._clock.now_s())
-
-    async def resolve(self, address: str) -> str:
-        """Return the "host:port" to dial. Raises DialRefused.
-
-        Where networks are set, a name is resolved here, and the first address inside them is dialled: gRPC would resolve
-        it again, and perhaps to another one.
+        Where networks are set, a name is resolved here, and an address inside them is dialled: gRPC would resolve the name
+        again, and perhaps to another one. Successive attempts take the addresses in turns.
         """
         if fault := self._networks.fault(address):
             raise DialRefused(fault)
@@ -72,18 +63,13 @@ class Dialer:
         if self._networks.is_any or ip_of(host) is not None:
             return address
         port = address.rpartition(":")[2]
-        found: list[str] = []
-        with suppress(OSError, TimeoutError, UnicodeError):
-            async with asyncio.timeout(RESOLVE_S):
-                loop = asyncio.get_running_loop()
-                answers = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-                found = [str(answer[4][0]) for answer in answers]
-        inside = self._networks.first_inside(found)
-        if inside is None:
+        found = await _look_up(host, int(port))
+        inside = self._networks.inside(found)
+        if not inside:
             self.refused_total += 1
-            shown = ", ".join(found) or "nothing"
-            raise DialRefused(f"{address} resolves to {shown}; an address inside {KEY} is needed")
-        return f"[{inside}]:{port}" if ":" in inside else f"{inside}:{port}"
+            raise DialRefused(f"{address} resolves to {', '.join(found)}; an address inside {KEY} is needed")
+        chosen = inside[attempt % len(inside)]
+        return f"[{chosen}]:{port}" if ":" in chosen else f"{chosen}:{port}"
 
     def export(self, metrics: Metrics) -> None:
         """Export it, read at each scrape."""
@@ -94,22 +80,19 @@ class Dialer:
             "refused_names", "Dials of host names outside trust.networks.", lambda: self.refused_total
         )
 
-    def _withdraw(self, ticket: Ticket, mine: asyncio.Future[None]) -> None:
-        if mine.done() and not mine.cancelled():
-            self._budget.give_back(CONNECTIONS)
-        ticket.is_withdrawn = True
-        self._grant()
 
-    def _grant(self) -> None:
-        """Wake the attempts whose turn it is, and come back when the next one has its turn."""
-        for ticket in self._budget.due(self._clock.now_s()):
-            turn = self._turns.get(ticket.number)
-            if turn is not None and not turn.done():
-                turn.set_result(None)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        next_s = self._budget.next_s()
-        if next_s is not None:
-            wait_s = max(0.001, next_s - self._clock.now_s())
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._grant)
+async def _look_up(host: str, port: int) -> list[str]:
+    """Return the addresses of `host`, at least one. Raises PeerUnreachable."""
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            loop = asyncio.get_running_loop()
+            answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except TimeoutError as error:
+        raise PeerUnreachable(f"host name {host} was not resolved within {RESOLVE_S:g} s") from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise PeerUnreachable(f"host name {host} does not resolve: {why}") from error
+    found = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+    if not found:
+        raise PeerUnreachable(f"host name {host} has no address")
+    return found

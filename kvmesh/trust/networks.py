@@ -54,9 +54,9 @@ class Networks:
             return f"{address} has a host name; an address inside {KEY} is needed"
         return "" if self._holds(ip) else f"{address} is outside {KEY}"
 
-    def first_inside(self, hosts: Sequence[str]) -> str | None:
-        """Return the first of these addresses that may be dialled."""
-        return next((host for host in hosts if (ip := ip_of(host)) is not None and self._holds(ip)), None)
+    def inside(self, hosts: Sequence[str]) -> list[str]:
+        """Return those of these addresses that may be dialled."""
+        return [host for host in hosts if (ip := ip_of(host)) is not None and self._holds(ip)]
 
     def _holds(self, ip: Ip) -> bool:
         return self.is_any or any(ip in network for network in self._networks)

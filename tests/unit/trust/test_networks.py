@@ -39,9 +39,9 @@ def test_an_address_is_inside_or_told_why_not(address: str, word: str) -> None:
 
 def test_of_a_resolved_name_the_first_address_inside_is_dialled() -> None:
     """A name of two families may have one outside; a name with none inside is refused."""
-    assert INSIDE.first_inside(["2001:db8::1", "10.0.0.4", "10.0.0.5"]) == "10.0.0.4"
-    assert INSIDE.first_inside(["127.0.0.1", "::1"]) is None
-    assert INSIDE.first_inside([]) is None
+    assert INSIDE.inside(["2001:db8::1", "10.0.0.4", "10.0.0.5"]) == ["10.0.0.4", "10.0.0.5"]
+    assert INSIDE.inside(["127.0.0.1", "::1"]) == []
+    assert INSIDE.inside([]) == []
 
 
 def test_members_outside_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:

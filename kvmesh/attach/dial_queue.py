@@ -1,0 +1,67 @@
+"""Dials that wait for their connections in one budget. A shell around `dial_budget`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvmesh.attach.dial_budget import DialBudget, Ticket
+from kvmesh.clock import Clock
+
+CONNECTIONS = 2
+"""Of one attempt: a probe, and gRPC's own."""
+
+
+class DialQueue:
+    """Attempts in the order of the budget; each begins with its CONNECTIONS."""
+
+    def __init__(self, clock: Clock, budget: DialBudget) -> None:
+        self._clock = clock
+        self._budget = budget
+        self._turns: dict[int, asyncio.Future[None]] = {}
+        """Of the waiting attempts, by the number of the ticket."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._budget)
+
+    async def turn(self, failures: int) -> None:
+        """Return when an attempt that has failed so often may open its CONNECTIONS."""
+        ticket = self._budget.ask(failures, CONNECTIONS)
+        mine = self._turns[ticket.number] = asyncio.get_running_loop().create_future()
+        self._grant()
+        try:
+            await mine
+        except asyncio.CancelledError:
+            self._withdraw(ticket, mine)
+            raise
+        finally:
+            self._turns.pop(ticket.number, None)
+
+    def give_back(self) -> None:
+        """The second connection of an attempt was not opened."""
+        self._budget.give_back(CONNECTIONS - 1)
+        self._grant()
+
+    def may_look(self) -> bool:
+        """Take one connection for a look at why an attempt failed, if no attempt waits for it."""
+        return self._budget.try_take(self._clock.now_s())
+
+    def _withdraw(self, ticket: Ticket, mine: asyncio.Future[None]) -> None:
+        if mine.done() and not mine.cancelled():
+            self._budget.give_back(CONNECTIONS)
+        ticket.is_withdrawn = True
+        self._grant()
+
+    def _grant(self) -> None:
+        """Wake the attempts whose turn it is, and come back when the next one has its turn."""
+        for ticket in self._budget.due(self._clock.now_s()):
+            turn = self._turns.get(ticket.number)
+            if turn is not None and not turn.done():
+                turn.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        next_s = self._budget.next_s()
+        if next_s is not None:
+            wait_s = max(0.001, next_s - self._clock.now_s())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._grant)
