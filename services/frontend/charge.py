@@ -26,7 +26,8 @@ class Reach:
     computed: int
     """Positions [0, computed) were computed by an engine, as far as the frontend was told."""
     closed_s: float = 0.0
-    """How long the transport had held one message when the request ended or its client left; 0: it held none."""
+    """How long the transport had held one message when the request ended or its client left, without the time that this
+    process stood still; 0: it held none."""
 
 
 def output_tokens(reach: Reach, *, is_complete: bool, is_cut: bool, is_ours: bool) -> int:

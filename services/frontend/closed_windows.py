@@ -2,8 +2,8 @@
 
 Pure. A transport that has held one message for CLOSED_S belongs to a client whose window is closed. It is told once per
 closure and slot; that the window is open again is told by a row of credit. Live requests are gone through every LOOK_S: a
-timer per message would cost more. A frontend that stood still itself tells nothing: writes ended meanwhile that it has
-not heard of.
+timer per message would cost more. A frontend that stood still itself tells nothing, and that time closes no window: writes
+ended meanwhile that it has not heard of.
 """
 
 from __future__ import annotations
@@ -39,13 +39,22 @@ class ClosedWindows:
         """When to look, while requests are live."""
         return self._looked_s + LOOK_S
 
-    def look(self, requests: Collection[LiveRequest], now_s: float) -> None:
-        """Tell routers what has changed. `requests`: all whose client waits."""
+    def watched_s(self, now_s: float) -> float:
+        """Return until when windows were watched: now, or the last look if this process has stood still since."""
+        return now_s if now_s - self._looked_s <= STANDSTILL_S else self._looked_s
+
+    def look(self, serving: Collection[LiveRequest], attended: Collection[LiveRequest], now_s: float) -> None:
+        """Tell routers what has changed.
+
+        `serving`: all requests whose client waits. `attended`: those with a handler, which may be over.
+        """
         gap_s, self._looked_s = now_s - self._looked_s, now_s
         if gap_s > STANDSTILL_S:
+            for request in {*serving, *attended}:
+                request.progress.stood_still(gap_s, now_s)
             return
         told: dict[LiveRequest, tuple[Peer, int]] = {}
-        for request in requests:
+        for request in serving:
             since_s, upstream = request.progress.writing_since_s, request.upstream
             if upstream.peer is None:
                 continue

@@ -196,15 +196,18 @@ class FrontendCore:
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` should be called next."""
-        return earliest(self.live.next_wake_s, self.closed_windows.next_s if self.live.serving else None)
+        return earliest(self.live.next_wake_s, self.closed_windows.next_s if self._has_clients() else None)
 
     def on_timer(self, now_s: float) -> None:
         """Call the requests whose time has come."""
         for request in self.live.due(now_s):
             self._guard(request, lambda each: each.on_timer(now_s), now_s)
             self.live.schedule(request)
-        if self.live.serving and self.closed_windows.next_s <= now_s:
-            self.closed_windows.look(self.live.serving, now_s)
+        if self._has_clients() and self.closed_windows.next_s <= now_s:
+            self.closed_windows.look(self.live.serving, self.live.attended, now_s)
+
+    def _has_clients(self) -> bool:
+        return bool(self.live.serving) or self.live.has_handlers
 
     # What the requests ask for (Hub).
 

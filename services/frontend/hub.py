@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from services.frontend.peers import Peer
 
 if TYPE_CHECKING:
+    from services.frontend.closed_windows import ClosedWindows
     from services.frontend.request import LiveRequest
     from services.frontend.verdicts import Verdict, Verdicts
 
@@ -32,6 +33,9 @@ class Hub(Protocol):
     def schedule(self, request: LiveRequest) -> None:
         """Look at `request.wake_s` again."""
         ...
+
+    closed_windows: ClosedWindows
+    """Which clients' windows are closed, and until when they were watched."""
 
     verdicts: Verdicts
     """What became of the verdicts of replicas."""

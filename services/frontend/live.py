@@ -37,7 +37,7 @@ class Live:
         """Requests whose message is being parsed and tokenized."""
         self.serving: set[LiveRequest] = set()
         self.leaving: set[LiveRequest] = set()
-        self._attended: set[LiveRequest] = set()
+        self.attended: set[LiveRequest] = set()
         """Requests that have a handler, serving or over."""
         self._staying = 0
         """Those of them that are over."""
@@ -99,13 +99,13 @@ class Live:
 
     def attend(self, request: LiveRequest) -> None:
         """A handler serves `request`, which was admitted; it may be over already."""
-        self._attended.add(request)
+        self.attended.add(request)
         if request not in self.serving:
             self._staying += 1
 
     def dismiss(self, request: LiveRequest, now_s: float) -> None:
         """The handler of `request` is gone."""
-        self._attended.remove(request)
+        self.attended.remove(request)
         if request not in self.serving:
             self._staying -= 1
             self._freed(now_s)
@@ -113,7 +113,7 @@ class Live:
     @property
     def has_handlers(self) -> bool:
         """True if somebody is still written to."""
-        return bool(self._attended)
+        return bool(self.attended)
 
     def executions(self, request_id: str) -> tuple[LiveRequest, ...]:
         """Return the executions of one request that are served here."""
@@ -127,7 +127,7 @@ class Live:
         executions.remove(request)
         if not executions:
             del self._by_id[request.order.request_id]
-        if request in self._attended:
+        if request in self.attended:
             self._staying += 1
         else:
             self._freed(now_s)

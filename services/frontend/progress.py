@@ -53,7 +53,7 @@ class Progress:
         self.delivered = 0
         """Positions [0, delivered) left for the client."""
         self.writing_since_s: float | None = None
-        """When the message was given to the client's transport that it has not taken yet."""
+        """When the message was given to the client's transport that it has not taken yet; later by each standstill."""
         self.closed_s = 0.0
         """How long that was when the request ended, or later when its client left."""
         self.computed_output = 0
@@ -76,10 +76,18 @@ class Progress:
         computed = min(max(produced, self.computed_output), self._order.max_output_tokens)
         return Reach(self.output.taken, produced, computed, self.closed_s)
 
-    def count_closed(self, now_s: float) -> None:
-        """The request ended, or its client left: note how long the transport has held the last message."""
+    def count_closed(self, watched_s: float) -> None:
+        """The request ended, or its client left: note how long the transport has held the last message.
+
+        `watched_s`: until when this process was seen to run (`ClosedWindows.watched_s`).
+        """
         if self.writing_since_s is not None:
-            self.closed_s = max(self.closed_s, now_s - self.writing_since_s)
+            self.closed_s = max(self.closed_s, watched_s - self.writing_since_s)
+
+    def stood_still(self, gap_s: float, now_s: float) -> None:
+        """This process did not run for `gap_s`: the transport may have taken the message meanwhile."""
+        if self.writing_since_s is not None:
+            self.writing_since_s = min(now_s, self.writing_since_s + gap_s)
 
     def take_received(self, now_s: float) -> None:
         """Start behind what the client has from another frontend."""

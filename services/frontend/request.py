@@ -110,7 +110,7 @@ class LiveRequest:
 
     def on_client_gone(self, now_s: float, *, was_deadline: bool = False) -> None:
         """The client left, cancelled, or its deadline passed: nobody reads any more."""
-        self.progress.count_closed(now_s)
+        self.progress.count_closed(self.hub.closed_windows.watched_s(now_s))
         reason = attach.Cancel.REASON_DEADLINE if was_deadline else attach.Cancel.REASON_CLIENT
         error = MeshError("DEADLINE" if was_deadline else "CLIENT_GONE", "the client left")
         self.end_with(End(error=error), now_s, reason)
@@ -310,7 +310,7 @@ class LiveRequest:
         if self.end is not None:
             return
         self.end, self.ended_s = end, now_s
-        self.progress.count_closed(now_s)
+        self.progress.count_closed(self.hub.closed_windows.watched_s(now_s))
         if self.state is State.ADOPTING:
             self.state, self._leave_reason = State.LEAVING, cancel
             self.hub.schedule(self)

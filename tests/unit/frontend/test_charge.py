@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.silence import LOOK_S
 from services.frontend import bill, charge
 from services.frontend.charge import CLOSED_S, Reach
 from services.frontend.core import FrontendCore
@@ -195,6 +196,61 @@ def test_a_closed_window_costs_what_was_computed(closed_s: float, *, dies: bool)
         assert computed - COMPUTED_STRIDE < paid <= computed
     else:
         assert paid == client.message.tokens
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+@pytest.mark.parametrize("read_s", [0.0, 1.9])
+def test_time_that_the_frontend_stood_still_closes_no_window(read_s: float, *, is_seen: bool) -> None:
+    """The transport took the message meanwhile, and no task ran that could note it. `is_seen`: a look came before the end.
+
+    What was watched before and after it counts: more than CLOSED_S of that costs what was computed.
+    """
+    core = core_of(random.Random(1))
+    mesh = FakeMesh(core, random.Random(1), 1)
+    mesh.open(mesh.routers[0])
+    clients = [
+        Windowed(core, order(number, max_output_tokens=5000, end_token_id=-1), mesh.now_s)
+        for number in (3, 4)
+    ]
+    while not all(client.request.output.has_waiting() for client in clients):
+        mesh.settle()
+    for client in clients:
+        client.write(mesh.now_s)
+    mesh.settle(100)
+    core.on_timer(mesh.now_s)
+    mesh.advance(read_s)
+    mesh.now_s += 60.0  # SIGSTOP
+    if is_seen:
+        core.on_timer(mesh.now_s)
+    clients[0].leave(mesh.now_s)
+    assert clients[0].message is not None
+    assert bill.of(clients[0].request).output_tokens == clients[0].message.tokens
+    mesh.advance(CLOSED_S + LOOK_S)
+    clients[1].leave(mesh.now_s)
+    computed = mesh.computed[clients[1].order.request_id]
+    assert computed - COMPUTED_STRIDE < bill.of(clients[1].request).output_tokens <= computed
+
+
+def test_a_standstill_behind_the_end_closes_no_window() -> None:
+    """A request that is over is watched as long as its handler writes to the client."""
+    core = core_of(random.Random(1))
+    mesh = FakeMesh(core, random.Random(1), 1)
+    mesh.open(mesh.routers[0])
+    asked = order(3, max_output_tokens=5000, end_token_id=-1, deadline_s=mesh.now_s + 1.0)
+    client = Windowed(core, asked, mesh.now_s)
+    core.live.attend(client.request)
+    while not client.request.output.has_waiting():
+        mesh.settle()
+    client.write(mesh.now_s)
+    mesh.settle(100)
+    mesh.advance(1.2)
+    assert client.request.end is not None and client.message is not None
+    mesh.now_s += 60.0
+    core.on_timer(mesh.now_s)
+    client.leave(mesh.now_s)
+    assert bill.of(client.request).output_tokens == client.message.tokens
+    core.live.dismiss(client.request, mesh.now_s)
+    assert core.next_wake_s() is None
 
 
 def test_a_deadline_behind_a_closed_window_costs_what_was_computed() -> None:
