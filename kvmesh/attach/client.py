@@ -87,7 +87,7 @@ class AttachLink:
     ) -> None:
         """`dialer`: the process's; without one the link dials whatever it is told to.
 
-        `expected_process`, `expected_boot`: who must say hello; empty: anybody. Addresses are reused, boots never.
+        `expected_process`, `expected_boot`: the process that must say hello; empty: any. Addresses are reused, boots never.
 
         `explain` finds out more about an address where no stream can be opened; it may return an empty text.
         """

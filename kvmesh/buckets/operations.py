@@ -193,8 +193,8 @@ class Denied:
     scope: str
     """Whose limit: the one to wait for longest, of equals the innermost."""
     wait_s: float | None
-    """Until the levels hold it, to the millisecond, if nobody else takes from them. None: not known (concurrency, overrun)
-    or never (burst)."""
+    """Until the levels hold it, to the millisecond, if no other request takes from them.
+    None: not known (concurrency, overrun) or never (burst)."""
     remaining: Remaining
     is_claimed: bool = False
     """True if it must wait for a larger request that was refused before it; who needs more may not have to."""

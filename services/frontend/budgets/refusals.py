@@ -38,7 +38,7 @@ _Phrase: TypeAlias = tuple[str, str, Mapping[str, str], tuple[QuotaViolation, ..
 def denied_error(account: Account, denied: Denied, tokens: int, overrun: int = 0) -> MeshError:
     """Return the error for a request that wanted to reserve `tokens`, with the exact wait: no jitter.
 
-    `tokens`: 0 if nobody looked how many it needs. `overrun`: tokens that it might use beyond.
+    `tokens`: 0 if the need was not computed. `overrun`: tokens that it might use beyond.
     """
     if denied.reason != "overrun":
         overrun = 0

@@ -84,7 +84,7 @@ class PrefillChoice:
         self._held_since = "", 0.0
         """Whom the last question was for, and since when it is held."""
         self._chosen = "", 0.0
-        """Whom the last answer was for, and the seconds it would have lost at the next best replica; shortest first,
+        """The request of the last answer, and the seconds it would have lost at the next best replica; shortest first,
         0 if as much of it is cached there."""
 
     # Choosing

@@ -41,7 +41,7 @@ class Regulars:
 
     def __init__(self) -> None:
         self.seen: dict[str, Seen] = {}
-        """By replica; to be read only: who is not in it has none."""
+        """By replica; read-only; a replica that is missing has none."""
 
     def came(self, replica: str, lost_s: float, prefill_s: float, at_s: float, count: float = 1.0) -> None:
         """`count` requests of `prefill_s` went to `replica`; each would have lost `lost_s` at the best other one."""

@@ -26,7 +26,7 @@ STEP_MAX: Final = 0.5
 
 DOUBT: Final = 0.1
 """Of a logarithm: replicas that differ by less than this share are taken to be alike, else chance would make one of equals
-everybody's first choice. From twice as much on all of a difference counts, between them a growing part."""
+the first choice of every request. From twice as much on all of a difference counts, between them a growing part."""
 
 CHANGE_SPREADS: Final = 4.0
 """A short mean further from the long one than so many of its own standard deviations, and than DOUBT, is a change."""

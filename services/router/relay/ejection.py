@@ -7,7 +7,7 @@
 Only failures of the replica itself count: no refusal, no fault of a client. What was sent before a failure was noticed and
 fails, too, tells nothing new: the many requests of one stall count once. A verdict on a request (a refusal as invalid, a
 token id outside the vocabulary) counts once another replica served that request: each one counts, because each request is
-evidence of its own. Whoever asks must take an ejected replica all
+evidence of its own. A caller must take an ejected replica all
 the same when its role has no other: a pool of two must work, and a pool of one cannot be ejected. A replica that comes back
 from a trial is on probation: its next failure ejects it again, a request that ends well forgives everything. Another boot
 of the replica's process or of its engine starts clean, as a new Ejection.
