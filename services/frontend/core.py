@@ -227,7 +227,7 @@ class FrontendCore:
         return self.retries.take(now_s, is_sheddable=request.order.caller.service_class.is_sheddable)
 
     def take_spare_retry(self, now_s: float) -> bool:
-        return self.retries.take(now_s, is_sheddable=True)
+        return self.retries.take_spare(now_s)
 
     def contradict(self, verdict: Verdict, now_s: float) -> None:
         log.warning("verdict contradicted", extra={"replica": verdict.replica, "fault": verdict.fault})

@@ -55,9 +55,17 @@ class RetryBudget:
 
     def take(self, now_s: float, *, is_sheddable: bool = False) -> bool:
         """Spend one retry. False: the budget is empty and the error must go to the client."""
+        is_taken = self.take_spare(now_s) if is_sheddable else self._take(now_s, 1.0)
+        self.refused_total += not is_taken
+        return is_taken
+
+    def take_spare(self, now_s: float) -> bool:
+        """Spend one retry of the upper half. False: it is empty, which refuses no retry of lost work."""
+        return self._take(now_s, max(1.0, self._cap / 2))
+
+    def _take(self, now_s: float, least: float) -> bool:
         self._refill(now_s)
-        if self._level < 1.0 or (is_sheddable and self._level < self._cap / 2):
-            self.refused_total += 1
+        if self._level < least:
             return False
         self._level -= 1.0
         self.spent_total += 1

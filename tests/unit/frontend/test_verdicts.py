@@ -162,11 +162,12 @@ def test_without_budget_or_executions_the_first_word_is_final(attempts_max: int,
     assert finish(mesh, client) == "ENGINE_REFUSED"
     assert len(mesh.submits) == 1 and not mesh.contradictions
     assert mesh.core.verdicts.unpaid_total == (attempts_max > 1)
+    assert mesh.core.retries.refused_total == 0, "no retry was refused: nothing was lost"
 
 
 def spend_all(mesh: FakeMesh) -> None:
     """Leave the budget nothing to spare."""
-    while mesh.core.retries.take(mesh.now_s, is_sheddable=True):
+    while mesh.core.retries.take_spare(mesh.now_s):
         pass
 
 
