@@ -3,7 +3,7 @@
 A shell. An execution that is killed reports nothing, and its reservation stays. A later execution of the same request
 lowers that reservation to what the client had been given beyond the later one's output, which the note tells. One note each
 NOTE_TOKENS, of requests with a key or a resume token alone. A note that is lost makes the charge as much smaller. The note
-of an execution that reports is never read.
+of an execution that reports is never read; the report removes it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class ProgressNotes:
         if owner in self._waiting or len(self._waiting) < WAITING_MAX:
             self._waiting[owner] = request_id, position
             self._ready.set()
+
+    def forget(self, owner: str) -> None:
+        """The execution `owner` reports: what was not told of it yet would be of no use."""
+        self._waiting.pop(owner, None)
 
     async def run(self) -> None:
         """Tell what waits, until cancelled. What Redis does not take is dropped: a later note says more."""

@@ -100,6 +100,7 @@ class Settlements:
 
         `on_charge` is called once with what it came to, perhaps at once; with None if Redis is away or does not take it.
         """
+        self.notes.forget(report.owner)
         if len(self._waiting) >= WAITING_MAX:
             self._waiting.popleft().tell(None)
             self.dropped_total += 1
@@ -267,6 +268,7 @@ end
 redis.call('HSET', KEYS[1], 'epoch', math.max(epoch, tonumber(known[1] or '0')), 'settler', owner,
   'prompt', prompt_to, 'output', output_to, 'prompt_last', prompt_more, 'output_last', output_more)
 if runs then redis.call('HSET', KEYS[1], 'runs', cjson.encode(runs)) end
+redis.call('HDEL', KEYS[1], 'given:' .. owner)
 if ARGV[5] ~= '' and word == 'SETTLED' then redis.call('HSETNX', KEYS[1], 'again', ARGV[5]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
 return {word, prompt_more, output_more, prompt_paid, output_paid}

@@ -131,6 +131,10 @@ async def test_redis_hears_how_far_a_named_request_comes(served: Serving, pool: 
     while not (given := await note()):
         await asyncio.sleep(0.01)
     assert NOTE_TOKENS <= given <= 700
+    await stream.read(len(stream.ids) + 1)  # another execution takes it over, and its client leaves
+    await served.until_empty()
+    assert await served.frontend.settlements.flush(5)
+    assert not await note(), "one that has reported needs no note"
 
 
 @pytest.mark.parametrize("is_dated", [True, False])
