@@ -23,6 +23,7 @@ ATTACKS: Final[tuple[Attack, ...]] = (
     bodies.ENDLESS,
     bodies.ENDLESS_ATTACH,
     headers.FLOOD,
+    headers.STEADY,
     headers.BOMBS,
     connections.IDLE,
     connections.METRICS,

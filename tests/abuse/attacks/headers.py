@@ -18,6 +18,8 @@ REFERENCES = 2_000
 
 BOMBS_PER_CONNECTION = 25
 
+STEADY_TICK_S = 0.02
+
 
 async def flood(target: Target, dose: Dose) -> Outcome:
     """Open streams without a key, with a wrong and with a right one, and leave them open."""
@@ -40,6 +42,22 @@ async def flood(target: Target, dose: Dose) -> Outcome:
     async with asyncio.TaskGroup() as group:
         for _ in range(dose.count // per_connection):
             group.create_task(one())
+    return outcome
+
+
+async def steady(target: Target, dose: Dose) -> Outcome:
+    """Open streams at an even rate on one connection with a right key: more than there are turns, fewer than a burst."""
+    outcome = Outcome()
+    block = request_block(GENERATE, target.callers()["right key"])
+    parts = open_headers(block, dose.count)
+    per_tick = max(1, round(dose.count * STEADY_TICK_S / dose.seconds))
+    async with RawConnection.connect(target.address(FRONT)) as connection:
+        outcome.did["connections"] += 1
+        while tick := list(itertools.islice(parts, per_tick)):
+            outcome.did["streams"] += await connection.flood(tick)
+            await asyncio.sleep(STEADY_TICK_S)
+        outcome.saw["answered"] += connection.frames["HeadersFrame"]
+        outcome.saw["connections closed"] += connection.is_closed
     return outcome
 
 
@@ -83,6 +101,13 @@ FLOOD = Attack(
     run=flood,
     long=Dose(120_000, 30.0),
     short=Dose(4_000, 1.5),
+)
+STEADY = Attack(
+    name="headers-steady",
+    about="Streams to Generate whose body never comes, at an even rate on one connection with a right key",
+    run=steady,
+    long=Dose(12_000, 20.0),
+    short=Dose(400, 2.0),
 )
 BOMBS = Attack(
     name="header-bombs",
