@@ -1,6 +1,6 @@
 """Legitimate clients beside an attack, in a process of their own: what they wait for is the mesh, not the attacker's loop.
 
-Each call has a deadline of 10 s and a prompt of its own. Every second one comes over a connection of its own, the others
+Each call has a deadline and a prompt of its own. Every second one comes over a connection of its own, the others
 share one. One JSON line per call goes to stdout. A request is drawn from the number of its call, so that a reader of the
 lines can compute the right tokens. SIGUSR1 stops new calls, SIGUSR2 begins them again.
 """
@@ -35,6 +35,11 @@ from tests.integration.generation import generate
 from tests.integration.harness import START_S_MAX, until
 
 DEADLINE_S: Final = 10.0
+"""Of a legitimate call."""
+
+SHORT_DEADLINE_S: Final = 30.0
+"""The same in the short form, which judges no times: a test run beside it takes most of two cores."""
+
 KEY_VARIABLE: Final = "ABUSE_API_KEY"
 
 
@@ -96,10 +101,14 @@ class Bystanders:
 
 
 @asynccontextmanager
-async def calling(address: str, key: str, per_s: float, folder: Path) -> AsyncIterator[Bystanders]:
-    """Let clients call the frontend at `address` inside the block, `per_s` times a second."""
+async def calling(
+    address: str, key: str, per_s: float, folder: Path, deadline_s: float
+) -> AsyncIterator[Bystanders]:
+    """Let clients call the frontend at `address` inside the block, `per_s` times a second, each with `deadline_s`."""
     log, errors_log = folder / "bystanders.jsonl", folder / "bystanders.log"
-    command = bound_command([sys.executable, "-m", "tests.abuse.bystanders", address, str(per_s)])
+    command = bound_command(
+        [sys.executable, "-m", "tests.abuse.bystanders", address, str(per_s), str(deadline_s)]
+    )
     with log.open("wb") as out, errors_log.open("wb") as err:
         process = subprocess.Popen(  # noqa: ASYNC220  # it must die with this thread
             command, stdout=out, stderr=err, cwd=ROOT, env={**os.environ, KEY_VARIABLE: key}
@@ -114,11 +123,11 @@ async def calling(address: str, key: str, per_s: float, folder: Path) -> AsyncIt
         await asyncio.to_thread(process.wait)
 
 
-async def _one(number: int, stub: Any, late: Lateness) -> None:
+async def _one(number: int, stub: Any, late: Lateness, deadline_s: float) -> None:
     began_s = time.monotonic()
     code, reason, text, ids = "OK", "", "", list[int]()
     try:
-        answer = await generate(stub, request_of(stream_of(number)), timeout_s=DEADLINE_S)
+        answer = await generate(stub, request_of(stream_of(number)), timeout_s=deadline_s)
         ids = answer.ids
         if answer.error is not None:
             details = errors.from_rpc_error(answer.error)
@@ -141,14 +150,14 @@ class _Keyed:
         return self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
 
 
-async def _run(address: str, per_s: float, key: str) -> None:
+async def _run(address: str, per_s: float, deadline_s: float, key: str) -> None:
     late = Lateness()
     shared = _Keyed(grpc.aio.insecure_channel(address), key)
 
     async def fresh(number: int) -> None:
         options = (("grpc.use_local_subchannel_pool", 1),)
         async with grpc.aio.insecure_channel(address, options=options) as channel:
-            await _one(number, _Keyed(channel, key), late)
+            await _one(number, _Keyed(channel, key), late, deadline_s)
 
     may_call = asyncio.Event()
     may_call.set()
@@ -162,14 +171,14 @@ async def _run(address: str, per_s: float, key: str) -> None:
             if not may_call.is_set():
                 await may_call.wait()
                 next_s = time.monotonic()
-            group.create_task(fresh(number) if number % 2 else _one(number, shared, late))
+            group.create_task(fresh(number) if number % 2 else _one(number, shared, late, deadline_s))
             next_s += 1 / per_s
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
 
 def main(arguments: Sequence[str]) -> None:
     """Call until killed."""
-    asyncio.run(_run(arguments[0], float(arguments[1]), os.environ[KEY_VARIABLE]))
+    asyncio.run(_run(arguments[0], float(arguments[1]), float(arguments[2]), os.environ[KEY_VARIABLE]))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from tests.chaos.truth import Truth
 PER_S: Final = 4.0
 """Legitimate calls a second: more than 100 a minute, and far below what two cores can do."""
 
-IDLE_S_MAX: Final = 30.0
-"""A legitimate call has ended by then, and what an attacker left was given up: three times its deadline."""
+IDLE_DEADLINES: Final = 3
+"""So many deadlines of a legitimate call after the last one a mesh holds nothing: attackers' calls are given up by then."""
 
 OVERTIME_S: Final = 90.0
 """An attack that takes this much longer than it should is ended, and that is a violation."""
@@ -37,6 +37,7 @@ class Runner:
 
     def __init__(self, target: Target, clients: bystanders.Bystanders) -> None:
         self._target = target
+        self._deadline_s = deadline_of(target.is_short)
         self._clients = clients
         config = target.mesh.config
         self._truth = Truth(config.engine.salt, config.engine.max_sequence_tokens)
@@ -47,7 +48,7 @@ class Runner:
         """Run `attack` in the form of the mesh and return what came of it. Never raises for what the mesh does."""
         dose = attack.short if self._target.is_short and attack.short else attack.long
         self._clients.pause()
-        await self._settled(IDLE_S_MAX)
+        await self._settled(IDLE_DEADLINES * self._deadline_s)
         before = await self._census()
         pids = self._pids()
         memory.reset_peaks(pids)
@@ -58,7 +59,7 @@ class Runner:
         ended_s = time.monotonic()
         await self._answered_since(ended_s)
         self._clients.pause()
-        still_held = await self._settled(IDLE_S_MAX)
+        still_held = await self._settled(IDLE_DEADLINES * self._deadline_s)
         after_mb = await self._memory_back(pids, start_mb, attack.bounds.after_mb, attack.bounds.settle_s)
         after = await self._census_back(attack.bounds, before, ended_s + attack.bounds.settle_s)
         settled_s = time.monotonic() - ended_s
@@ -92,7 +93,7 @@ class Runner:
 
     async def _answered_since(self, moment_s: float) -> None:
         """Wait until a legitimate call that was sent after `moment_s` has ended, and with it nearly all from before."""
-        deadline_s = time.monotonic() + bystanders.DEADLINE_S + 5
+        deadline_s = time.monotonic() + self._deadline_s + 5
         while time.monotonic() < deadline_s:
             if any(call.sent_s > moment_s for call in self._clients.calls()):
                 return
@@ -195,12 +196,19 @@ async def run_all(
         meshes += 1
 
 
+def deadline_of(is_short: bool) -> float:
+    """Return the deadline of a legitimate call in this form."""
+    return bystanders.SHORT_DEADLINE_S if is_short else bystanders.DEADLINE_S
+
+
 @asynccontextmanager
 async def running(folder: Path, seed: int, *, is_short: bool) -> AsyncIterator[Runner]:
     """Start a mesh and its legitimate clients, and end them."""
     folder.mkdir(parents=True, exist_ok=True)
     async with (
         opened(folder, seed, is_short=is_short) as target,
-        bystanders.calling(target.address(FRONT), target.key, PER_S, folder) as clients,
+        bystanders.calling(
+            target.address(FRONT), target.key, PER_S, folder, deadline_of(is_short)
+        ) as clients,
     ):
         yield Runner(target, clients)
