@@ -48,7 +48,7 @@ def section(report: Report) -> list[str]:
     lines += [_line(row) for row in report.rows]
     broken = [(row.name, violation) for row in report.rows for violation in row.violations]
     if broken:
-        lines += ["", "What did not hold:", ""]
+        lines += ["", "Bounds that did not hold:", ""]
         lines += [f"- {name}: {violation}" for name, violation in broken]
     return lines
 
