@@ -49,10 +49,13 @@ def _keepalive(every_s: float) -> tuple[tuple[str, int], ...]:
 
 
 METADATA_BYTES_MAX: Final = 8_192
-"""gRPC's own default begins to refuse here, and takes up to twice that."""
+"""Of one call, once the client has acknowledged this limit. Before that gRPC holds it to 16 MB, which cannot be changed."""
 
 HANDSHAKE_S: Final = 10.0
 """Time for a new connection to speak TLS and HTTP/2."""
+
+SETTINGS_S: Final = 5.0
+"""Time for a client to acknowledge the limits of its connection. gRPC's own default is a minute."""
 
 SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a second process on the same port must fail, not share it
@@ -62,6 +65,7 @@ SERVER_OPTIONS: Final = (
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+    ("grpc.http2.settings_timeout", round(SETTINGS_S * 1000)),
     # Measures the line, and lets a caller send megabytes ahead of what is read. Without it 64 KB go ahead per stream, and
     # as much as a message says it has once it is read.
     ("grpc.http2.bdp_probe", 0),

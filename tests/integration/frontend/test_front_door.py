@@ -193,6 +193,18 @@ async def test_headers_without_a_message_hold_little_and_not_for_long(tenants: s
             await process.shrunk(32)
 
 
+async def test_a_client_that_acknowledges_no_limit_is_closed(tmp_path: Path) -> None:
+    """Until it does gRPC holds it to its own defaults: 16 MB of metadata a call."""
+    async with (
+        running("frontend", tmp_path) as process,
+        RawConnection.connect(process.address) as connection,
+    ):
+        connection.answers = False
+        connection.call(GENERATE)
+        await connection.closed(WAIT_S)
+    assert connection.is_closed
+
+
 async def test_calls_beyond_what_is_live_are_refused_in_words(tmp_path: Path) -> None:
     """Thousands at once on one connection: RESOURCE_EXHAUSTED with RetryInfo for each, none ends bare."""
     count, live = 2_400, 8
