@@ -17,6 +17,7 @@ from tests.abuse.attacks import (
     readers,
     redis_junk,
     resets,
+    together,
 )
 
 ATTACKS: Final[tuple[Attack, ...]] = (
@@ -26,6 +27,7 @@ ATTACKS: Final[tuple[Attack, ...]] = (
     headers.STEADY,
     headers.BOMBS,
     connections.IDLE,
+    together.TOGETHER,
     connections.METRICS,
     connections.HANDSHAKES,
     frames.FRAMES,

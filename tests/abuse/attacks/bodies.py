@@ -20,16 +20,17 @@ async def generate(target: Target, dose: Dose) -> Outcome:
     """Send to Generate: a third of the bodies without a key, a third with a wrong one, a third with a right one."""
     callers = itertools.cycle(target.callers().values())
     ways = [(target.address(FRONT), GENERATE, next(callers)) for _ in range(dose.count)]
-    return await _send_all(ways, dose)
+    return await send_all(ways, dose)
 
 
 async def attach(target: Target, dose: Dose) -> Outcome:
     """Send to the ports that services attach to."""
     addresses = itertools.cycle([target.address(name) for name in ("router-0", "prefill-0", "decode-0")])
-    return await _send_all([(next(addresses), ATTACH, ()) for _ in range(dose.count)], dose)
+    return await send_all([(next(addresses), ATTACH, ()) for _ in range(dose.count)], dose)
 
 
-async def _send_all(ways: list[tuple[str, str, Metadata]], dose: Dose) -> Outcome:
+async def send_all(ways: list[tuple[str, str, Metadata]], dose: Dose) -> Outcome:
+    """Send to each address and method, as the caller of its metadata, one body after the other for the dose's time."""
     outcome = Outcome()
     until_s = time.monotonic() + dose.seconds
     async with asyncio.TaskGroup() as group:
