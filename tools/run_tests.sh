@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.." || exit 1
 
 python=.venv/bin/python
 marks=(-m "not exactness and not upgrade")
+slowest=(--durations=15 --durations-min=4)
 beside=(tests/chaos tests/abuse tests/integration/containers tests/integration/images tests/integration/upgrade
   tests/integration/buckets/test_cluster.py tests/integration/faults)
 background=""
@@ -26,14 +27,14 @@ echo "Unit tests; meanwhile images are built, simulations run and exactness is t
   wait "$now" || { echo "The images could not be built."; exit 1; }
   note_minutes "images" 0
   began=$SECONDS
-  "$python" -m pytest -q "${marks[@]}" tests/simulation tests/integration/exactness & now=$!
+  "$python" -m pytest -q "${slowest[@]}" "${marks[@]}" tests/simulation tests/integration/exactness & now=$!
   wait "$now"
   status=$?
   note_minutes "simulations, exactness" "$began"
   exit $status
 } >.kvmesh/simulations.log 2>&1 &
 background=$!
-"$python" -m pytest -q --ignore=tests/unit/repo tests/unit
+"$python" -m pytest -q "${slowest[@]}" --ignore=tests/unit/repo tests/unit
 tested=$?
 note_minutes "unit" 0
 wait "$background"
@@ -46,14 +47,14 @@ echo "The mesh in processes; the mesh in containers and under faults meanwhile, 
 began=$SECONDS
 {
   trap 'kill "$now" 2>/dev/null' TERM
-  "$python" -m pytest -q "${marks[@]}" "${beside[@]}" & now=$!
+  "$python" -m pytest -q "${slowest[@]}" "${marks[@]}" "${beside[@]}" & now=$!
   wait "$now"
   status=$?
   note_minutes "containers, faults, upgrade" "$began"
   exit $status
 } >.kvmesh/containers.log 2>&1 &
 background=$!
-"$python" -m pytest -q "${marks[@]}" tests/integration --ignore=tests/integration/exactness "${beside[@]/#/--ignore=}"
+"$python" -m pytest -q "${slowest[@]}" "${marks[@]}" tests/integration --ignore=tests/integration/exactness "${beside[@]/#/--ignore=}"
 tested=$?
 note_minutes "integration in processes" "$began"
 wait "$background"
