@@ -8,7 +8,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Final
@@ -35,6 +35,9 @@ def run(
     short: Annotated[
         bool, typer.Option("--short", help="The form of one minute that `make test` runs.")
     ] = False,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="On a mesh that admits callers without a key.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="The record of each attack on stdout.")] = False,
     write: Annotated[Path | None, typer.Option(help="Page whose marked section is written again.")] = None,
     seed: Annotated[int, typer.Option(help="Decides prompts and junk.", min=1)] = 1,
@@ -54,13 +57,15 @@ def run(
         shutil.rmtree(logs)
     console = Console(stderr=json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     began_s = time.monotonic()
-    rows = asyncio.run(_run(attacks, logs.resolve(), seed, console, is_short=short, as_json=json))
+    attempt = run_all(attacks, logs.resolve(), seed, is_short=short, admits_anybody=anonymous)
+    console.print(f"{len(attacks)} attacks on a mesh of processes; logs: {logs.resolve()}", highlight=False)
+    rows = asyncio.run(_run(attempt, console, as_json=json))
     if write is not None:
         report = page.Report(
             date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
             machine=machine.about(),
             commit=machine.commit(),
-            command="make abuse" if not (only or short) else "python -m tests.abuse",
+            command="make abuse" if not (only or short or anonymous) else "python -m tests.abuse",
             seed=seed,
             minutes=(time.monotonic() - began_s) / 60,
             rows=rows,
@@ -84,12 +89,9 @@ def _chosen(only: str, *, is_short: bool) -> Sequence[Attack]:
     ]
 
 
-async def _run(
-    attacks: Sequence[Attack], logs: Path, seed: int, console: Console, *, is_short: bool, as_json: bool
-) -> list[Row]:
+async def _run(attempt: AsyncGenerator[Row, None], console: Console, *, as_json: bool) -> list[Row]:
     rows: list[Row] = []
-    console.print(f"{len(attacks)} attacks on a mesh of processes; logs: {logs}", highlight=False)
-    async with aclosing(run_all(attacks, logs, seed, is_short=is_short)) as done:
+    async with aclosing(attempt) as done:
         async for row in done:
             rows.append(row)
             _show(console, row)

@@ -184,13 +184,15 @@ def _row(
 
 
 async def run_all(
-    attacks: Sequence[Attack], folder: Path, seed: int, *, is_short: bool
+    attacks: Sequence[Attack], folder: Path, seed: int, *, is_short: bool, admits_anybody: bool = False
 ) -> AsyncGenerator[Row, None]:
     """Run `attacks` on one mesh and yield what came of each; after one that did not hold, on a new mesh."""
     todo = list(attacks)
     meshes = 0
     while todo:
-        async with running(folder / f"mesh-{meshes}", seed, is_short=is_short) as runner:
+        async with running(
+            folder / f"mesh-{meshes}", seed, is_short=is_short, admits_anybody=admits_anybody
+        ) as runner:
             while todo and runner.is_whole:
                 yield await runner.run(todo.pop(0))
         meshes += 1
@@ -202,11 +204,13 @@ def deadline_of(is_short: bool) -> float:
 
 
 @asynccontextmanager
-async def running(folder: Path, seed: int, *, is_short: bool) -> AsyncIterator[Runner]:
+async def running(
+    folder: Path, seed: int, *, is_short: bool, admits_anybody: bool = False
+) -> AsyncIterator[Runner]:
     """Start a mesh and its legitimate clients, and end them."""
     folder.mkdir(parents=True, exist_ok=True)
     async with (
-        opened(folder, seed, is_short=is_short) as target,
+        opened(folder, seed, is_short=is_short, admits_anybody=admits_anybody) as target,
         bystanders.calling(
             target.address(FRONT), target.key, PER_S, folder, deadline_of(is_short)
         ) as clients,

@@ -87,8 +87,11 @@ def bearer(key: str) -> Metadata:
     return ((KEY, f"Bearer {key}"),)
 
 
-def abuse_config(key: str, *, is_short: bool) -> MeshConfig:
-    """Return the mesh of an abuse: no anonymous callers, one tenant with limits that legitimate calls never meet."""
+def abuse_config(key: str, *, is_short: bool, admits_anybody: bool = False) -> MeshConfig:
+    """Return the mesh of an abuse: one tenant with limits that legitimate calls never meet.
+
+    `admits_anybody`: a call without a key is of that tenant, too; else it is refused.
+    """
     made = chaos_config()
     hashed = hashlib.sha256(key.encode()).hexdigest()
     replace = msgspec.structs.replace
@@ -100,7 +103,7 @@ def abuse_config(key: str, *, is_short: bool) -> MeshConfig:
         router=replace(made.router, replicas=1),
         frontend=replace(
             made.frontend,
-            anonymous_tenant="",
+            anonymous_tenant=PAYER if admits_anybody else "",
             max_live_requests=SHORT_LIVE if is_short else made.frontend.max_live_requests,
         ),
         keys={"abuse": KeyTable(tenant=PAYER, sha256=hashed)},
@@ -108,8 +111,12 @@ def abuse_config(key: str, *, is_short: bool) -> MeshConfig:
 
 
 @asynccontextmanager
-async def opened(folder: Path, seed: int, *, is_short: bool) -> AsyncIterator[Target]:
+async def opened(
+    folder: Path, seed: int, *, is_short: bool, admits_anybody: bool = False
+) -> AsyncIterator[Target]:
     """Start a mesh with its logs in `folder`, and end it."""
     key = mint()
-    async with running_mesh(abuse_config(key, is_short=is_short), folder) as mesh:
+    async with running_mesh(
+        abuse_config(key, is_short=is_short, admits_anybody=admits_anybody), folder
+    ) as mesh:
         yield Target(ProcessRig(mesh), key, random.Random(seed), is_short)
