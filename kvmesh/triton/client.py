@@ -214,7 +214,7 @@ class _Responses:
 
     async def _write(self, request: service_pb2.ModelInferRequest) -> None:
         # A call that ended before it was written says why when it is read; only there the status is whole.
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             await self._call.write(request)
             await self._call.done_writing()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -142,6 +142,28 @@ async def test_a_call_that_is_over_before_its_request_is_written_says_why() -> N
         async with opened(stream(gone)) as responses:
             await anext(responses)
     await gone.close()
+
+
+async def test_a_half_close_that_fails_leaves_the_reason_to_the_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """grpc.aio raises an error of its core where the transport broke between the request and the half-close."""
+
+    async def broken() -> None:
+        raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    async def abort(context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        yield
+
+    async with serving(Triton(abort)) as client, opened(responses := stream(client)):
+        half_close = responses._call.done_writing
+        monkeypatch.setattr(responses._call, "done_writing", lambda: _both(half_close, broken))
+        with pytest.raises(EngineLost):
+            await anext(responses)
+
+
+async def _both(first: Callable[[], Awaitable[None]], then: Callable[[], Awaitable[None]]) -> None:
+    await first()
+    await then()
 
 
 @pytest.mark.parametrize("when", ["unread", "writing", "reading", "answered"])
