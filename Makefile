@@ -76,7 +76,7 @@ soak: setup  ## 70 % load and a fault every 20 s for MINUTES (20; from 60 on gro
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos soak --tag "$(TAG)" --minutes "$(MINUTES)" --write docs/measurements/faults.md
 
-abuse: setup  ## Floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (10 minutes); ONLY=headers runs one
+abuse: setup  ## Floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (15 minutes); ONLY=headers runs one
 	$(BIN)/python -m tests.abuse $(if $(ONLY),--only "$(ONLY)",--write docs/security.md)
 
 proto: setup  ## Write the stubs again from protos/

@@ -52,10 +52,11 @@ METADATA_BYTES_MAX: Final = 8_192
 """Of one call, once the client has acknowledged this limit. Before that gRPC holds it to 16 MB, which cannot be changed."""
 
 HANDSHAKE_S: Final = 10.0
-"""Time for a new connection to speak TLS and HTTP/2."""
+"""Time for a new connection to speak TLS."""
 
-SETTINGS_S: Final = 5.0
-"""Time for a client to acknowledge the limits of its connection. gRPC's own default is a minute."""
+SETTINGS_S: Final = 10.0
+"""Time for a client to acknowledge the limits of its connection, after TLS if it speaks that. gRPC's own default is at
+least a minute."""
 
 SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a second process on the same port must fail, not share it

@@ -17,6 +17,7 @@ from kvmesh.buckets.operations import Show, Shown
 from kvmesh.cli import tenant_tables
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_url import without_password
 from kvmesh.tenants import minting, store
 from kvmesh.tenants.caller import Caller
 from kvmesh.tenants.catalogue import Catalogue, digest, tables_of
@@ -172,8 +173,8 @@ async def make_key(
         return 0
     gateway = "\ngateway = true" if is_gateway else ""
     _say(
-        f"Key {key_name} of {tenant}; it is shown only now. Running frontends know it within two seconds. Redis keeps its "
-        f"hash; to keep it in the configuration as well:\n\n"
+        f"Key {key_name} of {tenant}; it is shown only now. {without_password(url)} keeps its hash, and frontends on it "
+        f"know the key within two seconds. To keep it in the configuration as well:\n\n"
         f'[keys.{key_name}]\ntenant = "{tenant}"\nsha256 = "{hashed}"{gateway}\n'
     )
     print(secret)

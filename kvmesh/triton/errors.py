@@ -87,6 +87,7 @@ _TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
             r"Connection refused",
             r"Socket closed",
             r"Server is stopping",
+            r"Internal error from Core",  # of grpc.aio, where the transport breaks under a write
         ),
     ),
 )

@@ -19,13 +19,17 @@ from tests.raw_frames import PREFACE
 AT_ONCE = 100
 """Connections that are opened at the same time; more would meet the kernel's backlog and not the mesh."""
 
+FIRST_WORDS = PREFACE + b"\0\0\0\4\0\0\0\0\0"
+ACKNOWLEDGEMENT = b"\0\0\0\4\1\0\0\0\0"
+"""Of the peer's SETTINGS."""
+
 CLIENT_HELLO_START = bytes.fromhex("1603010200010001fc0303")
 """TLS record of 512 bytes, handshake of 508 bytes, version; nothing behind it."""
 
 
 async def idle(target: Target, dose: Dose) -> Outcome:
-    """Open connections: every second one says HTTP/2's first words, the others say nothing."""
-    return await _hold(target.address(FRONT), [PREFACE + b"\0\0\0\4\0\0\0\0\0", b""], dose)
+    """Open connections: a third is ready for calls, a third only says HTTP/2's first words, a third says nothing."""
+    return await _hold(target.address(FRONT), [FIRST_WORDS + ACKNOWLEDGEMENT, FIRST_WORDS, b""], dose)
 
 
 async def metrics(target: Target, dose: Dose) -> Outcome:
@@ -123,7 +127,7 @@ async def _hold(address: str, first_words: list[bytes], dose: Dose) -> Outcome:
 
 IDLE = Attack(
     name="idle-connections",
-    about="Connections to a frontend that say nothing, or no more than HTTP/2's first words",
+    about="Connections to a frontend that say nothing, no more than HTTP/2's first words, or no more than a client must",
     run=idle,
     long=Dose(2_000, 15.0),
     short=Dose(300, 1.0),

@@ -26,13 +26,16 @@ async def front_door(target: Target, dose: Dose) -> Outcome:
     callers = itertools.cycle(unknown)
     ways = [(target.address(FRONT), GENERATE, next(callers)) for _ in range(BODIES)]
     idle = Dose(dose.count // STREAMS_PER_IDLE_CONNECTION, dose.seconds)
-    parts = await asyncio.gather(
-        bodies.send_all(ways, dose), connections.idle(target, idle), _headers(target, unknown, dose)
-    )
+    async with asyncio.TaskGroup() as group:
+        parts = [
+            group.create_task(bodies.send_all(ways, dose)),
+            group.create_task(connections.idle(target, idle)),
+            group.create_task(_headers(target, unknown, dose)),
+        ]
     total = Outcome()
     for part in parts:
-        total.did += part.did
-        total.saw += part.saw
+        total.did += part.result().did
+        total.saw += part.result().saw
     return total
 
 

@@ -56,7 +56,7 @@ async def test_runtimes_hold_and_what_cannot_be_met_never_starts(mesh: Mesh) -> 
 
 
 async def ends_at_the_runtime_of_its_class(mesh: Mesh) -> None:
-    """None is cut before, 95 of 100 soon after, all have their tokens, and their blocks are free in a second.
+    """None is cut before, 95 of 100 within half a runtime after, all have tokens, and their blocks are free in a second.
 
     What this machine takes for a health check meanwhile is not the mesh's.
     """

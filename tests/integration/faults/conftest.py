@@ -12,7 +12,7 @@ from tests.integration.lent_mesh import LentMesh, lent_mesh
 STEP_S = 0.02
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
     """Two prefill and two decode replicas that make 50 tokens/s per stream, and a router and a frontend."""
     config = configure(
@@ -34,6 +34,6 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
 
 @pytest.fixture
 async def mesh(lent: LentMesh) -> AsyncIterator[Mesh]:
-    """The package's mesh, whole and idle."""
+    """The module's mesh, whole and idle."""
     async with lent.lease() as mesh:
         yield mesh

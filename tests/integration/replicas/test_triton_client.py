@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -144,26 +144,37 @@ async def test_a_call_that_is_over_before_its_request_is_written_says_why() -> N
     await gone.close()
 
 
-async def test_a_half_close_that_fails_leaves_the_reason_to_the_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """grpc.aio raises an error of its core where the transport broke between the request and the half-close."""
+class Breaking:
+    """A call of gRPC's core whose transport breaks under one of its operations."""
 
-    async def broken() -> None:
-        raise grpc.aio.InternalError('Failed "execute_batch"')
+    def __init__(self, inner: Any, operation: str) -> None:
+        self._inner = inner
+        self._operation = operation
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name != self._operation:
+            return found
+
+        async def broken(*arguments: Any) -> None:
+            await found(*arguments)
+            raise grpc.aio.InternalError('Failed "execute_batch"')
+
+        return broken
+
+
+@pytest.mark.parametrize("operation", ["send_serialized_message", "send_receive_close"])
+async def test_an_engine_is_lost_where_the_transport_breaks_under_a_request(operation: str) -> None:
+    """Whether under the request or under its half-close; grpc.aio has an error of its own for each."""
 
     async def abort(context: Any) -> AsyncIterator[Any]:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         yield
 
     async with serving(Triton(abort)) as client, opened(responses := stream(client)):
-        half_close = responses._call.done_writing
-        monkeypatch.setattr(responses._call, "done_writing", lambda: _both(half_close, broken))
+        responses._call._cython_call = Breaking(responses._call._cython_call, operation)
         with pytest.raises(EngineLost):
             await anext(responses)
-
-
-async def _both(first: Callable[[], Awaitable[None]], then: Callable[[], Awaitable[None]]) -> None:
-    await first()
-    await then()
 
 
 @pytest.mark.parametrize("when", ["unread", "writing", "reading", "answered"])
