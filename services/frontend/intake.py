@@ -46,10 +46,18 @@ class Arrival:
     traceparent: str
 
     @classmethod
-    def of(cls, call: Call[Any, Any], caller: Caller, at_s: float, owner: str, traceparent: str) -> Arrival:
-        """Return the arrival of `call`."""
+    def of(
+        cls,
+        call: Call[Any, Any],
+        caller: Caller,
+        at_s: float,
+        remaining_s: float | None,
+        owner: str,
+        traceparent: str,
+    ) -> Arrival:
+        """Return the arrival of `call`, which came at `at_s` and had `remaining_s` left then."""
         can_move = HAND_OVER_METADATA in call.metadata
-        return cls(caller, at_s, call.remaining_s(), owner, can_move, traceparent)
+        return cls(caller, at_s, remaining_s, owner, can_move, traceparent)
 
 
 class Intake:

@@ -122,7 +122,8 @@ class InferenceService:
             raise
 
     async def _serve(self, call: Call[bytes, pb.GenerateResponse]) -> None:
-        arrived_s, arrived_ns = self._clock.now_s(), wall_ns()
+        # All three of one moment: the message may take seconds to arrive.
+        arrived_s, arrived_ns, remaining_s = self._clock.now_s(), wall_ns(), call.remaining_s()
         caller: Caller | None = None
         owner, hold = "", Hold()
         try:
@@ -135,7 +136,7 @@ class InferenceService:
             with self._core.place_to_read(self._clock.now_s()):
                 client = self._tracing.begin(call.metadata.get("traceparent"))
                 context, owner = self._tracing.child(client), self._executions.new_owner()
-                arrival = Arrival.of(call, caller, arrived_s, owner, format_traceparent(context))
+                arrival = Arrival.of(call, caller, arrived_s, remaining_s, owner, format_traceparent(context))
                 order = await self._intake.read(data, arrival)
                 order = await self._accounting.reserve(hold, order)
             del data

@@ -45,6 +45,28 @@ class StuckCall:
         pass
 
 
+class LateCall(StuckCall):
+    """A Call that is read at once, and whose message took 5 of its 60 seconds."""
+
+    def __init__(self, message: bytes) -> None:
+        super().__init__(message)
+        self.allowed = asyncio.Semaphore(1 << 20)
+        self.left_s = 60.0
+
+    def remaining_s(self) -> float | None:
+        return self.left_s
+
+    async def read(self) -> bytes | None:
+        self.left_s -= 5.0
+        return self.message
+
+
+async def test_the_time_of_a_message_is_not_taken_off_twice(serving: Serving, pool: Pool) -> None:
+    """The deadline is that of the call's arrival, however long its message took: here no time passes meanwhile."""
+    await asyncio.wait_for(serving.frontend.service.serve(LateCall(asking(3))), 5)
+    assert 55_500 < pool.submits[0].budget.remaining_ms <= 60_000
+
+
 async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serving, pool: Pool) -> None:
     """The engine goes on; the mesh sends one window; what piled up leaves as one message."""
     asked = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[9, 9, 9]), limits=pb.Limits(max_output_tokens=300))
