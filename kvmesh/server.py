@@ -49,7 +49,7 @@ def _keepalive(every_s: float) -> tuple[tuple[str, int], ...]:
 
 
 METADATA_BYTES_MAX: Final = 8_192
-"""Of one call, once the client has acknowledged this limit. Before that gRPC holds it to 16 MB, which cannot be changed."""
+"""The limit of a call, once the client has acknowledged it. Until then gRPC allows 16 MB, and no option changes that."""
 
 HANDSHAKE_S: Final = 10.0
 """Time for a new connection to speak TLS."""

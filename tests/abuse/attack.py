@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -54,6 +54,16 @@ class Outcome:
     """How it was answered: "UNAUTHENTICATED", "reset", "closed", ..."""
     violations: list[str] = field(default_factory=list)
     """What the attack itself found wrong."""
+
+
+def merged(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the outcome of attacks that ran at once, with what each of them found wrong."""
+    total = Outcome()
+    for outcome in outcomes:
+        total.did += outcome.did
+        total.saw += outcome.saw
+        total.violations += outcome.violations
+    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kvmesh.config import describe
-from tests.abuse.attack import Attack, Dose, Outcome
+from tests.abuse.attack import Attack, Dose, Outcome, merged
 from tests.abuse.target import FRONT, SERVICES, Target
 from tests.certificates import Folder
 from tests.integration.harness import START_S_MAX, Part, until
@@ -21,7 +21,7 @@ AT_ONCE = 100
 
 FIRST_WORDS = PREFACE + b"\0\0\0\4\0\0\0\0\0"
 ACKNOWLEDGEMENT = b"\0\0\0\4\1\0\0\0\0"
-"""Of the peer's SETTINGS."""
+"""The frame that acknowledges the peer's SETTINGS."""
 
 CLIENT_HELLO_START = bytes.fromhex("1603010200010001fc0303")
 """TLS record of 512 bytes, handshake of 508 bytes, version; nothing behind it."""
@@ -45,11 +45,7 @@ async def metrics(target: Target, dose: Dose) -> Outcome:
     outcomes = await asyncio.gather(
         *(_hold(target.rig.metrics_address(name), kinds, share) for name in SERVICES)
     )
-    total = Outcome()
-    for outcome in outcomes:
-        total.did += outcome.did
-        total.saw += outcome.saw
-    return total
+    return merged(outcomes)
 
 
 async def handshakes(target: Target, dose: Dose) -> Outcome:

@@ -7,7 +7,7 @@ import itertools
 import time
 from contextlib import suppress
 
-from tests.abuse.attack import Attack, Dose, Outcome
+from tests.abuse.attack import Attack, Dose, Outcome, merged
 from tests.abuse.attacks import bodies, connections
 from tests.abuse.target import FRONT, GENERATE, Target
 from tests.raw_frames import Metadata, open_headers, request_block
@@ -32,11 +32,7 @@ async def front_door(target: Target, dose: Dose) -> Outcome:
             group.create_task(connections.idle(target, idle)),
             group.create_task(_headers(target, unknown, dose)),
         ]
-    total = Outcome()
-    for part in parts:
-        total.did += part.result().did
-        total.saw += part.result().saw
-    return total
+    return merged(part.result() for part in parts)
 
 
 async def _headers(target: Target, callers: list[Metadata], dose: Dose) -> Outcome:
