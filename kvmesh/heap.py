@@ -16,12 +16,15 @@ from kvmesh.trims import Trims
 LOOK_S: Final = 5.0
 
 
-async def keep_trimmed() -> None:
-    """Trim the heap after the process has grown, until cancelled. Returns where the C library cannot."""
+async def keep_trimmed(idle_bytes: int) -> None:
+    """Trim the heap after the process has grown, until cancelled. Returns where the C library cannot.
+
+    `idle_bytes`: resident memory before the first call. A flood may come with the first one.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return
-    trims = Trims(resident_bytes())
+    trims = Trims(idle_bytes)
     while True:
         await asyncio.sleep(LOOK_S)
         if trims.is_due(resident_bytes()):

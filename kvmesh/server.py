@@ -25,6 +25,7 @@ from kvmesh.attach import outbox as attach
 from kvmesh.health import HEALTH_SERVICE, HealthServicer
 from kvmesh.heap import keep_trimmed
 from kvmesh.interceptors import ErrorInterceptor
+from kvmesh.metrics import resident_bytes
 from kvmesh.reception import Reception, ReceptionInterceptor
 from kvmesh.tasks import end
 
@@ -186,6 +187,8 @@ class MeshServer:
             (*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME), self.grpc
         )
         self.address = ""
+        self._idle_bytes = 0
+        """Resident memory before the first call."""
         self._is_serving = False
         self._standby_reason = ""
         self._stopping = asyncio.Event()
@@ -205,6 +208,7 @@ class MeshServer:
         except RuntimeError as error:
             raise ListenError(f"Cannot listen on {address}: the port is in use or not ours.") from error
         await self.set_serving(False)
+        self._idle_bytes = resident_bytes()
         await self.grpc.start()
         self.address = f"{host}:{port}"
         return self.address
@@ -259,7 +263,7 @@ class MeshServer:
             loop.add_signal_handler(number, self.stop)
         stopping = asyncio.ensure_future(self._stopping.wait())
         ended = asyncio.ensure_future(self.grpc.wait_for_termination())
-        trimming = asyncio.create_task(keep_trimmed(), name="heap")
+        trimming = asyncio.create_task(keep_trimmed(self._idle_bytes), name="heap")
         try:
             await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():

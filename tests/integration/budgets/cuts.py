@@ -28,7 +28,7 @@ from tests.integration.generation import token_request
 from tests.integration.harness import Mesh, running_mesh
 
 STEP_S = 0.04
-PREFILL_TOKEN_S = 0.0002
+PREFILL_TOKEN_S = 0.0006
 LOCAL_TOKENS = 64
 """Shorter prompts run at decode alone."""
 WRITER_KEY = "kvm_" + "w" * 43
