@@ -17,6 +17,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
@@ -213,6 +214,8 @@ class RedisLink:
 
     def _failed(self, error: Exception, command: str) -> RedisAway:
         reason = _reason(error)
+        if isinstance(error, AuthenticationError):
+            return self._lost(reason, "refuses the user or the password of this URL")
         if not isinstance(error, ResponseError) or reason.startswith(SUCCESSION):
             return self._lost(reason)
         self._connected()
@@ -225,12 +228,12 @@ class RedisLink:
         message = f"Redis at {self.shown} refuses {command}: {reason}"
         return RedisAway(message, may_pass=may_pass, is_spoilt=is_spoilt)
 
-    def _lost(self, reason: str) -> RedisAway:
+    def _lost(self, reason: str, what: str = "is away") -> RedisAway:
         if self.is_connected or self.break_total == 0:
-            log.warning("Redis at %s is away: %s", self.shown, reason)
+            log.warning("Redis at %s %s: %s", self.shown, what, reason)
             self.break_total += 1
         self.is_connected = False
-        return RedisAway(f"Redis at {self.shown} is away: {reason}")
+        return RedisAway(f"Redis at {self.shown} {what}: {reason}")
 
 
 def _client(url: str) -> redis.asyncio.Redis:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from kvmesh.cli.dial import Dial
 from kvmesh.cli.mesh_file import Member, MeshFile
-from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, is_redis_ready
+from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, redis_fault
 from kvmesh.config import MeshConfig
 from kvmesh.redis_url import database_of, shown_place
 from kvmesh.router.v1 import router_pb2 as router
@@ -175,7 +175,9 @@ async def _health(member: Member, dial: Dial, redis_url: str) -> tuple[bool, str
     """Return whether the process serves, and its reason where it does not."""
     if member.role == "redis":
         is_named = bool(redis_url) and database_of(redis_url) == database_of(member.address)
-        return await is_redis_ready(redis_url if is_named else member.address), ""
+        url = redis_url if is_named else member.address
+        fault = await redis_fault(url if "://" in url else f"redis://{url}")
+        return not fault, fault
     if member.role == "engine":
         return await is_model_ready(member.address), ""
     return await health_of(member.address, lambda address: dial.channel(address, member.role))

@@ -55,12 +55,12 @@ def run(
     if check:
         return
     logging.basicConfig(level=logging.CRITICAL)
-    if logs.exists():
-        shutil.rmtree(logs)
+    logs = logs.resolve() / "mesh"
+    shutil.rmtree(logs, ignore_errors=True)  # of the run before; what else the folder holds stays
     console = Console(stderr=json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     began_s = time.monotonic()
-    attempt = run_all(attacks, logs.resolve(), seed, is_short=short, admits_anybody=anonymous)
-    console.print(f"{len(attacks)} attacks on a mesh of processes; logs: {logs.resolve()}", highlight=False)
+    attempt = run_all(attacks, logs, seed, is_short=short, admits_anybody=anonymous)
+    console.print(f"{len(attacks)} attacks on a mesh of processes; logs: {logs}", highlight=False)
     rows = asyncio.run(_run(attempt, console, as_json=json))
     if write is not None:
         report = page.Report(

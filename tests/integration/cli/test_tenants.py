@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis as SyncRedis
 
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.operations import Granted, Reserve
@@ -158,6 +159,7 @@ def test_a_key_is_printed_once_and_kept_as_its_hash(kvmesh: Run, config: Path, r
     assert secret.startswith("kvm_")
     assert len(secret) == 47
     assert secret not in err
+    assert f"{redis_url} keeps its hash, and frontends on it know the key within two seconds" in err
     for shown in (kvmesh("show", "search"), kvmesh("show", "search", "--json"), kvmesh("list", "--json")):
         assert secret not in shown[1] + shown[2]
     assert "edge" in kvmesh("show", "search")[1]
@@ -303,6 +305,24 @@ def test_redis_away(kvmesh: Run, monkeypatch: pytest.MonkeyPatch, free_port: int
         assert err.count("\n") == 1
         assert "hidden" not in err
         assert ("search" in out) == (arguments[0] in ("list", "show"))
+
+
+def test_a_wrong_password_is_no_outage(
+    kvmesh: Run, monkeypatch: pytest.MonkeyPatch, redis_url: str, config: Path
+) -> None:
+    """The sentence names the password; neither the right one nor the wrong one is shown."""
+    client = SyncRedis.from_url(redis_url)
+    client.config_set("requirepass", "s3cret")
+    try:
+        monkeypatch.setenv(VARIABLE, redis_url.replace("://", "://:hidden@"))
+        status, out, err = kvmesh("key", "search")
+    finally:
+        client.auth("s3cret")
+        client.config_set("requirepass", "")
+        client.close()
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert "refuses the user or the password of this URL" in err
+    assert "away" not in err and "hidden" not in err
 
 
 def test_a_mesh_without_tenants_says_so(kvmesh: Run, config: Path) -> None:

@@ -85,6 +85,7 @@ async def test_members_outside_the_networks_are_known_to_no_process(mesh: Mesh) 
         assert not [view for view in (await mesh.status("router-0")).replicas if view.replica.endswith("-9")]
     finally:
         await redis.execute("DEL", *(f"kvmesh:proc:{member.process_id}" for member in forged))
+        await redis.execute("SREM", "kvmesh:procs", *(member.process_id for member in forged))
         await redis.close()
 
 

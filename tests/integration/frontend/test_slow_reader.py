@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -12,59 +11,13 @@ from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import reader
 from services.frontend.progress import CREDIT_WINDOW
+from tests.integration.frontend.calls import StuckCall, asking
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool, oracle
 
 TAIL_S = 0.4
 WRITE_EVERY_S = 0.25
 """How often a slow client takes a message: less than the time of one write, and together more."""
-
-
-class StuckCall:
-    """A Call whose writes end only when the test lets them."""
-
-    def __init__(self, message: bytes) -> None:
-        self.message = message
-        self.metadata: Mapping[str, str] = {}
-        self.identities: Sequence[str] = ()
-        self.peer = "stuck"
-        self.allowed = asyncio.Semaphore(0)
-        self.messages: list[pb.GenerateResponse] = []
-
-    def remaining_s(self) -> float | None:
-        return 60.0
-
-    async def read(self) -> bytes | None:
-        return self.message
-
-    async def write(self, message: pb.GenerateResponse) -> None:
-        await self.allowed.acquire()
-        self.messages.append(message)
-
-    def set_trailers(self, trailers: Mapping[str, str]) -> None:
-        pass
-
-
-class LateCall(StuckCall):
-    """A Call that is read at once, and whose message took 5 of its 60 seconds."""
-
-    def __init__(self, message: bytes) -> None:
-        super().__init__(message)
-        self.allowed = asyncio.Semaphore(1 << 20)
-        self.left_s = 60.0
-
-    def remaining_s(self) -> float | None:
-        return self.left_s
-
-    async def read(self) -> bytes | None:
-        self.left_s -= 5.0
-        return self.message
-
-
-async def test_the_time_of_a_message_is_not_taken_off_twice(serving: Serving, pool: Pool) -> None:
-    """The deadline is that of the call's arrival, however long its message took: here no time passes meanwhile."""
-    await asyncio.wait_for(serving.frontend.service.serve(LateCall(asking(3))), 5)
-    assert 55_500 < pool.submits[0].budget.remaining_ms <= 60_000
 
 
 async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serving, pool: Pool) -> None:
@@ -95,12 +48,6 @@ async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serv
     assert ids == oracle([9, 9, 9], 300)
     assert len(stuck.messages) < 20
     await serving.until_empty()
-
-
-def asking(count: int) -> bytes:
-    """Return the message of a request for so many tokens."""
-    message = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[9]), limits=pb.Limits(max_output_tokens=count))
-    return message.SerializeToString()
 
 
 @pytest.mark.parametrize("written", [0, 1])

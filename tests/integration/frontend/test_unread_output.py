@@ -15,6 +15,7 @@ from services.frontend import charge
 from services.frontend.progress import CREDIT_WINDOW
 from services.frontend.service import SERVICE_NAME
 from services.frontend.settlement import Report
+from tests.integration.frontend.calls import asking
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool
 from tests.raw_frames import framed
@@ -36,12 +37,6 @@ def reports(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Report]:
 
     monkeypatch.setattr(serving.frontend.settlements, "add", note)
     return found
-
-
-def asking(count: int) -> bytes:
-    """Return a request for `count` tokens; its answer is the same each time."""
-    request = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[9]), limits=pb.Limits(max_output_tokens=count))
-    return request.SerializeToString()
 
 
 async def begin(connection: RawConnection, count: int) -> RawStream:

@@ -215,3 +215,5 @@ async def test_mesh_json_has_no_password_and_status_works_without_it(
             assert await status(mesh, screen, as_json=False, redis_url=named) == 0
         wrong = secret_url.replace("s3cret", "wrong")
         assert await status(mesh, screen, as_json=False, redis_url=wrong) == 1
+        assert isinstance(screen.file, io.StringIO)
+        assert "refuses the one of this URL" in screen.file.getvalue()
