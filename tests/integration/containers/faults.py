@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
+from docker.errors import APIError
+
 from tests.integration.containers.mesh import ContainerMesh
 from tests.integration.containers.part import ContainerPart
 from tests.integration.containers.sidecar import FAULTS_IMAGE, Shape, Sidecar
@@ -22,6 +24,9 @@ from tests.integration.containers.sidecar import FAULTS_IMAGE, Shape, Sidecar
 DELAY_S: Final = 0.05
 LOSS: Final = 0.02
 ALL: Final = "all"
+
+PAUSE_TRIES: Final = 10
+"""With cgroup v1 runc gives up a busy container after 1000 looks, and leaves it to the caller to ask again."""
 
 
 class Faults:
@@ -77,7 +82,13 @@ class Faults:
         Its kernel still acknowledges what is sent to it, until its buffers are full.
         """
         part = self.mesh.parts[name]
-        await part.in_thread(part.docker.pause)
+        for left in reversed(range(PAUSE_TRIES)):
+            try:
+                await part.in_thread(part.docker.pause)
+                break
+            except APIError as error:
+                if not left or "unable to freeze" not in str(error):
+                    raise
         self._paused.add(name)
 
     async def unpause(self, name: str) -> None:
