@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import hiredis
+from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 Words: TypeAlias = Sequence[str | bytes | int | float]
@@ -68,10 +68,12 @@ class RedisLine:
                     _, replies = await loop.create_connection(_Replies, like.host, like.port, ssl=tls)
                 hello = _hello(like.username, like.password, like.db)
                 if hello:
-                    for answer in await replies.ask(hello, limit_s):
+                    has_login = bool(like.username or like.password)
+                    for number, answer in enumerate(await replies.ask(hello, limit_s)):
                         if isinstance(answer, RedisError):
                             replies.close("refused")
-                            raise RedisConnectionError(str(answer))
+                            is_login = has_login and number == 0
+                            raise (AuthenticationError if is_login else RedisConnectionError)(str(answer))
         except TimeoutError:
             raise RedisTimeoutError(f"no connection within {limit_s:g} s") from None
         self._replies = replies
@@ -159,10 +161,13 @@ class _Replies(asyncio.Protocol):
 
 
 def _refusal(text: str) -> RedisError:
-    if text.startswith(_UNWELCOME):
+    if text.startswith(_UNKNOWN):
+        return AuthenticationError(text)
+    if text.startswith(_FULL):
         return RedisConnectionError(text)
     return (NoScriptError if text.startswith("NOSCRIPT") else ResponseError)(text)
 
 
-_UNWELCOME: Final = ("ERR max number of clients reached", "NOAUTH", "WRONGPASS")
+_UNKNOWN: Final = ("NOAUTH", "WRONGPASS")
+_FULL: Final = "ERR max number of clients reached"
 """What Redis says of the connection, whatever was asked: no command is wrong."""

@@ -91,6 +91,8 @@ class RedisLink:
         """True if the last command was answered, be it with a refusal."""
         self.break_total = 0
         """Times the connection was lost, or another Redis may have taken over."""
+        self._lost_how = ""
+        """What is wrong since the last break: told once, and again when it is something else."""
         self._refused: dict[str, str] = {}
         """Why a command was refused the last time, by its name: told once."""
         self._is_cluster = is_cluster(url)
@@ -214,8 +216,9 @@ class RedisLink:
 
     def _failed(self, error: Exception, command: str) -> RedisAway:
         reason = _reason(error)
-        if isinstance(error, AuthenticationError):
-            return self._lost(reason, "refuses the user or the password of this URL")
+        # The client of a Cluster wraps the last node's refusal.
+        if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
+            return self._lost(reason, "asks for a password, or refuses the one of this URL")
         if not isinstance(error, ResponseError) or reason.startswith(SUCCESSION):
             return self._lost(reason)
         self._connected()
@@ -230,8 +233,11 @@ class RedisLink:
 
     def _lost(self, reason: str, what: str = "is away") -> RedisAway:
         if self.is_connected or self.break_total == 0:
-            log.warning("Redis at %s %s: %s", self.shown, what, reason)
             self.break_total += 1
+            self._lost_how = ""
+        if what != self._lost_how:
+            self._lost_how = what
+            log.warning("Redis at %s %s: %s", self.shown, what, reason)
         self.is_connected = False
         return RedisAway(f"Redis at {self.shown} {what}: {reason}")
 

@@ -131,16 +131,14 @@ async def redis_fault(url: str) -> str:
     except redis.AuthenticationError:
         return "" if is_masked else "it asks for a password, or refuses the one of this URL"
     except (redis.RedisError, OSError) as error:
-        return str(error).rstrip(".")
+        return str(error).rstrip(".") or type(error).__name__
     except (ValueError, TypeError):  # whose text may quote a part of the password
         return "no URL that can be used; special characters of a password are written as %XX"
     return ""
 
 
 async def is_redis_ready(address: str) -> bool:
-    """Send PING to a Redis at `host:port`, or at a URL."""
-    if "://" in address:
-        return not await redis_fault(address)
+    """Send PING to a Redis at `host:port`."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CALL_S):

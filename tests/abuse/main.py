@@ -55,7 +55,7 @@ def run(
     if check:
         return
     logging.basicConfig(level=logging.CRITICAL)
-    logs = logs.resolve() / "mesh"
+    logs = logs.resolve() / "attacked-mesh"
     shutil.rmtree(logs, ignore_errors=True)  # of the run before; what else the folder holds stays
     console = Console(stderr=json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     began_s = time.monotonic()

@@ -28,7 +28,7 @@ from tests.integration.generation import token_request
 from tests.integration.harness import Mesh, running_mesh
 
 STEP_S = 0.04
-PREFILL_TOKEN_S = 0.0006
+PREFILL_TOKEN_S = 0.0002
 LOCAL_TOKENS = 64
 """Shorter prompts run at decode alone."""
 WRITER_KEY = "kvm_" + "w" * 43
@@ -44,7 +44,7 @@ def config_of(runtime_s: float, requests: int) -> MeshConfig:
                 "arithmetic": "hashed",
                 "kv_blocks": (requests + 8) * (output_tokens // 32 + 4),
                 "prefill_kv_blocks": 1024,
-                "max_sequence_tokens": output_tokens + 4096,
+                "max_sequence_tokens": output_tokens + 10_240,
                 "step_s": STEP_S,
                 "prefill_token_s": PREFILL_TOKEN_S,
             },

@@ -321,7 +321,7 @@ def test_a_wrong_password_is_no_outage(
         client.config_set("requirepass", "")
         client.close()
     assert (status, out, err.count("\n")) == (1, "", 1)
-    assert "refuses the user or the password of this URL" in err
+    assert "asks for a password, or refuses the one of this URL" in err
     assert "away" not in err and "hidden" not in err
 
 

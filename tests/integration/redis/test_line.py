@@ -134,7 +134,7 @@ async def test_user_password_and_database_are_those_of_the_url(redis_url: str, o
         wrong = RedisLink(f"redis://liner:wrong-horse@{place}/3")
         with pytest.raises(RedisAway) as away:
             await wrong.scripts(READ, [(("here",), ())])
-        assert "horse" not in str(away.value) and "WRONGPASS" in str(away.value)
+        assert "horse" not in str(away.value) and "refuses the one of this URL: WRONGPASS" in str(away.value)
         await wrong.close()
     finally:
         await other.execute("ACL", "DELUSER", "liner")

@@ -25,7 +25,7 @@ async def main() -> None:
     leave_freed_memory()
     assert resident_bytes() - idle > 48 * MB, "the blocks were not taken from the kernel"
     running = asyncio.create_task(server.run(drained))
-    while resident_bytes() - idle > 16 * MB:
+    while not running.done() and resident_bytes() - idle > 16 * MB:
         await asyncio.sleep(0.02)
     server.stop()
     await running

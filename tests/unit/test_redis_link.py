@@ -1,0 +1,57 @@
+"""What the connection to Redis says of errors, without a Redis."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+
+import pytest
+from redis.exceptions import AuthenticationError, RedisClusterException
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from kvmesh.redis_link import RedisAway, RedisLink
+
+REFUSES = "asks for a password, or refuses the one of this URL"
+
+
+async def fail(error: Exception, cause: Exception | None = None) -> None:
+    """Fail as a call of the client library does."""
+    raise error from cause
+
+
+async def told(link: RedisLink, call: Awaitable[None]) -> str:
+    """Return the sentence of a call that fails."""
+    with pytest.raises(RedisAway) as away:
+        await link.watch(call)
+    return str(away.value)
+
+
+async def test_a_refused_password_is_no_outage() -> None:
+    """The client of a Cluster wraps it in its own error."""
+    wrapped = RedisClusterException("Redis Cluster cannot be connected. Please provide one reachable node.")
+    for url, error, cause in (
+        ("redis://127.0.0.1:1", AuthenticationError("WRONGPASS"), None),
+        ("redis+cluster://127.0.0.1:1", wrapped, AuthenticationError("WRONGPASS")),
+    ):
+        link = RedisLink(url)
+        sentence = await told(link, fail(error, cause))
+        assert REFUSES in sentence and "away" not in sentence
+        assert "is away" in await told(link, fail(RedisConnectionError("Connection refused")))
+        await link.close()
+
+
+async def test_what_is_wrong_is_logged_once_and_again_when_it_is_something_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A Redis that comes back with another password is one break, and two lines."""
+    link = RedisLink("redis://127.0.0.1:1")
+    errors = [RedisConnectionError("Connection refused")] * 3 + [AuthenticationError("WRONGPASS")] * 3
+    with caplog.at_level(logging.WARNING, "kvmesh.redis_link"):
+        for error in errors:
+            await told(link, fail(error))
+    await link.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "Redis at redis://127.0.0.1:1 is away: Connection refused",
+        f"Redis at redis://127.0.0.1:1 {REFUSES}: WRONGPASS",
+    ]
+    assert link.break_total == 1
