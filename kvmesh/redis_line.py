@@ -68,12 +68,11 @@ class RedisLine:
                     _, replies = await loop.create_connection(_Replies, like.host, like.port, ssl=tls)
                 hello = _hello(like.username, like.password, like.db)
                 if hello:
-                    has_login = bool(like.username or like.password)
-                    for number, answer in enumerate(await replies.ask(hello, limit_s)):
+                    for answer in await replies.ask(hello, limit_s):
                         if isinstance(answer, RedisError):
                             replies.close("refused")
-                            is_login = has_login and number == 0
-                            raise (AuthenticationError if is_login else RedisConnectionError)(str(answer))
+                            is_login = isinstance(answer, AuthenticationError)
+                            raise answer if is_login else RedisConnectionError(str(answer))
         except TimeoutError:
             raise RedisTimeoutError(f"no connection within {limit_s:g} s") from None
         self._replies = replies
@@ -161,13 +160,13 @@ class _Replies(asyncio.Protocol):
 
 
 def _refusal(text: str) -> RedisError:
-    if text.startswith(_UNKNOWN):
+    if text.startswith(_LOGIN):
         return AuthenticationError(text)
     if text.startswith(_FULL):
         return RedisConnectionError(text)
     return (NoScriptError if text.startswith("NOSCRIPT") else ResponseError)(text)
 
 
-_UNKNOWN: Final = ("NOAUTH", "WRONGPASS")
+_LOGIN: Final = ("NOAUTH", "WRONGPASS", "ERR AUTH")
 _FULL: Final = "ERR max number of clients reached"
-"""What Redis says of the connection, whatever was asked: no command is wrong."""
+"""Answers that concern the connection: no command is wrong."""

@@ -35,7 +35,7 @@ from kvmesh.config import ConfigError
 from kvmesh.redis_cluster import cluster_client, is_cluster
 from kvmesh.redis_line import RedisLine
 from kvmesh.redis_script import Call, Script
-from kvmesh.redis_url import without_password
+from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class RedisLink:
         self.break_total = 0
         """Times the connection was lost, or another Redis may have taken over."""
         self._lost_how = ""
-        """What is wrong since the last break: told once, and again when it is something else."""
+        """Kind of the current break: each kind is logged once."""
         self._refused: dict[str, str] = {}
         """Why a command was refused the last time, by its name: told once."""
         self._is_cluster = is_cluster(url)
@@ -218,7 +218,7 @@ class RedisLink:
         reason = _reason(error)
         # The client of a Cluster wraps the last node's refusal.
         if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
-            return self._lost(reason, "asks for a password, or refuses the one of this URL")
+            return self._lost(reason, PASSWORD_REFUSED)
         if not isinstance(error, ResponseError) or reason.startswith(SUCCESSION):
             return self._lost(reason)
         self._connected()

@@ -23,6 +23,9 @@ _QUERY: Final = re.compile(r"(?<=[?&])((?:\w*password|username)=)[^&\s]*")
 MASK: Final = "***"
 """Stands in a shown URL for its user and password."""
 
+PASSWORD_REFUSED: Final = "asks for a password, or refuses the one of this URL"
+"""Verb phrase for messages; the subject is the Redis."""
+
 
 def without_password(url: str) -> str:
     """Return `url` with user and password left out."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import grpc
 
 from kvmesh import health_reason
-from kvmesh.redis_url import MASK, without_user
+from kvmesh.redis_url import MASK, PASSWORD_REFUSED, without_user
 from kvmesh.server import channel
 
 POLL_S: Final = 0.05
@@ -66,7 +66,7 @@ class RedisReady:
     address: str
 
     async def wait(self, lines: Lines) -> Addresses:
-        while not await is_redis_ready(self.address):
+        while await redis_fault(f"redis://{self.address}"):
             await asyncio.sleep(POLL_S)
         return Addresses(self.address)
 
@@ -129,24 +129,9 @@ async def redis_fault(url: str) -> str:
     except TimeoutError:
         return f"no answer within {CALL_S:g} s"
     except redis.AuthenticationError:
-        return "" if is_masked else "it asks for a password, or refuses the one of this URL"
+        return "" if is_masked else f"it {PASSWORD_REFUSED}"
     except (redis.RedisError, OSError) as error:
         return str(error).rstrip(".") or type(error).__name__
     except (ValueError, TypeError):  # whose text may quote a part of the password
         return "no URL that can be used; special characters of a password are written as %XX"
     return ""
-
-
-async def is_redis_ready(address: str) -> bool:
-    """Send PING to a Redis at `host:port`."""
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(CALL_S):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            try:
-                writer.write(b"PING\r\n")
-                return await reader.readline() == b"+PONG\r\n"
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        return False

@@ -1,4 +1,4 @@
-"""What the connection to Redis says of errors, without a Redis."""
+"""Sentences of RedisLink for errors of the client library, without a Redis."""
 
 from __future__ import annotations
 

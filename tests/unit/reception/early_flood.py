@@ -1,4 +1,4 @@
-"""A process of its own: what grows between a server's `listen` and its `run`, and is free then.
+"""A process that grows between its server's `listen` and `run`, and has freed that memory by then.
 
 Exit status 0 when it was given back. A process with a past has free memory that the blocks would fit in.
 """

@@ -1,4 +1,4 @@
-"""What a flood left is given back, also if it came before the server's `run`."""
+"""Freed memory goes back to the kernel, also after a flood before the server's `run`."""
 
 from __future__ import annotations
 
