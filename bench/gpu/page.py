@@ -23,7 +23,7 @@ def page(run: dict[str, Any], old: str = "") -> str:
         "",
         "**Question.** The router takes a prefill of u uncached of T tokens to cost c0 + u (a + b (T - u / 2)) seconds,",
         "learns the three from what it sees, and starts from a prior",
-        "([decision 0019](../decisions/0019-placement-by-what-it-costs-all.md)). Is that what a GPU takes?",
+        "([decision 0019](../decisions/0019-placement-cost.md)). Is that what a GPU takes?",
         "",
     ]
     if run["is_published"]:

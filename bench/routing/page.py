@@ -33,7 +33,7 @@ cache for all replicas, first come first served. It is a yardstick for hits and 
 that keep long prompts out of the way of short ones beat it. ttft and ttft-opt are baselines, no published routers."""
 
 WORDS = """The mean is what kvmesh minimizes, and the tail is its price: p99 and max are in the tables below
-([decision 0019](../decisions/0019-placement-by-what-it-costs-all.md)).
+([decision 0019](../decisions/0019-placement-cost.md)).
 
 exact: the router knows everything at once. stale: 4 routers hear after 100 ms, and miss 5 % of the news of
 caches. hold: kvmesh sends no replica more than 1 s of unstarted work (`router.dispatch_ahead_s`); others send at once, as

@@ -1,6 +1,6 @@
 """Which prefill replica runs a prompt: the one where it and all whom it delays lose least. Pure; randomness is injected.
 
-For each replica w, in seconds (docs/decisions/0019-placement-by-what-it-costs-all.md):
+For each replica w, in seconds (docs/decisions/0019-placement-cost.md):
 
     score_w = Q_w + P_w (1 + behind_w + kappa) + R_w(Q_w, P_w) + risk_w S        the smallest wins
 

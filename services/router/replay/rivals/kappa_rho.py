@@ -7,7 +7,7 @@ count as cached. kappa: seconds of unfinished work per replica over those of a t
 seconds of work dispatched to w lately, per second. h: seconds that the cache of w saved lately, per second; only where
 replicas serve first come, first served.
 
-kvmesh's placement began with this form (docs/decisions/0019-placement-by-what-it-costs-all.md).
+kvmesh's placement began with this form (docs/decisions/0019-placement-cost.md).
 """
 
 from __future__ import annotations
