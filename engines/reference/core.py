@@ -13,7 +13,7 @@ import xxhash
 
 from engines.reference import errors
 from engines.reference.arithmetic import Slice
-from engines.reference.cache import BlockPool, chain_hashes
+from engines.reference.block_pool import BlockPool, chain_hashes
 from engines.reference.config import EngineConfig
 from engines.reference.costs import Costs
 from engines.reference.errors import EngineError

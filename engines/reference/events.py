@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engines.reference.cache import CacheEvent, Stored
+from engines.reference.block_pool import CacheEvent, Stored
 
 PART_BLOCKS = 32
 """Blocks in one message, but for an event that has more: a reader takes it in 1 ms, and needs no memory for more. A reader

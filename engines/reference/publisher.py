@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from engines.reference import errors
-from engines.reference.cache import CacheEvent, Stored
+from engines.reference.block_pool import CacheEvent, Stored
 from engines.reference.core import LoadReport
 from engines.reference.events import NumberedEvent, RecentEvents, batch_messages, snapshot_messages
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from engines.reference import errors
-from engines.reference.cache import BlockPool, block_hash
+from engines.reference.block_pool import BlockPool, block_hash
 from engines.reference.errors import EngineError
 from engines.reference.sequence import Kind, Sequence, as_block_ids
 

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from engines.reference.cache import chain_hashes, root_hash
+from engines.reference.block_pool import chain_hashes, root_hash
 from engines.reference.sampling import Sampling
 from engines.reference.tensors import INPUTS, OUTPUTS
 from tests.integration.engine.conftest import BLOCK_TOKENS, BLOCKS

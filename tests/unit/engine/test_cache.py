@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import xxhash
 
-from engines.reference.cache import BlockPool, Removed, Stored, block_hash, chain_hashes, root_hash
+from engines.reference.block_pool import BlockPool, Removed, Stored, block_hash, chain_hashes, root_hash
 
 _WIDTH = 4
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from engines.reference import errors
-from engines.reference.cache import Removed, Stored
+from engines.reference.block_pool import Removed, Stored
 from engines.reference.events import (
     PART_BLOCKS,
     NumberedEvent,
