@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engines.reference.costs import Costs
+from engines.reference.cost_model import Costs
 
 
 @dataclass(frozen=True, slots=True)

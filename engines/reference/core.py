@@ -15,7 +15,7 @@ from engines.reference import errors
 from engines.reference.arithmetic import Slice
 from engines.reference.block_pool import BlockPool, chain_hashes
 from engines.reference.config import EngineConfig
-from engines.reference.costs import Costs
+from engines.reference.cost_model import Costs
 from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import choose

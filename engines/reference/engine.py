@@ -22,7 +22,7 @@ from engines.reference import errors
 from engines.reference.arithmetic import Arithmetic
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore, Pull
-from engines.reference.costs import Schedule
+from engines.reference.cost_model import Schedule
 from engines.reference.delivery import Outbox
 from engines.reference.errors import TransferError
 from engines.reference.handoff import Handoff

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engines.reference import advertise, repository
 from engines.reference.config import EngineConfig
-from engines.reference.costs import Costs
+from engines.reference.cost_model import Costs
 from engines.reference.loading import load_arithmetic
 from engines.reference.repository import Facts, Installation
 from engines.reference.tensors import MODEL_NAME

@@ -12,7 +12,7 @@ from engines.reference import errors
 from engines.reference.arithmetic import Slice
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore
-from engines.reference.costs import Costs, Schedule
+from engines.reference.cost_model import Costs, Schedule
 from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sampling import Sampling, choose
