@@ -23,9 +23,9 @@ from engines.reference.arithmetic import Arithmetic
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore, Pull
 from engines.reference.cost_model import Schedule
-from engines.reference.delivery import Outbox
 from engines.reference.errors import TransferError
 from engines.reference.handoff import Handoff
+from engines.reference.output_queue import Outbox
 from engines.reference.publisher import Publisher, Reader
 from engines.reference.requests import After
 from engines.reference.scheduler import Work

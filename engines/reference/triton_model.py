@@ -17,11 +17,11 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils  # given by Triton's stub
 
 from engines.reference import config, errors, requests
-from engines.reference.delivery import CancelWatch, Outbox, Reply
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
 from engines.reference.lifeline import Lifeline
 from engines.reference.loading import load_arithmetic
+from engines.reference.output_queue import CancelWatch, Outbox, Reply
 from engines.reference.requests import Limits, Service, Wishes
 from engines.reference.sequence import Kind, Part
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.reference.config import EngineConfig
-from engines.reference.delivery import Outbox
 from engines.reference.engine import Engine
 from engines.reference.handoff import decode
 from engines.reference.loading import load_arithmetic
+from engines.reference.output_queue import Outbox
 from engines.reference.sampling import Sampling
 from engines.reference.sequence import Kind, Part, Submission
 
