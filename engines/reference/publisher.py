@@ -16,7 +16,7 @@ import msgspec
 from engines.reference import errors
 from engines.reference.block_pool import CacheEvent, Stored
 from engines.reference.core import LoadReport
-from engines.reference.events import NumberedEvent, RecentEvents, batch_messages, snapshot_messages
+from engines.reference.kv_events import NumberedEvent, RecentEvents, batch_messages, snapshot_messages
 
 COALESCE_S = 0.002  # events gather this long before they are sent
 BUFFERED_EVENTS_MAX = 4096

@@ -10,7 +10,7 @@ import numpy as np
 
 from engines.reference import errors
 from engines.reference.block_pool import Removed, Stored
-from engines.reference.events import (
+from engines.reference.kv_events import (
     PART_BLOCKS,
     NumberedEvent,
     RecentEvents,
