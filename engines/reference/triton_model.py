@@ -19,11 +19,11 @@ import triton_python_backend_utils as pb_utils  # given by Triton's stub
 from engines.reference import config, errors, requests
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
-from engines.reference.lifeline import Lifeline
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import CancelWatch, Outbox, Reply
 from engines.reference.requests import Limits, Service, Wishes
 from engines.reference.sequence import Kind, Part
+from engines.reference.server_watchdog import Lifeline
 
 _SWITCH_INTERVAL_S = 0.0005  # a step in pure Python must not keep the sender from the interpreter for 5 ms
 _RESPONSE_BYTES = 1024  # what the server keeps with a response until its request ends

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _MODEL = """
 import mmap, os, sys
-from engines.reference.lifeline import Lifeline
+from engines.reference.server_watchdog import Lifeline
 with open(sys.argv[1], "r+b") as shared:
     region = mmap.mmap(shared.fileno(), 0)
 lifeline = Lifeline("127.0.0.1:1", lambda: None)
