@@ -15,11 +15,11 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from engines.reference import advertise, repository
+from engines.reference import advertise, model_repository
 from engines.reference.config import EngineConfig
 from engines.reference.cost_model import Costs
 from engines.reference.loading import load_arithmetic
-from engines.reference.repository import Facts, Installation
+from engines.reference.model_repository import Facts, Installation
 from engines.reference.tensors import MODEL_NAME
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def main() -> None:
     installation = find_installation()
     http_address = f"{options.host}:{options.http_port}"
     facts = Facts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, http_address)
-    models, backends = repository.write(work_dir, installation, config, facts)
+    models, backends = model_repository.write(work_dir, installation, config, facts)
     command = [
         str(installation.server),
         f"--model-repository={models}",

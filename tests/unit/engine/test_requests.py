@@ -9,7 +9,7 @@ import pytest
 
 from engines.reference import requests
 from engines.reference.errors import EngineError
-from engines.reference.repository import Facts, config_pbtxt
+from engines.reference.model_repository import Facts, config_pbtxt
 from engines.reference.requests import After, Limits, Service
 from engines.reference.sequence import Kind, Submission
 from tests.unit.engine.engines import CONFIG
