@@ -27,7 +27,7 @@ from engines.reference.errors import TransferError
 from engines.reference.handoff import Handoff
 from engines.reference.output_queue import Outbox
 from engines.reference.publisher import Publisher, Reader
-from engines.reference.requests import After
+from engines.reference.request_parsing import After
 from engines.reference.scheduler import Work
 from engines.reference.sequence import Part, Sequence, Submission
 from engines.reference.transfer import KvListener, Puller, Source

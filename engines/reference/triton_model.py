@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils  # given by Triton's stub
 
-from engines.reference import config, errors, requests
+from engines.reference import config, errors, request_parsing
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import CancelWatch, Outbox, Reply
-from engines.reference.requests import Limits, Service, Wishes
+from engines.reference.request_parsing import Limits, Service, Wishes
 from engines.reference.sequence import Kind, Part
 from engines.reference.server_watchdog import Lifeline
 
@@ -183,22 +183,27 @@ class TritonPythonModel:
             return None if found is None else found.as_numpy()
 
         parameters = request.parameters()
-        what = requests.requested(parameters, tensor)
+        what = request_parsing.requested(parameters, tensor)
         if isinstance(what, Service):
             self._serve(what, request.request_id(), parameters, sender, tensor)
             return
         key = next(self._keys)
-        submission = requests.submission(
+        submission = request_parsing.submission(
             what, key, request.request_id(), parameters, tensor, self._limits, arrival_ns
         )
-        wishes = requests.wishes(tensor)
+        wishes = request_parsing.wishes(tensor)
         if what is Kind.CONTEXT and not wishes.is_streaming:
             wishes = Wishes(True, wishes.has_perf, wishes.has_log_probs)  # one response either way
         self._outbox.open(key, _StreamReply(sender, wishes))
         self._engine.submit(submission)
 
     def _serve(
-        self, what: Service, request_id: str, parameters: str, sender: Any, tensor: requests.TensorLookup
+        self,
+        what: Service,
+        request_id: str,
+        parameters: str,
+        sender: Any,
+        tensor: request_parsing.TensorLookup,
     ) -> None:
         if what is Service.STOP:
             if not request_id:
@@ -206,9 +211,9 @@ class TritonPythonModel:
             self._engine.stop(request_id)
             sender.send(flags=_FINAL)
         elif what is Service.RELEASE_HANDOFF:
-            self._engine.release_handoff(requests.handoff(tensor), lambda: _answer_empty(sender))
+            self._engine.release_handoff(request_parsing.handoff(tensor), lambda: _answer_empty(sender))
         else:
-            after, most_bytes = requests.after(parameters), requests.most_bytes(parameters)
+            after, most_bytes = request_parsing.after(parameters), request_parsing.most_bytes(parameters)
             key = next(self._keys)
             reply = _SubscriptionReply(sender, what.value, most_bytes, lambda: self._forget(key))
             self._subscriptions[key] = reply

@@ -18,7 +18,7 @@ from engines.reference.kv_events import (
     snapshot_messages,
 )
 from engines.reference.publisher import Publisher
-from engines.reference.requests import After
+from engines.reference.request_parsing import After
 from tests.unit.engine.engines import CONFIG, running, wait_until
 
 _TOKENS = bytes(4 * CONFIG.block_tokens)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.reference import requests
+from engines.reference import request_parsing
 from engines.reference.errors import EngineError
 from engines.reference.model_repository import Facts, config_pbtxt
-from engines.reference.requests import After, Limits, Service
+from engines.reference.request_parsing import After, Limits, Service
 from engines.reference.sequence import Kind, Submission
 from tests.unit.engine.engines import CONFIG
 
@@ -24,7 +24,7 @@ def _nothing(name: str) -> None:
 def _read(parameters: str = "", kind: Kind = Kind.WHOLE, **tensors: Any) -> Submission:
     values = {"input_ids": [[1, 2, 3]], "input_lengths": [[3]], "request_output_len": [[4]], **tensors}
     arrays = {name: np.array(value) for name, value in values.items() if value is not None}
-    return requests.submission(kind, 1, "id", parameters, arrays.get, _LIMITS, 0)
+    return request_parsing.submission(kind, 1, "id", parameters, arrays.get, _LIMITS, 0)
 
 
 def test_defaults_are_greedy_and_endless() -> None:
@@ -80,28 +80,31 @@ def test_generation_needs_a_handoff() -> None:
 @pytest.mark.parametrize("what", [*Kind, Service.KV_EVENTS, Service.LOAD_REPORT, Service.RELEASE_HANDOFF])
 def test_request_type_says_what_a_request_is(what: Kind | Service) -> None:
     """Every documented value is understood, and its absence means the whole."""
-    assert requests.requested(json.dumps({"request_type": what.value}), _nothing) is what
-    assert requests.requested("", _nothing) is Kind.WHOLE
+    assert request_parsing.requested(json.dumps({"request_type": what.value}), _nothing) is what
+    assert request_parsing.requested("", _nothing) is Kind.WHOLE
 
 
 def test_unknown_request_type_is_refused() -> None:
     """Falling back to generating would hide a misspelling."""
     with pytest.raises(EngineError, match="Invalid value for request_type: contextonly"):
-        requests.requested('{"request_type": "contextonly"}', _nothing)
+        request_parsing.requested('{"request_type": "contextonly"}', _nothing)
 
 
 def test_after_says_where_a_subscription_goes_on() -> None:
     """Absent or empty: with a snapshot. What cannot be read is named."""
-    assert requests.after("") is None and requests.after('{"after": ""}') is None
-    assert requests.after('{"after": "boot:17"}') == After("boot", 17)
+    assert request_parsing.after("") is None and request_parsing.after('{"after": ""}') is None
+    assert request_parsing.after('{"after": "boot:17"}') == After("boot", 17)
     for text in ("boot", ":3", "boot:", "boot:-1", "boot:1.5"):
         with pytest.raises(EngineError, match=f"after: {text}; allowed: <boot_id>:<event_id>"):
-            requests.after(json.dumps({"after": text}))
+            request_parsing.after(json.dumps({"after": text}))
 
 
 def test_stop_is_a_tensor() -> None:
     """As in TensorRT-LLM's model."""
-    assert requests.requested("", lambda name: np.array([[True]]) if name == "stop" else None) is Service.STOP
+    assert (
+        request_parsing.requested("", lambda name: np.array([[True]]) if name == "stop" else None)
+        is Service.STOP
+    )
 
 
 def test_config_pbtxt_tells_what_clients_need() -> None:
