@@ -25,12 +25,12 @@ from engines.reference.core import EngineCore, Pull
 from engines.reference.cost_model import Schedule
 from engines.reference.errors import TransferError
 from engines.reference.handoff import Handoff
+from engines.reference.kv_transfer import KvListener, Puller, Source
 from engines.reference.output_queue import Outbox
 from engines.reference.publisher import Publisher, Reader
 from engines.reference.request_parsing import After
 from engines.reference.scheduler import Work
 from engines.reference.sequence import Part, Sequence, Submission
-from engines.reference.transfer import KvListener, Puller, Source
 
 _log = logging.getLogger(__name__)
 

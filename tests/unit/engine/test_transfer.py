@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engines.reference import errors, transfer
+from engines.reference import errors, kv_transfer
 from engines.reference.errors import EngineError, TransferError
 from engines.reference.handoff import Handoff, HandoffTable, decode
-from engines.reference.transfer import KvListener, Puller, Source
+from engines.reference.kv_transfer import KvListener, Puller, Source
 from tests.unit.engine.engines import wait_until
 
 _STORE = np.arange(64, dtype=np.uint64).reshape(8, 8)
@@ -113,11 +113,11 @@ def test_a_puller_that_dies_leaves_the_handoff_held() -> None:
     with _serving(table) as (handoff, ends):
         host, _, port = handoff.address.rpartition(":")
         with socket.create_connection((host, int(port))) as connection:
-            ask = transfer._Ask("boot", 1, 0, 64, "digest")
+            ask = kv_transfer._Ask("boot", 1, 0, 64, "digest")
             deadline_s = time.monotonic() + 2.0
-            transfer._write_message(connection, ask, deadline_s)
-            transfer._read_message(connection, deadline_s)
-            transfer._read(connection, 3 * 64, deadline_s)
+            kv_transfer._write_message(connection, ask, deadline_s)
+            kv_transfer._read_message(connection, deadline_s)
+            kv_transfer._read(connection, 3 * 64, deadline_s)
         wait_until(lambda: ends == [False], "send given up")
         assert _pull(handoff, 0, 3).shape == (3, 8)
 
@@ -237,7 +237,7 @@ def test_a_source_that_falls_silent_is_given_up_long_before_the_deadline(
     sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However far it came: a source that sends no more costs the time of silence, not the time of a pull."""
-    monkeypatch.setattr(transfer, "SILENCE_S", 0.2)
+    monkeypatch.setattr(kv_transfer, "SILENCE_S", 0.2)
     thawed = threading.Event()
 
     def serve(connection: socket.socket) -> None:
@@ -255,7 +255,7 @@ def test_a_source_that_falls_silent_is_given_up_long_before_the_deadline(
 
 def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is measured from the last byte: slow is not silent."""
-    monkeypatch.setattr(transfer, "SILENCE_S", 1.0)
+    monkeypatch.setattr(kv_transfer, "SILENCE_S", 1.0)
 
     def serve(connection: socket.socket) -> None:
         connection.recv(4096)
@@ -271,14 +271,16 @@ def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatc
 
 def test_a_frozen_puller_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that reads no more is dropped after the silence; meanwhile and afterwards others get their blocks."""
-    monkeypatch.setattr(transfer, "SILENCE_S", 0.5)
+    monkeypatch.setattr(kv_transfer, "SILENCE_S", 0.5)
     table = _table()
     table.hold(2, [1, 3], 100.0)
     with _serving(table) as (handoff, ends):
         host, _, port = handoff.address.rpartition(":")
         with socket.create_connection((host, int(port))) as frozen:
-            transfer._write_message(frozen, transfer._Ask("boot", 1, 0, 64, "digest"), time.monotonic() + 2)
-            transfer._read_message(frozen, time.monotonic() + 2.0)
+            kv_transfer._write_message(
+                frozen, kv_transfer._Ask("boot", 1, 0, 64, "digest"), time.monotonic() + 2
+            )
+            kv_transfer._read_message(frozen, time.monotonic() + 2.0)
             assert _pull(replace_address(handoff.address, handoff_id=2), 0, 2).shape == (2, 8)
             wait_until(lambda: bool(ends), "a transfer is over")
             assert ends[0] is True, "the frozen one was waited for"
