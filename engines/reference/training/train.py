@@ -22,7 +22,7 @@ from torch.nn import functional  # type: ignore[import-not-found, unused-ignore]
 from engines.reference.training import corpus, vocabulary
 from engines.reference.training.artefacts import write_artefacts
 from engines.reference.training.network import Decoder, Shape
-from engines.reference.training.sequences import Windows
+from engines.reference.training.windows import Windows
 
 WARMUP_STEPS = 100
 FINAL_RATE_SHARE = 0.02
