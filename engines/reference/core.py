@@ -19,7 +19,7 @@ from engines.reference.cost_model import Costs
 from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import choose
-from engines.reference.scheduler import Scheduler, Work
+from engines.reference.scheduler import ScheduledChunk, Scheduler
 from engines.reference.sequence import Kind, Part, Perf, Sequence, Submission
 
 FOREIGN_FROM = 1 << 24  # added to the ids of an engine that lies; larger than any vocabulary
@@ -158,7 +158,7 @@ class EngineCore:
             sequence, errors.EXECUTOR_FAILED.format(request=sequence.submission.request_id, reason=reason)
         )
 
-    def plan(self, now_ns: int) -> list[Work]:
+    def plan(self, now_ns: int) -> list[ScheduledChunk]:
         """Admit whoever fits and say what the next step computes; may be empty."""
         for sequence in self.scheduler.admit(now_ns):
             if sequence.submission.kind is Kind.GENERATION:
@@ -167,7 +167,7 @@ class EngineCore:
                 self.counters.prefill_tokens_cached += sequence.computed
         return self.scheduler.plan()
 
-    def slices(self, plan: list[Work]) -> list[Slice]:
+    def slices(self, plan: list[ScheduledChunk]) -> list[Slice]:
         """The arithmetic's view of a plan. Block ids are copies: registration may swap blocks later."""
         width = self.config.block_tokens
         return [
@@ -180,7 +180,7 @@ class EngineCore:
             for work in plan
         ]
 
-    def cost_s(self, plan: list[Work], costs: Costs) -> float:
+    def cost_s(self, plan: list[ScheduledChunk], costs: Costs) -> float:
         """What this step should take."""
         return costs.whole_step_s(
             costs.chunk_s(work.start, work.count, is_first=not work.sequence.has_chunk)
@@ -189,7 +189,11 @@ class EngineCore:
         )
 
     def commit(
-        self, plan: list[Work], logits: list[npt.NDArray[np.float64] | None], now_ns: int, step_s: float
+        self,
+        plan: list[ScheduledChunk],
+        logits: list[npt.NDArray[np.float64] | None],
+        now_ns: int,
+        step_s: float,
     ) -> None:
         """The step is computed: register blocks, sample, finish."""
         counters = self.counters

@@ -29,7 +29,7 @@ from engines.reference.kv_transfer import KvListener, Puller, Source
 from engines.reference.output_queue import Outbox
 from engines.reference.publisher import Publisher, Reader
 from engines.reference.request_parsing import After
-from engines.reference.scheduler import Work
+from engines.reference.scheduler import ScheduledChunk
 from engines.reference.sequence import Part, Sequence, Submission
 
 _log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Engine:
             except Exception:  # noqa: BLE001  # a bug in one command must not end the engine
                 _log.exception("command failed")
 
-    def _step(self, plan: list[Work]) -> None:
+    def _step(self, plan: list[ScheduledChunk]) -> None:
         core, began_s = self.core, time.monotonic()
         end_s = self._steps.book(began_s, core.cost_s(plan, self.config.costs), was_idle=self._was_idle)
         try:

@@ -17,7 +17,7 @@ from engines.reference.sequence import Kind, Sequence, as_block_ids
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScheduledChunk:
     """Rows [start, start + count) of one sequence in this step."""
 
     sequence: Sequence
@@ -73,16 +73,16 @@ class Scheduler:
             admitted.append(sequence)
         return admitted
 
-    def plan(self) -> list[Work]:
+    def plan(self) -> list[ScheduledChunk]:
         """The next step: one row for everyone decoding, then prompt chunks in order of admission while the
         budget lasts.
         """
         budget = self.step_tokens_max
         ready = [sequence for sequence in self.running.values() if not sequence.is_pulling]
-        work: list[Work] = []
+        work: list[ScheduledChunk] = []
         for sequence in ready:
             if sequence.generated:
-                work.append(Work(sequence, sequence.computed, 1, True))
+                work.append(ScheduledChunk(sequence, sequence.computed, 1, True))
                 budget -= 1
         for sequence in ready:
             if budget == 0:
@@ -90,11 +90,11 @@ class Scheduler:
             if not sequence.generated:
                 count = min(budget, sequence.pending)
                 assert count >= 1, "a prompt without anything left to compute"
-                work.append(Work(sequence, sequence.computed, count, count == sequence.pending))
+                work.append(ScheduledChunk(sequence, sequence.computed, count, count == sequence.pending))
                 budget -= count
         return work
 
-    def commit(self, work: Work) -> None:
+    def commit(self, work: ScheduledChunk) -> None:
         """The rows of `work` are in the store: advance, and make blocks they filled reusable."""
         sequence = work.sequence
         sequence.computed = work.start + work.count
