@@ -40,7 +40,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ResponseOptions:
     """How the client wants its answer."""
 
     is_streaming: bool = False
@@ -90,9 +90,9 @@ def requested(parameters: str, tensor: TensorLookup) -> Kind | Service:
     raise EngineError(errors.BAD_VALUE.format(field="request_type", value=name, allowed=allowed))
 
 
-def wishes(tensor: TensorLookup) -> Wishes:
+def response_options(tensor: TensorLookup) -> ResponseOptions:
     """Read how the answer should look."""
-    return Wishes(
+    return ResponseOptions(
         _flag(tensor, "streaming"), _flag(tensor, "return_perf_metrics"), _flag(tensor, "return_log_probs")
     )
 

@@ -21,7 +21,7 @@ from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import CancelWatch, Outbox, Reply
-from engines.reference.request_parsing import Limits, Service, Wishes
+from engines.reference.request_parsing import Limits, ResponseOptions, Service
 from engines.reference.sequence import Kind, Part
 from engines.reference.server_watchdog import Lifeline
 
@@ -58,10 +58,10 @@ class _Guarded:
 class _StreamReply:
     """A generating request's way back."""
 
-    def __init__(self, sender: Any, wishes: Wishes) -> None:
-        self.is_streaming = wishes.is_streaming
+    def __init__(self, sender: Any, response_options: ResponseOptions) -> None:
+        self.is_streaming = response_options.is_streaming
         self._sender = _Guarded(sender)
-        self._wishes = wishes
+        self._options = response_options
         self._cumulative = 0.0
 
     def is_cancelled(self) -> bool:
@@ -83,11 +83,11 @@ class _StreamReply:
         ]
         if part.handoff is not None:
             tensors.append(_bytes_tensor("context_phase_params", part.handoff))
-        if self._wishes.has_log_probs:
+        if self._options.has_log_probs:
             self._cumulative += sum(part.log_probs)
             tensors.append(_tensor("output_log_probs", np.array([[part.log_probs]], dtype=np.float32)))
             tensors.append(_tensor("cum_log_probs", np.array([[self._cumulative]], dtype=np.float32)))
-        if self._wishes.has_perf and part.perf is not None:
+        if self._options.has_perf and part.perf is not None:
             perf = part.perf
             tensors += [
                 _count("kv_cache_alloc_new_blocks", perf.alloc_new_blocks),
@@ -191,10 +191,12 @@ class TritonPythonModel:
         submission = request_parsing.submission(
             what, key, request.request_id(), parameters, tensor, self._limits, arrival_ns
         )
-        wishes = request_parsing.wishes(tensor)
-        if what is Kind.CONTEXT and not wishes.is_streaming:
-            wishes = Wishes(True, wishes.has_perf, wishes.has_log_probs)  # one response either way
-        self._outbox.open(key, _StreamReply(sender, wishes))
+        response_options = request_parsing.response_options(tensor)
+        if what is Kind.CONTEXT and not response_options.is_streaming:
+            response_options = ResponseOptions(
+                True, response_options.has_perf, response_options.has_log_probs
+            )  # one response either way
+        self._outbox.open(key, _StreamReply(sender, response_options))
         self._engine.submit(submission)
 
     def _serve(
