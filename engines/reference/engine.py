@@ -28,7 +28,7 @@ from engines.reference.handoff import Handoff
 from engines.reference.kv_transfer import KvListener, Puller, Source
 from engines.reference.output_queue import Outbox
 from engines.reference.publisher import Publisher, Reader
-from engines.reference.request_parsing import After
+from engines.reference.request_parsing import EventCursor
 from engines.reference.scheduler import ScheduledChunk
 from engines.reference.sequence import Part, Sequence, Submission
 
@@ -114,7 +114,7 @@ class Engine:
         """Give up a held handoff, then call `then` (on the engine thread). Unknown ones are fine."""
         self._command(partial(self._on_release, handoff, then))
 
-    def subscribe_events(self, key: int, reader: Reader, after: After | None = None) -> None:
+    def subscribe_events(self, key: int, reader: Reader, after: EventCursor | None = None) -> None:
         """Send `reader` all later KV events: those behind `after` if they are still known, else behind a snapshot of the
         prefix table.
         """
@@ -213,7 +213,7 @@ class Engine:
         self.core.release_handoff(handoff)
         then()
 
-    def _on_subscribe_events(self, key: int, reader: Reader, after: After | None) -> None:
+    def _on_subscribe_events(self, key: int, reader: Reader, after: EventCursor | None) -> None:
         # Events not offered yet are in the snapshot already: offer them first, so that numbers and content agree.
         self.publisher.offer(self.core.pool.drain_events(), self.core.load())
         is_known = after is not None and after.boot_id == self.boot_id

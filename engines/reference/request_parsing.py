@@ -49,14 +49,14 @@ class ResponseOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class After:
+class EventCursor:
     """The last KV event a subscriber has."""
 
     boot_id: str
     event_id: int
 
 
-def after(parameters: str) -> After | None:
+def after(parameters: str) -> EventCursor | None:
     """Where a subscription to KV events goes on, from the request parameter `after`; None: with a snapshot."""
     text = str(json.loads(parameters or "{}").get("after", ""))
     if not text:
@@ -64,7 +64,7 @@ def after(parameters: str) -> After | None:
     boot_id, _, number = text.rpartition(":")
     if not boot_id or not (number.isascii() and number.isdigit()):
         raise _bad("after", text, "<boot_id>:<event_id>")
-    return After(boot_id, int(number))
+    return EventCursor(boot_id, int(number))
 
 
 def most_bytes(parameters: str) -> int | None:

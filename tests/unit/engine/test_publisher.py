@@ -18,7 +18,7 @@ from engines.reference.kv_events import (
     snapshot_messages,
 )
 from engines.reference.publisher import Publisher
-from engines.reference.request_parsing import After
+from engines.reference.request_parsing import EventCursor
 from tests.unit.engine.engines import CONFIG, running, wait_until
 
 _TOKENS = bytes(4 * CONFIG.block_tokens)
@@ -212,7 +212,7 @@ def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None
             bench.engine.cancel(1000 + turn)
             bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
             again = Collector()
-            bench.engine.subscribe_events(1001 + turn, again, After(bench.engine.boot_id, event_id))
+            bench.engine.subscribe_events(1001 + turn, again, EventCursor(bench.engine.boot_id, event_id))
             bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
             last_id = bench.engine.publisher._recent.last_id
 
@@ -234,7 +234,7 @@ def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
         for turn in range(4):
             bench.run(np.arange(40 * turn, 40 * turn + 40, dtype=np.int32), 5)
         for number, after in enumerate(
-            (After(engine.boot_id, 0), After("other", 1), After(engine.boot_id, 9999))
+            (EventCursor(engine.boot_id, 0), EventCursor("other", 1), EventCursor(engine.boot_id, 9999))
         ):
             reader = Collector()
             engine.subscribe_events(1000 + number, reader, after)

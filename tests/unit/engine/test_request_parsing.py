@@ -10,7 +10,7 @@ import pytest
 from engines.reference import request_parsing
 from engines.reference.errors import EngineError
 from engines.reference.model_repository import Facts, config_pbtxt
-from engines.reference.request_parsing import After, Limits, Service
+from engines.reference.request_parsing import EventCursor, Limits, Service
 from engines.reference.sequence import Kind, Submission
 from tests.unit.engine.engines import CONFIG
 
@@ -93,7 +93,7 @@ def test_unknown_request_type_is_refused() -> None:
 def test_after_says_where_a_subscription_goes_on() -> None:
     """Absent or empty: with a snapshot. What cannot be read is named."""
     assert request_parsing.after("") is None and request_parsing.after('{"after": ""}') is None
-    assert request_parsing.after('{"after": "boot:17"}') == After("boot", 17)
+    assert request_parsing.after('{"after": "boot:17"}') == EventCursor("boot", 17)
     for text in ("boot", ":3", "boot:", "boot:-1", "boot:1.5"):
         with pytest.raises(EngineError, match=f"after: {text}; allowed: <boot_id>:<event_id>"):
             request_parsing.after(json.dumps({"after": text}))
