@@ -20,7 +20,7 @@ from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import choose
 from engines.reference.scheduler import ScheduledChunk, Scheduler
-from engines.reference.sequence import Kind, Part, Perf, Sequence, Submission
+from engines.reference.sequence import Kind, Perf, RequestOutput, Sequence, Submission
 
 FOREIGN_FROM = 1 << 24  # added to the ids of an engine that lies; larger than any vocabulary
 
@@ -76,7 +76,7 @@ class EngineCore:
     block_bytes: int
     handoffs: HandoffTable = field(default_factory=HandoffTable)
     counters: Counters = field(default_factory=Counters)
-    parts: list[tuple[int, Part]] = field(
+    parts: list[tuple[int, RequestOutput]] = field(
         default_factory=list
     )  # (key, part), oldest first; the caller takes them
     pulls: list[Pull] = field(default_factory=list)  # to start; the caller takes them
@@ -111,7 +111,7 @@ class EngineCore:
     def cancel(self, sequence: Sequence) -> None:
         """Stop a request whose client is gone and free its blocks; its last part is empty and final."""
         if self._drop(sequence):
-            self.parts.append((sequence.submission.key, Part(is_final=True)))
+            self.parts.append((sequence.submission.key, RequestOutput(is_final=True)))
 
     def fail(self, sequence: Sequence, text: str) -> None:
         """End a request with an error and free its blocks."""
@@ -249,10 +249,10 @@ class EngineCore:
 
     def _speak(
         self, sequence: Sequence, token: int, log_probability: float, is_last: bool, now_ns: int
-    ) -> Part:
+    ) -> RequestOutput:
         if self.config.lie == "tokens" and sequence.generated > self.config.lie_after:
             token += FOREIGN_FROM
-        part = Part([token], [log_probability], is_final=is_last, is_answered=is_last)
+        part = RequestOutput([token], [log_probability], is_final=is_last, is_complete=is_last)
         if not sequence.has_spoken:
             sequence.has_spoken = True
             arrival_ns = sequence.submission.arrival_ns
@@ -331,7 +331,7 @@ class EngineCore:
         return is_known
 
     def _fail(self, key: int, text: str) -> None:
-        self.parts.append((key, Part(error=text, is_final=True)))
+        self.parts.append((key, RequestOutput(error=text, is_final=True)))
 
     def _free(self, block_ids: list[int] | None) -> None:
         if block_ids is not None:

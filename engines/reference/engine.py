@@ -30,7 +30,7 @@ from engines.reference.output_queue import Outbox
 from engines.reference.publisher import Publisher, Reader
 from engines.reference.request_parsing import EventCursor
 from engines.reference.scheduler import ScheduledChunk
-from engines.reference.sequence import Part, Sequence, Submission
+from engines.reference.sequence import RequestOutput, Sequence, Submission
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Engine:
                 self._changed.notify()
         if not is_welcome:
             text = errors.QUEUE_FULL.format(limit=self.config.queue_max)
-            self.outbox.post([(submission.key, Part(error=text, is_final=True))])
+            self.outbox.post([(submission.key, RequestOutput(error=text, is_final=True))])
 
     def cancel(self, key: int) -> None:
         """End the request or subscription with this key: its client is gone. Unknown keys are fine."""

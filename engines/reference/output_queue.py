@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engines.reference.sequence import Part
+from engines.reference.sequence import RequestOutput
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Reply(Protocol):
 
     is_streaming: bool
 
-    def send(self, part: Part) -> None:
+    def send(self, part: RequestOutput) -> None:
         """Send one message; the last one is final. Called by the outbox's thread only."""
 
     def is_cancelled(self) -> bool:
@@ -34,7 +34,7 @@ class Outbox:
     """Open replies by key, and what is still to be sent to each."""
 
     _replies: dict[int, Reply] = field(default_factory=dict)
-    _pending: dict[int, Part] = field(default_factory=dict)
+    _pending: dict[int, RequestOutput] = field(default_factory=dict)
     _ready: deque[int] = field(default_factory=deque)
     _is_closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -63,7 +63,7 @@ class Outbox:
         with self._changed:
             return list(self._replies.items())
 
-    def post(self, parts: list[tuple[int, Part]]) -> None:
+    def post(self, parts: list[tuple[int, RequestOutput]]) -> None:
         """Queue parts, oldest first. The parts belong to the outbox from here on."""
         with self._changed:
             for key, part in parts:
@@ -74,7 +74,7 @@ class Outbox:
                 if known is None:
                     self._pending[key] = part
                 else:
-                    known.absorb(part)
+                    known.merge(part)
                 was_ready = known is not None and reply.is_streaming
                 if not was_ready and (reply.is_streaming or part.is_final):
                     self._ready.append(key)

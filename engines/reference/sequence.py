@@ -41,7 +41,7 @@ class Perf:
 
 
 @dataclass(slots=True)
-class Part:
+class RequestOutput:
     """Something to tell the client: tokens since the last part, or the end. Parts of one request merge in order."""
 
     tokens: list[int] = field(default_factory=list)
@@ -50,9 +50,9 @@ class Part:
     handoff: bytes | None = None
     error: str | None = None
     is_final: bool = False
-    is_answered: bool = False  # the answer's own end: a response with tensors, even without a token
+    is_complete: bool = False  # the answer's own end: a response with tensors, even without a token
 
-    def absorb(self, later: "Part") -> None:
+    def merge(self, later: "Part") -> None:
         """Append a later part of the same request."""
         self.tokens.extend(later.tokens)
         self.log_probs.extend(later.log_probs)
@@ -60,7 +60,7 @@ class Part:
         self.handoff = self.handoff or later.handoff
         self.error = self.error or later.error
         self.is_final = self.is_final or later.is_final
-        self.is_answered = self.is_answered or later.is_answered
+        self.is_complete = self.is_complete or later.is_complete
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from engines.reference.errors import EngineError
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import CancelWatch, Outbox, Reply
 from engines.reference.request_parsing import Limits, ResponseOptions, Service
-from engines.reference.sequence import Kind, Part
+from engines.reference.sequence import Kind, RequestOutput
 from engines.reference.server_watchdog import Lifeline
 
 _SWITCH_INTERVAL_S = 0.0005  # a step in pure Python must not keep the sender from the interpreter for 5 ms
@@ -67,16 +67,16 @@ class _StreamReply:
     def is_cancelled(self) -> bool:
         return self._sender.is_cancelled()
 
-    def send(self, part: Part) -> None:
+    def send(self, part: RequestOutput) -> None:
         flags = _FINAL if part.is_final else 0
         if part.error is not None:
             self._sender.send(_error_response(part.error), flags=flags)
-        elif part.tokens or part.is_answered:
+        elif part.tokens or part.is_complete:
             self._sender.send(pb_utils.InferenceResponse(self._tensors(part)), flags=flags)
         else:
             self._sender.send(flags=flags)
 
-    def _tensors(self, part: Part) -> list[Any]:
+    def _tensors(self, part: RequestOutput) -> list[Any]:
         tensors = [
             _tensor("output_ids", np.array([[part.tokens]], dtype=np.int32)),
             _tensor("sequence_length", np.array([[len(part.tokens)]], dtype=np.int32)),

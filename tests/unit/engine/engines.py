@@ -16,7 +16,7 @@ from engines.reference.handoff import decode
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import Outbox
 from engines.reference.sampling import Sampling
-from engines.reference.sequence import Kind, Part, Submission
+from engines.reference.sequence import Kind, RequestOutput, Submission
 
 CONFIG = EngineConfig(
     "hashed", kv_blocks=64, block_tokens=8, step_tokens_max=48, running_max=16, queue_max=64
@@ -30,20 +30,20 @@ class Answer:
 
     key: int
     is_streaming: bool = True
-    part: Part = field(default_factory=Part)
+    part: RequestOutput = field(default_factory=RequestOutput)
     messages: int = 0
     done: threading.Event = field(default_factory=threading.Event)
 
-    def send(self, part: Part) -> None:
+    def send(self, part: RequestOutput) -> None:
         self.messages += 1
-        self.part.absorb(part)
+        self.part.merge(part)
         if part.is_final:
             self.done.set()
 
     def is_cancelled(self) -> bool:
         return False
 
-    def wait(self) -> Part:
+    def wait(self) -> RequestOutput:
         assert self.done.wait(20.0), f"request {self.key} did not end"
         return self.part
 
@@ -86,7 +86,7 @@ class Bench:
 
     def run(
         self, prompt: npt.NDArray[np.int32], output: int, kind: Kind = Kind.WHOLE, **options: object
-    ) -> Part:
+    ) -> RequestOutput:
         return self.submit(prompt, output, kind, **options).wait()  # type: ignore[arg-type]
 
     def is_empty(self) -> bool:

@@ -16,7 +16,7 @@ from engines.reference.cost_model import Costs, Schedule
 from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sampling import Sampling, choose
-from engines.reference.sequence import Kind, Part, Sequence, Submission
+from engines.reference.sequence import Kind, RequestOutput, Sequence, Submission
 from kvmesh.triton.errors import InvalidRequest, of_text
 
 _CONFIG = EngineConfig(
@@ -31,7 +31,7 @@ class Driver:
     def __init__(self, config: EngineConfig) -> None:
         self.store = _ARITHMETIC.new_store(config.kv_blocks, config.block_tokens)
         self.core = EngineCore(config, "boot", "digest", "127.0.0.1:1", int(self.store[0].nbytes))
-        self.answers: dict[int, Part] = defaultdict(Part)
+        self.answers: dict[int, RequestOutput] = defaultdict(RequestOutput)
         self.now_ns = 0
 
     def step(self) -> bool:
@@ -44,7 +44,7 @@ class Driver:
             self.core.commit(plan, logits, self.now_ns, 0.001)
         for key, part in self.core.parts:
             assert not self.answers[key].is_final, "something came after the end"
-            self.answers[key].absorb(part)
+            self.answers[key].merge(part)
         self.core.parts.clear()
         self.core.scheduler.assert_consistent()
         return bool(plan)
