@@ -20,7 +20,7 @@ from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import choose
 from engines.reference.scheduler import ScheduledChunk, Scheduler
-from engines.reference.sequence import Kind, Perf, RequestOutput, Sequence, Submission
+from engines.reference.sequence import Kind, PerfMetrics, RequestOutput, Sequence, Submission
 
 FOREIGN_FROM = 1 << 24  # added to the ids of an engine that lies; larger than any vocabulary
 
@@ -257,7 +257,7 @@ class EngineCore:
             sequence.has_spoken = True
             arrival_ns = sequence.submission.arrival_ns
             blocks = len(sequence.block_ids)
-            part.perf = Perf(
+            part.perf = PerfMetrics(
                 blocks, sequence.reused_blocks, arrival_ns, sequence.first_scheduled_ns, now_ns, now_ns
             )
         self.parts.append((sequence.submission.key, part))

@@ -22,7 +22,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Perf:
+class PerfMetrics:
     """What the request met on its way to the first token. Nanoseconds on the engine's own monotonic clock;
     blocks counted.
     """
@@ -46,7 +46,7 @@ class RequestOutput:
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    perf: Perf | None = None
+    perf: PerfMetrics | None = None
     handoff: bytes | None = None
     error: str | None = None
     is_final: bool = False
