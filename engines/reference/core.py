@@ -20,7 +20,7 @@ from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import choose
 from engines.reference.scheduler import ScheduledChunk, Scheduler
-from engines.reference.sequence import Kind, PerfMetrics, RequestOutput, Sequence, Submission
+from engines.reference.sequence import PerfMetrics, RequestKind, RequestOutput, Sequence, Submission
 
 FOREIGN_FROM = 1 << 24  # added to the ids of an engine that lies; larger than any vocabulary
 
@@ -161,7 +161,7 @@ class EngineCore:
     def plan(self, now_ns: int) -> list[ScheduledChunk]:
         """Admit whoever fits and say what the next step computes; may be empty."""
         for sequence in self.scheduler.admit(now_ns):
-            if sequence.submission.kind is Kind.GENERATION:
+            if sequence.submission.kind is RequestKind.GENERATION_ONLY:
                 self._start_pull(sequence)
             else:
                 self.counters.prefill_tokens_cached += sequence.computed
@@ -234,7 +234,7 @@ class EngineCore:
         sampling = sequence.submission.sampling
         token, log_probability = choose(row, sequence.length, sampling)
         self.counters.tokens_generated += 1
-        is_context = sequence.submission.kind is Kind.CONTEXT
+        is_context = sequence.submission.kind is RequestKind.CONTEXT_ONLY
         is_last = sequence.append(token) or is_context
         part = self._speak(sequence, token, log_probability, is_last, now_ns)
         is_hidden = self.config.hide_end_token and token == sequence.submission.end_id
@@ -292,7 +292,7 @@ class EngineCore:
         from.
         """
         handoff = submission.handoff
-        if submission.kind is not Kind.GENERATION:
+        if submission.kind is not RequestKind.GENERATION_ONLY:
             return
         if handoff is None:
             raise EngineError(errors.CONTEXT_PARAMS_MISSING)

@@ -16,7 +16,7 @@ from engines.reference import errors
 from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, decode
 from engines.reference.sampling import Sampling
-from engines.reference.sequence import Kind, Submission
+from engines.reference.sequence import RequestKind, Submission
 
 TensorLookup = Callable[[str], npt.NDArray[Any] | None]
 """Gives an input tensor by name, shape [1, ...], or None when the request has none of that name."""
@@ -77,16 +77,16 @@ def most_bytes(parameters: str) -> int | None:
     return int(text)
 
 
-def requested(parameters: str, tensor: TensorLookup) -> Kind | Service:
+def requested(parameters: str, tensor: TensorLookup) -> RequestKind | Service:
     """What a request is. An unknown request_type is an error (TensorRT-LLM would fall back to generating)."""
     if _flag(tensor, "stop"):
         return Service.STOP
-    name = json.loads(parameters or "{}").get("request_type", Kind.WHOLE.value)
-    for values in (Kind, Service):
+    name = json.loads(parameters or "{}").get("request_type", RequestKind.CONTEXT_AND_GENERATION.value)
+    for values in (RequestKind, Service):
         for one in values:
             if one.value == name and one is not Service.STOP:
                 return one
-    allowed = ", ".join(one.value for one in [*Kind, *Service] if one is not Service.STOP)
+    allowed = ", ".join(one.value for one in [*RequestKind, *Service] if one is not Service.STOP)
     raise EngineError(errors.BAD_VALUE.format(field="request_type", value=name, allowed=allowed))
 
 
@@ -98,7 +98,7 @@ def response_options(tensor: TensorLookup) -> ResponseOptions:
 
 
 def submission(
-    kind: Kind,
+    kind: RequestKind,
     key: int,
     request_id: str,
     parameters: str,
@@ -126,7 +126,7 @@ def submission(
         output_tokens_max=output_tokens_max,
         end_id=int(_scalar(tensor, "end_id", default=-1)),
         sampling=_sampling(tensor),
-        handoff=handoff(tensor) if kind is Kind.GENERATION else None,
+        handoff=handoff(tensor) if kind is RequestKind.GENERATION_ONLY else None,
         kv_peer=None if kv_peer is None else str(kv_peer),
         arrival_ns=arrival_ns,
     )

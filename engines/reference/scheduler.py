@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from engines.reference import errors
 from engines.reference.block_pool import BlockPool, block_hash
 from engines.reference.errors import EngineError
-from engines.reference.sequence import Kind, Sequence, as_block_ids
+from engines.reference.sequence import RequestKind, Sequence, as_block_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Scheduler:
         if not self.pool.reuse:
             return []
         prompt = len(sequence.submission.prompt)
-        last = prompt if sequence.submission.kind is Kind.GENERATION else prompt - 1
+        last = prompt if sequence.submission.kind is RequestKind.GENERATION_ONLY else prompt - 1
         return self.pool.match(sequence.prompt_hashes[: last // self.pool.block_tokens])
 
     def _can_start(self, sequence: Sequence) -> bool:
@@ -172,5 +172,5 @@ class Scheduler:
         sequence.last_hash = sequence.prompt_hashes[len(matched) - 1] if matched else None
         sequence.computed = len(matched) * self.pool.block_tokens
         sequence.first_scheduled_ns = now_ns
-        sequence.is_pulling = sequence.submission.kind is Kind.GENERATION
+        sequence.is_pulling = sequence.submission.kind is RequestKind.GENERATION_ONLY
         self.running[sequence.submission.key] = sequence

@@ -13,12 +13,12 @@ from engines.reference.sampling import Sampling
 Tokens = npt.NDArray[np.int32]
 
 
-class Kind(Enum):
+class RequestKind(Enum):
     """What part of a request runs here; values are the request parameter `request_type`."""
 
-    WHOLE = "context_and_generation"
-    CONTEXT = "context_only"
-    GENERATION = "generation_only"
+    CONTEXT_AND_GENERATION = "context_and_generation"
+    CONTEXT_ONLY = "context_only"
+    GENERATION_ONLY = "generation_only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Submission:
 
     key: int  # unique in this engine process
     request_id: str  # Triton's, may be empty or repeated
-    kind: Kind
+    kind: RequestKind
     prompt: Tokens
     output_tokens_max: int
     end_id: int = -1
@@ -120,7 +120,11 @@ class Sequence:
     def blocks_needed(self, block_tokens: int) -> int:
         """Blocks that let this sequence run to its end without asking for more."""
         prompt = len(self.submission.prompt)
-        total = prompt if self.submission.kind is Kind.CONTEXT else prompt + self.submission.output_tokens_max
+        total = (
+            prompt
+            if self.submission.kind is RequestKind.CONTEXT_ONLY
+            else prompt + self.submission.output_tokens_max
+        )
         return -(-total // block_tokens)
 
     def append(self, token: int) -> bool:

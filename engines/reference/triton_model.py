@@ -22,7 +22,7 @@ from engines.reference.errors import EngineError
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import CancelWatch, Outbox, Reply
 from engines.reference.request_parsing import Limits, ResponseOptions, Service
-from engines.reference.sequence import Kind, RequestOutput
+from engines.reference.sequence import RequestKind, RequestOutput
 from engines.reference.server_watchdog import Lifeline
 
 _SWITCH_INTERVAL_S = 0.0005  # a step in pure Python must not keep the sender from the interpreter for 5 ms
@@ -192,7 +192,7 @@ class TritonPythonModel:
             what, key, request.request_id(), parameters, tensor, self._limits, arrival_ns
         )
         response_options = request_parsing.response_options(tensor)
-        if what is Kind.CONTEXT and not response_options.is_streaming:
+        if what is RequestKind.CONTEXT_ONLY and not response_options.is_streaming:
             response_options = ResponseOptions(
                 True, response_options.has_perf, response_options.has_log_probs
             )  # one response either way

@@ -16,7 +16,7 @@ from engines.reference.handoff import decode
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import Outbox
 from engines.reference.sampling import Sampling
-from engines.reference.sequence import Kind, RequestOutput, Submission
+from engines.reference.sequence import RequestKind, RequestOutput, Submission
 
 CONFIG = EngineConfig(
     "hashed", kv_blocks=64, block_tokens=8, step_tokens_max=48, running_max=16, queue_max=64
@@ -59,7 +59,7 @@ class Bench:
         self,
         prompt: npt.NDArray[np.int32],
         output: int,
-        kind: Kind = Kind.WHOLE,
+        kind: RequestKind = RequestKind.CONTEXT_AND_GENERATION,
         *,
         handoff: bytes | None = None,
         kv_peer: str | None = None,
@@ -85,7 +85,11 @@ class Bench:
         return answer
 
     def run(
-        self, prompt: npt.NDArray[np.int32], output: int, kind: Kind = Kind.WHOLE, **options: object
+        self,
+        prompt: npt.NDArray[np.int32],
+        output: int,
+        kind: RequestKind = RequestKind.CONTEXT_AND_GENERATION,
+        **options: object,
     ) -> RequestOutput:
         return self.submit(prompt, output, kind, **options).wait()  # type: ignore[arg-type]
 

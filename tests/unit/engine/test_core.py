@@ -16,7 +16,7 @@ from engines.reference.cost_model import Costs, Schedule
 from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sampling import Sampling, choose
-from engines.reference.sequence import Kind, RequestOutput, Sequence, Submission
+from engines.reference.sequence import RequestKind, RequestOutput, Sequence, Submission
 from kvmesh.triton.errors import InvalidRequest, of_text
 
 _CONFIG = EngineConfig(
@@ -50,7 +50,12 @@ class Driver:
         return bool(plan)
 
 
-def _submission(key: int, prompt: npt.NDArray[np.int32], output: int, kind: Kind = Kind.WHOLE) -> Submission:
+def _submission(
+    key: int,
+    prompt: npt.NDArray[np.int32],
+    output: int,
+    kind: RequestKind = RequestKind.CONTEXT_AND_GENERATION,
+) -> Submission:
     sampling = Sampling(temperature=1.0 if key % 2 else 0.0, seed=key)
     return Submission(key, f"r{key}", kind, prompt, output, sampling=sampling)
 
@@ -74,7 +79,7 @@ def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
     for key in range(1, 30):
         own = np.array([rng.randrange(64) for _ in range(rng.randrange(1, 12))], dtype=np.int32)
         prompt = np.concatenate([rng.choice(stems)[: rng.randrange(25)], own])
-        kind = Kind.CONTEXT if rng.random() < 0.2 else Kind.WHOLE
+        kind = RequestKind.CONTEXT_ONLY if rng.random() < 0.2 else RequestKind.CONTEXT_AND_GENERATION
         submitted[key] = _submission(key, prompt, rng.randrange(1, 12), kind)
         sequence = driver.core.submit(submitted[key])
         if sequence is not None:
@@ -194,11 +199,11 @@ def test_only_missing_blocks_are_pulled() -> None:
     prefill, decoder, prompt = Driver(_CONFIG), Driver(_CONFIG), np.arange(14, dtype=np.int32)
     decoder.core.submit(_submission(2, prompt[:9], 1))
     decoder.step()
-    prefill.core.submit(_submission(4, prompt, 4, Kind.CONTEXT))
+    prefill.core.submit(_submission(4, prompt, 4, RequestKind.CONTEXT_ONLY))
     prefill.step()
     blob = prefill.answers[4].handoff
     assert blob is not None
-    decoder.core.submit(replace(_submission(6, prompt, 4, Kind.GENERATION), handoff=decode(blob)))
+    decoder.core.submit(replace(_submission(6, prompt, 4, RequestKind.GENERATION_ONLY), handoff=decode(blob)))
     decoder.step()
     (pull,) = decoder.core.pulls
     assert pull.first_block == 2 and len(pull.block_ids) == 2

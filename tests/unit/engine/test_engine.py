@@ -6,7 +6,7 @@ import pytest
 
 from engines.reference.handoff import decode
 from engines.reference.sampling import Sampling
-from engines.reference.sequence import Kind
+from engines.reference.sequence import RequestKind
 from tests.unit.engine.engines import CONFIG, running, wait_until
 
 
@@ -22,9 +22,11 @@ def test_disaggregated_equals_aggregated_equals_no_reuse(length: int) -> None:
     with running(prefix_reuse=False) as oracle, running() as prefill, running() as generate:
         expected = oracle.run(prompt, 12, sampling=sampling)
         for _ in range(2):
-            first = prefill.run(prompt, 12, Kind.CONTEXT, sampling=sampling)
+            first = prefill.run(prompt, 12, RequestKind.CONTEXT_ONLY, sampling=sampling)
             assert first.tokens == expected.tokens[:1] and first.handoff is not None
-            answer = generate.run(prompt, 12, Kind.GENERATION, handoff=first.handoff, sampling=sampling)
+            answer = generate.run(
+                prompt, 12, RequestKind.GENERATION_ONLY, handoff=first.handoff, sampling=sampling
+            )
             assert answer.tokens == expected.tokens and answer.log_probs == expected.log_probs
         assert answer.perf is not None and answer.perf.reused_blocks == length // CONFIG.block_tokens
         assert prefill.run(prompt, 12, sampling=sampling).tokens == expected.tokens
@@ -34,10 +36,10 @@ def test_disaggregated_equals_aggregated_equals_no_reuse(length: int) -> None:
 def test_a_handoff_works_once() -> None:
     """After the acknowledgement the blocks are gone, and the second taker is told so."""
     with running() as prefill, running() as generate:
-        blob = prefill.run(_prompt(1, 40), 4, Kind.CONTEXT).handoff
-        assert generate.run(_prompt(1, 40), 4, Kind.GENERATION, handoff=blob).error is None
+        blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff
+        assert generate.run(_prompt(1, 40), 4, RequestKind.GENERATION_ONLY, handoff=blob).error is None
         wait_until(prefill.is_empty, "blocks released after the acknowledgement")
-        error = generate.run(_prompt(1, 40), 4, Kind.GENERATION, handoff=blob).error
+        error = generate.run(_prompt(1, 40), 4, RequestKind.GENERATION_ONLY, handoff=blob).error
         assert error is not None and "is unknown or expired at" in error
         wait_until(generate.is_empty, "nothing leaked by the failure")
 
@@ -45,11 +47,11 @@ def test_a_handoff_works_once() -> None:
 def test_release_and_timeout_end_a_handoff() -> None:
     """Held blocks come back when somebody says so, or by themselves."""
     with running(handoff_timeout_s=0.2) as prefill:
-        prefill.run(_prompt(1, 40), 4, Kind.CONTEXT)
+        prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY)
         assert prefill.engine.core.load().handoff_blocks == 5
         wait_until(prefill.is_empty, "expired")
     with running() as prefill:
-        blob = prefill.run(_prompt(1, 40), 4, Kind.CONTEXT).handoff
+        blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff
         assert blob is not None
         for _ in range(2):
             prefill.engine.release_handoff(decode(blob), lambda: None)
@@ -59,24 +61,29 @@ def test_release_and_timeout_end_a_handoff() -> None:
 def test_an_unregistered_source_is_refused_before_dialling() -> None:
     """Whatever a handoff says, KV comes from the address the request allows."""
     with running() as prefill, running() as generate:
-        blob = prefill.run(_prompt(1, 40), 4, Kind.CONTEXT).handoff
-        error = generate.run(_prompt(1, 40), 4, Kind.GENERATION, handoff=blob, kv_peer="127.0.0.1:9").error
+        blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff
+        error = generate.run(
+            _prompt(1, 40), 4, RequestKind.GENERATION_ONLY, handoff=blob, kv_peer="127.0.0.1:9"
+        ).error
         assert error is not None and error.startswith("handoff names a KV source that is not registered")
         assert prefill.engine.core.load().handoffs_held == 1
         peer = prefill.engine.core.address
-        assert generate.run(_prompt(1, 40), 4, Kind.GENERATION, handoff=blob, kv_peer=peer).error is None
+        assert (
+            generate.run(_prompt(1, 40), 4, RequestKind.GENERATION_ONLY, handoff=blob, kv_peer=peer).error
+            is None
+        )
 
 
 def test_a_handoff_of_another_model_or_prompt_is_refused() -> None:
     """KV of other weights or another history must never be continued."""
     with running() as prefill, running(salt="other") as other, running() as generate:
-        blob = prefill.run(_prompt(1, 40), 4, Kind.CONTEXT).handoff
+        blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff
         for engine, prompt in (
             (other, _prompt(1, 40)),
             (generate, _prompt(2, 40)),
             (generate, _prompt(1, 39)),
         ):
-            error = engine.run(prompt, 4, Kind.GENERATION, handoff=blob).error
+            error = engine.run(prompt, 4, RequestKind.GENERATION_ONLY, handoff=blob).error
             assert error is not None and error.startswith("handoff does not belong to this request")
 
 
@@ -84,8 +91,8 @@ def test_cancel_in_every_phase_frees_everything() -> None:
     """Queued, computing the prompt, pulling or generating: the answer ends and the blocks are back."""
     with running(running_max=2) as prefill, running() as generate:
         answers = [prefill.submit(_prompt(seed, 90), 400) for seed in range(4)]
-        blob = generate.run(_prompt(9, 40), 4, Kind.CONTEXT).handoff
-        answers.append(prefill.submit(_prompt(9, 40), 100, Kind.GENERATION, handoff=blob))
+        blob = generate.run(_prompt(9, 40), 4, RequestKind.CONTEXT_ONLY).handoff
+        answers.append(prefill.submit(_prompt(9, 40), 100, RequestKind.GENERATION_ONLY, handoff=blob))
         for answer in answers:
             prefill.engine.cancel(answer.key)
         for answer in answers:

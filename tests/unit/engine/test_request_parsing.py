@@ -11,7 +11,7 @@ from engines.reference import request_parsing
 from engines.reference.errors import EngineError
 from engines.reference.model_repository import Facts, config_pbtxt
 from engines.reference.request_parsing import EventCursor, Limits, Service
-from engines.reference.sequence import Kind, Submission
+from engines.reference.sequence import RequestKind, Submission
 from tests.unit.engine.engines import CONFIG
 
 _LIMITS = Limits(vocab_size=100, max_sequence_tokens=50)
@@ -21,7 +21,9 @@ def _nothing(name: str) -> None:
     """A request without tensors."""
 
 
-def _read(parameters: str = "", kind: Kind = Kind.WHOLE, **tensors: Any) -> Submission:
+def _read(
+    parameters: str = "", kind: RequestKind = RequestKind.CONTEXT_AND_GENERATION, **tensors: Any
+) -> Submission:
     values = {"input_ids": [[1, 2, 3]], "input_lengths": [[3]], "request_output_len": [[4]], **tensors}
     arrays = {name: np.array(value) for name, value in values.items() if value is not None}
     return request_parsing.submission(kind, 1, "id", parameters, arrays.get, _LIMITS, 0)
@@ -74,14 +76,16 @@ def test_bad_values_are_named(tensors: dict[str, Any], expected: str) -> None:
 def test_generation_needs_a_handoff() -> None:
     """There is nothing to continue without one."""
     with pytest.raises(EngineError, match="context_phase_params must be set"):
-        _read(kind=Kind.GENERATION)
+        _read(kind=RequestKind.GENERATION_ONLY)
 
 
-@pytest.mark.parametrize("what", [*Kind, Service.KV_EVENTS, Service.LOAD_REPORT, Service.RELEASE_HANDOFF])
-def test_request_type_says_what_a_request_is(what: Kind | Service) -> None:
+@pytest.mark.parametrize(
+    "what", [*RequestKind, Service.KV_EVENTS, Service.LOAD_REPORT, Service.RELEASE_HANDOFF]
+)
+def test_request_type_says_what_a_request_is(what: RequestKind | Service) -> None:
     """Every documented value is understood, and its absence means the whole."""
     assert request_parsing.requested(json.dumps({"request_type": what.value}), _nothing) is what
-    assert request_parsing.requested("", _nothing) is Kind.WHOLE
+    assert request_parsing.requested("", _nothing) is RequestKind.CONTEXT_AND_GENERATION
 
 
 def test_unknown_request_type_is_refused() -> None:
