@@ -22,7 +22,7 @@ TensorLookup = Callable[[str], npt.NDArray[Any] | None]
 """Gives an input tensor by name, shape [1, ...], or None when the request has none of that name."""
 
 
-class Service(Enum):
+class ControlRequest(Enum):
     """Requests that generate nothing; values are the request parameter `request_type`."""
 
     KV_EVENTS = "kv_events"
@@ -77,16 +77,18 @@ def most_bytes(parameters: str) -> int | None:
     return int(text)
 
 
-def requested(parameters: str, tensor: TensorLookup) -> RequestKind | Service:
+def requested(parameters: str, tensor: TensorLookup) -> RequestKind | ControlRequest:
     """What a request is. An unknown request_type is an error (TensorRT-LLM would fall back to generating)."""
     if _flag(tensor, "stop"):
-        return Service.STOP
+        return ControlRequest.STOP
     name = json.loads(parameters or "{}").get("request_type", RequestKind.CONTEXT_AND_GENERATION.value)
-    for values in (RequestKind, Service):
+    for values in (RequestKind, ControlRequest):
         for one in values:
-            if one.value == name and one is not Service.STOP:
+            if one.value == name and one is not ControlRequest.STOP:
                 return one
-    allowed = ", ".join(one.value for one in [*RequestKind, *Service] if one is not Service.STOP)
+    allowed = ", ".join(
+        one.value for one in [*RequestKind, *ControlRequest] if one is not ControlRequest.STOP
+    )
     raise EngineError(errors.BAD_VALUE.format(field="request_type", value=name, allowed=allowed))
 
 

@@ -21,7 +21,7 @@ from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import CancelWatch, Outbox, Reply
-from engines.reference.request_parsing import Limits, ResponseOptions, Service
+from engines.reference.request_parsing import ControlRequest, Limits, ResponseOptions
 from engines.reference.sequence import RequestKind, RequestOutput
 from engines.reference.server_watchdog import Lifeline
 
@@ -184,7 +184,7 @@ class TritonPythonModel:
 
         parameters = request.parameters()
         what = request_parsing.requested(parameters, tensor)
-        if isinstance(what, Service):
+        if isinstance(what, ControlRequest):
             self._serve(what, request.request_id(), parameters, sender, tensor)
             return
         key = next(self._keys)
@@ -201,25 +201,25 @@ class TritonPythonModel:
 
     def _serve(
         self,
-        what: Service,
+        what: ControlRequest,
         request_id: str,
         parameters: str,
         sender: Any,
         tensor: request_parsing.TensorLookup,
     ) -> None:
-        if what is Service.STOP:
+        if what is ControlRequest.STOP:
             if not request_id:
                 raise EngineError(errors.STOP_WITHOUT_ID)
             self._engine.stop(request_id)
             sender.send(flags=_FINAL)
-        elif what is Service.RELEASE_HANDOFF:
+        elif what is ControlRequest.RELEASE_HANDOFF:
             self._engine.release_handoff(request_parsing.handoff(tensor), lambda: _answer_empty(sender))
         else:
             after, most_bytes = request_parsing.after(parameters), request_parsing.most_bytes(parameters)
             key = next(self._keys)
             reply = _SubscriptionReply(sender, what.value, most_bytes, lambda: self._forget(key))
             self._subscriptions[key] = reply
-            if what is Service.KV_EVENTS:
+            if what is ControlRequest.KV_EVENTS:
                 self._engine.subscribe_events(key, reply, after)
             else:
                 self._engine.subscribe_load(key, reply)

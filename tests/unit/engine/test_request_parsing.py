@@ -10,7 +10,7 @@ import pytest
 from engines.reference import request_parsing
 from engines.reference.errors import EngineError
 from engines.reference.model_repository import Facts, config_pbtxt
-from engines.reference.request_parsing import EventCursor, Limits, Service
+from engines.reference.request_parsing import ControlRequest, EventCursor, Limits
 from engines.reference.sequence import RequestKind, Submission
 from tests.unit.engine.engines import CONFIG
 
@@ -80,9 +80,10 @@ def test_generation_needs_a_handoff() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [*RequestKind, Service.KV_EVENTS, Service.LOAD_REPORT, Service.RELEASE_HANDOFF]
+    "what",
+    [*RequestKind, ControlRequest.KV_EVENTS, ControlRequest.LOAD_REPORT, ControlRequest.RELEASE_HANDOFF],
 )
-def test_request_type_says_what_a_request_is(what: RequestKind | Service) -> None:
+def test_request_type_says_what_a_request_is(what: RequestKind | ControlRequest) -> None:
     """Every documented value is understood, and its absence means the whole."""
     assert request_parsing.requested(json.dumps({"request_type": what.value}), _nothing) is what
     assert request_parsing.requested("", _nothing) is RequestKind.CONTEXT_AND_GENERATION
@@ -107,7 +108,7 @@ def test_stop_is_a_tensor() -> None:
     """As in TensorRT-LLM's model."""
     assert (
         request_parsing.requested("", lambda name: np.array([[True]]) if name == "stop" else None)
-        is Service.STOP
+        is ControlRequest.STOP
     )
 
 
