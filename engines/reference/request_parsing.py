@@ -32,7 +32,7 @@ class ControlRequest(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What this engine accepts."""
 
     vocab_size: int
@@ -105,7 +105,7 @@ def submission(
     request_id: str,
     parameters: str,
     tensor: TensorLookup,
-    limits: Limits,
+    limits: RequestLimits,
     arrival_ns: int,
 ) -> Submission:
     """Validate a generating request; EngineError names the field, its value and what is allowed."""
@@ -142,7 +142,7 @@ def handoff(tensor: TensorLookup) -> Handoff:
     return decode(blob.tobytes())
 
 
-def _prompt(tensor: TensorLookup, limits: Limits) -> npt.NDArray[np.int32]:
+def _prompt(tensor: TensorLookup, limits: RequestLimits) -> npt.NDArray[np.int32]:
     ids = tensor("input_ids")
     if ids is None:
         raise EngineError(errors.MISSING_INPUT.format(field="input_ids"))

@@ -21,7 +21,7 @@ from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import CancelWatch, Outbox, Reply
-from engines.reference.request_parsing import ControlRequest, Limits, ResponseOptions
+from engines.reference.request_parsing import ControlRequest, RequestLimits, ResponseOptions
 from engines.reference.sequence import RequestKind, RequestOutput
 from engines.reference.server_watchdog import Lifeline
 
@@ -142,7 +142,7 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         settings = config.from_json(parameters["engine"]["string_value"])
         arithmetic, digest = load_arithmetic(settings)
-        self._limits = Limits(arithmetic.vocab_size, arithmetic.max_sequence_tokens)
+        self._request_limits = RequestLimits(arithmetic.vocab_size, arithmetic.max_sequence_tokens)
         self._keys = itertools.count(1)
         self._subscriptions: dict[int, _SubscriptionReply] = {}
         self._outbox = Outbox()
@@ -189,7 +189,7 @@ class TritonPythonModel:
             return
         key = next(self._keys)
         submission = request_parsing.submission(
-            what, key, request.request_id(), parameters, tensor, self._limits, arrival_ns
+            what, key, request.request_id(), parameters, tensor, self._request_limits, arrival_ns
         )
         response_options = request_parsing.response_options(tensor)
         if what is RequestKind.CONTEXT_ONLY and not response_options.is_streaming:

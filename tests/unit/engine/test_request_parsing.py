@@ -10,11 +10,11 @@ import pytest
 from engines.reference import request_parsing
 from engines.reference.errors import EngineError
 from engines.reference.model_repository import Facts, config_pbtxt
-from engines.reference.request_parsing import ControlRequest, EventCursor, Limits
+from engines.reference.request_parsing import ControlRequest, EventCursor, RequestLimits
 from engines.reference.sequence import RequestKind, Submission
 from tests.unit.engine.engines import CONFIG
 
-_LIMITS = Limits(vocab_size=100, max_sequence_tokens=50)
+_LIMITS = RequestLimits(vocab_size=100, max_sequence_tokens=50)
 
 
 def _nothing(name: str) -> None:
