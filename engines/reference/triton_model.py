@@ -30,7 +30,7 @@ _RESPONSE_BYTES = 1024  # what the server keeps with a response until its reques
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-class _Guarded:
+class _CancellationSafeSender:
     """A response sender that is never asked about a request whose final response is on its way.
 
     tritonserver 2.51 frees the request then, and a question in that moment is answered from freed memory: SIGSEGV in
@@ -60,7 +60,7 @@ class _StreamReply:
 
     def __init__(self, sender: Any, response_options: ResponseOptions) -> None:
         self.is_streaming = response_options.is_streaming
-        self._sender = _Guarded(sender)
+        self._sender = _CancellationSafeSender(sender)
         self._options = response_options
         self._cumulative = 0.0
 
@@ -109,7 +109,7 @@ class _SubscriptionReply:
     def __init__(
         self, sender: Any, output: str, most_bytes: int | None, on_finish: Callable[[], None]
     ) -> None:
-        self._sender = _Guarded(sender)
+        self._sender = _CancellationSafeSender(sender)
         self._output = output
         self._most_bytes = most_bytes
         self._sent_bytes = 0
