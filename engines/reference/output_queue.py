@@ -17,7 +17,7 @@ from engines.reference.sequence import RequestOutput
 _log = logging.getLogger(__name__)
 
 
-class Reply(Protocol):
+class ResponseStream(Protocol):
     """The far end of one request."""
 
     is_streaming: bool
@@ -33,7 +33,7 @@ class Reply(Protocol):
 class Outbox:
     """Open replies by key, and what is still to be sent to each."""
 
-    _replies: dict[int, Reply] = field(default_factory=dict)
+    _replies: dict[int, ResponseStream] = field(default_factory=dict)
     _pending: dict[int, RequestOutput] = field(default_factory=dict)
     _ready: deque[int] = field(default_factory=deque)
     _is_closed: bool = False
@@ -53,12 +53,12 @@ class Outbox:
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def open(self, key: int, reply: Reply) -> None:
+    def open(self, key: int, reply: ResponseStream) -> None:
         """Register a request before anything is posted for it."""
         with self._changed:
             self._replies[key] = reply
 
-    def live(self) -> list[tuple[int, Reply]]:
+    def live(self) -> list[tuple[int, ResponseStream]]:
         """Requests whose final part has not been sent yet."""
         with self._changed:
             return list(self._replies.items())
@@ -102,7 +102,7 @@ class CancelWatch:
     Triton).
     """
 
-    live: Callable[[], list[tuple[int, Reply]]]
+    live: Callable[[], list[tuple[int, ResponseStream]]]
     cancel: Callable[[int], None]
     period_s: float
     _closed: threading.Event = field(default_factory=threading.Event)

@@ -20,7 +20,7 @@ from engines.reference import config, errors, request_parsing
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
 from engines.reference.loading import load_arithmetic
-from engines.reference.output_queue import CancelWatch, Outbox, Reply
+from engines.reference.output_queue import CancelWatch, Outbox, ResponseStream
 from engines.reference.request_parsing import ControlRequest, RequestLimits, ResponseOptions
 from engines.reference.sequence import RequestKind, RequestOutput
 from engines.reference.server_watchdog import Lifeline
@@ -55,7 +55,7 @@ class _CancellationSafeSender:
             self._sender.send(*response, flags=flags)
 
 
-class _StreamReply:
+class _GenerationStream:
     """A generating request's way back."""
 
     def __init__(self, sender: Any, response_options: ResponseOptions) -> None:
@@ -101,7 +101,7 @@ class _StreamReply:
         return tensors
 
 
-class _SubscriptionReply:
+class _SubscriptionStream:
     """A subscription's way back: JSON messages in the tensor `output`."""
 
     is_streaming = True
@@ -144,7 +144,7 @@ class TritonPythonModel:
         arithmetic, digest = load_arithmetic(settings)
         self._request_limits = RequestLimits(arithmetic.vocab_size, arithmetic.max_sequence_tokens)
         self._keys = itertools.count(1)
-        self._subscriptions: dict[int, _SubscriptionReply] = {}
+        self._subscriptions: dict[int, _SubscriptionStream] = {}
         self._outbox = Outbox()
         self._outbox.start()
         self._engine = Engine(settings, arithmetic, digest, self._outbox)
@@ -196,7 +196,7 @@ class TritonPythonModel:
             response_options = ResponseOptions(
                 True, response_options.has_perf, response_options.has_log_probs
             )  # one response either way
-        self._outbox.open(key, _StreamReply(sender, response_options))
+        self._outbox.open(key, _GenerationStream(sender, response_options))
         self._engine.submit(submission)
 
     def _serve(
@@ -217,7 +217,7 @@ class TritonPythonModel:
         else:
             after, most_bytes = request_parsing.after(parameters), request_parsing.most_bytes(parameters)
             key = next(self._keys)
-            reply = _SubscriptionReply(sender, what.value, most_bytes, lambda: self._forget(key))
+            reply = _SubscriptionStream(sender, what.value, most_bytes, lambda: self._forget(key))
             self._subscriptions[key] = reply
             if what is ControlRequest.KV_EVENTS:
                 self._engine.subscribe_events(key, reply, after)
@@ -227,7 +227,7 @@ class TritonPythonModel:
     def _forget(self, key: int) -> None:
         self._subscriptions.pop(key, None)
 
-    def _live(self) -> list[tuple[int, Reply]]:
+    def _live(self) -> list[tuple[int, ResponseStream]]:
         # only is_cancelled is used
         return [*self._outbox.live(), *list(self._subscriptions.items())]  # type: ignore[list-item]
 
