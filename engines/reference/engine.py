@@ -26,7 +26,7 @@ from engines.reference.cost_model import Schedule
 from engines.reference.errors import TransferError
 from engines.reference.handoff import Handoff
 from engines.reference.kv_transfer import KvListener, Puller, Source
-from engines.reference.output_queue import Outbox
+from engines.reference.output_queue import OutputQueue
 from engines.reference.publisher import Publisher, Reader
 from engines.reference.request_parsing import EventCursor
 from engines.reference.scheduler import ScheduledChunk
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Engine:
-    """Runs submissions on `arithmetic`; answers go to `outbox`, events and load to `publisher`.
+    """Runs submissions on `arithmetic`; answers go to `output_queue`, events and load to `publisher`.
 
     `digest` names the arithmetic so that KV of another one is refused. `start` once, `close` once.
     """
@@ -45,7 +45,7 @@ class Engine:
     config: EngineConfig
     arithmetic: Arithmetic
     digest: str
-    outbox: Outbox
+    output_queue: OutputQueue
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
     core: EngineCore = field(init=False)
     publisher: Publisher = field(init=False)
@@ -100,7 +100,7 @@ class Engine:
                 self._changed.notify()
         if not is_welcome:
             text = errors.QUEUE_FULL.format(limit=self.config.queue_max)
-            self.outbox.post([(submission.key, RequestOutput(error=text, is_final=True))])
+            self.output_queue.post([(submission.key, RequestOutput(error=text, is_final=True))])
 
     def cancel(self, key: int) -> None:
         """End the request or subscription with this key: its client is gone. Unknown keys are fine."""
@@ -189,7 +189,7 @@ class Engine:
                 puller.abort()
         core.ended_pulls.clear()
         if parts:
-            self.outbox.post(parts)
+            self.output_queue.post(parts)
         self.publisher.offer(core.pool.drain_events(), core.load())
 
     def _on_submit(self, submission: Submission) -> None:

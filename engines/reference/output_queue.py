@@ -30,7 +30,7 @@ class ResponseStream(Protocol):
 
 
 @dataclass(slots=True)
-class Outbox:
+class OutputQueue:
     """Open replies by key, and what is still to be sent to each."""
 
     _replies: dict[int, ResponseStream] = field(default_factory=dict)

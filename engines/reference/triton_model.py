@@ -20,7 +20,7 @@ from engines.reference import config, errors, request_parsing
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
 from engines.reference.loading import load_arithmetic
-from engines.reference.output_queue import CancelWatch, Outbox, ResponseStream
+from engines.reference.output_queue import CancelWatch, OutputQueue, ResponseStream
 from engines.reference.request_parsing import ControlRequest, RequestLimits, ResponseOptions
 from engines.reference.sequence import RequestKind, RequestOutput
 from engines.reference.server_watchdog import Lifeline
@@ -145,9 +145,9 @@ class TritonPythonModel:
         self._request_limits = RequestLimits(arithmetic.vocab_size, arithmetic.max_sequence_tokens)
         self._keys = itertools.count(1)
         self._subscriptions: dict[int, _SubscriptionStream] = {}
-        self._outbox = Outbox()
-        self._outbox.start()
-        self._engine = Engine(settings, arithmetic, digest, self._outbox)
+        self._output_queue = OutputQueue()
+        self._output_queue.start()
+        self._engine = Engine(settings, arithmetic, digest, self._output_queue)
         self._engine.start()
         self._watch = CancelWatch(self._live, self._engine.cancel, settings.cancellation_check_s)
         self._watch.start()
@@ -175,7 +175,7 @@ class TritonPythonModel:
             self._is_closed = True
         self._watch.close()
         self._engine.close()
-        self._outbox.close()
+        self._output_queue.close()
 
     def _take(self, request: Any, sender: Any, arrival_ns: int) -> None:
         def tensor(name: str) -> npt.NDArray[Any] | None:
@@ -196,7 +196,7 @@ class TritonPythonModel:
             response_options = ResponseOptions(
                 True, response_options.has_perf, response_options.has_log_probs
             )  # one response either way
-        self._outbox.open(key, _GenerationStream(sender, response_options))
+        self._output_queue.open(key, _GenerationStream(sender, response_options))
         self._engine.submit(submission)
 
     def _serve(
@@ -229,7 +229,7 @@ class TritonPythonModel:
 
     def _live(self) -> list[tuple[int, ResponseStream]]:
         # only is_cancelled is used
-        return [*self._outbox.live(), *list(self._subscriptions.items())]  # type: ignore[list-item]
+        return [*self._output_queue.live(), *list(self._subscriptions.items())]  # type: ignore[list-item]
 
 
 def _answer_empty(sender: Any) -> None:

@@ -14,7 +14,7 @@ from engines.reference.config import EngineConfig
 from engines.reference.engine import Engine
 from engines.reference.handoff import decode
 from engines.reference.loading import load_arithmetic
-from engines.reference.output_queue import Outbox
+from engines.reference.output_queue import OutputQueue
 from engines.reference.sampling import Sampling
 from engines.reference.sequence import RequestKind, RequestOutput, Submission
 
@@ -53,7 +53,7 @@ class Bench:
     """One engine and its outbox."""
 
     engine: Engine
-    outbox: Outbox
+    output_queue: OutputQueue
 
     def submit(
         self,
@@ -68,7 +68,7 @@ class Bench:
         is_streaming: bool = True,
     ) -> Answer:
         answer = Answer(next(_KEYS), is_streaming)
-        self.outbox.open(answer.key, answer)
+        self.output_queue.open(answer.key, answer)
         self.engine.submit(
             Submission(
                 key=answer.key,
@@ -105,15 +105,15 @@ def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[Bench]
     """A started engine, closed and checked for consistency afterwards."""
     config = replace(config, **changes)  # type: ignore[arg-type]
     arithmetic, digest = load_arithmetic(config)
-    outbox = Outbox()
-    outbox.start()
-    engine = Engine(config, arithmetic, digest, outbox)
+    output_queue = OutputQueue()
+    output_queue.start()
+    engine = Engine(config, arithmetic, digest, output_queue)
     engine.start()
     try:
-        yield Bench(engine, outbox)
+        yield Bench(engine, output_queue)
     finally:
         engine.close()
-        outbox.close()
+        output_queue.close()
         engine.core.scheduler.assert_consistent()
 
 
