@@ -97,7 +97,7 @@ class OutputQueue:
 
 
 @dataclass(slots=True)
-class CancelWatch:
+class CancellationPoller:
     """Asks every live request, one round per period, whether its client is gone (a question costs a trip to
     Triton).
     """

@@ -20,7 +20,7 @@ from engines.reference import config, errors, request_parsing
 from engines.reference.engine import Engine
 from engines.reference.errors import EngineError
 from engines.reference.loading import load_arithmetic
-from engines.reference.output_queue import CancelWatch, OutputQueue, ResponseStream
+from engines.reference.output_queue import CancellationPoller, OutputQueue, ResponseStream
 from engines.reference.request_parsing import ControlRequest, RequestLimits, ResponseOptions
 from engines.reference.sequence import RequestKind, RequestOutput
 from engines.reference.server_watchdog import Lifeline
@@ -149,8 +149,10 @@ class TritonPythonModel:
         self._output_queue.start()
         self._engine = Engine(settings, arithmetic, digest, self._output_queue)
         self._engine.start()
-        self._watch = CancelWatch(self._live, self._engine.cancel, settings.cancellation_check_s)
-        self._watch.start()
+        self._cancellation_poller = CancellationPoller(
+            self._live, self._engine.cancel, settings.cancellation_check_s
+        )
+        self._cancellation_poller.start()
         self._closing = threading.Lock()
         self._is_closed = False
         self._lifeline = Lifeline(parameters["http_address"]["string_value"], self.finalize)
@@ -173,7 +175,7 @@ class TritonPythonModel:
             if self._is_closed:
                 return
             self._is_closed = True
-        self._watch.close()
+        self._cancellation_poller.close()
         self._engine.close()
         self._output_queue.close()
 
