@@ -26,21 +26,21 @@ _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
-class Lifeline:
+class ServerWatchdog:
     """Calls `on_stopping` once when the service at `http_address` ("host:port") was there and is no more."""
 
     http_address: str
     on_stopping: Callable[[], None]
     _parent: int = field(default_factory=os.getppid)
-    _was_there: bool = False
+    _was_listening: bool = False
 
     def start(self) -> None:
         """Start the watching thread; it ends with the process."""
         threading.Thread(target=self._run, name="lifeline", daemon=True).start()
 
-    def note_request(self) -> None:
+    def record_request(self) -> None:
         """A request arrived, so the server is up even if nobody has looked yet."""
-        self._was_there = True
+        self._was_listening = True
 
     def _run(self) -> None:
         missed = 0
@@ -48,14 +48,14 @@ class Lifeline:
             time.sleep(_CHECK_S)
             if os.getppid() != self._parent:
                 _end()
-            if self._is_there():
-                self._was_there, missed = True, 0
-            elif self._was_there:
+            if self._is_listening():
+                self._was_listening, missed = True, 0
+            elif self._was_listening:
                 missed += 1
         threading.Thread(target=self.on_stopping, name="stopping", daemon=True).start()
-        self._see_it_end()
+        self._await_server_exit()
 
-    def _is_there(self) -> bool:
+    def _is_listening(self) -> bool:
         """Connect and leave at once: a connection that stays would itself keep the server waiting."""
         host, _, port = self.http_address.rpartition(":")
         try:
@@ -66,7 +66,7 @@ class Lifeline:
             return True  # busy, out of descriptors: not a sign of stopping
         return True
 
-    def _see_it_end(self) -> None:
+    def _await_server_exit(self) -> None:
         deadline_s = time.monotonic() + _STOP_GRACE_S
         while os.getppid() == self._parent:
             if time.monotonic() > deadline_s:

@@ -23,7 +23,7 @@ from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import CancellationPoller, OutputQueue, ResponseStream
 from engines.reference.request_parsing import ControlRequest, RequestLimits, ResponseOptions
 from engines.reference.sequence import RequestKind, RequestOutput
-from engines.reference.server_watchdog import Lifeline
+from engines.reference.server_watchdog import ServerWatchdog
 
 _SWITCH_INTERVAL_S = 0.0005  # a step in pure Python must not keep the sender from the interpreter for 5 ms
 _RESPONSE_BYTES = 1024  # what the server keeps with a response until its request ends
@@ -155,13 +155,13 @@ class TritonPythonModel:
         self._cancellation_poller.start()
         self._closing = threading.Lock()
         self._is_closed = False
-        self._lifeline = Lifeline(parameters["http_address"]["string_value"], self.finalize)
-        self._lifeline.start()
+        self._watchdog = ServerWatchdog(parameters["http_address"]["string_value"], self.finalize)
+        self._watchdog.start()
 
     def execute(self, requests_: list[Any]) -> None:
         """Take requests over; answers come through their response senders."""
         arrival_ns = time.monotonic_ns()
-        self._lifeline.note_request()
+        self._watchdog.record_request()
         for request in requests_:
             sender = request.get_response_sender()
             try:
