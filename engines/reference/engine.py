@@ -27,7 +27,7 @@ from engines.reference.errors import TransferError
 from engines.reference.handoff import Handoff
 from engines.reference.kv_transfer import KvListener, Puller, Source
 from engines.reference.output_queue import OutputQueue
-from engines.reference.publisher import Publisher, Reader
+from engines.reference.publisher import Publisher, Subscriber
 from engines.reference.request_parsing import EventCursor
 from engines.reference.scheduler import ScheduledChunk
 from engines.reference.sequence import RequestOutput, Sequence, Submission
@@ -114,15 +114,15 @@ class Engine:
         """Give up a held handoff, then call `then` (on the engine thread). Unknown ones are fine."""
         self._command(partial(self._on_release, handoff, then))
 
-    def subscribe_events(self, key: int, reader: Reader, after: EventCursor | None = None) -> None:
-        """Send `reader` all later KV events: those behind `after` if they are still known, else behind a snapshot of the
+    def subscribe_events(self, key: int, subscriber: Subscriber, after: EventCursor | None = None) -> None:
+        """Send `subscriber` all later KV events: those behind `after` if they are still known, else behind a snapshot of the
         prefix table.
         """
-        self._command(partial(self._on_subscribe_events, key, reader, after))
+        self._command(partial(self._on_subscribe_events, key, subscriber, after))
 
-    def subscribe_load(self, key: int, reader: Reader) -> None:
-        """Send `reader` load reports."""
-        self._command(partial(self.publisher.subscribe_load, key, reader))
+    def subscribe_load(self, key: int, subscriber: Subscriber) -> None:
+        """Send `subscriber` load reports."""
+        self._command(partial(self.publisher.subscribe_load, key, subscriber))
 
     # Everything below runs on the engine thread, except _command, _pull and _handoff_sent.
 
@@ -213,12 +213,12 @@ class Engine:
         self.core.release_handoff(handoff)
         then()
 
-    def _on_subscribe_events(self, key: int, reader: Reader, after: EventCursor | None) -> None:
+    def _on_subscribe_events(self, key: int, subscriber: Subscriber, after: EventCursor | None) -> None:
         # Events not offered yet are in the snapshot already: offer them first, so that numbers and content agree.
         self.publisher.offer(self.core.pool.drain_events(), self.core.load())
         is_known = after is not None and after.boot_id == self.boot_id
-        if after is None or not is_known or not self.publisher.resume_events(key, reader, after.event_id):
-            self.publisher.subscribe_events(key, reader, self.core.pool.snapshot())
+        if after is None or not is_known or not self.publisher.resume_events(key, subscriber, after.event_id):
+            self.publisher.subscribe_events(key, subscriber, self.core.pool.snapshot())
 
     def _start_pulls(self) -> None:
         core = self.core

@@ -24,7 +24,7 @@ LOAD_PERIOD_MIN_S = 0.05
 LOAD_PERIOD_MAX_S = 1.0
 
 
-class Reader(Protocol):
+class Subscriber(Protocol):
     """The far end of a subscription; used by the publisher's thread only."""
 
     def send(self, payload: bytes) -> None:
@@ -39,7 +39,7 @@ class Reader(Protocol):
 
 @dataclass(slots=True)
 class _EventsSubscription:
-    reader: Reader
+    subscriber: Subscriber
     event_id: int
     snapshot: Sequence[Stored] | None
     pending: list[NumberedEvent] = field(default_factory=list)
@@ -54,10 +54,10 @@ class Publisher:
     buffered_events_max: int = BUFFERED_EVENTS_MAX
     _recent: RecentEvents = field(default_factory=RecentEvents)
     _events: dict[int, _EventsSubscription] = field(default_factory=dict)
-    _loads: dict[int, Reader] = field(default_factory=dict)
+    _loads: dict[int, Subscriber] = field(default_factory=dict)
     _load: LoadReport | None = None
     _is_load_new: bool = False
-    _ended: list[tuple[Reader, str | None]] = field(default_factory=list)
+    _ended: list[tuple[Subscriber, str | None]] = field(default_factory=list)
     _is_closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
@@ -77,26 +77,26 @@ class Publisher:
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def subscribe_events(self, key: int, reader: Reader, snapshot: Sequence[Stored]) -> None:
+    def subscribe_events(self, key: int, subscriber: Subscriber, snapshot: Sequence[Stored]) -> None:
         """Add a reader of KV events; `snapshot` is the cache after all events offered so far."""
         with self._changed:
-            self._events[key] = _EventsSubscription(reader, self._recent.last_id, snapshot)
+            self._events[key] = _EventsSubscription(subscriber, self._recent.last_id, snapshot)
             self._changed.notify()
 
-    def resume_events(self, key: int, reader: Reader, event_id: int) -> bool:
+    def resume_events(self, key: int, subscriber: Subscriber, event_id: int) -> bool:
         """Add a reader that has everything up to `event_id`. False, and nothing done, if it must take a snapshot."""
         with self._changed:
             missed = self._recent.after(event_id)
             if missed is None or len(missed) > self.buffered_events_max:
                 return False
-            self._events[key] = _EventsSubscription(reader, event_id, None, missed)
+            self._events[key] = _EventsSubscription(subscriber, event_id, None, missed)
             self._changed.notify()
             return True
 
-    def subscribe_load(self, key: int, reader: Reader) -> None:
+    def subscribe_load(self, key: int, subscriber: Subscriber) -> None:
         """Add a reader of load reports; the current one is sent at once."""
         with self._changed:
-            self._loads[key] = reader
+            self._loads[key] = subscriber
             self._is_load_new = True
             self._changed.notify()
 
@@ -126,11 +126,11 @@ class Publisher:
                 self._changed.notify()
 
     def _end(self, key: int, error: str | None) -> None:
-        subscription, reader = self._events.pop(key, None), self._loads.pop(key, None)
+        subscription, subscriber = self._events.pop(key, None), self._loads.pop(key, None)
         if subscription is not None:
-            self._ended.append((subscription.reader, error))
-        if reader is not None:
-            self._ended.append((reader, error))
+            self._ended.append((subscription.subscriber, error))
+        if subscriber is not None:
+            self._ended.append((subscriber, error))
 
     def _run(self) -> None:
         load_sent_s = float("-inf")
@@ -162,8 +162,8 @@ class Publisher:
     def _send_ended(self) -> None:
         with self._changed:
             ended, self._ended = self._ended, []
-        for reader, error in ended:
-            reader.finish(error)
+        for subscriber, error in ended:
+            subscriber.finish(error)
 
     def _send_events(self) -> None:
         with self._changed:
@@ -176,15 +176,15 @@ class Publisher:
                 if has_overflowed:
                     self._events.pop(key, None)
             if has_overflowed:
-                one.reader.finish(errors.SUBSCRIPTION_OVERFLOW.format(events=self.buffered_events_max))
+                one.subscriber.finish(errors.SUBSCRIPTION_OVERFLOW.format(events=self.buffered_events_max))
                 continue
             if snapshot is not None:
                 for message in snapshot_messages(self.boot_id, one.event_id, snapshot):
-                    one.reader.send(message)
+                    one.subscriber.send(message)
             for message in batch_messages(self.boot_id, pending):
-                one.reader.send(message)
-            if one.reader.is_full():
-                self._finish(key, one.reader)
+                one.subscriber.send(message)
+            if one.subscriber.is_full():
+                self._finish(key, one.subscriber)
 
     def _send_load(self, sent_s: float) -> float:
         now_s = time.monotonic()
@@ -192,17 +192,17 @@ class Publisher:
             period_s = LOAD_PERIOD_MIN_S if self._is_load_new else LOAD_PERIOD_MAX_S
             if self._load is None or not self._loads or now_s - sent_s < period_s:
                 return sent_s
-            readers, load, self._is_load_new = list(self._loads.items()), self._load, False
+            subscribers, load, self._is_load_new = list(self._loads.items()), self._load, False
         payload = msgspec.json.encode(asdict(load))
-        for key, reader in readers:
-            reader.send(payload)
-            if reader.is_full():
-                self._finish(key, reader)
+        for key, subscriber in subscribers:
+            subscriber.send(payload)
+            if subscriber.is_full():
+                self._finish(key, subscriber)
         return now_s
 
-    def _finish(self, key: int, reader: Reader) -> None:
+    def _finish(self, key: int, subscriber: Subscriber) -> None:
         """End a subscription well, unless somebody else has ended it meanwhile."""
         with self._changed:
             was_there = self._events.pop(key, None) is not None or self._loads.pop(key, None) is not None
         if was_there:
-            reader.finish(None)
+            subscriber.finish(None)

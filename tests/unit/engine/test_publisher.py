@@ -78,17 +78,17 @@ def test_snapshot_and_events_replay_to_the_cache() -> None:
     """Whenever somebody subscribes, applying what he gets yields exactly the prefix table."""
     rng = np.random.default_rng(3)
     with running(kv_blocks=20) as bench:
-        readers: list[Collector] = []
+        subscribers: list[Collector] = []
         for turn in range(30):
             if turn % 7 == 0:
-                readers.append(Collector())
-                bench.engine.subscribe_events(1000 + turn, readers[-1])
+                subscribers.append(Collector())
+                bench.engine.subscribe_events(1000 + turn, subscribers[-1])
             bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
         cached = {value for stored in bench.engine.core.pool.snapshot() for value, _ in stored.blocks}
         assert cached
-        for reader in readers:
-            wait_until(partial(reader.has_reached, cached), "caught up")
-    assert all(reader.end == [errors.SHUTTING_DOWN] for reader in readers)
+        for subscriber in subscribers:
+            wait_until(partial(subscriber.has_reached, cached), "caught up")
+    assert all(subscriber.end == [errors.SHUTTING_DOWN] for subscriber in subscribers)
 
 
 def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
@@ -117,16 +117,16 @@ def test_a_reader_that_has_enough_is_ended_well_and_goes_on_in_the_next() -> Non
         load = bench.engine.core.load()
     seen: list[int] = []
     for turn in range(6):
-        reader = Collector(messages_max=1 + turn % 3)
+        subscriber = Collector(messages_max=1 + turn % 3)
         last_id = seen[-1] if seen else 0
-        assert publisher.resume_events(turn, reader, last_id)
-        while not reader.end:
+        assert publisher.resume_events(turn, subscriber, last_id)
+        while not subscriber.end:
             publisher.offer([Removed((len(seen),))], load)
-            wait_until(partial(_has_news, reader, last_id), "told")
-            last_id = max(last_id, _last(reader))
-        assert reader.end == [None]
+            wait_until(partial(_has_news, subscriber, last_id), "told")
+            last_id = max(last_id, _last(subscriber))
+        assert subscriber.end == [None]
         publisher.offer([Removed((0,))], load)
-        seen += [event["event_id"] for event in reader.events()]
+        seen += [event["event_id"] for event in subscriber.events()]
     loads = Collector(messages_max=2)
     publisher.subscribe_load(100, loads)
     wait_until(lambda: bool(loads.end), "enough load reports")
@@ -135,28 +135,28 @@ def test_a_reader_that_has_enough_is_ended_well_and_goes_on_in_the_next() -> Non
     assert (loads.end, len(loads.messages)) == ([None], 2)
 
 
-def _has_news(reader: Collector, last_id: int) -> bool:
-    return bool(reader.end) or _last(reader) > last_id
+def _has_news(subscriber: Collector, last_id: int) -> bool:
+    return bool(subscriber.end) or _last(subscriber) > last_id
 
 
-def _last(reader: Collector) -> int:
-    events = reader.events()
+def _last(subscriber: Collector) -> int:
+    events = subscriber.events()
     return int(events[-1]["event_id"]) if events else 0
 
 
 def test_load_reports_come_on_change_and_regularly() -> None:
     """The first comes at once, changes follow, and silence never lasts."""
-    publisher, reader = Publisher("boot"), Collector()
+    publisher, subscriber = Publisher("boot"), Collector()
     publisher.start()
     with running() as bench:
         load = bench.engine.core.load()
     publisher.offer([], load)
-    publisher.subscribe_load(1, reader)
-    wait_until(lambda: len(reader.messages) == 1, "first report", 0.5)
-    wait_until(lambda: len(reader.messages) == 2, "a report without any change", 2.0)
-    assert reader.messages[0] == reader.messages[1]
+    publisher.subscribe_load(1, subscriber)
+    wait_until(lambda: len(subscriber.messages) == 1, "first report", 0.5)
+    wait_until(lambda: len(subscriber.messages) == 2, "a report without any change", 2.0)
+    assert subscriber.messages[0] == subscriber.messages[1]
     publisher.unsubscribe(1)
-    wait_until(lambda: reader.end == [None], "ended")
+    wait_until(lambda: subscriber.end == [None], "ended")
     publisher.close()
 
 
@@ -166,11 +166,11 @@ def test_a_large_snapshot_comes_in_parts() -> None:
         run = Stored(None, tuple((value + 1, _TOKENS) for value in range(count)))
         runs = [run] if count else []
         runs += [Stored(1, ((10_000 + value, _TOKENS),)) for value in range(min(count, 7))]
-        reader = Collector()
+        subscriber = Collector()
         for message in snapshot_messages("boot", 9, runs):
-            reader.send(message)
-        assert len(reader.cached()) == count + min(count, 7)
-        sizes = [sum(len(data["blocks"]) for data in part["snapshot"]) for part in reader.messages]
+            subscriber.send(message)
+        assert len(subscriber.cached()) == count + min(count, 7)
+        sizes = [sum(len(data["blocks"]) for data in part["snapshot"]) for part in subscriber.messages]
         assert max(sizes) <= PART_BLOCKS and len(sizes) == max(1, -(-sum(sizes) // PART_BLOCKS))
 
 
@@ -216,8 +216,8 @@ def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None
             bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
             last_id = bench.engine.publisher._recent.last_id
 
-            def has_all(reader: Collector = again, last_id: int = last_id) -> bool:
-                return bool(reader.events()) and reader.events()[-1]["event_id"] == last_id
+            def has_all(subscriber: Collector = again, last_id: int = last_id) -> bool:
+                return bool(subscriber.events()) and subscriber.events()[-1]["event_id"] == last_id
 
             wait_until(has_all, "caught up")
             assert all("snapshot" not in message for message in again.messages)
@@ -236,10 +236,10 @@ def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
         for number, after in enumerate(
             (EventCursor(engine.boot_id, 0), EventCursor("other", 1), EventCursor(engine.boot_id, 9999))
         ):
-            reader = Collector()
-            engine.subscribe_events(1000 + number, reader, after)
-            wait_until(lambda reader=reader: bool(reader.messages), "a message")  # type: ignore[misc]
-            assert "snapshot" in reader.messages[0], after
+            subscriber = Collector()
+            engine.subscribe_events(1000 + number, subscriber, after)
+            wait_until(lambda subscriber=subscriber: bool(subscriber.messages), "a message")  # type: ignore[misc]
+            assert "snapshot" in subscriber.messages[0], after
 
 
 def test_no_message_grows_with_what_waits() -> None:
