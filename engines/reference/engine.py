@@ -190,7 +190,7 @@ class Engine:
         core.ended_pulls.clear()
         if parts:
             self.output_queue.post(parts)
-        self.publisher.offer(core.pool.drain_events(), core.load())
+        self.publisher.publish(core.pool.drain_events(), core.load())
 
     def _on_submit(self, submission: Submission) -> None:
         sequence = self.core.submit(submission)
@@ -215,7 +215,7 @@ class Engine:
 
     def _on_subscribe_events(self, key: int, subscriber: Subscriber, after: EventCursor | None) -> None:
         # Events not offered yet are in the snapshot already: offer them first, so that numbers and content agree.
-        self.publisher.offer(self.core.pool.drain_events(), self.core.load())
+        self.publisher.publish(self.core.pool.drain_events(), self.core.load())
         is_known = after is not None and after.boot_id == self.boot_id
         if after is None or not is_known or not self.publisher.resume_events(key, subscriber, after.event_id):
             self.publisher.subscribe_events(key, subscriber, self.core.pool.snapshot())

@@ -106,7 +106,7 @@ class Publisher:
             self._end(key, None)
             self._changed.notify()
 
-    def offer(self, events: Sequence[CacheEvent], load: LoadReport) -> None:
+    def publish(self, events: Sequence[CacheEvent], load: LoadReport) -> None:
         """Number `events` and pass them and the load on. Never blocks on a reader."""
         with self._changed:
             first_id = self._recent.last_id + 1

@@ -101,7 +101,7 @@ def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
     wait_until(lambda: len(slow.messages) == 1, "snapshot")
     slow.may_send.clear()
     for value in range(40):
-        publisher.offer([Stored(None, ((value, _TOKENS),)), Removed((value,))], load)
+        publisher.publish([Stored(None, ((value, _TOKENS),)), Removed((value,))], load)
     slow.may_send.set()
     wait_until(lambda: bool(slow.end), "ended")
     assert slow.end == [errors.SUBSCRIPTION_OVERFLOW.format(events=10)]
@@ -121,11 +121,11 @@ def test_a_reader_that_has_enough_is_ended_well_and_goes_on_in_the_next() -> Non
         last_id = seen[-1] if seen else 0
         assert publisher.resume_events(turn, subscriber, last_id)
         while not subscriber.end:
-            publisher.offer([Removed((len(seen),))], load)
+            publisher.publish([Removed((len(seen),))], load)
             wait_until(partial(_has_news, subscriber, last_id), "told")
             last_id = max(last_id, _last(subscriber))
         assert subscriber.end == [None]
-        publisher.offer([Removed((0,))], load)
+        publisher.publish([Removed((0,))], load)
         seen += [event["event_id"] for event in subscriber.events()]
     loads = Collector(messages_max=2)
     publisher.subscribe_load(100, loads)
@@ -150,7 +150,7 @@ def test_load_reports_come_on_change_and_regularly() -> None:
     publisher.start()
     with running() as bench:
         load = bench.engine.core.load()
-    publisher.offer([], load)
+    publisher.publish([], load)
     publisher.subscribe_load(1, subscriber)
     wait_until(lambda: len(subscriber.messages) == 1, "first report", 0.5)
     wait_until(lambda: len(subscriber.messages) == 2, "a report without any change", 2.0)
