@@ -20,7 +20,7 @@ PART_BLOCKS = 32
 """Blocks in one message, but for an event that has more: a reader takes it in 1 ms, and needs no memory for more. A reader
 in Python was 3 MB larger for good after parts of 128."""
 
-RECENT_BLOCKS = 2048
+REPLAY_BLOCKS_MAX = 2048
 """Blocks in the events that are kept for readers that come back: some 0.5 MB, and far more than a cache turns over while
 a reader changes streams."""
 
@@ -36,10 +36,10 @@ class NumberedEvent:
 
 
 @dataclass(slots=True)
-class RecentEvents:
+class EventReplayBuffer:
     """The last events, for a reader that was here a moment ago. Keeps at most `blocks_max` blocks."""
 
-    blocks_max: int = RECENT_BLOCKS
+    blocks_max: int = REPLAY_BLOCKS_MAX
     last_id: int = 0
     """Of the last event added; 0 before the first."""
     _events: deque[NumberedEvent] = field(default_factory=deque)

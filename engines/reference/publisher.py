@@ -16,7 +16,7 @@ import msgspec
 from engines.reference import errors
 from engines.reference.block_pool import CacheEvent, Stored
 from engines.reference.core import LoadReport
-from engines.reference.kv_events import NumberedEvent, RecentEvents, batch_messages, snapshot_messages
+from engines.reference.kv_events import EventReplayBuffer, NumberedEvent, batch_messages, snapshot_messages
 
 COALESCE_S = 0.002  # events gather this long before they are sent
 BUFFERED_EVENTS_MAX = 4096
@@ -52,7 +52,7 @@ class Publisher:
 
     boot_id: str
     buffered_events_max: int = BUFFERED_EVENTS_MAX
-    _recent: RecentEvents = field(default_factory=RecentEvents)
+    _replay_buffer: EventReplayBuffer = field(default_factory=EventReplayBuffer)
     _events: dict[int, _EventsSubscription] = field(default_factory=dict)
     _loads: dict[int, Subscriber] = field(default_factory=dict)
     _load: LoadReport | None = None
@@ -80,13 +80,13 @@ class Publisher:
     def subscribe_events(self, key: int, subscriber: Subscriber, snapshot: Sequence[Stored]) -> None:
         """Add a reader of KV events; `snapshot` is the cache after all events offered so far."""
         with self._changed:
-            self._events[key] = _EventsSubscription(subscriber, self._recent.last_id, snapshot)
+            self._events[key] = _EventsSubscription(subscriber, self._replay_buffer.last_id, snapshot)
             self._changed.notify()
 
     def resume_events(self, key: int, subscriber: Subscriber, event_id: int) -> bool:
         """Add a reader that has everything up to `event_id`. False, and nothing done, if it must take a snapshot."""
         with self._changed:
-            missed = self._recent.after(event_id)
+            missed = self._replay_buffer.after(event_id)
             if missed is None or len(missed) > self.buffered_events_max:
                 return False
             self._events[key] = _EventsSubscription(subscriber, event_id, None, missed)
@@ -109,10 +109,10 @@ class Publisher:
     def publish(self, events: Sequence[CacheEvent], load: LoadReport) -> None:
         """Number `events` and pass them and the load on. Never blocks on a reader."""
         with self._changed:
-            first_id = self._recent.last_id + 1
+            first_id = self._replay_buffer.last_id + 1
             numbered = [NumberedEvent(first_id + index, event) for index, event in enumerate(events)]
             for one in numbered:
-                self._recent.add(one)
+                self._replay_buffer.add(one)
             for subscription in self._events.values():
                 if len(subscription.pending) + len(numbered) > self.buffered_events_max:
                     subscription.has_overflowed = True

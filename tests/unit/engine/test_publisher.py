@@ -12,8 +12,8 @@ from engines.reference import errors
 from engines.reference.block_pool import Removed, Stored
 from engines.reference.kv_events import (
     PART_BLOCKS,
+    EventReplayBuffer,
     NumberedEvent,
-    RecentEvents,
     batch_messages,
     snapshot_messages,
 )
@@ -178,7 +178,7 @@ def test_recent_events_are_bounded_and_have_no_holes() -> None:
     """After whatever was added: at most so many blocks are kept, and what comes behind an id is all of it or unknown."""
     for seed in range(50):
         rng = np.random.default_rng(seed)
-        recent, everything = RecentEvents(blocks_max=40), list[NumberedEvent]()
+        recent, everything = EventReplayBuffer(blocks_max=40), list[NumberedEvent]()
         for event_id in range(1, 200):
             count = int(rng.integers(1, 60 if rng.random() < 0.05 else 8))
             blocks = tuple((value, b"") for value in range(count))
@@ -214,7 +214,7 @@ def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None
             again = Collector()
             bench.engine.subscribe_events(1001 + turn, again, EventCursor(bench.engine.boot_id, event_id))
             bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
-            last_id = bench.engine.publisher._recent.last_id
+            last_id = bench.engine.publisher._replay_buffer.last_id
 
             def has_all(subscriber: Collector = again, last_id: int = last_id) -> bool:
                 return bool(subscriber.events()) and subscriber.events()[-1]["event_id"] == last_id
@@ -230,7 +230,7 @@ def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
     """So does one that was at another boot, or is ahead of this one."""
     with running(kv_blocks=20) as bench:
         engine = bench.engine
-        engine.publisher._recent.blocks_max = 1
+        engine.publisher._replay_buffer.blocks_max = 1
         for turn in range(4):
             bench.run(np.arange(40 * turn, 40 * turn + 40, dtype=np.int32), 5)
         for number, after in enumerate(
