@@ -16,7 +16,7 @@ import numpy as np
 
 from engines.reference.block_pool import CacheEvent, Stored
 
-PART_BLOCKS = 32
+MESSAGE_BLOCKS_MAX = 32
 """Blocks in one message, but for an event that has more: a reader takes it in 1 ms, and needs no memory for more. A reader
 in Python was 3 MB larger for good after parts of 128."""
 
@@ -91,13 +91,13 @@ def snapshot_messages(boot_id: str, event_id: int, snapshot: Iterable[Stored]) -
 
     Each part has at most PART_BLOCKS blocks and says whether there are `more`; a parent may be in an earlier part.
     """
-    part, room, data = 0, PART_BLOCKS, list[dict[str, Any]]()
+    part, room, data = 0, MESSAGE_BLOCKS_MAX, list[dict[str, Any]]()
     for stored in snapshot:
         parent, rest = stored.parent, stored.blocks
         while rest:
             if not room:
                 yield _part(boot_id, event_id, part, data, more=True)
-                part, room, data = part + 1, PART_BLOCKS, []
+                part, room, data = part + 1, MESSAGE_BLOCKS_MAX, []
             taken, rest = rest[:room], rest[room:]
             data.append(event_data(Stored(parent, taken)))
             parent = taken[-1][0]
@@ -115,7 +115,7 @@ def batch_messages(boot_id: str, events: Iterable[NumberedEvent]) -> Iterator[by
     batch, blocks = list[NumberedEvent](), 0
     for one in events:
         count = _block_count(one)
-        if batch and blocks + count > PART_BLOCKS:
+        if batch and blocks + count > MESSAGE_BLOCKS_MAX:
             yield _batch(boot_id, batch)
             batch, blocks = [], 0
         batch.append(one)

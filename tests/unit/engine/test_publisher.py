@@ -11,7 +11,7 @@ import numpy as np
 from engines.reference import errors
 from engines.reference.block_pool import Removed, Stored
 from engines.reference.kv_events import (
-    PART_BLOCKS,
+    MESSAGE_BLOCKS_MAX,
     EventReplayBuffer,
     NumberedEvent,
     batch_messages,
@@ -162,7 +162,7 @@ def test_load_reports_come_on_change_and_regularly() -> None:
 
 def test_a_large_snapshot_comes_in_parts() -> None:
     """However long the runs are, no message holds more than its share, and the parts add up to the cache."""
-    for count in (0, 1, PART_BLOCKS, PART_BLOCKS + 1, 5 * PART_BLOCKS - 3):
+    for count in (0, 1, MESSAGE_BLOCKS_MAX, MESSAGE_BLOCKS_MAX + 1, 5 * MESSAGE_BLOCKS_MAX - 3):
         run = Stored(None, tuple((value + 1, _TOKENS) for value in range(count)))
         runs = [run] if count else []
         runs += [Stored(1, ((10_000 + value, _TOKENS),)) for value in range(min(count, 7))]
@@ -171,7 +171,7 @@ def test_a_large_snapshot_comes_in_parts() -> None:
             subscriber.send(message)
         assert len(subscriber.cached()) == count + min(count, 7)
         sizes = [sum(len(data["blocks"]) for data in part["snapshot"]) for part in subscriber.messages]
-        assert max(sizes) <= PART_BLOCKS and len(sizes) == max(1, -(-sum(sizes) // PART_BLOCKS))
+        assert max(sizes) <= MESSAGE_BLOCKS_MAX and len(sizes) == max(1, -(-sum(sizes) // MESSAGE_BLOCKS_MAX))
 
 
 def test_recent_events_are_bounded_and_have_no_holes() -> None:
@@ -256,5 +256,5 @@ def test_no_message_grows_with_what_waits() -> None:
         ]
         for message in messages:
             blocks = sum(len(one["data"]["block_hashes"]) for one in message)
-            assert message and (len(message) == 1 or blocks <= PART_BLOCKS), f"seed={seed}"
-        assert len(messages) <= 1 + 2 * sum(counts) // PART_BLOCKS, f"seed={seed}"
+            assert message and (len(message) == 1 or blocks <= MESSAGE_BLOCKS_MAX), f"seed={seed}"
+        assert len(messages) <= 1 + 2 * sum(counts) // MESSAGE_BLOCKS_MAX, f"seed={seed}"
