@@ -40,7 +40,7 @@ def chain_hashes(tokens: Tokens, block_tokens: int, root: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class BlocksStored:
     """Blocks became reusable; block i's parent is i-1, the first one's parent is `parent` (None: the root)."""
 
     parent: int | None
@@ -48,13 +48,13 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class BlocksRemoved:
     """Blocks are no longer reusable."""
 
     hashes: tuple[int, ...]
 
 
-CacheEvent = Stored | Removed
+KvCacheEvent = BlocksStored | BlocksRemoved
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class BlockPool:
     _cached: dict[int, _Cached] = field(init=False, default_factory=dict)
     _hash_of: dict[int, int] = field(init=False, default_factory=dict)
     _evictable: OrderedDict[int, None] = field(init=False, default_factory=OrderedDict)
-    _events: list[CacheEvent] = field(init=False, default_factory=list)
+    _events: list[KvCacheEvent] = field(init=False, default_factory=list)
     root: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class BlockPool:
         if known is None:
             self._cached[value] = _Cached(block_id, parent, tokens)
             self._hash_of[block_id] = value
-            self._note_stored(parent, value, tokens)
+            self._record_stored(parent, value, tokens)
             return block_id
         if known.block_id == block_id:
             return block_id
@@ -165,14 +165,14 @@ class BlockPool:
         for block_id in reversed(block_ids):
             self._release_one(block_id)
 
-    def drain_events(self) -> list[CacheEvent]:
+    def drain_events(self) -> list[KvCacheEvent]:
         """Events since the last call, oldest first."""
         events, self._events = self._events, []
         return events
 
-    def snapshot(self) -> list[Stored]:
+    def snapshot(self) -> list[BlocksStored]:
         """The whole prefix table as stored events, parents before children."""
-        events: list[Stored] = []
+        events: list[BlocksStored] = []
         run: list[tuple[int, bytes]] = []
         parent: int | None = None
         for value, cached in self._cached.items():  # insertion order: a child is registered after its parent
@@ -180,10 +180,10 @@ class BlockPool:
                 run.append((value, cached.tokens))
                 continue
             if run:
-                events.append(Stored(parent, tuple(run)))
+                events.append(BlocksStored(parent, tuple(run)))
             run, parent = [(value, cached.tokens)], cached.parent
         if run:
-            events.append(Stored(parent, tuple(run)))
+            events.append(BlocksStored(parent, tuple(run)))
         return events
 
     def assert_consistent(self) -> None:
@@ -217,7 +217,7 @@ class BlockPool:
             block_id, _ = self._evictable.popitem(last=False)
             value = self._hash_of.pop(block_id)
             del self._cached[value]
-            self._note_removed(value)
+            self._record_removed(value)
         self._references[block_id] = 1
         return block_id
 
@@ -232,16 +232,16 @@ class BlockPool:
         else:
             self._free.append(block_id)
 
-    def _note_stored(self, parent: int | None, value: int, tokens: bytes) -> None:
+    def _record_stored(self, parent: int | None, value: int, tokens: bytes) -> None:
         last = self._events[-1] if self._events else None
-        if isinstance(last, Stored) and last.blocks[-1][0] == parent:
-            self._events[-1] = Stored(last.parent, (*last.blocks, (value, tokens)))
+        if isinstance(last, BlocksStored) and last.blocks[-1][0] == parent:
+            self._events[-1] = BlocksStored(last.parent, (*last.blocks, (value, tokens)))
         else:
-            self._events.append(Stored(parent, ((value, tokens),)))
+            self._events.append(BlocksStored(parent, ((value, tokens),)))
 
-    def _note_removed(self, value: int) -> None:
+    def _record_removed(self, value: int) -> None:
         last = self._events[-1] if self._events else None
-        if isinstance(last, Removed):
-            self._events[-1] = Removed((*last.hashes, value))
+        if isinstance(last, BlocksRemoved):
+            self._events[-1] = BlocksRemoved((*last.hashes, value))
         else:
-            self._events.append(Removed((value,)))
+            self._events.append(BlocksRemoved((value,)))

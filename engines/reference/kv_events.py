@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engines.reference.block_pool import CacheEvent, Stored
+from engines.reference.block_pool import BlocksStored, KvCacheEvent
 
 MESSAGE_BLOCKS_MAX = 32
 """Blocks in one message, but for an event that has more: a reader takes it in 1 ms, and needs no memory for more. A reader
@@ -32,7 +32,7 @@ class NumberedEvent:
     """A cache event with its consecutive number within a boot; the first one of a boot is 1."""
 
     event_id: int
-    event: CacheEvent
+    event: KvCacheEvent
 
 
 @dataclass(slots=True)
@@ -63,12 +63,12 @@ class EventReplayBuffer:
 
 
 def _block_count(one: NumberedEvent) -> int:
-    return len(one.event.blocks) if isinstance(one.event, Stored) else len(one.event.hashes)
+    return len(one.event.blocks) if isinstance(one.event, BlocksStored) else len(one.event.hashes)
 
 
-def event_data(event: CacheEvent) -> dict[str, Any]:
+def event_data(event: KvCacheEvent) -> dict[str, Any]:
     """The `data` member of one event."""
-    if not isinstance(event, Stored):
+    if not isinstance(event, BlocksStored):
         return {"type": "removed", "block_hashes": list(event.hashes)}
     blocks = [
         {
@@ -86,7 +86,7 @@ def event_data(event: CacheEvent) -> dict[str, Any]:
     return {"type": "stored", "parent_hash": event.parent, "blocks": blocks}
 
 
-def snapshot_messages(boot_id: str, event_id: int, snapshot: Iterable[Stored]) -> Iterator[bytes]:
+def snapshot_messages(boot_id: str, event_id: int, snapshot: Iterable[BlocksStored]) -> Iterator[bytes]:
     """First messages of a subscription: the cache's content after event `event_id` (0: before the first one), in parts.
 
     Each part has at most PART_BLOCKS blocks and says whether there are `more`; a parent may be in an earlier part.
@@ -99,7 +99,7 @@ def snapshot_messages(boot_id: str, event_id: int, snapshot: Iterable[Stored]) -
                 yield _part(boot_id, event_id, part, data, more=True)
                 part, room, data = part + 1, MESSAGE_BLOCKS_MAX, []
             taken, rest = rest[:room], rest[room:]
-            data.append(event_data(Stored(parent, taken)))
+            data.append(event_data(BlocksStored(parent, taken)))
             parent = taken[-1][0]
             room -= len(taken)
     yield _part(boot_id, event_id, part, data, more=False)

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from engines.reference import errors
-from engines.reference.block_pool import CacheEvent, Stored
+from engines.reference.block_pool import BlocksStored, KvCacheEvent
 from engines.reference.core import LoadReport
 from engines.reference.kv_events import EventReplayBuffer, NumberedEvent, batch_messages, snapshot_messages
 
@@ -41,7 +41,7 @@ class Subscriber(Protocol):
 class _EventsSubscription:
     subscriber: Subscriber
     event_id: int
-    snapshot: Sequence[Stored] | None
+    snapshot: Sequence[BlocksStored] | None
     pending: list[NumberedEvent] = field(default_factory=list)
     has_overflowed: bool = False
 
@@ -77,7 +77,7 @@ class Publisher:
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def subscribe_events(self, key: int, subscriber: Subscriber, snapshot: Sequence[Stored]) -> None:
+    def subscribe_events(self, key: int, subscriber: Subscriber, snapshot: Sequence[BlocksStored]) -> None:
         """Add a reader of KV events; `snapshot` is the cache after all events offered so far."""
         with self._changed:
             self._events[key] = _EventsSubscription(subscriber, self._replay_buffer.last_id, snapshot)
@@ -106,7 +106,7 @@ class Publisher:
             self._end(key, None)
             self._changed.notify()
 
-    def publish(self, events: Sequence[CacheEvent], load: LoadReport) -> None:
+    def publish(self, events: Sequence[KvCacheEvent], load: LoadReport) -> None:
         """Number `events` and pass them and the load on. Never blocks on a reader."""
         with self._changed:
             first_id = self._replay_buffer.last_id + 1

@@ -8,7 +8,14 @@ import numpy.typing as npt
 import pytest
 import xxhash
 
-from engines.reference.block_pool import BlockPool, Removed, Stored, block_hash, chain_hashes, root_hash
+from engines.reference.block_pool import (
+    BlockPool,
+    BlocksRemoved,
+    BlocksStored,
+    block_hash,
+    chain_hashes,
+    root_hash,
+)
 
 _WIDTH = 4
 
@@ -125,7 +132,7 @@ def test_pool_does_what_the_twin_does(seed: int) -> None:
 
 def _replay(pool: BlockPool, seen: dict[int, int | None]) -> None:
     for event in pool.drain_events():
-        if isinstance(event, Removed):
+        if isinstance(event, BlocksRemoved):
             for value in event.hashes:
                 assert value not in seen.values(), "a parent was removed before its child"
                 del seen[value]
@@ -178,4 +185,4 @@ def test_chained_stored_events_become_one() -> None:
     ids = pool.allocate([], 2)
     pool.register(ids[0], 10, None, b"a")
     pool.register(ids[1], 11, 10, b"b")
-    assert pool.drain_events() == [Stored(None, ((10, b"a"), (11, b"b")))]
+    assert pool.drain_events() == [BlocksStored(None, ((10, b"a"), (11, b"b")))]

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from engines.reference import errors
-from engines.reference.block_pool import Removed, Stored
+from engines.reference.block_pool import BlocksRemoved, BlocksStored
 from engines.reference.kv_events import (
     MESSAGE_BLOCKS_MAX,
     EventReplayBuffer,
@@ -101,7 +101,7 @@ def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
     wait_until(lambda: len(slow.messages) == 1, "snapshot")
     slow.may_send.clear()
     for value in range(40):
-        publisher.publish([Stored(None, ((value, _TOKENS),)), Removed((value,))], load)
+        publisher.publish([BlocksStored(None, ((value, _TOKENS),)), BlocksRemoved((value,))], load)
     slow.may_send.set()
     wait_until(lambda: bool(slow.end), "ended")
     assert slow.end == [errors.SUBSCRIPTION_OVERFLOW.format(events=10)]
@@ -121,11 +121,11 @@ def test_a_reader_that_has_enough_is_ended_well_and_goes_on_in_the_next() -> Non
         last_id = seen[-1] if seen else 0
         assert publisher.resume_events(turn, subscriber, last_id)
         while not subscriber.end:
-            publisher.publish([Removed((len(seen),))], load)
+            publisher.publish([BlocksRemoved((len(seen),))], load)
             wait_until(partial(_has_news, subscriber, last_id), "told")
             last_id = max(last_id, _last(subscriber))
         assert subscriber.end == [None]
-        publisher.publish([Removed((0,))], load)
+        publisher.publish([BlocksRemoved((0,))], load)
         seen += [event["event_id"] for event in subscriber.events()]
     loads = Collector(messages_max=2)
     publisher.subscribe_load(100, loads)
@@ -163,9 +163,9 @@ def test_load_reports_come_on_change_and_regularly() -> None:
 def test_a_large_snapshot_comes_in_parts() -> None:
     """However long the runs are, no message holds more than its share, and the parts add up to the cache."""
     for count in (0, 1, MESSAGE_BLOCKS_MAX, MESSAGE_BLOCKS_MAX + 1, 5 * MESSAGE_BLOCKS_MAX - 3):
-        run = Stored(None, tuple((value + 1, _TOKENS) for value in range(count)))
+        run = BlocksStored(None, tuple((value + 1, _TOKENS) for value in range(count)))
         runs = [run] if count else []
-        runs += [Stored(1, ((10_000 + value, _TOKENS),)) for value in range(min(count, 7))]
+        runs += [BlocksStored(1, ((10_000 + value, _TOKENS),)) for value in range(min(count, 7))]
         subscriber = Collector()
         for message in snapshot_messages("boot", 9, runs):
             subscriber.send(message)
@@ -182,14 +182,14 @@ def test_recent_events_are_bounded_and_have_no_holes() -> None:
         for event_id in range(1, 200):
             count = int(rng.integers(1, 60 if rng.random() < 0.05 else 8))
             blocks = tuple((value, b"") for value in range(count))
-            event = Removed(tuple(range(count))) if rng.random() < 0.5 else Stored(None, blocks)
+            event = BlocksRemoved(tuple(range(count))) if rng.random() < 0.5 else BlocksStored(None, blocks)
             everything.append(NumberedEvent(event_id, event))
             recent.add(everything[-1])
             kept = recent.after(event_id - len(recent._events))
             assert kept is not None
             assert (
                 sum(
-                    len(one.event.hashes if isinstance(one.event, Removed) else one.event.blocks)
+                    len(one.event.hashes if isinstance(one.event, BlocksRemoved) else one.event.blocks)
                     for one in kept
                 )
                 <= 40
@@ -248,7 +248,7 @@ def test_no_message_grows_with_what_waits() -> None:
         rng = np.random.default_rng(seed)
         counts = [int(rng.integers(1, 50)) for _ in range(int(rng.integers(0, 60)))]
         events = [
-            NumberedEvent(7 + index, Removed(tuple(range(count)))) for index, count in enumerate(counts)
+            NumberedEvent(7 + index, BlocksRemoved(tuple(range(count)))) for index, count in enumerate(counts)
         ]
         messages = [msgspec.json.decode(message)["events"] for message in batch_messages("b", events)]
         assert [one["event_id"] for message in messages for one in message] == [
