@@ -58,7 +58,7 @@ KvCacheEvent = BlocksStored | BlocksRemoved
 
 
 @dataclass(slots=True)
-class _Cached:
+class _CachedBlock:
     """A full block in the prefix table."""
 
     block_id: int
@@ -81,7 +81,7 @@ class BlockPool:
     reuse: bool = True
     _free: list[int] = field(init=False)
     _references: list[int] = field(init=False)
-    _cached: dict[int, _Cached] = field(init=False, default_factory=dict)
+    _cached: dict[int, _CachedBlock] = field(init=False, default_factory=dict)
     _hash_of: dict[int, int] = field(init=False, default_factory=dict)
     _evictable: OrderedDict[int, None] = field(init=False, default_factory=OrderedDict)
     _events: list[KvCacheEvent] = field(init=False, default_factory=list)
@@ -133,7 +133,7 @@ class BlockPool:
             if self._references[block_id] == 0:
                 del self._evictable[block_id]
             self._references[block_id] += 1
-        fresh = [self._take() for _ in range(total - len(matched))]
+        fresh = [self._allocate_block() for _ in range(total - len(matched))]
         return [*matched, *fresh]
 
     def register(self, block_id: int, value: int, parent: int | None, tokens: bytes) -> int:
@@ -146,7 +146,7 @@ class BlockPool:
             return block_id
         known = self._cached.get(value)
         if known is None:
-            self._cached[value] = _Cached(block_id, parent, tokens)
+            self._cached[value] = _CachedBlock(block_id, parent, tokens)
             self._hash_of[block_id] = value
             self._record_stored(parent, value, tokens)
             return block_id
@@ -155,7 +155,7 @@ class BlockPool:
         if self._references[known.block_id] == 0:
             del self._evictable[known.block_id]
         self._references[known.block_id] += 1
-        self._release_one(block_id)
+        self._release_block(block_id)
         return known.block_id
 
     def release(self, block_ids: Sequence[int]) -> None:
@@ -163,7 +163,7 @@ class BlockPool:
         reusable.
         """
         for block_id in reversed(block_ids):
-            self._release_one(block_id)
+            self._release_block(block_id)
 
     def drain_events(self) -> list[KvCacheEvent]:
         """Events since the last call, oldest first."""
@@ -210,7 +210,7 @@ class BlockPool:
             elif parent_id in order:
                 assert order[cached.block_id] < order[parent_id], "a parent would be evicted before its child"
 
-    def _take(self) -> int:
+    def _allocate_block(self) -> int:
         if self._free:
             block_id = self._free.pop()
         else:
@@ -221,7 +221,7 @@ class BlockPool:
         self._references[block_id] = 1
         return block_id
 
-    def _release_one(self, block_id: int) -> None:
+    def _release_block(self, block_id: int) -> None:
         count = self._references[block_id]
         assert count > 0, f"block {block_id} released more often than held"
         self._references[block_id] = count - 1
