@@ -125,7 +125,7 @@ class EngineCore:
 
     def release_handoffs_of(self, request_id: str) -> None:
         """Give up the handoffs that calls with this Triton id made."""
-        for block_ids in self.handoffs.release_of(request_id):
+        for block_ids in self.handoffs.release_of_request(request_id):
             self._free(block_ids)
 
     def handoff_sent(self, handoff_id: int, *, is_acknowledged: bool) -> None:

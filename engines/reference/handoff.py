@@ -55,7 +55,7 @@ def decode(blob: bytes) -> Handoff:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldHandoff:
     """Blocks kept for a handoff. State: held -> sending -> (held again | gone)."""
 
     handoff_id: int
@@ -63,7 +63,7 @@ class Held:
     expires_s: float
     request_id: str = ""  # Triton's, of the call that made it
     is_sending: bool = False
-    is_doomed: bool = False  # released or expired while sending: goes when the send ends
+    is_release_pending: bool = False  # released or expired while sending: goes when the send ends
 
 
 @dataclass(slots=True)
@@ -74,19 +74,19 @@ class HandoffTable:
     if there is nothing to free now.
     """
 
-    _held: dict[int, Held] = field(default_factory=dict)
+    _held: dict[int, HeldHandoff] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hold(self, handoff_id: int, block_ids: list[int], expires_s: float, request_id: str = "") -> None:
         """Keep `block_ids` until released, sent and acknowledged, or expired."""
         with self._lock:
-            self._held[handoff_id] = Held(handoff_id, block_ids, expires_s, request_id)
+            self._held[handoff_id] = HeldHandoff(handoff_id, block_ids, expires_s, request_id)
 
     def begin_send(self, handoff_id: int) -> list[int] | None:
         """Blocks to send, kept until `end_send`; None if unknown, being sent already, or on its way out."""
         with self._lock:
             held = self._held.get(handoff_id)
-            if held is None or held.is_sending or held.is_doomed:
+            if held is None or held.is_sending or held.is_release_pending:
                 return None
             held.is_sending = True
             return list(held.block_ids)
@@ -98,7 +98,7 @@ class HandoffTable:
             if held is None:
                 return None
             held.is_sending = False
-            if not is_acknowledged and not held.is_doomed:
+            if not is_acknowledged and not held.is_release_pending:
                 return None
             return self._held.pop(handoff_id).block_ids
 
@@ -107,7 +107,7 @@ class HandoffTable:
         with self._lock:
             return self._end(handoff_id)
 
-    def release_of(self, request_id: str) -> list[list[int]]:
+    def release_of_request(self, request_id: str) -> list[list[int]]:
         """Give up what the calls with this Triton id made: whoever stops a call may never have had its answer."""
         with self._lock:
             made = [held.handoff_id for held in self._held.values() if held.request_id == request_id]
@@ -120,7 +120,7 @@ class HandoffTable:
             late = [
                 held.handoff_id
                 for held in self._held.values()
-                if held.expires_s <= now_s and not held.is_doomed
+                if held.expires_s <= now_s and not held.is_release_pending
             ]
             ended = [self._end(handoff_id) for handoff_id in late]
             return [block_ids for block_ids in ended if block_ids is not None]
@@ -128,7 +128,9 @@ class HandoffTable:
     def next_expiry_s(self) -> float | None:
         """When the next handoff expires, None if none is held."""
         with self._lock:
-            return min((held.expires_s for held in self._held.values() if not held.is_doomed), default=None)
+            return min(
+                (held.expires_s for held in self._held.values() if not held.is_release_pending), default=None
+            )
 
     def held(self) -> tuple[int, int]:
         """(handoffs, blocks counted once per handoff) still held, sends in progress included."""
@@ -140,6 +142,6 @@ class HandoffTable:
         if held is None:
             return None
         if held.is_sending:
-            held.is_doomed = True
+            held.is_release_pending = True
             return None
         return self._held.pop(handoff_id).block_ids

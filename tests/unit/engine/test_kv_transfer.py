@@ -295,6 +295,6 @@ def test_a_stopped_request_gives_up_the_handoff_it_made() -> None:
     table.hold(2, [5, 6], 100.0, "b")
     table.hold(3, [7], 100.0, "b")
     assert table.begin_send(3) == [7]
-    assert table.release_of("b") == [[5, 6]] and table.release_of("nobody") == []
+    assert table.release_of_request("b") == [[5, 6]] and table.release_of_request("nobody") == []
     assert table.held() == (2, 2)
     assert table.end_send(3, is_acknowledged=False) == [7], "released while it was sent"
