@@ -26,7 +26,7 @@ FOREIGN_FROM = 1 << 24  # added to the ids of an engine that lies; larger than a
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class KvPull:
     """Fetch blocks [first_block, first_block + len(block_ids)) of a handoff into `block_ids`."""
 
     key: int
@@ -79,7 +79,7 @@ class EngineCore:
     parts: list[tuple[int, RequestOutput]] = field(
         default_factory=list
     )  # (key, part), oldest first; the caller takes them
-    pulls: list[Pull] = field(default_factory=list)  # to start; the caller takes them
+    pulls: list[KvPull] = field(default_factory=list)  # to start; the caller takes them
     ended_pulls: list[int] = field(
         default_factory=list
     )  # keys whose pull is of no use any more; the caller takes them
@@ -320,7 +320,7 @@ class EngineCore:
         prompt_blocks = -(-len(sequence.submission.prompt) // self.config.block_tokens)
         first = sequence.reused_blocks
         ids = tuple(sequence.block_ids[first:prompt_blocks].tolist())
-        self.pulls.append(Pull(sequence.submission.key, handoff, first, ids))
+        self.pulls.append(KvPull(sequence.submission.key, handoff, first, ids))
 
     def _drop(self, sequence: Sequence) -> bool:
         key = sequence.submission.key

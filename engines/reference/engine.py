@@ -21,11 +21,11 @@ import numpy.typing as npt
 from engines.reference import errors
 from engines.reference.arithmetic import Arithmetic
 from engines.reference.config import EngineConfig
-from engines.reference.core import EngineCore, Pull
+from engines.reference.core import EngineCore, KvPull
 from engines.reference.cost_model import Schedule
 from engines.reference.errors import TransferError
 from engines.reference.handoff import Handoff
-from engines.reference.kv_transfer import KvListener, Puller, Source
+from engines.reference.kv_transfer import KvListener, KvPuller, KvSource
 from engines.reference.output_queue import OutputQueue
 from engines.reference.publisher import Publisher, Subscriber
 from engines.reference.request_parsing import EventCursor
@@ -52,7 +52,7 @@ class Engine:
     listener: KvListener = field(init=False)
     _store: npt.NDArray[Any] = field(init=False)
     _live: dict[int, Sequence] = field(default_factory=dict)  # engine thread only
-    _pullers: dict[int, Puller] = field(default_factory=dict)  # engine thread only
+    _pullers: dict[int, KvPuller] = field(default_factory=dict)  # engine thread only
     _inbox: deque[Callable[[], None]] = field(default_factory=deque)
     _submitted: int = 0  # submissions in the inbox
     _is_closed: bool = False
@@ -68,7 +68,7 @@ class Engine:
         self._store = self.arithmetic.new_store(config.kv_blocks, config.block_tokens)
         block_bytes = int(self._store[0].nbytes)
         core = EngineCore(config, self.boot_id, self.digest, "", block_bytes)
-        source = Source(
+        source = KvSource(
             self.boot_id, self.digest, block_bytes, self._store, core.handoffs.begin_send, self._handoff_sent
         )
         self.listener = KvListener(source, config.host, config.kv_port)
@@ -223,7 +223,7 @@ class Engine:
     def _start_pulls(self) -> None:
         core = self.core
         for pull in core.pulls:
-            puller = Puller(pull.handoff, pull.first_block, len(pull.block_ids), self.config.pull_timeout_s)
+            puller = KvPuller(pull.handoff, pull.first_block, len(pull.block_ids), self.config.pull_timeout_s)
             self._pullers[pull.key] = puller
             now_s = time.monotonic()
             cost_s = len(pull.block_ids) * self.config.costs.block_transfer_s
@@ -233,7 +233,7 @@ class Engine:
             ).start()
         core.pulls.clear()
 
-    def _pull(self, pull: Pull, puller: Puller, ready_s: float) -> None:
+    def _pull(self, pull: KvPull, puller: KvPuller, ready_s: float) -> None:
         fetched: list[bytearray] = []
         try:
             puller.pull(fetched.append)
@@ -243,7 +243,7 @@ class Engine:
         time.sleep(max(0.0, ready_s - time.monotonic()))
         self._command(partial(self._on_pulled, pull, fetched[0]))
 
-    def _on_pulled(self, pull: Pull, data: bytearray) -> None:
+    def _on_pulled(self, pull: KvPull, data: bytearray) -> None:
         sequence = self._live.get(pull.key)
         self._pullers.pop(pull.key, None)
         if sequence is None or pull.key not in self.core.scheduler.running:
@@ -253,7 +253,7 @@ class Engine:
             self._store[list(pull.block_ids)] = np.frombuffer(data, dtype=self._store.dtype).reshape(shape)
         self.core.pulled(sequence, time.monotonic_ns())
 
-    def _on_pull_failed(self, pull: Pull, reason: str) -> None:
+    def _on_pull_failed(self, pull: KvPull, reason: str) -> None:
         sequence = self._live.get(pull.key)
         if self._pullers.pop(pull.key, None) is not None and sequence is not None:
             sequence.is_pulling = False

@@ -50,7 +50,7 @@ class _Answer(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class KvSource:
     """What a listener serves from. `store[b]` must be C-contiguous; blocks being sent do not change."""
 
     boot_id: str
@@ -65,7 +65,7 @@ class Source:
 class KvListener:
     """Serves pulls from `source`; one thread per connection. `close` ends all of them."""
 
-    source: Source
+    source: KvSource
     host: str
     port: int
     _socket: socket.socket = field(init=False)
@@ -140,7 +140,7 @@ class KvListener:
 
 
 @dataclass(slots=True)
-class Puller:
+class KvPuller:
     """One pull, run by a thread of its owner. `abort` from any thread makes `pull` fail soon."""
 
     handoff: Handoff

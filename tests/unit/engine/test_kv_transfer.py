@@ -14,7 +14,7 @@ import pytest
 from engines.reference import errors, kv_transfer
 from engines.reference.errors import EngineError, TransferError
 from engines.reference.handoff import Handoff, HandoffTable, decode
-from engines.reference.kv_transfer import KvListener, Puller, Source
+from engines.reference.kv_transfer import KvListener, KvPuller, KvSource
 from tests.unit.engine.engines import wait_until
 
 _STORE = np.arange(64, dtype=np.uint64).reshape(8, 8)
@@ -29,7 +29,7 @@ def _serving(table: HandoffTable) -> Iterator[tuple[Handoff, list[bool]]]:
         table.end_send(handoff_id, is_acknowledged=is_acknowledged)
         ends.append(is_acknowledged)
 
-    listener = KvListener(Source("boot", "digest", 64, _STORE, table.begin_send, end), "127.0.0.1", 0)
+    listener = KvListener(KvSource("boot", "digest", 64, _STORE, table.begin_send, end), "127.0.0.1", 0)
     listener.start()
     try:
         yield replace_address(f"127.0.0.1:{listener.port}"), ends
@@ -50,7 +50,7 @@ def _table() -> HandoffTable:
 
 def _pull(handoff: Handoff, first: int, count: int, timeout_s: float = 2.0) -> npt.NDArray[np.uint64]:
     taken: list[bytearray] = []
-    Puller(handoff, first, count, timeout_s).pull(taken.append)
+    KvPuller(handoff, first, count, timeout_s).pull(taken.append)
     return np.frombuffer(taken[0], dtype=np.uint64).reshape(count, 8)
 
 
@@ -179,7 +179,7 @@ def test_abort_ends_a_pull_at_once() -> None:
 
     failures: list[TransferError] = []
     with _fake_source(serve) as handoff:
-        puller = Puller(handoff, 0, 3, 30.0)
+        puller = KvPuller(handoff, 0, 3, 30.0)
 
         def pull() -> None:
             try:
