@@ -36,7 +36,7 @@ SILENCE_S = 2.5  # no byte moved: room for two lost packets of a handshake, sent
 _CHUNK_BYTES = 256 << 10  # progress is seen this often
 
 
-class _Ask(msgspec.Struct):
+class _PullRequest(msgspec.Struct):
     boot_id: str
     handoff_id: int
     first_block: int
@@ -44,7 +44,7 @@ class _Ask(msgspec.Struct):
     digest: str
 
 
-class _Answer(msgspec.Struct):
+class _PullResponse(msgspec.Struct):
     blocks: int = 0
     error: str | None = None
 
@@ -120,18 +120,18 @@ class KvListener:
 
     def _answer(self, connection: socket.socket, deadline_s: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ask = msgspec.json.decode(_read_message(connection, deadline_s), type=_Ask)
+        ask = msgspec.json.decode(_read_message(connection, deadline_s), type=_PullRequest)
         if ask.digest != self.source.digest or ask.block_bytes != self.source.block_bytes:
             return _write_message(
-                connection, _Answer(error=f"arithmetic is {self.source.digest}"), deadline_s
+                connection, _PullResponse(error=f"arithmetic is {self.source.digest}"), deadline_s
             )
         block_ids = self.source.begin_send(ask.handoff_id) if ask.boot_id == self.source.boot_id else None
         if block_ids is None:
-            return _write_message(connection, _Answer(error="unknown"), deadline_s)
+            return _write_message(connection, _PullResponse(error="unknown"), deadline_s)
         is_acknowledged = False
         try:
             wanted = block_ids[ask.first_block :]
-            _write_message(connection, _Answer(blocks=len(wanted)), deadline_s)
+            _write_message(connection, _PullResponse(blocks=len(wanted)), deadline_s)
             for block_id in wanted:
                 _send(connection, memoryview(self.source.store[block_id]).cast("B"), deadline_s)
             is_acknowledged = _read(connection, len(_ACK), deadline_s) == _ACK
@@ -180,9 +180,11 @@ class KvPuller:
     def _exchange(self, connection: socket.socket, deadline_s: float) -> bytearray:
         handoff = self.handoff
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ask = _Ask(handoff.boot_id, handoff.handoff_id, self.first_block, handoff.block_bytes, handoff.digest)
+        ask = _PullRequest(
+            handoff.boot_id, handoff.handoff_id, self.first_block, handoff.block_bytes, handoff.digest
+        )
         _write_message(connection, ask, deadline_s)
-        answer = msgspec.json.decode(_read_message(connection, deadline_s), type=_Answer)
+        answer = msgspec.json.decode(_read_message(connection, deadline_s), type=_PullResponse)
         if answer.error == "unknown":
             text = errors.HANDOFF_UNKNOWN.format(handoff=handoff.handoff_id, peer=handoff.address)
             raise TransferError(text)

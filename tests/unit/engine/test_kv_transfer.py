@@ -113,7 +113,7 @@ def test_a_puller_that_dies_leaves_the_handoff_held() -> None:
     with _serving(table) as (handoff, ends):
         host, _, port = handoff.address.rpartition(":")
         with socket.create_connection((host, int(port))) as connection:
-            ask = kv_transfer._Ask("boot", 1, 0, 64, "digest")
+            ask = kv_transfer._PullRequest("boot", 1, 0, 64, "digest")
             deadline_s = time.monotonic() + 2.0
             kv_transfer._write_message(connection, ask, deadline_s)
             kv_transfer._read_message(connection, deadline_s)
@@ -278,7 +278,7 @@ def test_a_frozen_puller_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -
         host, _, port = handoff.address.rpartition(":")
         with socket.create_connection((host, int(port))) as frozen:
             kv_transfer._write_message(
-                frozen, kv_transfer._Ask("boot", 1, 0, 64, "digest"), time.monotonic() + 2
+                frozen, kv_transfer._PullRequest("boot", 1, 0, 64, "digest"), time.monotonic() + 2
             )
             kv_transfer._read_message(frozen, time.monotonic() + 2.0)
             assert _pull(replace_address(handoff.address, handoff_id=2), 0, 2).shape == (2, 8)
