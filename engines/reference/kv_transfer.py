@@ -7,7 +7,7 @@ One connection per pull, little-endian lengths:
     listener  the raw bytes of that many blocks, in order
     puller    b"ACK!"          the listener may free the blocks; without it they stay held until they expire
 
-Both ends give up at their deadline, and before it when the other end makes no progress for `SILENCE_S`: a peer that is
+Both ends give up at their deadline, and before it when the other end makes no progress for `STALL_TIMEOUT_S`: a peer that is
 dead, frozen or cut off costs so long and no more. Nothing here frees blocks or touches the engine's state but through
 callbacks.
 """
@@ -32,7 +32,7 @@ _ACK = b"ACK!"
 _HEADER_BYTES_MAX = 4096
 _CONNECTIONS_MAX = 256  # pulls served at once; further ones are closed at once and fail at the puller
 _SEND_TIMEOUT_S = 10.0
-SILENCE_S = 2.5  # no byte moved: room for two lost packets of a handshake, sent again after 1 s each
+STALL_TIMEOUT_S = 2.5  # no byte moved: room for two lost packets of a handshake, sent again after 1 s each
 _CHUNK_BYTES = 256 << 10  # progress is seen this often
 
 
@@ -166,7 +166,7 @@ class KvPuller:
         handoff, deadline_s = self.handoff, time.monotonic() + self.timeout_s
         host, _, port = handoff.address.rpartition(":")
         try:
-            patience_s = min(SILENCE_S, self.timeout_s)
+            patience_s = min(STALL_TIMEOUT_S, self.timeout_s)
             with socket.create_connection((host, int(port)), timeout=patience_s) as connection:
                 self._socket = connection
                 if self._is_aborted:
@@ -234,4 +234,4 @@ def _patience_s(deadline_s: float) -> float:
     left_s = deadline_s - time.monotonic()
     if left_s <= 0.0:
         raise TimeoutError("deadline exceeded")
-    return min(left_s, SILENCE_S)
+    return min(left_s, STALL_TIMEOUT_S)

@@ -237,7 +237,7 @@ def test_a_source_that_falls_silent_is_given_up_long_before_the_deadline(
     sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However far it came: a source that sends no more costs the time of silence, not the time of a pull."""
-    monkeypatch.setattr(kv_transfer, "SILENCE_S", 0.2)
+    monkeypatch.setattr(kv_transfer, "STALL_TIMEOUT_S", 0.2)
     thawed = threading.Event()
 
     def serve(connection: socket.socket) -> None:
@@ -255,7 +255,7 @@ def test_a_source_that_falls_silent_is_given_up_long_before_the_deadline(
 
 def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is measured from the last byte: slow is not silent."""
-    monkeypatch.setattr(kv_transfer, "SILENCE_S", 1.0)
+    monkeypatch.setattr(kv_transfer, "STALL_TIMEOUT_S", 1.0)
 
     def serve(connection: socket.socket) -> None:
         connection.recv(4096)
@@ -271,7 +271,7 @@ def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatc
 
 def test_a_frozen_puller_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that reads no more is dropped after the silence; meanwhile and afterwards others get their blocks."""
-    monkeypatch.setattr(kv_transfer, "SILENCE_S", 0.5)
+    monkeypatch.setattr(kv_transfer, "STALL_TIMEOUT_S", 0.5)
     table = _table()
     table.hold(2, [1, 3], 100.0)
     with _serving(table) as (handoff, ends):
