@@ -2,7 +2,7 @@
 
 Owns the scheduler, the block pool, the handoff table and the counters. Everything here runs on the engine
 thread; time comes as an argument. The caller (engine.py) runs the arithmetic between `plan` and `commit`,
-delivers `parts`, and carries out `pulls`.
+delivers `parts`, and carries out `pulls_to_start`.
 """
 
 from dataclasses import dataclass, field
@@ -79,8 +79,8 @@ class EngineCore:
     parts: list[tuple[int, RequestOutput]] = field(
         default_factory=list
     )  # (key, part), oldest first; the caller takes them
-    pulls: list[KvPull] = field(default_factory=list)  # to start; the caller takes them
-    ended_pulls: list[int] = field(
+    pulls_to_start: list[KvPull] = field(default_factory=list)  # to start; the caller takes them
+    pulls_to_abort: list[int] = field(
         default_factory=list
     )  # keys whose pull is of no use any more; the caller takes them
     scheduler: Scheduler = field(init=False)
@@ -320,13 +320,13 @@ class EngineCore:
         prompt_blocks = -(-len(sequence.submission.prompt) // self.config.block_tokens)
         first = sequence.reused_blocks
         ids = tuple(sequence.block_ids[first:prompt_blocks].tolist())
-        self.pulls.append(KvPull(sequence.submission.key, handoff, first, ids))
+        self.pulls_to_start.append(KvPull(sequence.submission.key, handoff, first, ids))
 
     def _drop(self, sequence: Sequence) -> bool:
         key = sequence.submission.key
         is_known = key in self.scheduler.running or sequence in self.scheduler.waiting
         if sequence.is_pulling and is_known:
-            self.ended_pulls.append(key)
+            self.pulls_to_abort.append(key)
         self.scheduler.remove(sequence)
         return is_known
 

@@ -183,11 +183,11 @@ class Engine:
         for key, part in parts:
             if part.is_final:
                 self._live.pop(key, None)
-        for key in core.ended_pulls:
+        for key in core.pulls_to_abort:
             puller = self._pullers.pop(key, None)  # gone if the pull ended in the turn that cancelled it
             if puller is not None:
                 puller.abort()
-        core.ended_pulls.clear()
+        core.pulls_to_abort.clear()
         if parts:
             self.output_queue.post(parts)
         self.publisher.publish(core.pool.drain_events(), core.load())
@@ -222,7 +222,7 @@ class Engine:
 
     def _start_pulls(self) -> None:
         core = self.core
-        for pull in core.pulls:
+        for pull in core.pulls_to_start:
             puller = KvPuller(pull.handoff, pull.first_block, len(pull.block_ids), self.config.pull_timeout_s)
             self._pullers[pull.key] = puller
             now_s = time.monotonic()
@@ -231,7 +231,7 @@ class Engine:
             threading.Thread(
                 target=self._pull, args=(pull, puller, ready_s), name="kv-pull", daemon=True
             ).start()
-        core.pulls.clear()
+        core.pulls_to_start.clear()
 
     def _pull(self, pull: KvPull, puller: KvPuller, ready_s: float) -> None:
         fetched: list[bytearray] = []

@@ -205,7 +205,7 @@ def test_only_missing_blocks_are_pulled() -> None:
     assert blob is not None
     decoder.core.submit(replace(_submission(6, prompt, 4, RequestKind.GENERATION_ONLY), handoff=decode(blob)))
     decoder.step()
-    (pull,) = decoder.core.pulls
+    (pull,) = decoder.core.pulls_to_start
     assert pull.first_block == 2 and len(pull.block_ids) == 2
 
 
