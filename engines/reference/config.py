@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engines.reference.cost_model import Costs
+from engines.reference.cost_model import CostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class EngineConfig:
     cancellation_check_s: float = 0.05
     lie: str = ""  # for tests: "tokens" says ids outside the vocabulary, "refuse" fails requests as invalid
     lie_after: int = 0  # true output tokens of each request before the lie
-    costs: Costs = field(default_factory=Costs)
+    costs: CostModel = field(default_factory=CostModel)
 
     def __post_init__(self) -> None:
         checks = {

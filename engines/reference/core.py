@@ -15,7 +15,7 @@ from engines.reference import errors
 from engines.reference.arithmetic import Slice
 from engines.reference.block_pool import BlockPool, chain_hashes
 from engines.reference.config import EngineConfig
-from engines.reference.cost_model import Costs
+from engines.reference.cost_model import CostModel
 from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import choose
@@ -180,9 +180,9 @@ class EngineCore:
             for work in plan
         ]
 
-    def cost_s(self, plan: list[ScheduledChunk], costs: Costs) -> float:
+    def cost_s(self, plan: list[ScheduledChunk], costs: CostModel) -> float:
         """What this step should take."""
-        return costs.whole_step_s(
+        return costs.step_total_s(
             costs.chunk_s(work.start, work.count, is_first=not work.sequence.has_chunk)
             for work in plan
             if work.is_prefill

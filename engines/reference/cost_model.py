@@ -10,7 +10,7 @@ LAG_MAX_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class CostModel:
     """Seconds things take. All zero: as fast as the machine goes.
 
     A prefill of n uncached tokens over positions [s, s+n) costs
@@ -37,7 +37,7 @@ class Costs:
             + (end * end - start * start) * self.prefill_token2_s
         )
 
-    def whole_step_s(self, chunks_s: Iterable[float]) -> float:
+    def step_total_s(self, chunks_s: Iterable[float]) -> float:
         """Seconds of one step with these prefill chunks."""
         return self.step_s + sum(chunks_s)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engines.reference import advertise, model_repository
 from engines.reference.config import EngineConfig
-from engines.reference.cost_model import Costs
+from engines.reference.cost_model import CostModel
 from engines.reference.loading import load_arithmetic
 from engines.reference.model_repository import Facts, Installation
 from engines.reference.tensors import MODEL_NAME
@@ -120,7 +120,7 @@ def _die_with_parent() -> None:
 
 
 def _config(options: argparse.Namespace) -> EngineConfig:
-    costs = Costs(
+    costs = CostModel(
         step_s=options.step_s,
         prefill_s=options.prefill_s,
         prefill_token_s=options.prefill_token_s,
@@ -156,7 +156,7 @@ def _config(options: argparse.Namespace) -> EngineConfig:
 
 
 def _parser() -> argparse.ArgumentParser:
-    default, costs = EngineConfig("hashed"), Costs()
+    default, costs = EngineConfig("hashed"), CostModel()
     parser = argparse.ArgumentParser(prog="python -m engines.reference.serve", description=__doc__)
     add = parser.add_argument
     add("--arithmetic", choices=("transformer", "hashed"), required=True)

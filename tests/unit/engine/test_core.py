@@ -12,7 +12,7 @@ from engines.reference import errors
 from engines.reference.arithmetic import Slice
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore
-from engines.reference.cost_model import Costs, Schedule
+from engines.reference.cost_model import CostModel, Schedule
 from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sampling import Sampling, choose
@@ -211,7 +211,7 @@ def test_only_missing_blocks_are_pulled() -> None:
 
 def test_prefill_cost_does_not_depend_on_chunks() -> None:
     """The quadratic term is a difference of squares, so chunks add up to the whole."""
-    costs = Costs(0.0, 0.5, 0.25, 0.125)
+    costs = CostModel(0.0, 0.5, 0.25, 0.125)
     whole = costs.chunk_s(0, 100, is_first=True)
     assert whole == costs.chunk_s(0, 60, is_first=True) + costs.chunk_s(60, 40, is_first=False)
 
