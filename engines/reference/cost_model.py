@@ -43,7 +43,7 @@ class CostModel:
 
 
 @dataclass(slots=True)
-class Schedule:
+class Pacer:
     """When the next piece of work is over: ends add up from each other, not from when somebody looked."""
 
     _end_s: float = field(default=float("-inf"))

@@ -22,7 +22,7 @@ from engines.reference import errors
 from engines.reference.arithmetic import Arithmetic
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore, KvPull
-from engines.reference.cost_model import Schedule
+from engines.reference.cost_model import Pacer
 from engines.reference.errors import TransferError
 from engines.reference.handoff import Handoff
 from engines.reference.kv_transfer import KvListener, KvPuller, KvSource
@@ -57,8 +57,8 @@ class Engine:
     _submitted: int = 0  # submissions in the inbox
     _is_closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _steps: Schedule = field(default_factory=Schedule)
-    _link: Schedule = field(default_factory=Schedule)
+    _step_pacer: Pacer = field(default_factory=Pacer)
+    _link_pacer: Pacer = field(default_factory=Pacer)
     _was_idle: bool = True
     _thread: threading.Thread | None = None
 
@@ -165,7 +165,7 @@ class Engine:
 
     def _step(self, plan: list[ScheduledChunk]) -> None:
         core, began_s = self.core, time.monotonic()
-        end_s = self._steps.book(began_s, core.cost_s(plan, self.config.costs), was_idle=self._was_idle)
+        end_s = self._step_pacer.book(began_s, core.cost_s(plan, self.config.costs), was_idle=self._was_idle)
         try:
             logits = self.arithmetic.forward(core.slices(plan), self._store)
             pause_s = end_s - time.monotonic()
@@ -227,7 +227,7 @@ class Engine:
             self._pullers[pull.key] = puller
             now_s = time.monotonic()
             cost_s = len(pull.block_ids) * self.config.costs.block_transfer_s
-            ready_s = self._link.book(now_s, cost_s, was_idle=self._link.is_over(now_s))
+            ready_s = self._link_pacer.book(now_s, cost_s, was_idle=self._link_pacer.is_over(now_s))
             threading.Thread(
                 target=self._pull, args=(pull, puller, ready_s), name="kv-pull", daemon=True
             ).start()

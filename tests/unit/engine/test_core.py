@@ -12,7 +12,7 @@ from engines.reference import errors
 from engines.reference.arithmetic import Slice
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore
-from engines.reference.cost_model import CostModel, Schedule
+from engines.reference.cost_model import CostModel, Pacer
 from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sampling import Sampling, choose
@@ -218,7 +218,7 @@ def test_prefill_cost_does_not_depend_on_chunks() -> None:
 
 def test_schedule_is_absolute_but_never_makes_up_for_idleness() -> None:
     """Late looks do not drift, idle time is not caught up, a long stall only in part."""
-    schedule = Schedule()
+    schedule = Pacer()
     assert schedule.book(10.0, 1.0, was_idle=True) == 11.0
     assert schedule.book(11.125, 1.0, was_idle=False) == 12.0
     assert schedule.book(20.0, 1.0, was_idle=True) == 21.0
