@@ -16,7 +16,7 @@ from engines.reference.triton_model import TritonPythonModel
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
+class TritonInstallation:
     """A tritonserver as the nvidia-pytriton wheel lays it out. `root`: .../pytriton/tritonserver."""
 
     root: Path
@@ -35,7 +35,7 @@ class Installation:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ModelFacts:
     """What the model's configuration tells besides EngineConfig."""
 
     vocab_size: int
@@ -44,7 +44,7 @@ class Facts:
 
 
 def write(
-    directory: Path, installation: Installation, config: EngineConfig, facts: Facts
+    directory: Path, installation: TritonInstallation, config: EngineConfig, facts: ModelFacts
 ) -> tuple[Path, Path]:
     """Create (model repository, backend directory) under the empty `directory`."""
     repository, backends = directory / "repository", directory / "backends"
@@ -60,7 +60,7 @@ def write(
     return repository, backends
 
 
-def config_pbtxt(config: EngineConfig, facts: Facts) -> str:
+def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
     """The model's config.pbtxt. `parameters` is what clients derive capabilities and limits from."""
     parameters = {
         "tokens_per_block": config.block_tokens,

@@ -19,7 +19,7 @@ from engines.reference import advertise, model_repository
 from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
 from engines.reference.loading import load_arithmetic
-from engines.reference.model_repository import Facts, Installation
+from engines.reference.model_repository import ModelFacts, TritonInstallation
 from engines.reference.tensors import MODEL_NAME
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ def main() -> None:
     _remove_stale_shared_memory(prefix)
     installation = find_installation()
     http_address = f"{options.host}:{options.http_port}"
-    facts = Facts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, http_address)
+    facts = ModelFacts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, http_address)
     models, backends = model_repository.write(work_dir, installation, config, facts)
     command = [
         str(installation.server),
@@ -70,7 +70,7 @@ def main() -> None:
     os.execve(command[0], command, _environment())
 
 
-def find_installation() -> Installation:
+def find_installation() -> TritonInstallation:
     """The tritonserver of the installed nvidia-pytriton wheel; exits with one sentence if there is none."""
     found = importlib.util.find_spec("pytriton")
     if found is None or not found.submodule_search_locations:
@@ -79,7 +79,7 @@ def find_installation() -> Installation:
             "install the extra (pip install 'kvmesh[local]')"
         )
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Installation(Path(found.submodule_search_locations[0]) / "tritonserver", version)
+    return TritonInstallation(Path(found.submodule_search_locations[0]) / "tritonserver", version)
 
 
 def _environment() -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from engines.reference import request_parsing
 from engines.reference.errors import EngineError
-from engines.reference.model_repository import Facts, config_pbtxt
+from engines.reference.model_repository import ModelFacts, config_pbtxt
 from engines.reference.request_parsing import ControlRequest, EventCursor, RequestLimits
 from engines.reference.sequence import RequestKind, Submission
 from tests.unit.engine.engines import CONFIG
@@ -114,7 +114,7 @@ def test_stop_is_a_tensor() -> None:
 
 def test_config_pbtxt_tells_what_clients_need() -> None:
     """Limits and capabilities are read from the model's configuration."""
-    text = config_pbtxt(CONFIG, Facts(4096, 2048, "127.0.0.1:1"))
+    text = config_pbtxt(CONFIG, ModelFacts(4096, 2048, "127.0.0.1:1"))
     for line in (
         'parameters { key: "tokens_per_block" value { string_value: "8" } }',
         'parameters { key: "max_sequence_tokens" value { string_value: "2048" } }',
