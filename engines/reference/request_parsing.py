@@ -15,7 +15,7 @@ import numpy.typing as npt
 from engines.reference import errors
 from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, decode
-from engines.reference.sampling import Sampling
+from engines.reference.sampling import SamplingParams
 from engines.reference.sequence import RequestKind, Submission
 
 TensorLookup = Callable[[str], npt.NDArray[Any] | None]
@@ -160,7 +160,7 @@ def _prompt(tensor: TensorLookup, limits: RequestLimits) -> npt.NDArray[np.int32
     return prompt
 
 
-def _sampling(tensor: TensorLookup) -> Sampling:
+def _sampling(tensor: TensorLookup) -> SamplingParams:
     temperature = float(_scalar(tensor, "temperature", default=0.0))
     if not (math.isfinite(temperature) and temperature >= 0.0):
         raise _bad("temperature", temperature, "a finite number >= 0")
@@ -171,7 +171,7 @@ def _sampling(tensor: TensorLookup) -> Sampling:
     if top_k < 0:
         raise _bad("runtime_top_k", top_k, ">= 0, and 0 for unset")
     seed = int(_scalar(tensor, "seed", default=0))
-    return Sampling(temperature, top_k, top_p, seed, _flag(tensor, "return_log_probs"))
+    return SamplingParams(temperature, top_k, top_p, seed, _flag(tensor, "return_log_probs"))
 
 
 def _scalar(tensor: TensorLookup, field: str, *, default: float = 0, is_required: bool = False) -> Any:

@@ -19,7 +19,7 @@ _NUCLEUS_START = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """How to choose. temperature 0 or top_k 1: greedy. top_k 0 and top_p 0 or >= 1: no cut."""
 
     temperature: float = 0.0
@@ -39,7 +39,7 @@ def uniform(seed: int, position: int) -> float:
     return (xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, position)) >> 11) * 2.0**-53
 
 
-def choose(logits: Logits, position: int, sampling: Sampling) -> tuple[int, float]:
+def choose(logits: Logits, position: int, sampling: SamplingParams) -> tuple[int, float]:
     """Return (token, its log-probability) for the token at absolute `position`.
 
     `logits`: [vocabulary], not modified. Ties go to the lowest token id. The log-probability is that of the
@@ -49,7 +49,7 @@ def choose(logits: Logits, position: int, sampling: Sampling) -> tuple[int, floa
     return token, _log_probability(logits, token) if sampling.log_probs else 0.0
 
 
-def _draw(logits: Logits, position: int, sampling: Sampling) -> int:
+def _draw(logits: Logits, position: int, sampling: SamplingParams) -> int:
     scaled = logits / sampling.temperature
     weights = np.exp(scaled - scaled.max())
     target = uniform(sampling.seed, position)

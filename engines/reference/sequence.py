@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.reference.handoff import Handoff
-from engines.reference.sampling import Sampling
+from engines.reference.sampling import SamplingParams
 
 Tokens = npt.NDArray[np.int32]
 
@@ -73,7 +73,7 @@ class Submission:
     prompt: Tokens
     output_tokens_max: int
     end_id: int = -1
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     handoff: Handoff | None = None  # generation_only
     kv_peer: str | None = None  # dial this address and no other
     arrival_ns: int = 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from engines.reference.arithmetic import Slice
 from engines.reference.hashed import HashedArithmetic
-from engines.reference.sampling import Sampling, choose
+from engines.reference.sampling import SamplingParams, choose
 from tests.chaos.plan import Stream
 
 
@@ -33,7 +33,7 @@ class Truth:
 
     def tokens(self, stream: Stream) -> list[int]:
         """Return the whole output of `stream`, its end token included. Not to be called from two threads at once."""
-        sampling = Sampling(stream.temperature, stream.top_k, 0.0, stream.seed)
+        sampling = SamplingParams(stream.temperature, stream.top_k, 0.0, stream.seed)
         piece, start = np.array(stream.prompt, dtype=np.int32), 0
         output: list[int] = []
         while len(output) < stream.max_output_tokens:

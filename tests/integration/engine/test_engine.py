@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engines.reference.block_pool import chain_hashes, root_hash
-from engines.reference.sampling import Sampling
+from engines.reference.sampling import SamplingParams
 from engines.reference.tensors import INPUTS, OUTPUTS
 from tests.integration.engine.conftest import BLOCK_TOKENS, BLOCKS
 from tests.integration.engine.servers import Client, Server, launch, request
@@ -71,7 +71,9 @@ async def test_disaggregated_equals_aggregated_equals_no_reuse(
     async with asyncio.TaskGroup() as tasks:
         apart = [tasks.create_task(disaggregated(prompt)) for prompt in prompts]
         whole = [tasks.create_task(decode.run(prompt, 12, **options)) for prompt in prompts]
-    sampling = Sampling(float(np.float32(0.9)), 0, float(np.float32(0.9)), 11) if options else Sampling()
+    sampling = (
+        SamplingParams(float(np.float32(0.9)), 0, float(np.float32(0.9)), 11) if options else SamplingParams()
+    )
     with running(CONFIG, prefix_reuse=False) as oracle:
         for prompt, one, other in zip(prompts, apart, whole, strict=True):
             expected = oracle.run(np.array(prompt, dtype=np.int32), 12, sampling=sampling).tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from engines.reference.arithmetic import Slice
-from engines.reference.sampling import Sampling, choose
+from engines.reference.sampling import SamplingParams, choose
 from engines.reference.transformer import Transformer
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -21,7 +21,7 @@ def recompute(
     """Return the output of `request` for `prompt`."""
     model = Transformer.load(model_dir)
     wanted = request.sampling
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature=wanted.temperature,
         top_k=wanted.top_k,
         top_p=wanted.top_p if wanted.HasField("top_p") else 1.0,

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from engines.reference.sampling import Sampling
+from engines.reference.sampling import SamplingParams
 from tests.chaos.cells import Cell, Run
 from tests.chaos.plan import plan_of
 from tests.chaos.truth import Truth
@@ -26,7 +26,7 @@ def test_the_truth_is_what_an_engine_says() -> None:
             stream: bench.submit(
                 np.array(stream.prompt, np.int32),
                 stream.max_output_tokens,
-                sampling=Sampling(stream.temperature, stream.top_k, 1.0, stream.seed),
+                sampling=SamplingParams(stream.temperature, stream.top_k, 1.0, stream.seed),
             )
             for stream in chosen.values()
         }

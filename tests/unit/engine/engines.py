@@ -15,7 +15,7 @@ from engines.reference.engine import Engine
 from engines.reference.handoff import decode
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import OutputQueue
-from engines.reference.sampling import Sampling
+from engines.reference.sampling import SamplingParams
 from engines.reference.sequence import RequestKind, RequestOutput, Submission
 
 CONFIG = EngineConfig(
@@ -63,7 +63,7 @@ class Bench:
         *,
         handoff: bytes | None = None,
         kv_peer: str | None = None,
-        sampling: Sampling | None = None,
+        sampling: SamplingParams | None = None,
         request_id: str = "r",
         is_streaming: bool = True,
     ) -> Answer:
@@ -76,7 +76,7 @@ class Bench:
                 kind=kind,
                 prompt=prompt,
                 output_tokens_max=output,
-                sampling=sampling or Sampling(),
+                sampling=sampling or SamplingParams(),
                 handoff=None if handoff is None else decode(handoff),
                 kv_peer=kv_peer,
                 arrival_ns=time.monotonic_ns(),

@@ -15,7 +15,7 @@ from engines.reference.core import EngineCore
 from engines.reference.cost_model import CostModel, Pacer
 from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
-from engines.reference.sampling import Sampling, choose
+from engines.reference.sampling import SamplingParams, choose
 from engines.reference.sequence import RequestKind, RequestOutput, Sequence, Submission
 from kvmesh.triton.errors import InvalidRequest, of_text
 
@@ -56,7 +56,7 @@ def _submission(
     output: int,
     kind: RequestKind = RequestKind.CONTEXT_AND_GENERATION,
 ) -> Submission:
-    sampling = Sampling(temperature=1.0 if key % 2 else 0.0, seed=key)
+    sampling = SamplingParams(temperature=1.0 if key % 2 else 0.0, seed=key)
     return Submission(key, f"r{key}", kind, prompt, output, sampling=sampling)
 
 

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from engines.reference.handoff import decode
-from engines.reference.sampling import Sampling
+from engines.reference.sampling import SamplingParams
 from engines.reference.sequence import RequestKind
 from tests.unit.engine.engines import CONFIG, running, wait_until
 
@@ -17,7 +17,7 @@ def _prompt(seed: int, length: int) -> npt.NDArray[np.int32]:
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 100])
 def test_disaggregated_equals_aggregated_equals_no_reuse(length: int) -> None:
     """The tokens do not depend on where the prompt was computed, cold or warm."""
-    sampling = Sampling(0.9, top_p=0.95, seed=7, log_probs=True)
+    sampling = SamplingParams(0.9, top_p=0.95, seed=7, log_probs=True)
     prompt = _prompt(length, length)
     with running(prefix_reuse=False) as oracle, running() as prefill, running() as generate:
         expected = oracle.run(prompt, 12, sampling=sampling)
