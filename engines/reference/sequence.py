@@ -52,7 +52,7 @@ class RequestOutput:
     is_final: bool = False
     is_complete: bool = False  # the answer's own end: a response with tensors, even without a token
 
-    def merge(self, later: "Part") -> None:
+    def merge(self, later: "RequestOutput") -> None:
         """Append a later part of the same request."""
         self.tokens.extend(later.tokens)
         self.log_probs.extend(later.log_probs)

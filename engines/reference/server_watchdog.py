@@ -36,7 +36,7 @@ class ServerWatchdog:
 
     def start(self) -> None:
         """Start the watching thread; it ends with the process."""
-        threading.Thread(target=self._run, name="lifeline", daemon=True).start()
+        threading.Thread(target=self._run, name="server-watchdog", daemon=True).start()
 
     def record_request(self) -> None:
         """A request arrived, so the server is up even if nobody has looked yet."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 _MODEL = """
 import mmap, os, sys
-from engines.reference.server_watchdog import Lifeline
+from engines.reference.server_watchdog import ServerWatchdog
 with open(sys.argv[1], "r+b") as shared:
     region = mmap.mmap(shared.fileno(), 0)
-lifeline = Lifeline("127.0.0.1:1", lambda: None)
+watchdog = ServerWatchdog("127.0.0.1:1", lambda: None)
 print("watching", flush=True)
-lifeline._run()
+watchdog._run()
 """
 
 _SERVER = """
