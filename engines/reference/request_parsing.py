@@ -56,7 +56,7 @@ class EventCursor:
     event_id: int
 
 
-def after(parameters: str) -> EventCursor | None:
+def parse_event_cursor(parameters: str) -> EventCursor | None:
     """Where a subscription to KV events goes on, from the request parameter `after`; None: with a snapshot."""
     text = str(json.loads(parameters or "{}").get("after", ""))
     if not text:
@@ -67,7 +67,7 @@ def after(parameters: str) -> EventCursor | None:
     return EventCursor(boot_id, int(number))
 
 
-def most_bytes(parameters: str) -> int | None:
+def parse_max_bytes(parameters: str) -> int | None:
     """What a subscription may bring before it ends by itself, from the request parameter `max_bytes`; None: no bound."""
     text = str(json.loads(parameters or "{}").get("max_bytes", ""))
     if not text:
@@ -77,7 +77,7 @@ def most_bytes(parameters: str) -> int | None:
     return int(text)
 
 
-def requested(parameters: str, tensor: TensorLookup) -> RequestKind | ControlRequest:
+def parse_request_kind(parameters: str, tensor: TensorLookup) -> RequestKind | ControlRequest:
     """What a request is. An unknown request_type is an error (TensorRT-LLM would fall back to generating)."""
     if _flag(tensor, "stop"):
         return ControlRequest.STOP
@@ -92,14 +92,14 @@ def requested(parameters: str, tensor: TensorLookup) -> RequestKind | ControlReq
     raise EngineError(errors.BAD_VALUE.format(field="request_type", value=name, allowed=allowed))
 
 
-def response_options(tensor: TensorLookup) -> ResponseOptions:
+def parse_response_options(tensor: TensorLookup) -> ResponseOptions:
     """Read how the answer should look."""
     return ResponseOptions(
         _flag(tensor, "streaming"), _flag(tensor, "return_perf_metrics"), _flag(tensor, "return_log_probs")
     )
 
 
-def submission(
+def parse_request(
     kind: RequestKind,
     key: int,
     request_id: str,
@@ -128,13 +128,13 @@ def submission(
         output_tokens_max=output_tokens_max,
         end_id=int(_scalar(tensor, "end_id", default=-1)),
         sampling=_sampling(tensor),
-        handoff=handoff(tensor) if kind is RequestKind.GENERATION_ONLY else None,
+        handoff=parse_handoff(tensor) if kind is RequestKind.GENERATION_ONLY else None,
         kv_peer=None if kv_peer is None else str(kv_peer),
         arrival_ns=arrival_ns,
     )
 
 
-def handoff(tensor: TensorLookup) -> Handoff:
+def parse_handoff(tensor: TensorLookup) -> Handoff:
     """The handoff in context_phase_params; EngineError if there is none or it cannot be read."""
     blob = tensor("context_phase_params")
     if blob is None or blob.size == 0:

@@ -1,6 +1,6 @@
 """The Triton shell: a Python-backend model that hands requests to the engine and answers from it.
 
-`execute` never waits: it reads tensors, opens a reply and leaves. Loaded by Triton through the generated
+`execute` never waits: it reads tensors, opens a stream and leaves. Loaded by Triton through the generated
 repository's model.py.
 """
 
@@ -107,11 +107,11 @@ class _SubscriptionStream:
     is_streaming = True
 
     def __init__(
-        self, sender: Any, output: str, most_bytes: int | None, on_finish: Callable[[], None]
+        self, sender: Any, output: str, max_bytes: int | None, on_finish: Callable[[], None]
     ) -> None:
         self._sender = _CancellationSafeSender(sender)
         self._output = output
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._sent_bytes = 0
         self._on_finish = on_finish
 
@@ -123,7 +123,7 @@ class _SubscriptionStream:
         self._sender.send(pb_utils.InferenceResponse([_bytes_tensor(self._output, payload)]))
 
     def is_full(self) -> bool:
-        return self._most_bytes is not None and self._sent_bytes > self._most_bytes
+        return self._max_bytes is not None and self._sent_bytes > self._max_bytes
 
     def finish(self, error: str | None) -> None:
         self._on_finish()
@@ -185,46 +185,49 @@ class TritonPythonModel:
             return None if found is None else found.as_numpy()
 
         parameters = request.parameters()
-        what = request_parsing.requested(parameters, tensor)
-        if isinstance(what, ControlRequest):
-            self._serve(what, request.request_id(), parameters, sender, tensor)
+        kind = request_parsing.parse_request_kind(parameters, tensor)
+        if isinstance(kind, ControlRequest):
+            self._serve(kind, request.request_id(), parameters, sender, tensor)
             return
         key = next(self._keys)
-        submission = request_parsing.submission(
-            what, key, request.request_id(), parameters, tensor, self._request_limits, arrival_ns
+        engine_request = request_parsing.parse_request(
+            kind, key, request.request_id(), parameters, tensor, self._request_limits, arrival_ns
         )
-        response_options = request_parsing.response_options(tensor)
-        if what is RequestKind.CONTEXT_ONLY and not response_options.is_streaming:
+        response_options = request_parsing.parse_response_options(tensor)
+        if kind is RequestKind.CONTEXT_ONLY and not response_options.is_streaming:
             response_options = ResponseOptions(
                 True, response_options.has_perf, response_options.has_log_probs
             )  # one response either way
         self._output_queue.open(key, _GenerationStream(sender, response_options))
-        self._engine.submit(submission)
+        self._engine.submit(engine_request)
 
     def _serve(
         self,
-        what: ControlRequest,
+        kind: ControlRequest,
         request_id: str,
         parameters: str,
         sender: Any,
         tensor: request_parsing.TensorLookup,
     ) -> None:
-        if what is ControlRequest.STOP:
+        if kind is ControlRequest.STOP:
             if not request_id:
                 raise EngineError(errors.STOP_WITHOUT_ID)
             self._engine.stop(request_id)
             sender.send(flags=_FINAL)
-        elif what is ControlRequest.RELEASE_HANDOFF:
-            self._engine.release_handoff(request_parsing.handoff(tensor), lambda: _answer_empty(sender))
+        elif kind is ControlRequest.RELEASE_HANDOFF:
+            self._engine.release_handoff(request_parsing.parse_handoff(tensor), lambda: _answer_empty(sender))
         else:
-            after, most_bytes = request_parsing.after(parameters), request_parsing.most_bytes(parameters)
+            cursor, max_bytes = (
+                request_parsing.parse_event_cursor(parameters),
+                request_parsing.parse_max_bytes(parameters),
+            )
             key = next(self._keys)
-            reply = _SubscriptionStream(sender, what.value, most_bytes, lambda: self._forget(key))
-            self._subscriptions[key] = reply
-            if what is ControlRequest.KV_EVENTS:
-                self._engine.subscribe_events(key, reply, after)
+            stream = _SubscriptionStream(sender, kind.value, max_bytes, lambda: self._forget(key))
+            self._subscriptions[key] = stream
+            if kind is ControlRequest.KV_EVENTS:
+                self._engine.subscribe_events(key, stream, cursor)
             else:
-                self._engine.subscribe_load(key, reply)
+                self._engine.subscribe_load(key, stream)
 
     def _forget(self, key: int) -> None:
         self._subscriptions.pop(key, None)

@@ -26,7 +26,7 @@ def _read(
 ) -> Submission:
     values = {"input_ids": [[1, 2, 3]], "input_lengths": [[3]], "request_output_len": [[4]], **tensors}
     arrays = {name: np.array(value) for name, value in values.items() if value is not None}
-    return request_parsing.submission(kind, 1, "id", parameters, arrays.get, _LIMITS, 0)
+    return request_parsing.parse_request(kind, 1, "id", parameters, arrays.get, _LIMITS, 0)
 
 
 def test_defaults_are_greedy_and_endless() -> None:
@@ -85,29 +85,32 @@ def test_generation_needs_a_handoff() -> None:
 )
 def test_request_type_says_what_a_request_is(what: RequestKind | ControlRequest) -> None:
     """Every documented value is understood, and its absence means the whole."""
-    assert request_parsing.requested(json.dumps({"request_type": what.value}), _nothing) is what
-    assert request_parsing.requested("", _nothing) is RequestKind.CONTEXT_AND_GENERATION
+    assert request_parsing.parse_request_kind(json.dumps({"request_type": what.value}), _nothing) is what
+    assert request_parsing.parse_request_kind("", _nothing) is RequestKind.CONTEXT_AND_GENERATION
 
 
 def test_unknown_request_type_is_refused() -> None:
     """Falling back to generating would hide a misspelling."""
     with pytest.raises(EngineError, match="Invalid value for request_type: contextonly"):
-        request_parsing.requested('{"request_type": "contextonly"}', _nothing)
+        request_parsing.parse_request_kind('{"request_type": "contextonly"}', _nothing)
 
 
 def test_after_says_where_a_subscription_goes_on() -> None:
     """Absent or empty: with a snapshot. What cannot be read is named."""
-    assert request_parsing.after("") is None and request_parsing.after('{"after": ""}') is None
-    assert request_parsing.after('{"after": "boot:17"}') == EventCursor("boot", 17)
+    assert (
+        request_parsing.parse_event_cursor("") is None
+        and request_parsing.parse_event_cursor('{"after": ""}') is None
+    )
+    assert request_parsing.parse_event_cursor('{"after": "boot:17"}') == EventCursor("boot", 17)
     for text in ("boot", ":3", "boot:", "boot:-1", "boot:1.5"):
         with pytest.raises(EngineError, match=f"after: {text}; allowed: <boot_id>:<event_id>"):
-            request_parsing.after(json.dumps({"after": text}))
+            request_parsing.parse_event_cursor(json.dumps({"after": text}))
 
 
 def test_stop_is_a_tensor() -> None:
     """As in TensorRT-LLM's model."""
     assert (
-        request_parsing.requested("", lambda name: np.array([[True]]) if name == "stop" else None)
+        request_parsing.parse_request_kind("", lambda name: np.array([[True]]) if name == "stop" else None)
         is ControlRequest.STOP
     )
 
