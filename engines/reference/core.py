@@ -20,7 +20,7 @@ from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import choose
 from engines.reference.scheduler import ScheduledChunk, Scheduler
-from engines.reference.sequence import PerfMetrics, RequestKind, RequestOutput, Sequence, Submission
+from engines.reference.sequence import EngineRequest, PerfMetrics, RequestKind, RequestOutput, Sequence
 
 FOREIGN_FROM = 1 << 24  # added to the ids of an engine that lies; larger than any vocabulary
 
@@ -96,7 +96,7 @@ class EngineCore:
         """The block pool."""
         return self.scheduler.pool
 
-    def submit(self, submission: Submission) -> Sequence | None:
+    def submit(self, submission: EngineRequest) -> Sequence | None:
         """Queue a request; a refusal becomes its final part and None is returned."""
         hashes = chain_hashes(submission.prompt, self.config.block_tokens, self.pool.root)
         sequence = Sequence(submission, hashes)
@@ -287,7 +287,7 @@ class EngineCore:
         tail = prompt[len(hashes) * self.config.block_tokens :].astype("<i4", copy=False).tobytes()
         return xxhash.xxh3_64_intdigest(tail, seed=hashes[-1] if hashes else self.pool.root)
 
-    def _check_handoff(self, submission: Submission, hashes: list[int]) -> None:
+    def _check_handoff(self, submission: EngineRequest, hashes: list[int]) -> None:
         """Refuse a handoff that cannot continue this prompt on this engine, or that is not where it may come
         from.
         """

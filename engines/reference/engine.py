@@ -30,7 +30,7 @@ from engines.reference.output_queue import OutputQueue
 from engines.reference.publisher import Publisher, Subscriber
 from engines.reference.request_parsing import EventCursor
 from engines.reference.scheduler import ScheduledChunk
-from engines.reference.sequence import RequestOutput, Sequence, Submission
+from engines.reference.sequence import EngineRequest, RequestOutput, Sequence
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Engine:
         self.listener.close()
         self.publisher.close()
 
-    def submit(self, submission: Submission) -> None:
+    def submit(self, submission: EngineRequest) -> None:
         """Run a request; its reply must be open in the outbox. Refusals come as its final part."""
         with self._changed:
             is_welcome = self._submitted < self.config.queue_max and not self._is_closed
@@ -192,7 +192,7 @@ class Engine:
             self.output_queue.post(parts)
         self.publisher.publish(core.pool.drain_events(), core.load())
 
-    def _on_submit(self, submission: Submission) -> None:
+    def _on_submit(self, submission: EngineRequest) -> None:
         sequence = self.core.submit(submission)
         if sequence is not None:
             self._live[submission.key] = sequence

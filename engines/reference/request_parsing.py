@@ -16,7 +16,7 @@ from engines.reference import errors
 from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, decode
 from engines.reference.sampling import SamplingParams
-from engines.reference.sequence import RequestKind, Submission
+from engines.reference.sequence import EngineRequest, RequestKind
 
 TensorLookup = Callable[[str], npt.NDArray[Any] | None]
 """Gives an input tensor by name, shape [1, ...], or None when the request has none of that name."""
@@ -107,7 +107,7 @@ def parse_request(
     tensor: TensorLookup,
     limits: RequestLimits,
     arrival_ns: int,
-) -> Submission:
+) -> EngineRequest:
     """Validate a generating request; EngineError names the field, its value and what is allowed."""
     prompt = _prompt(tensor, limits)
     output_tokens_max = int(_scalar(tensor, "request_output_len", is_required=True))
@@ -120,7 +120,7 @@ def parse_request(
             )
         )
     kv_peer = json.loads(parameters or "{}").get("kv_peer")
-    return Submission(
+    return EngineRequest(
         key=key,
         request_id=request_id,
         kind=kind,

@@ -64,7 +64,7 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class EngineRequest:
     """A validated request. `prompt`: int32 [n], n >= 1, owned by the engine from here on."""
 
     key: int  # unique in this engine process
@@ -87,7 +87,7 @@ class Sequence:
     blocks[0, registered) are in the prefix table. Invariant while running: 0 <= computed < length <= len(tokens).
     """
 
-    submission: Submission
+    submission: EngineRequest
     prompt_hashes: list[int]  # of the prompt's full blocks
     tokens: Tokens = field(init=False)
     length: int = field(init=False)

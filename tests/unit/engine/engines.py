@@ -16,7 +16,7 @@ from engines.reference.handoff import decode
 from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import OutputQueue
 from engines.reference.sampling import SamplingParams
-from engines.reference.sequence import RequestKind, RequestOutput, Submission
+from engines.reference.sequence import EngineRequest, RequestKind, RequestOutput
 
 CONFIG = EngineConfig(
     "hashed", kv_blocks=64, block_tokens=8, step_tokens_max=48, running_max=16, queue_max=64
@@ -70,7 +70,7 @@ class Bench:
         answer = Answer(next(_KEYS), is_streaming)
         self.output_queue.open(answer.key, answer)
         self.engine.submit(
-            Submission(
+            EngineRequest(
                 key=answer.key,
                 request_id=request_id,
                 kind=kind,

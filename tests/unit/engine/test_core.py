@@ -16,7 +16,7 @@ from engines.reference.cost_model import CostModel, Pacer
 from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sampling import SamplingParams, choose
-from engines.reference.sequence import RequestKind, RequestOutput, Sequence, Submission
+from engines.reference.sequence import EngineRequest, RequestKind, RequestOutput, Sequence
 from kvmesh.triton.errors import InvalidRequest, of_text
 
 _CONFIG = EngineConfig(
@@ -55,12 +55,12 @@ def _submission(
     prompt: npt.NDArray[np.int32],
     output: int,
     kind: RequestKind = RequestKind.CONTEXT_AND_GENERATION,
-) -> Submission:
+) -> EngineRequest:
     sampling = SamplingParams(temperature=1.0 if key % 2 else 0.0, seed=key)
-    return Submission(key, f"r{key}", kind, prompt, output, sampling=sampling)
+    return EngineRequest(key, f"r{key}", kind, prompt, output, sampling=sampling)
 
 
-def _alone(submission: Submission) -> list[int]:
+def _alone(submission: EngineRequest) -> list[int]:
     """The answer of a fresh engine without reuse, one row at a time as far as it can."""
     driver = Driver(replace(_CONFIG, prefix_reuse=False, running_max=1, step_tokens_max=1))
     driver.core.submit(submission)

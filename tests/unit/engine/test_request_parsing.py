@@ -11,7 +11,7 @@ from engines.reference import request_parsing
 from engines.reference.errors import EngineError
 from engines.reference.model_repository import ModelFacts, config_pbtxt
 from engines.reference.request_parsing import ControlRequest, EventCursor, RequestLimits
-from engines.reference.sequence import RequestKind, Submission
+from engines.reference.sequence import EngineRequest, RequestKind
 from tests.unit.engine.engines import CONFIG
 
 _LIMITS = RequestLimits(vocab_size=100, max_sequence_tokens=50)
@@ -23,7 +23,7 @@ def _nothing(name: str) -> None:
 
 def _read(
     parameters: str = "", kind: RequestKind = RequestKind.CONTEXT_AND_GENERATION, **tensors: Any
-) -> Submission:
+) -> EngineRequest:
     values = {"input_ids": [[1, 2, 3]], "input_lengths": [[3]], "request_output_len": [[4]], **tensors}
     arrays = {name: np.array(value) for name, value in values.items() if value is not None}
     return request_parsing.parse_request(kind, 1, "id", parameters, arrays.get, _LIMITS, 0)
