@@ -96,27 +96,27 @@ class EngineCore:
         """The block pool."""
         return self.scheduler.pool
 
-    def submit(self, submission: EngineRequest) -> Sequence | None:
+    def submit(self, request: EngineRequest) -> Sequence | None:
         """Queue a request; a refusal becomes its final part and None is returned."""
-        hashes = chain_hashes(submission.prompt, self.config.block_tokens, self.pool.root)
-        sequence = Sequence(submission, hashes)
+        hashes = chain_hashes(request.prompt, self.config.block_tokens, self.pool.root)
+        sequence = Sequence(request, hashes)
         try:
-            self._check_handoff(submission, hashes)
+            self._check_handoff(request, hashes)
             self.scheduler.enqueue(sequence)
         except EngineError as error:
-            self._fail(submission.key, str(error))
+            self._fail(request.key, str(error))
             return None
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop a request whose client is gone and free its blocks; its last part is empty and final."""
         if self._drop(sequence):
-            self.parts.append((sequence.submission.key, RequestOutput(is_final=True)))
+            self.parts.append((sequence.request.key, RequestOutput(is_final=True)))
 
     def fail(self, sequence: Sequence, text: str) -> None:
         """End a request with an error and free its blocks."""
         if self._drop(sequence):
-            self._fail(sequence.submission.key, text)
+            self._fail(sequence.request.key, text)
 
     def release_handoff(self, handoff: Handoff) -> None:
         """Give up a handoff of this boot of this engine; any other is already gone."""
@@ -139,11 +139,11 @@ class EngineCore:
 
     def pulled(self, sequence: Sequence, now_ns: int) -> None:
         """The missing blocks of `sequence` are in the store: it goes on with the handed-over first token."""
-        if sequence.submission.key not in self.scheduler.running:
+        if sequence.request.key not in self.scheduler.running:
             return
-        handoff = sequence.submission.handoff
+        handoff = sequence.request.handoff
         assert handoff is not None
-        self.counters.prefill_tokens_cached += len(sequence.submission.prompt)
+        self.counters.prefill_tokens_cached += len(sequence.request.prompt)
         self.scheduler.pulled(sequence)
         for token, log_probability in zip(handoff.first_tokens, handoff.first_log_probs, strict=True):
             is_last = sequence.append(token)
@@ -154,14 +154,12 @@ class EngineCore:
 
     def pull_failed(self, sequence: Sequence, reason: str) -> None:
         """The blocks cannot be had."""
-        self.fail(
-            sequence, errors.EXECUTOR_FAILED.format(request=sequence.submission.request_id, reason=reason)
-        )
+        self.fail(sequence, errors.EXECUTOR_FAILED.format(request=sequence.request.request_id, reason=reason))
 
     def plan(self, now_ns: int) -> list[ScheduledChunk]:
         """Admit whoever fits and say what the next step computes; may be empty."""
         for sequence in self.scheduler.admit(now_ns):
-            if sequence.submission.kind is RequestKind.GENERATION_ONLY:
+            if sequence.request.kind is RequestKind.GENERATION_ONLY:
                 self._start_pull(sequence)
             else:
                 self.counters.prefill_tokens_cached += sequence.computed
@@ -231,13 +229,13 @@ class EngineCore:
             text = errors.BAD_VALUE.format(field="input_ids", value="a lie", allowed="none")
             self.fail(sequence, text)
             return
-        sampling = sequence.submission.sampling
+        sampling = sequence.request.sampling
         token, log_probability = choose(row, sequence.length, sampling)
         self.counters.tokens_generated += 1
-        is_context = sequence.submission.kind is RequestKind.CONTEXT_ONLY
+        is_context = sequence.request.kind is RequestKind.CONTEXT_ONLY
         is_last = sequence.append(token) or is_context
         part = self._speak(sequence, token, log_probability, is_last, now_ns)
-        is_hidden = self.config.hide_end_token and token == sequence.submission.end_id
+        is_hidden = self.config.hide_end_token and token == sequence.request.end_id
         if is_hidden:
             part.tokens.clear()
             part.log_probs.clear()
@@ -255,20 +253,20 @@ class EngineCore:
         part = RequestOutput([token], [log_probability], is_final=is_last, is_complete=is_last)
         if not sequence.has_spoken:
             sequence.has_spoken = True
-            arrival_ns = sequence.submission.arrival_ns
+            arrival_ns = sequence.request.arrival_ns
             blocks = len(sequence.block_ids)
             part.perf = PerfMetrics(
                 blocks, sequence.reused_blocks, arrival_ns, sequence.first_scheduled_ns, now_ns, now_ns
             )
-        self.parts.append((sequence.submission.key, part))
+        self.parts.append((sequence.request.key, part))
         return part
 
     def _hand_off(self, sequence: Sequence, token: int, log_probability: float, now_ns: int) -> Handoff:
         self._handoff_ids += 1
         expires_s = now_ns * 1e-9 + self.config.handoff_timeout_s
-        submission = sequence.submission
-        self.handoffs.hold(self._handoff_ids, sequence.block_ids.tolist(), expires_s, submission.request_id)
-        prompt = submission.prompt
+        request = sequence.request
+        self.handoffs.hold(self._handoff_ids, sequence.block_ids.tolist(), expires_s, request.request_id)
+        prompt = request.prompt
         return Handoff(
             boot_id=self.boot_id,
             handoff_id=self._handoff_ids,
@@ -287,17 +285,17 @@ class EngineCore:
         tail = prompt[len(hashes) * self.config.block_tokens :].astype("<i4", copy=False).tobytes()
         return xxhash.xxh3_64_intdigest(tail, seed=hashes[-1] if hashes else self.pool.root)
 
-    def _check_handoff(self, submission: EngineRequest, hashes: list[int]) -> None:
+    def _check_handoff(self, request: EngineRequest, hashes: list[int]) -> None:
         """Refuse a handoff that cannot continue this prompt on this engine, or that is not where it may come
         from.
         """
-        handoff = submission.handoff
-        if submission.kind is not RequestKind.GENERATION_ONLY:
+        handoff = request.handoff
+        if request.kind is not RequestKind.GENERATION_ONLY:
             return
         if handoff is None:
             raise EngineError(errors.CONTEXT_PARAMS_MISSING)
-        if submission.kv_peer is not None and submission.kv_peer != handoff.address:
-            text = errors.SOURCE_NOT_REGISTERED.format(named=handoff.address, registered=submission.kv_peer)
+        if request.kv_peer is not None and request.kv_peer != handoff.address:
+            text = errors.SOURCE_NOT_REGISTERED.format(named=handoff.address, registered=request.kv_peer)
             raise EngineError(text)
         reason = None
         if handoff.digest != self.digest:
@@ -305,25 +303,23 @@ class EngineCore:
         elif (handoff.block_tokens, handoff.block_bytes) != (self.config.block_tokens, self.block_bytes):
             reason = f"blocks of {handoff.block_tokens} tokens, {handoff.block_bytes} bytes"
             reason += f"; here {self.config.block_tokens} tokens, {self.block_bytes} bytes"
-        elif handoff.token_count != len(submission.prompt):
+        elif handoff.token_count != len(request.prompt):
             reason = f"made for {handoff.token_count} prompt tokens, got {len(submission.prompt)}"
-        elif handoff.block_hashes != hashes or handoff.tail_hash != self._tail_hash(
-            submission.prompt, hashes
-        ):
+        elif handoff.block_hashes != hashes or handoff.tail_hash != self._tail_hash(request.prompt, hashes):
             reason = "made for another prompt"
         if reason is not None:
             raise EngineError(errors.HANDOFF_MISMATCH.format(reason=reason))
 
     def _start_pull(self, sequence: Sequence) -> None:
-        handoff = sequence.submission.handoff
+        handoff = sequence.request.handoff
         assert handoff is not None
-        prompt_blocks = -(-len(sequence.submission.prompt) // self.config.block_tokens)
+        prompt_blocks = -(-len(sequence.request.prompt) // self.config.block_tokens)
         first = sequence.reused_blocks
         ids = tuple(sequence.block_ids[first:prompt_blocks].tolist())
-        self.pulls_to_start.append(KvPull(sequence.submission.key, handoff, first, ids))
+        self.pulls_to_start.append(KvPull(sequence.request.key, handoff, first, ids))
 
     def _drop(self, sequence: Sequence) -> bool:
-        key = sequence.submission.key
+        key = sequence.request.key
         is_known = key in self.scheduler.running or sequence in self.scheduler.waiting
         if sequence.is_pulling and is_known:
             self.pulls_to_abort.append(key)

@@ -90,17 +90,17 @@ class Engine:
         self.listener.close()
         self.publisher.close()
 
-    def submit(self, submission: EngineRequest) -> None:
+    def submit(self, request: EngineRequest) -> None:
         """Run a request; its reply must be open in the outbox. Refusals come as its final part."""
         with self._changed:
             is_welcome = self._submitted < self.config.queue_max and not self._is_closed
             if is_welcome:
                 self._submitted += 1
-                self._inbox.append(partial(self._on_submit, submission))
+                self._inbox.append(partial(self._on_submit, request))
                 self._changed.notify()
         if not is_welcome:
             text = errors.QUEUE_FULL.format(limit=self.config.queue_max)
-            self.output_queue.post([(submission.key, RequestOutput(error=text, is_final=True))])
+            self.output_queue.post([(request.key, RequestOutput(error=text, is_final=True))])
 
     def cancel(self, key: int) -> None:
         """End the request or subscription with this key: its client is gone. Unknown keys are fine."""
@@ -192,10 +192,10 @@ class Engine:
             self.output_queue.post(parts)
         self.publisher.publish(core.pool.drain_events(), core.load())
 
-    def _on_submit(self, submission: EngineRequest) -> None:
-        sequence = self.core.submit(submission)
+    def _on_submit(self, request: EngineRequest) -> None:
+        sequence = self.core.submit(request)
         if sequence is not None:
-            self._live[submission.key] = sequence
+            self._live[request.key] = sequence
 
     def _on_cancel(self, key: int) -> None:
         sequence = self._live.get(key)
@@ -205,7 +205,7 @@ class Engine:
 
     def _on_stop(self, request_id: str) -> None:
         for sequence in list(self._live.values()):
-            if sequence.submission.request_id == request_id:
+            if sequence.request.request_id == request_id:
                 self.core.cancel(sequence)
         self.core.release_handoffs_of(request_id)
 

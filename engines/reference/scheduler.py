@@ -28,7 +28,7 @@ class ScheduledChunk:
     @property
     def is_prefill(self) -> bool:
         """Whether these are prompt rows (recomputed output rows of nobody: every sequence starts from a prompt)."""
-        return self.start < len(self.sequence.submission.prompt)
+        return self.start < len(self.sequence.request.prompt)
 
 
 @dataclass(slots=True)
@@ -61,14 +61,14 @@ class Scheduler:
         if len(self.waiting) >= self.queue_max:
             raise EngineError(errors.QUEUE_FULL.format(limit=self.queue_max))
         self.waiting.append(sequence)
-        self._waiting_keys.add(sequence.submission.key)
+        self._waiting_keys.add(sequence.request.key)
 
     def admit(self, now_ns: int) -> list[Sequence]:
         """Start as many waiting sequences as fit, from the head; each holds its blocks from here on."""
         admitted: list[Sequence] = []
         while self.waiting and len(self.running) < self.running_max and self._can_start(self.waiting[0]):
             sequence = self.waiting.popleft()
-            self._waiting_keys.discard(sequence.submission.key)
+            self._waiting_keys.discard(sequence.request.key)
             self._start(sequence, now_ns)
             admitted.append(sequence)
         return admitted
@@ -104,7 +104,7 @@ class Scheduler:
     def pulled(self, sequence: Sequence) -> None:
         """All prompt rows of `sequence` are in the store."""
         sequence.is_pulling = False
-        sequence.computed = len(sequence.submission.prompt)
+        sequence.computed = len(sequence.request.prompt)
         self.register(sequence)
 
     def register(self, sequence: Sequence) -> None:
@@ -130,7 +130,7 @@ class Scheduler:
         """Forget a sequence, waiting or running, and release its blocks unless they pass to somebody else.
         Idempotent.
         """
-        key = sequence.submission.key
+        key = sequence.request.key
         if key in self._waiting_keys:
             self._waiting_keys.discard(key)
             self.waiting.remove(sequence)
@@ -141,7 +141,7 @@ class Scheduler:
         """Raise AssertionError if an invariant of this class or its pool does not hold."""
         self.pool.assert_consistent()
         assert len(self.running) <= self.running_max and len(self.waiting) <= self.queue_max
-        assert {sequence.submission.key for sequence in self.waiting} == self._waiting_keys
+        assert {sequence.request.key for sequence in self.waiting} == self._waiting_keys
         assert not self._waiting_keys & self.running.keys()
         for sequence in self.running.values():
             assert len(sequence.block_ids) == sequence.blocks_needed(self.pool.block_tokens)
@@ -154,8 +154,8 @@ class Scheduler:
         """
         if not self.pool.reuse:
             return []
-        prompt = len(sequence.submission.prompt)
-        last = prompt if sequence.submission.kind is RequestKind.GENERATION_ONLY else prompt - 1
+        prompt = len(sequence.request.prompt)
+        last = prompt if sequence.request.kind is RequestKind.GENERATION_ONLY else prompt - 1
         return self.pool.match(sequence.prompt_hashes[: last // self.pool.block_tokens])
 
     def _can_start(self, sequence: Sequence) -> bool:
@@ -172,5 +172,5 @@ class Scheduler:
         sequence.last_hash = sequence.prompt_hashes[len(matched) - 1] if matched else None
         sequence.computed = len(matched) * self.pool.block_tokens
         sequence.first_scheduled_ns = now_ns
-        sequence.is_pulling = sequence.submission.kind is RequestKind.GENERATION_ONLY
-        self.running[sequence.submission.key] = sequence
+        sequence.is_pulling = sequence.request.kind is RequestKind.GENERATION_ONLY
+        self.running[sequence.request.key] = sequence

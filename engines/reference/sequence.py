@@ -87,7 +87,7 @@ class Sequence:
     blocks[0, registered) are in the prefix table. Invariant while running: 0 <= computed < length <= len(tokens).
     """
 
-    submission: EngineRequest
+    request: EngineRequest
     prompt_hashes: list[int]  # of the prompt's full blocks
     tokens: Tokens = field(init=False)
     length: int = field(init=False)
@@ -102,15 +102,15 @@ class Sequence:
     has_spoken: bool = False
 
     def __post_init__(self) -> None:
-        prompt = self.submission.prompt
-        self.tokens = np.empty(len(prompt) + self.submission.output_tokens_max, dtype=np.int32)
+        prompt = self.request.prompt
+        self.tokens = np.empty(len(prompt) + self.request.output_tokens_max, dtype=np.int32)
         self.tokens[: len(prompt)] = prompt
         self.length = len(prompt)
 
     @property
     def generated(self) -> int:
         """Output tokens so far, the handed-over first one included."""
-        return self.length - len(self.submission.prompt)
+        return self.length - len(self.request.prompt)
 
     @property
     def pending(self) -> int:
@@ -119,11 +119,11 @@ class Sequence:
 
     def blocks_needed(self, block_tokens: int) -> int:
         """Blocks that let this sequence run to its end without asking for more."""
-        prompt = len(self.submission.prompt)
+        prompt = len(self.request.prompt)
         total = (
             prompt
-            if self.submission.kind is RequestKind.CONTEXT_ONLY
-            else prompt + self.submission.output_tokens_max
+            if self.request.kind is RequestKind.CONTEXT_ONLY
+            else prompt + self.request.output_tokens_max
         )
         return -(-total // block_tokens)
 
@@ -131,7 +131,7 @@ class Sequence:
         """Add an output token; True when it is the last one."""
         self.tokens[self.length] = token
         self.length += 1
-        return token == self.submission.end_id or self.generated >= self.submission.output_tokens_max
+        return token == self.request.end_id or self.generated >= self.request.output_tokens_max
 
 
 def as_block_ids(ids: List[int]) -> npt.NDArray[np.int32]:

@@ -50,7 +50,7 @@ class Driver:
         return bool(plan)
 
 
-def _submission(
+def _request(
     key: int,
     prompt: npt.NDArray[np.int32],
     output: int,
@@ -60,13 +60,13 @@ def _submission(
     return EngineRequest(key, f"r{key}", kind, prompt, output, sampling=sampling)
 
 
-def _alone(submission: EngineRequest) -> list[int]:
+def _alone(request: EngineRequest) -> list[int]:
     """The answer of a fresh engine without reuse, one row at a time as far as it can."""
     driver = Driver(replace(_CONFIG, prefix_reuse=False, running_max=1, step_tokens_max=1))
-    driver.core.submit(submission)
+    driver.core.submit(request)
     while driver.step():
         pass
-    return driver.answers[submission.key].tokens
+    return driver.answers[request.key].tokens
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -80,7 +80,7 @@ def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
         own = np.array([rng.randrange(64) for _ in range(rng.randrange(1, 12))], dtype=np.int32)
         prompt = np.concatenate([rng.choice(stems)[: rng.randrange(25)], own])
         kind = RequestKind.CONTEXT_ONLY if rng.random() < 0.2 else RequestKind.CONTEXT_AND_GENERATION
-        submitted[key] = _submission(key, prompt, rng.randrange(1, 12), kind)
+        submitted[key] = _request(key, prompt, rng.randrange(1, 12), kind)
         sequence = driver.core.submit(submitted[key])
         if sequence is not None:
             live[key] = sequence
@@ -88,8 +88,8 @@ def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
             driver.step()
         if rng.random() < 0.3:
             victim: Sequence = rng.choice(list(live.values()))
-            if not driver.answers[victim.submission.key].is_final:
-                cancelled.add(victim.submission.key)
+            if not driver.answers[victim.request.key].is_final:
+                cancelled.add(victim.request.key)
             driver.core.cancel(victim)
         for part in list(driver.answers.values()):
             if part.handoff is not None and rng.random() < 0.5:
@@ -103,11 +103,11 @@ def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
                 driver.core.release_handoff(decode(part.handoff))
     driver.now_ns += 10**12  # every handoff expires
     driver.step()
-    for key, submission in submitted.items():
+    for key, request in submitted.items():
         part = driver.answers[key]
         assert part.is_final, f"seed={seed} request {key} never ended"
         if key not in cancelled and part.error is None:
-            expected = _alone(submission)
+            expected = _alone(request)
             assert part.tokens == expected, f"seed={seed} request {key}"
     load = driver.core.load()
     assert load.blocks_free == load.blocks_total and load.handoffs_held == 0, f"seed={seed}"
@@ -118,9 +118,9 @@ def test_admission_is_first_come_first_served() -> None:
     """A small request does not overtake a big one that waits for its blocks."""
     driver = Driver(replace(_CONFIG, kv_blocks=8))
     big = np.zeros(20, dtype=np.int32)
-    first = driver.core.submit(_submission(2, big, 4))
-    second = driver.core.submit(_submission(4, big + 1, 4))
-    third = driver.core.submit(_submission(6, big[:2] + 2, 2))
+    first = driver.core.submit(_request(2, big, 4))
+    second = driver.core.submit(_request(4, big + 1, 4))
+    third = driver.core.submit(_request(6, big[:2] + 2, 2))
     driver.step()
     running = driver.core.scheduler.running
     assert first is not None and second is not None and third is not None
@@ -132,7 +132,7 @@ def test_admission_is_first_come_first_served() -> None:
 def test_a_request_that_can_never_fit_is_refused() -> None:
     """Waiting for ever is not an answer."""
     driver = Driver(_CONFIG)
-    driver.core.submit(_submission(2, np.zeros(100, dtype=np.int32), 4))
+    driver.core.submit(_request(2, np.zeros(100, dtype=np.int32), 4))
     driver.step()
     assert driver.answers[2].error == errors.KV_POOL_TOO_SMALL.format(needed=26, total=24)
 
@@ -141,7 +141,7 @@ def test_a_full_queue_refuses() -> None:
     """The waiting line is bounded and says so."""
     driver = Driver(replace(_CONFIG, queue_max=2, running_max=1))
     for key in (2, 4, 6):
-        driver.core.submit(_submission(key, np.zeros(4, dtype=np.int32), 2))
+        driver.core.submit(_request(key, np.zeros(4, dtype=np.int32), 2))
     assert [key for key, part in driver.core.parts] == [6]
     assert driver.core.parts[0][1].error == errors.QUEUE_FULL.format(limit=2)
 
@@ -150,11 +150,11 @@ def test_a_generated_history_is_reused() -> None:
     """The next turn of a dialogue finds the previous answer in the cache, not only its prompt."""
     driver = Driver(_CONFIG)
     prompt = np.arange(8, dtype=np.int32)
-    driver.core.submit(_submission(2, prompt, 9))
+    driver.core.submit(_request(2, prompt, 9))
     while driver.step():
         pass
     turn = np.concatenate([prompt, np.array(driver.answers[2].tokens, dtype=np.int32), prompt])
-    driver.core.submit(_submission(4, turn, 1))
+    driver.core.submit(_request(4, turn, 1))
     driver.step()
     perf = driver.answers[4].perf
     assert perf is not None and perf.reused_blocks == 4
@@ -164,7 +164,7 @@ def test_the_last_prompt_token_is_always_recomputed() -> None:
     """Its logits are needed: a prompt of whole cached blocks reuses all but the last."""
     driver, prompt = Driver(_CONFIG), np.arange(12, dtype=np.int32)
     for key in (2, 4):
-        driver.core.submit(_submission(key, prompt, 1))
+        driver.core.submit(_request(key, prompt, 1))
         driver.step()
     perf = driver.answers[4].perf
     assert perf is not None and perf.reused_blocks == 2
@@ -176,19 +176,19 @@ def test_the_last_prompt_token_is_always_recomputed() -> None:
 def test_draws_are_keyed_by_the_absolute_position_of_the_drawn_token() -> None:
     """The first output token of a prompt of n tokens is drawn at position n; a resumed request continues."""
     driver, prompt = Driver(_CONFIG), np.arange(5, dtype=np.int32)
-    submissions = [_submission(key, prompt, 6) for key in range(1, 21, 2)]
-    for one in submissions:
+    requests = [_request(key, prompt, 6) for key in range(1, 21, 2)]
+    for one in requests:
         driver.core.submit(one)
     while driver.step():
         pass
     store = _ARITHMETIC.new_store(2, 4)
     (row,) = _ARITHMETIC.forward([Slice(prompt, 0, np.arange(2, dtype=np.int32), True)], store)
     assert row is not None
-    for one in submissions:
+    for one in requests:
         assert driver.answers[one.key].tokens[0] == choose(row, 5, one.sampling)[0]
     tokens = driver.answers[3].tokens
     resumed = np.concatenate([prompt, np.array(tokens[:2], dtype=np.int32)])
-    driver.core.submit(replace(submissions[1], key=100, prompt=resumed, output_tokens_max=4))
+    driver.core.submit(replace(requests[1], key=100, prompt=resumed, output_tokens_max=4))
     while driver.step():
         pass
     assert driver.answers[100].tokens == tokens[2:]
@@ -197,13 +197,13 @@ def test_draws_are_keyed_by_the_absolute_position_of_the_drawn_token() -> None:
 def test_only_missing_blocks_are_pulled() -> None:
     """What the decode side has cached does not cross the network again; the partial last block does."""
     prefill, decoder, prompt = Driver(_CONFIG), Driver(_CONFIG), np.arange(14, dtype=np.int32)
-    decoder.core.submit(_submission(2, prompt[:9], 1))
+    decoder.core.submit(_request(2, prompt[:9], 1))
     decoder.step()
-    prefill.core.submit(_submission(4, prompt, 4, RequestKind.CONTEXT_ONLY))
+    prefill.core.submit(_request(4, prompt, 4, RequestKind.CONTEXT_ONLY))
     prefill.step()
     blob = prefill.answers[4].handoff
     assert blob is not None
-    decoder.core.submit(replace(_submission(6, prompt, 4, RequestKind.GENERATION_ONLY), handoff=decode(blob)))
+    decoder.core.submit(replace(_request(6, prompt, 4, RequestKind.GENERATION_ONLY), handoff=decode(blob)))
     decoder.step()
     (pull,) = decoder.core.pulls_to_start
     assert pull.first_block == 2 and len(pull.block_ids) == 2
@@ -228,11 +228,11 @@ def test_schedule_is_absolute_but_never_makes_up_for_idleness() -> None:
 @pytest.mark.parametrize("after", [0, 3])
 def test_an_engine_that_lies_does_so_behind_as_many_true_tokens(after: int) -> None:
     """Ids outside the vocabulary from there on, or a refusal that the mesh reads as invalid."""
-    submission = _submission(1, np.arange(1, 8, dtype=np.int32), 6)
-    true = _alone(submission)
+    request = _request(1, np.arange(1, 8, dtype=np.int32), 6)
+    true = _alone(request)
     for lie in ("tokens", "refuse"):
         driver = Driver(replace(_CONFIG, lie=lie, lie_after=after))
-        driver.core.submit(submission)
+        driver.core.submit(request)
         while driver.step():
             pass
         answer = driver.answers[1]
