@@ -2,7 +2,7 @@
 
 Owns the scheduler, the block pool, the handoff table and the counters. Everything here runs on the engine
 thread; time comes as an argument. The caller (engine.py) runs the arithmetic between `plan` and `commit`,
-delivers `parts`, and carries out `pulls_to_start`.
+delivers `outputs`, and carries out `pulls_to_start`.
 """
 
 from dataclasses import dataclass, field
@@ -76,7 +76,7 @@ class EngineCore:
     block_bytes: int
     handoffs: HandoffTable = field(default_factory=HandoffTable)
     counters: Counters = field(default_factory=Counters)
-    parts: list[tuple[int, RequestOutput]] = field(
+    outputs: list[tuple[int, RequestOutput]] = field(
         default_factory=list
     )  # (key, part), oldest first; the caller takes them
     pulls_to_start: list[KvPull] = field(default_factory=list)  # to start; the caller takes them
@@ -111,7 +111,7 @@ class EngineCore:
     def cancel(self, sequence: Sequence) -> None:
         """Stop a request whose client is gone and free its blocks; its last part is empty and final."""
         if self._drop(sequence):
-            self.parts.append((sequence.request.key, RequestOutput(is_final=True)))
+            self.outputs.append((sequence.request.key, RequestOutput(is_final=True)))
 
     def fail(self, sequence: Sequence, text: str) -> None:
         """End a request with an error and free its blocks."""
@@ -234,13 +234,13 @@ class EngineCore:
         self.counters.tokens_generated += 1
         is_context = sequence.request.kind is RequestKind.CONTEXT_ONLY
         is_last = sequence.append(token) or is_context
-        part = self._speak(sequence, token, log_probability, is_last, now_ns)
+        output = self._speak(sequence, token, log_probability, is_last, now_ns)
         is_hidden = self.config.hide_end_token and token == sequence.request.end_id
         if is_hidden:
-            part.tokens.clear()
-            part.log_probs.clear()
+            output.tokens.clear()
+            output.log_probs.clear()
         if is_context and not is_hidden:
-            part.handoff = self._hand_off(sequence, token, log_probability, now_ns).encode()
+            output.handoff = self._hand_off(sequence, token, log_probability, now_ns).encode()
             self.scheduler.remove(sequence, keep_blocks=True)
         elif is_last:
             self.scheduler.remove(sequence)
@@ -250,16 +250,16 @@ class EngineCore:
     ) -> RequestOutput:
         if self.config.lie == "tokens" and sequence.generated > self.config.lie_after:
             token += FOREIGN_FROM
-        part = RequestOutput([token], [log_probability], is_final=is_last, is_complete=is_last)
+        output = RequestOutput([token], [log_probability], is_final=is_last, is_complete=is_last)
         if not sequence.has_spoken:
             sequence.has_spoken = True
             arrival_ns = sequence.request.arrival_ns
             blocks = len(sequence.block_ids)
-            part.perf = PerfMetrics(
+            output.perf = PerfMetrics(
                 blocks, sequence.reused_blocks, arrival_ns, sequence.first_scheduled_ns, now_ns, now_ns
             )
-        self.parts.append((sequence.request.key, part))
-        return part
+        self.outputs.append((sequence.request.key, output))
+        return output
 
     def _hand_off(self, sequence: Sequence, token: int, log_probability: float, now_ns: int) -> Handoff:
         self._handoff_ids += 1
@@ -327,7 +327,7 @@ class EngineCore:
         return is_known
 
     def _fail(self, key: int, text: str) -> None:
-        self.parts.append((key, RequestOutput(error=text, is_final=True)))
+        self.outputs.append((key, RequestOutput(error=text, is_final=True)))
 
     def _free(self, block_ids: list[int] | None) -> None:
         if block_ids is not None:

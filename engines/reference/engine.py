@@ -179,17 +179,17 @@ class Engine:
 
     def _flush(self) -> None:
         core = self.core
-        parts, core.parts = core.parts, []
-        for key, part in parts:
-            if part.is_final:
+        outputs, core.outputs = core.outputs, []
+        for key, output in outputs:
+            if output.is_final:
                 self._live.pop(key, None)
         for key in core.pulls_to_abort:
             puller = self._pullers.pop(key, None)  # gone if the pull ended in the turn that cancelled it
             if puller is not None:
                 puller.abort()
         core.pulls_to_abort.clear()
-        if parts:
-            self.output_queue.post(parts)
+        if outputs:
+            self.output_queue.post(outputs)
         self.publisher.publish(core.pool.drain_events(), core.load())
 
     def _on_submit(self, request: EngineRequest) -> None:

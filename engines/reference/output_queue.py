@@ -22,7 +22,7 @@ class ResponseStream(Protocol):
 
     is_streaming: bool
 
-    def send(self, part: RequestOutput) -> None:
+    def send(self, output: RequestOutput) -> None:
         """Send one message; the last one is final. Called by the outbox's thread only."""
 
     def is_cancelled(self) -> bool:
@@ -63,20 +63,20 @@ class OutputQueue:
         with self._changed:
             return list(self._replies.items())
 
-    def post(self, parts: list[tuple[int, RequestOutput]]) -> None:
+    def post(self, outputs: list[tuple[int, RequestOutput]]) -> None:
         """Queue parts, oldest first. The parts belong to the outbox from here on."""
         with self._changed:
-            for key, part in parts:
+            for key, output in outputs:
                 reply = self._replies.get(key)
                 if reply is None:
                     continue
                 known = self._pending.get(key)
                 if known is None:
-                    self._pending[key] = part
+                    self._pending[key] = output
                 else:
-                    known.merge(part)
+                    known.merge(output)
                 was_ready = known is not None and reply.is_streaming
-                if not was_ready and (reply.is_streaming or part.is_final):
+                if not was_ready and (reply.is_streaming or output.is_final):
                     self._ready.append(key)
             self._changed.notify()
 
@@ -88,10 +88,10 @@ class OutputQueue:
                 if not self._ready:
                     return
                 key = self._ready.popleft()
-                part = self._pending.pop(key)
-                reply = self._replies.pop(key) if part.is_final else self._replies[key]
+                output = self._pending.pop(key)
+                reply = self._replies.pop(key) if output.is_final else self._replies[key]
             try:
-                reply.send(part)
+                reply.send(output)
             except Exception:  # noqa: BLE001  # one client's answer must not end everybody's
                 _log.exception("sending failed")
 

@@ -67,28 +67,28 @@ class _GenerationStream:
     def is_cancelled(self) -> bool:
         return self._sender.is_cancelled()
 
-    def send(self, part: RequestOutput) -> None:
-        flags = _FINAL if part.is_final else 0
-        if part.error is not None:
-            self._sender.send(_error_response(part.error), flags=flags)
-        elif part.tokens or part.is_complete:
-            self._sender.send(pb_utils.InferenceResponse(self._tensors(part)), flags=flags)
+    def send(self, output: RequestOutput) -> None:
+        flags = _FINAL if output.is_final else 0
+        if output.error is not None:
+            self._sender.send(_error_response(output.error), flags=flags)
+        elif output.tokens or output.is_complete:
+            self._sender.send(pb_utils.InferenceResponse(self._tensors(output)), flags=flags)
         else:
             self._sender.send(flags=flags)
 
-    def _tensors(self, part: RequestOutput) -> list[Any]:
+    def _tensors(self, output: RequestOutput) -> list[Any]:
         tensors = [
-            _tensor("output_ids", np.array([[part.tokens]], dtype=np.int32)),
-            _tensor("sequence_length", np.array([[len(part.tokens)]], dtype=np.int32)),
+            _tensor("output_ids", np.array([[output.tokens]], dtype=np.int32)),
+            _tensor("sequence_length", np.array([[len(output.tokens)]], dtype=np.int32)),
         ]
-        if part.handoff is not None:
-            tensors.append(_bytes_tensor("context_phase_params", part.handoff))
+        if output.handoff is not None:
+            tensors.append(_bytes_tensor("context_phase_params", output.handoff))
         if self._options.has_log_probs:
-            self._cumulative += sum(part.log_probs)
-            tensors.append(_tensor("output_log_probs", np.array([[part.log_probs]], dtype=np.float32)))
+            self._cumulative += sum(output.log_probs)
+            tensors.append(_tensor("output_log_probs", np.array([[output.log_probs]], dtype=np.float32)))
             tensors.append(_tensor("cum_log_probs", np.array([[self._cumulative]], dtype=np.float32)))
-        if self._options.has_perf and part.perf is not None:
-            perf = part.perf
+        if self._options.has_perf and output.perf is not None:
+            perf = output.perf
             tensors += [
                 _count("kv_cache_alloc_new_blocks", perf.alloc_new_blocks),
                 _count("kv_cache_reused_blocks", perf.reused_blocks),

@@ -30,14 +30,14 @@ class Answer:
 
     key: int
     is_streaming: bool = True
-    part: RequestOutput = field(default_factory=RequestOutput)
+    output: RequestOutput = field(default_factory=RequestOutput)
     messages: int = 0
     done: threading.Event = field(default_factory=threading.Event)
 
-    def send(self, part: RequestOutput) -> None:
+    def send(self, output: RequestOutput) -> None:
         self.messages += 1
-        self.part.merge(part)
-        if part.is_final:
+        self.output.merge(output)
+        if output.is_final:
             self.done.set()
 
     def is_cancelled(self) -> bool:
@@ -45,7 +45,7 @@ class Answer:
 
     def wait(self) -> RequestOutput:
         assert self.done.wait(20.0), f"request {self.key} did not end"
-        return self.part
+        return self.output
 
 
 @dataclass

@@ -42,10 +42,10 @@ class Driver:
         if plan:
             logits = _ARITHMETIC.forward(self.core.slices(plan), self.store)
             self.core.commit(plan, logits, self.now_ns, 0.001)
-        for key, part in self.core.parts:
+        for key, output in self.core.outputs:
             assert not self.answers[key].is_final, "something came after the end"
-            self.answers[key].merge(part)
-        self.core.parts.clear()
+            self.answers[key].merge(output)
+        self.core.outputs.clear()
         self.core.scheduler.assert_consistent()
         return bool(plan)
 
@@ -91,24 +91,24 @@ def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
             if not driver.answers[victim.request.key].is_final:
                 cancelled.add(victim.request.key)
             driver.core.cancel(victim)
-        for part in list(driver.answers.values()):
-            if part.handoff is not None and rng.random() < 0.5:
-                driver.core.release_handoff(decode(part.handoff))
+        for output in list(driver.answers.values()):
+            if output.handoff is not None and rng.random() < 0.5:
+                driver.core.release_handoff(decode(output.handoff))
     for _ in range(4000):
         driver.step()
         if all(driver.answers[key].is_final for key in submitted):
             break
-        for part in list(driver.answers.values()):
-            if part.handoff is not None:
-                driver.core.release_handoff(decode(part.handoff))
+        for output in list(driver.answers.values()):
+            if output.handoff is not None:
+                driver.core.release_handoff(decode(output.handoff))
     driver.now_ns += 10**12  # every handoff expires
     driver.step()
     for key, request in submitted.items():
-        part = driver.answers[key]
-        assert part.is_final, f"seed={seed} request {key} never ended"
-        if key not in cancelled and part.error is None:
+        output = driver.answers[key]
+        assert output.is_final, f"seed={seed} request {key} never ended"
+        if key not in cancelled and output.error is None:
             expected = _alone(request)
-            assert part.tokens == expected, f"seed={seed} request {key}"
+            assert output.tokens == expected, f"seed={seed} request {key}"
     load = driver.core.load()
     assert load.blocks_free == load.blocks_total and load.handoffs_held == 0, f"seed={seed}"
     assert load.sequences_running == load.sequences_waiting == 0, f"seed={seed}"
@@ -142,8 +142,8 @@ def test_a_full_queue_refuses() -> None:
     driver = Driver(replace(_CONFIG, queue_max=2, running_max=1))
     for key in (2, 4, 6):
         driver.core.submit(_request(key, np.zeros(4, dtype=np.int32), 2))
-    assert [key for key, part in driver.core.parts] == [6]
-    assert driver.core.parts[0][1].error == errors.QUEUE_FULL.format(limit=2)
+    assert [key for key, output in driver.core.outputs] == [6]
+    assert driver.core.outputs[0][1].error == errors.QUEUE_FULL.format(limit=2)
 
 
 def test_a_generated_history_is_reused() -> None:
