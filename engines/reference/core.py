@@ -170,20 +170,20 @@ class EngineCore:
         width = self.config.block_tokens
         return [
             Slice(
-                tokens=work.sequence.tokens[work.start : work.start + work.count],
-                start=work.start,
-                block_ids=work.sequence.block_ids[: -(-(work.start + work.count) // width)].copy(),
-                wants_logits=work.wants_logits,
+                tokens=chunk.sequence.tokens[chunk.start : chunk.start + chunk.count],
+                start=chunk.start,
+                block_ids=chunk.sequence.block_ids[: -(-(chunk.start + chunk.count) // width)].copy(),
+                wants_logits=chunk.wants_logits,
             )
-            for work in plan
+            for chunk in plan
         ]
 
     def cost_s(self, plan: list[ScheduledChunk], costs: CostModel) -> float:
         """What this step should take."""
         return costs.step_total_s(
-            costs.chunk_s(work.start, work.count, is_first=not work.sequence.has_chunk)
-            for work in plan
-            if work.is_prefill
+            costs.chunk_s(chunk.start, chunk.count, is_first=not chunk.sequence.has_chunk)
+            for chunk in plan
+            if chunk.is_prefill
         )
 
     def commit(
@@ -197,12 +197,12 @@ class EngineCore:
         counters = self.counters
         counters.steps += 1
         counters.step_s_ewma += (step_s - counters.step_s_ewma) * (1.0 if counters.steps == 1 else 0.1)
-        for work, row in zip(plan, logits, strict=True):
-            if work.is_prefill:
-                counters.prefill_tokens_computed += work.count
-            self.scheduler.commit(work)
+        for chunk, row in zip(plan, logits, strict=True):
+            if chunk.is_prefill:
+                counters.prefill_tokens_computed += chunk.count
+            self.scheduler.commit(chunk)
             if row is not None:
-                self._advance(work.sequence, row, now_ns)
+                self._advance(chunk.sequence, row, now_ns)
 
     def load(self) -> LoadReport:
         """The load right now."""

@@ -174,8 +174,8 @@ class Engine:
             core.commit(plan, logits, time.monotonic_ns(), time.monotonic() - began_s)
         except Exception as error:  # noqa: BLE001  # a bug: fail these requests loudly, keep the others
             _log.exception("step failed")
-            for work in plan:
-                core.fail(work.sequence, errors.ENGINE_FAULT.format(reason=type(error).__name__))
+            for chunk in plan:
+                core.fail(chunk.sequence, errors.ENGINE_FAULT.format(reason=type(error).__name__))
 
     def _flush(self) -> None:
         core = self.core
