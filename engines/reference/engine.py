@@ -114,11 +114,11 @@ class Engine:
         """Give up a held handoff, then call `then` (on the engine thread). Unknown ones are fine."""
         self._command(partial(self._on_release, handoff, then))
 
-    def subscribe_events(self, key: int, subscriber: Subscriber, after: EventCursor | None = None) -> None:
-        """Send `subscriber` all later KV events: those behind `after` if they are still known, else behind a snapshot of the
+    def subscribe_events(self, key: int, subscriber: Subscriber, cursor: EventCursor | None = None) -> None:
+        """Send `subscriber` all later KV events: those behind `cursor` if they are still known, else behind a snapshot of the
         prefix table.
         """
-        self._command(partial(self._on_subscribe_events, key, subscriber, after))
+        self._command(partial(self._on_subscribe_events, key, subscriber, cursor))
 
     def subscribe_load(self, key: int, subscriber: Subscriber) -> None:
         """Send `subscriber` load reports."""
@@ -213,11 +213,15 @@ class Engine:
         self.core.release_handoff(handoff)
         then()
 
-    def _on_subscribe_events(self, key: int, subscriber: Subscriber, after: EventCursor | None) -> None:
+    def _on_subscribe_events(self, key: int, subscriber: Subscriber, cursor: EventCursor | None) -> None:
         # Events not offered yet are in the snapshot already: offer them first, so that numbers and content agree.
         self.publisher.publish(self.core.pool.drain_events(), self.core.load())
-        is_known = after is not None and after.boot_id == self.boot_id
-        if after is None or not is_known or not self.publisher.resume_events(key, subscriber, after.event_id):
+        is_known = cursor is not None and cursor.boot_id == self.boot_id
+        if (
+            cursor is None
+            or not is_known
+            or not self.publisher.resume_events(key, subscriber, cursor.event_id)
+        ):
             self.publisher.subscribe_events(key, subscriber, self.core.pool.snapshot())
 
     def _start_pulls(self) -> None:

@@ -185,7 +185,7 @@ def test_recent_events_are_bounded_and_have_no_holes() -> None:
             event = BlocksRemoved(tuple(range(count))) if rng.random() < 0.5 else BlocksStored(None, blocks)
             everything.append(NumberedEvent(event_id, event))
             recent.add(everything[-1])
-            kept = recent.after(event_id - len(recent._events))
+            kept = recent.cursor(event_id - len(recent._events))
             assert kept is not None
             assert (
                 sum(
@@ -195,7 +195,7 @@ def test_recent_events_are_bounded_and_have_no_holes() -> None:
                 <= 40
             ), f"seed={seed}"
             asked = int(rng.integers(0, event_id + 3))
-            found = recent.after(asked)
+            found = recent.cursor(asked)
             assert found is None or found == everything[asked:], f"seed={seed}"
             assert (found is None) == (asked > event_id or asked < event_id - len(kept)), f"seed={seed}"
 
@@ -233,13 +233,13 @@ def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
         engine.publisher._replay_buffer.blocks_max = 1
         for turn in range(4):
             bench.run(np.arange(40 * turn, 40 * turn + 40, dtype=np.int32), 5)
-        for number, after in enumerate(
+        for number, cursor in enumerate(
             (EventCursor(engine.boot_id, 0), EventCursor("other", 1), EventCursor(engine.boot_id, 9999))
         ):
             subscriber = Collector()
-            engine.subscribe_events(1000 + number, subscriber, after)
+            engine.subscribe_events(1000 + number, subscriber, cursor)
             wait_until(lambda subscriber=subscriber: bool(subscriber.messages), "a message")  # type: ignore[misc]
-            assert "snapshot" in subscriber.messages[0], after
+            assert "snapshot" in subscriber.messages[0], cursor
 
 
 def test_no_message_grows_with_what_waits() -> None:
