@@ -100,7 +100,7 @@ class Engine:
                 self._changed.notify()
         if not is_welcome:
             text = errors.QUEUE_FULL.format(limit=self.config.queue_max)
-            self.output_queue.post([(request.key, RequestOutput(error=text, is_final=True))])
+            self.output_queue.put([(request.key, RequestOutput(error=text, is_final=True))])
 
     def cancel(self, key: int) -> None:
         """End the request or subscription with this key: its client is gone. Unknown keys are fine."""
@@ -189,7 +189,7 @@ class Engine:
                 puller.abort()
         core.pulls_to_abort.clear()
         if outputs:
-            self.output_queue.post(outputs)
+            self.output_queue.put(outputs)
         self.publisher.publish(core.pool.drain_events(), core.load())
 
     def _on_submit(self, request: EngineRequest) -> None:

@@ -33,7 +33,7 @@ class ResponseStream(Protocol):
 class OutputQueue:
     """Open replies by key, and what is still to be sent to each."""
 
-    _replies: dict[int, ResponseStream] = field(default_factory=dict)
+    _open_streams: dict[int, ResponseStream] = field(default_factory=dict)
     _pending: dict[int, RequestOutput] = field(default_factory=dict)
     _ready: deque[int] = field(default_factory=deque)
     _is_closed: bool = False
@@ -53,30 +53,30 @@ class OutputQueue:
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def open(self, key: int, reply: ResponseStream) -> None:
+    def open(self, key: int, stream: ResponseStream) -> None:
         """Register a request before anything is posted for it."""
         with self._changed:
-            self._replies[key] = reply
+            self._open_streams[key] = stream
 
-    def live(self) -> list[tuple[int, ResponseStream]]:
+    def open_streams(self) -> list[tuple[int, ResponseStream]]:
         """Requests whose final part has not been sent yet."""
         with self._changed:
-            return list(self._replies.items())
+            return list(self._open_streams.items())
 
-    def post(self, outputs: list[tuple[int, RequestOutput]]) -> None:
+    def put(self, outputs: list[tuple[int, RequestOutput]]) -> None:
         """Queue parts, oldest first. The parts belong to the outbox from here on."""
         with self._changed:
             for key, output in outputs:
-                reply = self._replies.get(key)
-                if reply is None:
+                stream = self._open_streams.get(key)
+                if stream is None:
                     continue
                 known = self._pending.get(key)
                 if known is None:
                     self._pending[key] = output
                 else:
                     known.merge(output)
-                was_ready = known is not None and reply.is_streaming
-                if not was_ready and (reply.is_streaming or output.is_final):
+                was_ready = known is not None and stream.is_streaming
+                if not was_ready and (stream.is_streaming or output.is_final):
                     self._ready.append(key)
             self._changed.notify()
 
@@ -89,9 +89,9 @@ class OutputQueue:
                     return
                 key = self._ready.popleft()
                 output = self._pending.pop(key)
-                reply = self._replies.pop(key) if output.is_final else self._replies[key]
+                stream = self._open_streams.pop(key) if output.is_final else self._open_streams[key]
             try:
-                reply.send(output)
+                stream.send(output)
             except Exception:  # noqa: BLE001  # one client's answer must not end everybody's
                 _log.exception("sending failed")
 
@@ -102,7 +102,7 @@ class CancellationPoller:
     Triton).
     """
 
-    live: Callable[[], list[tuple[int, ResponseStream]]]
+    open_streams: Callable[[], list[tuple[int, ResponseStream]]]
     cancel: Callable[[int], None]
     period_s: float
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -124,9 +124,9 @@ class CancellationPoller:
         next_s = time.monotonic()
         while not self._closed.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + self.period_s, time.monotonic())
-            live = self.live()
-            told &= {key for key, _ in live}
-            for key, reply in live:
-                if key not in told and reply.is_cancelled():
+            open_streams = self.open_streams()
+            told &= {key for key, _ in open_streams}
+            for key, stream in open_streams:
+                if key not in told and stream.is_cancelled():
                     told.add(key)
                     self.cancel(key)

@@ -234,7 +234,7 @@ class TritonPythonModel:
 
     def _live(self) -> list[tuple[int, ResponseStream]]:
         # only is_cancelled is used
-        return [*self._output_queue.live(), *list(self._subscriptions.items())]  # type: ignore[list-item]
+        return [*self._output_queue.open_streams(), *list(self._subscriptions.items())]  # type: ignore[list-item]
 
 
 def _answer_empty(sender: Any) -> None:

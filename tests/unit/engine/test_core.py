@@ -74,7 +74,7 @@ def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
     """Under random arrivals and cancellations every survivor gets what it would get alone; nothing leaks."""
     rng = random.Random(seed)
     config = replace(_CONFIG, kv_blocks=rng.randrange(16, 40), step_tokens_max=rng.randrange(6, 20))
-    driver, live, submitted, cancelled = Driver(config), {}, {}, set()
+    driver, open_streams, submitted, cancelled = Driver(config), {}, {}, set()
     stems = [np.array([rng.randrange(64) for _ in range(24)], dtype=np.int32) for _ in range(3)]
     for key in range(1, 30):
         own = np.array([rng.randrange(64) for _ in range(rng.randrange(1, 12))], dtype=np.int32)
@@ -83,11 +83,11 @@ def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
         submitted[key] = _request(key, prompt, rng.randrange(1, 12), kind)
         sequence = driver.core.submit(submitted[key])
         if sequence is not None:
-            live[key] = sequence
+            open_streams[key] = sequence
         for _ in range(rng.randrange(6)):
             driver.step()
         if rng.random() < 0.3:
-            victim: Sequence = rng.choice(list(live.values()))
+            victim: Sequence = rng.choice(list(open_streams.values()))
             if not driver.answers[victim.request.key].is_final:
                 cancelled.add(victim.request.key)
             driver.core.cancel(victim)
