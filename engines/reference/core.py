@@ -110,12 +110,12 @@ class EngineCore:
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop a request whose client is gone and free its blocks; its last part is empty and final."""
-        if self._drop(sequence):
+        if self._remove(sequence):
             self.outputs.append((sequence.request.key, RequestOutput(is_final=True)))
 
     def fail(self, sequence: Sequence, text: str) -> None:
         """End a request with an error and free its blocks."""
-        if self._drop(sequence):
+        if self._remove(sequence):
             self._fail(sequence.request.key, text)
 
     def release_handoff(self, handoff: Handoff) -> None:
@@ -147,7 +147,7 @@ class EngineCore:
         self.scheduler.pulled(sequence)
         for token, log_probability in zip(handoff.first_tokens, handoff.first_log_probs, strict=True):
             is_last = sequence.append(token)
-            self._speak(sequence, token, log_probability, is_last, now_ns)
+            self._emit(sequence, token, log_probability, is_last, now_ns)
             if is_last:
                 self.scheduler.remove(sequence)
                 return
@@ -202,7 +202,7 @@ class EngineCore:
                 counters.prefill_tokens_computed += chunk.count
             self.scheduler.commit(chunk)
             if row is not None:
-                self._advance(chunk.sequence, row, now_ns)
+                self._sample(chunk.sequence, row, now_ns)
 
     def load(self) -> LoadReport:
         """The load right now."""
@@ -224,7 +224,7 @@ class EngineCore:
             tokens_generated_total=counters.tokens_generated,
         )
 
-    def _advance(self, sequence: Sequence, row: npt.NDArray[np.float64], now_ns: int) -> None:
+    def _sample(self, sequence: Sequence, row: npt.NDArray[np.float64], now_ns: int) -> None:
         if self.config.lie == "refuse" and sequence.generated >= self.config.lie_after:
             text = errors.BAD_VALUE.format(field="input_ids", value="a lie", allowed="none")
             self.fail(sequence, text)
@@ -234,25 +234,25 @@ class EngineCore:
         self.counters.tokens_generated += 1
         is_context = sequence.request.kind is RequestKind.CONTEXT_ONLY
         is_last = sequence.append(token) or is_context
-        output = self._speak(sequence, token, log_probability, is_last, now_ns)
+        output = self._emit(sequence, token, log_probability, is_last, now_ns)
         is_hidden = self.config.hide_end_token and token == sequence.request.end_id
         if is_hidden:
             output.tokens.clear()
             output.log_probs.clear()
         if is_context and not is_hidden:
-            output.handoff = self._hand_off(sequence, token, log_probability, now_ns).encode()
+            output.handoff = self._create_handoff(sequence, token, log_probability, now_ns).encode()
             self.scheduler.remove(sequence, keep_blocks=True)
         elif is_last:
             self.scheduler.remove(sequence)
 
-    def _speak(
+    def _emit(
         self, sequence: Sequence, token: int, log_probability: float, is_last: bool, now_ns: int
     ) -> RequestOutput:
         if self.config.lie == "tokens" and sequence.generated > self.config.lie_after:
             token += FOREIGN_FROM
         output = RequestOutput([token], [log_probability], is_final=is_last, is_complete=is_last)
-        if not sequence.has_spoken:
-            sequence.has_spoken = True
+        if not sequence.has_output:
+            sequence.has_output = True
             arrival_ns = sequence.request.arrival_ns
             blocks = len(sequence.block_ids)
             output.perf = PerfMetrics(
@@ -261,7 +261,7 @@ class EngineCore:
         self.outputs.append((sequence.request.key, output))
         return output
 
-    def _hand_off(self, sequence: Sequence, token: int, log_probability: float, now_ns: int) -> Handoff:
+    def _create_handoff(self, sequence: Sequence, token: int, log_probability: float, now_ns: int) -> Handoff:
         self._handoff_ids += 1
         expires_s = now_ns * 1e-9 + self.config.handoff_timeout_s
         request = sequence.request
@@ -318,7 +318,7 @@ class EngineCore:
         ids = tuple(sequence.block_ids[first:prompt_blocks].tolist())
         self.pulls_to_start.append(KvPull(sequence.request.key, handoff, first, ids))
 
-    def _drop(self, sequence: Sequence) -> bool:
+    def _remove(self, sequence: Sequence) -> bool:
         key = sequence.request.key
         is_known = key in self.scheduler.running or sequence in self.scheduler.waiting
         if sequence.is_pulling and is_known:

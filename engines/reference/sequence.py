@@ -99,7 +99,7 @@ class Sequence:
     is_pulling: bool = False
     has_chunk: bool = False  # a first prefill chunk has run
     first_scheduled_ns: int = 0
-    has_spoken: bool = False
+    has_output: bool = False
 
     def __post_init__(self) -> None:
         prompt = self.request.prompt
