@@ -22,7 +22,7 @@ from engines.reference.sampling import choose
 from engines.reference.scheduler import ScheduledChunk, Scheduler
 from engines.reference.sequence import EngineRequest, PerfMetrics, RequestKind, RequestOutput, Sequence
 
-FOREIGN_FROM = 1 << 24  # added to the ids of an engine that lies; larger than any vocabulary
+INVALID_TOKEN_OFFSET = 1 << 24  # added to the ids of an engine that lies; larger than any vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class EngineCore:
         self, sequence: Sequence, token: int, log_probability: float, is_last: bool, now_ns: int
     ) -> RequestOutput:
         if self.config.lie == "tokens" and sequence.generated > self.config.lie_after:
-            token += FOREIGN_FROM
+            token += INVALID_TOKEN_OFFSET
         output = RequestOutput([token], [log_probability], is_final=is_last, is_complete=is_last)
         if not sequence.has_output:
             sequence.has_output = True
