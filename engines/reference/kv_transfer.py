@@ -112,31 +112,33 @@ class KvListener:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with contextlib.suppress(OSError, TransferError, msgspec.MsgspecError):
-                self._answer(connection, time.monotonic() + _SEND_TIMEOUT_S)
+                self._respond(connection, time.monotonic() + _SEND_TIMEOUT_S)
         finally:
             with self._lock:
                 self._connections.discard(connection)
             connection.close()
 
-    def _answer(self, connection: socket.socket, deadline_s: float) -> None:
+    def _respond(self, connection: socket.socket, deadline_s: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ask = msgspec.json.decode(_read_message(connection, deadline_s), type=_PullRequest)
-        if ask.digest != self.source.digest or ask.block_bytes != self.source.block_bytes:
+        request = msgspec.json.decode(_read_message(connection, deadline_s), type=_PullRequest)
+        if request.digest != self.source.digest or request.block_bytes != self.source.block_bytes:
             return _write_message(
                 connection, _PullResponse(error=f"arithmetic is {self.source.digest}"), deadline_s
             )
-        block_ids = self.source.begin_send(ask.handoff_id) if ask.boot_id == self.source.boot_id else None
+        block_ids = (
+            self.source.begin_send(request.handoff_id) if request.boot_id == self.source.boot_id else None
+        )
         if block_ids is None:
             return _write_message(connection, _PullResponse(error="unknown"), deadline_s)
         is_acknowledged = False
         try:
-            wanted = block_ids[ask.first_block :]
+            wanted = block_ids[request.first_block :]
             _write_message(connection, _PullResponse(blocks=len(wanted)), deadline_s)
             for block_id in wanted:
                 _send(connection, memoryview(self.source.store[block_id]).cast("B"), deadline_s)
             is_acknowledged = _read(connection, len(_ACK), deadline_s) == _ACK
         finally:
-            self.source.end_send(ask.handoff_id, is_acknowledged)
+            self.source.end_send(request.handoff_id, is_acknowledged)
 
 
 @dataclass(slots=True)
@@ -166,8 +168,8 @@ class KvPuller:
         handoff, deadline_s = self.handoff, time.monotonic() + self.timeout_s
         host, _, port = handoff.address.rpartition(":")
         try:
-            patience_s = min(STALL_TIMEOUT_S, self.timeout_s)
-            with socket.create_connection((host, int(port)), timeout=patience_s) as connection:
+            connect_timeout_s = min(STALL_TIMEOUT_S, self.timeout_s)
+            with socket.create_connection((host, int(port)), timeout=connect_timeout_s) as connection:
                 self._socket = connection
                 if self._is_aborted:
                     raise TransferError(errors.TRANSFER_FAILED.format(reason="aborted"))
@@ -180,20 +182,20 @@ class KvPuller:
     def _exchange(self, connection: socket.socket, deadline_s: float) -> bytearray:
         handoff = self.handoff
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ask = _PullRequest(
+        request = _PullRequest(
             handoff.boot_id, handoff.handoff_id, self.first_block, handoff.block_bytes, handoff.digest
         )
-        _write_message(connection, ask, deadline_s)
-        answer = msgspec.json.decode(_read_message(connection, deadline_s), type=_PullResponse)
-        if answer.error == "unknown":
+        _write_message(connection, request, deadline_s)
+        response = msgspec.json.decode(_read_message(connection, deadline_s), type=_PullResponse)
+        if response.error == "unknown":
             text = errors.HANDOFF_UNKNOWN.format(handoff=handoff.handoff_id, peer=handoff.address)
             raise TransferError(text)
-        if answer.error is not None:
+        if response.error is not None:
             raise TransferError(errors.TRANSFER_FAILED.format(reason=f"{handoff.address}: {answer.error}"))
-        if answer.blocks != self.block_count:
+        if response.blocks != self.block_count:
             reason = f"{handoff.address} has {answer.blocks} blocks, {self.block_count} wanted"
             raise TransferError(errors.TRANSFER_FAILED.format(reason=reason))
-        return _read(connection, answer.blocks * handoff.block_bytes, deadline_s)
+        return _read(connection, response.blocks * handoff.block_bytes, deadline_s)
 
 
 def _write_message(connection: socket.socket, message: msgspec.Struct, deadline_s: float) -> None:
@@ -211,7 +213,7 @@ def _read_message(connection: socket.socket, deadline_s: float) -> bytearray:
 def _send(connection: socket.socket, data: memoryview, deadline_s: float) -> None:
     # sendall takes its timeout for the whole: in chunks, each is progress.
     for at in range(0, len(data), _CHUNK_BYTES):
-        connection.settimeout(_patience_s(deadline_s))
+        connection.settimeout(_socket_timeout_s(deadline_s))
         connection.sendall(data[at : at + _CHUNK_BYTES])
 
 
@@ -219,7 +221,7 @@ def _read(connection: socket.socket, size: int, deadline_s: float) -> bytearray:
     data = bytearray(size)
     view, filled = memoryview(data), 0
     while filled < size:
-        connection.settimeout(_patience_s(deadline_s))
+        connection.settimeout(_socket_timeout_s(deadline_s))
         count = connection.recv_into(view[filled:])
         if count == 0:
             raise TransferError(
@@ -229,7 +231,7 @@ def _read(connection: socket.socket, size: int, deadline_s: float) -> bytearray:
     return data
 
 
-def _patience_s(deadline_s: float) -> float:
+def _socket_timeout_s(deadline_s: float) -> float:
     """How long the next byte may take: to the deadline, at most SILENCE_S."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0.0:
