@@ -137,7 +137,7 @@ class Publisher:
         while True:
             with self._changed:
                 if not self._has_work():
-                    self._changed.wait(self._patience_s(load_sent_s))
+                    self._changed.wait(self._wait_s(load_sent_s))
                 is_closed = self._is_closed
             if not is_closed:
                 time.sleep(COALESCE_S)
@@ -147,7 +147,7 @@ class Publisher:
             if is_closed:
                 return
 
-    def _patience_s(self, load_sent_s: float) -> float | None:
+    def _wait_s(self, load_sent_s: float) -> float | None:
         if not self._loads:
             return None
         period_s = LOAD_PERIOD_MIN_S if self._is_load_new else LOAD_PERIOD_MAX_S
