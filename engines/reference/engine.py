@@ -51,10 +51,10 @@ class Engine:
     publisher: Publisher = field(init=False)
     listener: KvListener = field(init=False)
     _store: npt.NDArray[Any] = field(init=False)
-    _live: dict[int, Sequence] = field(default_factory=dict)  # engine thread only
+    _sequences: dict[int, Sequence] = field(default_factory=dict)  # engine thread only
     _pullers: dict[int, KvPuller] = field(default_factory=dict)  # engine thread only
-    _inbox: deque[Callable[[], None]] = field(default_factory=deque)
-    _submitted: int = 0  # submissions in the inbox
+    _commands: deque[Callable[[], None]] = field(default_factory=deque)
+    _queued_requests: int = 0  # submissions in the inbox
     _is_closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _step_pacer: Pacer = field(default_factory=Pacer)
@@ -93,47 +93,47 @@ class Engine:
     def submit(self, request: EngineRequest) -> None:
         """Run a request; its reply must be open in the outbox. Refusals come as its final part."""
         with self._changed:
-            is_welcome = self._submitted < self.config.queue_max and not self._is_closed
-            if is_welcome:
-                self._submitted += 1
-                self._inbox.append(partial(self._on_submit, request))
+            is_accepted = self._queued_requests < self.config.queue_max and not self._is_closed
+            if is_accepted:
+                self._queued_requests += 1
+                self._commands.append(partial(self._on_submit, request))
                 self._changed.notify()
-        if not is_welcome:
+        if not is_accepted:
             text = errors.QUEUE_FULL.format(limit=self.config.queue_max)
             self.output_queue.put([(request.key, RequestOutput(error=text, is_final=True))])
 
     def cancel(self, key: int) -> None:
         """End the request or subscription with this key: its client is gone. Unknown keys are fine."""
-        self._command(partial(self._on_cancel, key))
+        self._enqueue(partial(self._on_cancel, key))
 
     def stop(self, request_id: str) -> None:
         """Cancel every live request with this Triton id and give up its handoff; unknown ids are fine."""
-        self._command(partial(self._on_stop, request_id))
+        self._enqueue(partial(self._on_stop, request_id))
 
-    def release_handoff(self, handoff: Handoff, then: Callable[[], None]) -> None:
-        """Give up a held handoff, then call `then` (on the engine thread). Unknown ones are fine."""
-        self._command(partial(self._on_release, handoff, then))
+    def release_handoff(self, handoff: Handoff, on_released: Callable[[], None]) -> None:
+        """Give up a held handoff, then call `on_released` (on the engine thread). Unknown ones are fine."""
+        self._enqueue(partial(self._on_release, handoff, on_released))
 
     def subscribe_events(self, key: int, subscriber: Subscriber, cursor: EventCursor | None = None) -> None:
         """Send `subscriber` all later KV events: those behind `cursor` if they are still known, else behind a snapshot of the
         prefix table.
         """
-        self._command(partial(self._on_subscribe_events, key, subscriber, cursor))
+        self._enqueue(partial(self._on_subscribe_events, key, subscriber, cursor))
 
     def subscribe_load(self, key: int, subscriber: Subscriber) -> None:
         """Send `subscriber` load reports."""
-        self._command(partial(self.publisher.subscribe_load, key, subscriber))
+        self._enqueue(partial(self.publisher.subscribe_load, key, subscriber))
 
     # Everything below runs on the engine thread, except _command, _pull and _handoff_sent.
 
-    def _command(self, command: Callable[[], None]) -> None:
+    def _enqueue(self, command: Callable[[], None]) -> None:
         with self._changed:
-            self._inbox.append(command)
+            self._commands.append(command)
             self._changed.notify()
 
     def _run(self) -> None:
         while not self._is_closed:
-            self._drain_inbox()
+            self._run_commands()
             self.core.expire(time.monotonic())
             plan = self.core.plan(time.monotonic_ns())
             self._start_pulls()
@@ -143,7 +143,7 @@ class Engine:
             self._flush()
             if not plan:
                 self._wait()
-        for sequence in list(self._live.values()):
+        for sequence in list(self._sequences.values()):
             self.core.fail(sequence, errors.SHUTTING_DOWN)
         self._flush()
 
@@ -151,12 +151,12 @@ class Engine:
         expiry_s = self.core.handoffs.next_expiry_s()
         timeout_s = None if expiry_s is None else max(0.0, expiry_s - time.monotonic())
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._inbox) or self._is_closed, timeout=timeout_s)
+            self._changed.wait_for(lambda: bool(self._commands) or self._is_closed, timeout=timeout_s)
 
-    def _drain_inbox(self) -> None:
+    def _run_commands(self) -> None:
         with self._changed:
-            commands, self._inbox = self._inbox, deque()
-            self._submitted = 0
+            commands, self._commands = self._commands, deque()
+            self._queued_requests = 0
         for command in commands:
             try:
                 command()
@@ -182,7 +182,7 @@ class Engine:
         outputs, core.outputs = core.outputs, []
         for key, output in outputs:
             if output.is_final:
-                self._live.pop(key, None)
+                self._sequences.pop(key, None)
         for key in core.pulls_to_abort:
             puller = self._pullers.pop(key, None)  # gone if the pull ended in the turn that cancelled it
             if puller is not None:
@@ -195,23 +195,23 @@ class Engine:
     def _on_submit(self, request: EngineRequest) -> None:
         sequence = self.core.submit(request)
         if sequence is not None:
-            self._live[request.key] = sequence
+            self._sequences[request.key] = sequence
 
     def _on_cancel(self, key: int) -> None:
-        sequence = self._live.get(key)
+        sequence = self._sequences.get(key)
         if sequence is not None:
             self.core.cancel(sequence)
         self.publisher.unsubscribe(key)
 
     def _on_stop(self, request_id: str) -> None:
-        for sequence in list(self._live.values()):
+        for sequence in list(self._sequences.values()):
             if sequence.request.request_id == request_id:
                 self.core.cancel(sequence)
         self.core.release_handoffs_of(request_id)
 
-    def _on_release(self, handoff: Handoff, then: Callable[[], None]) -> None:
+    def _on_release(self, handoff: Handoff, on_released: Callable[[], None]) -> None:
         self.core.release_handoff(handoff)
-        then()
+        on_released()
 
     def _on_subscribe_events(self, key: int, subscriber: Subscriber, cursor: EventCursor | None) -> None:
         # Events not offered yet are in the snapshot already: offer them first, so that numbers and content agree.
@@ -242,13 +242,13 @@ class Engine:
         try:
             puller.pull(fetched.append)
         except TransferError as error:
-            self._command(partial(self._on_pull_failed, pull, str(error)))
+            self._enqueue(partial(self._on_pull_failed, pull, str(error)))
             return
         time.sleep(max(0.0, ready_s - time.monotonic()))
-        self._command(partial(self._on_pulled, pull, fetched[0]))
+        self._enqueue(partial(self._on_pulled, pull, fetched[0]))
 
     def _on_pulled(self, pull: KvPull, data: bytearray) -> None:
-        sequence = self._live.get(pull.key)
+        sequence = self._sequences.get(pull.key)
         self._pullers.pop(pull.key, None)
         if sequence is None or pull.key not in self.core.scheduler.running:
             return  # cancelled meanwhile: its blocks may be somebody else's by now
@@ -258,10 +258,10 @@ class Engine:
         self.core.pulled(sequence, time.monotonic_ns())
 
     def _on_pull_failed(self, pull: KvPull, reason: str) -> None:
-        sequence = self._live.get(pull.key)
+        sequence = self._sequences.get(pull.key)
         if self._pullers.pop(pull.key, None) is not None and sequence is not None:
             sequence.is_pulling = False
             self.core.pull_failed(sequence, reason)
 
     def _handoff_sent(self, handoff_id: int, is_acknowledged: bool) -> None:
-        self._command(partial(self.core.handoff_sent, handoff_id, is_acknowledged=is_acknowledged))
+        self._enqueue(partial(self.core.handoff_sent, handoff_id, is_acknowledged=is_acknowledged))
