@@ -101,10 +101,10 @@ class KvListener:
                 )  # out of descriptors, or the peer is gone already: not a reason to stop listening
                 continue
             with self._lock:
-                is_welcome = not self._is_closed and len(self._connections) < _CONNECTIONS_MAX
-                if is_welcome:
+                is_accepted = not self._is_closed and len(self._connections) < _CONNECTIONS_MAX
+                if is_accepted:
                     self._connections.add(connection)
-            if is_welcome:
+            if is_accepted:
                 threading.Thread(target=self._serve, args=(connection,), name="kv-send", daemon=True).start()
             else:
                 connection.close()
