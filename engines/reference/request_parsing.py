@@ -63,7 +63,7 @@ def parse_event_cursor(parameters: str) -> EventCursor | None:
         return None
     boot_id, _, number = text.rpartition(":")
     if not boot_id or not (number.isascii() and number.isdigit()):
-        raise _bad("after", text, "<boot_id>:<event_id>")
+        raise _bad_value("after", text, "<boot_id>:<event_id>")
     return EventCursor(boot_id, int(number))
 
 
@@ -73,7 +73,7 @@ def parse_max_bytes(parameters: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise _bad("max_bytes", text, ">= 1")
+        raise _bad_value("max_bytes", text, ">= 1")
     return int(text)
 
 
@@ -112,7 +112,7 @@ def parse_request(
     prompt = _prompt(tensor, limits)
     output_tokens_max = int(_scalar(tensor, "request_output_len", is_required=True))
     if output_tokens_max < 1:
-        raise _bad("request_output_len", output_tokens_max, ">= 1")
+        raise _bad_value("request_output_len", output_tokens_max, ">= 1")
     if len(prompt) + output_tokens_max > limits.max_sequence_tokens:
         raise EngineError(
             errors.PROMPT_TOO_LONG.format(
@@ -148,7 +148,7 @@ def _prompt(tensor: TensorLookup, limits: RequestLimits) -> npt.NDArray[np.int32
         raise EngineError(errors.MISSING_INPUT.format(field="input_ids"))
     count = int(_scalar(tensor, "input_lengths", is_required=True))
     if not 1 <= count <= ids.size:
-        raise _bad(
+        raise _bad_value(
             "input_lengths",
             count,
             f"1..{ids.size} (tokens in input_ids)" if ids.size else "a prompt of >= 1 token",
@@ -156,20 +156,20 @@ def _prompt(tensor: TensorLookup, limits: RequestLimits) -> npt.NDArray[np.int32
     prompt = np.array(ids.reshape(-1)[:count], dtype=np.int32)
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or high >= limits.vocab_size:
-        raise _bad("input_ids", low if low < 0 else high, f"0..{limits.vocab_size - 1}")
+        raise _bad_value("input_ids", low if low < 0 else high, f"0..{limits.vocab_size - 1}")
     return prompt
 
 
 def _sampling(tensor: TensorLookup) -> SamplingParams:
     temperature = float(_scalar(tensor, "temperature", default=0.0))
     if not (math.isfinite(temperature) and temperature >= 0.0):
-        raise _bad("temperature", temperature, "a finite number >= 0")
+        raise _bad_value("temperature", temperature, "a finite number >= 0")
     top_p = float(_scalar(tensor, "runtime_top_p", default=0.0))
     if not top_p <= 1.0:  # NaN too; <= 0 means unset
-        raise _bad("runtime_top_p", top_p, "<= 1, and <= 0 for unset")
+        raise _bad_value("runtime_top_p", top_p, "<= 1, and <= 0 for unset")
     top_k = int(_scalar(tensor, "runtime_top_k", default=0))
     if top_k < 0:
-        raise _bad("runtime_top_k", top_k, ">= 0, and 0 for unset")
+        raise _bad_value("runtime_top_k", top_k, ">= 0, and 0 for unset")
     seed = int(_scalar(tensor, "seed", default=0))
     return SamplingParams(temperature, top_k, top_p, seed, _flag(tensor, "return_log_probs"))
 
@@ -181,7 +181,7 @@ def _scalar(tensor: TensorLookup, field: str, *, default: float = 0, is_required
             raise EngineError(errors.MISSING_INPUT.format(field=field))
         return default
     if value.size != 1:
-        raise _bad(field, f"{value.size} values", "exactly one value")
+        raise _bad_value(field, f"{value.size} values", "exactly one value")
     return value.reshape(-1)[0]
 
 
@@ -189,5 +189,5 @@ def _flag(tensor: TensorLookup, field: str) -> bool:
     return bool(_scalar(tensor, field, default=False))
 
 
-def _bad(field: str, value: object, allowed: str) -> EngineError:
+def _bad_value(field: str, value: object, allowed: str) -> EngineError:
     return EngineError(errors.BAD_VALUE.format(field=field, value=value, allowed=allowed))
