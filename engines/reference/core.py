@@ -18,7 +18,7 @@ from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
 from engines.reference.errors import EngineError
 from engines.reference.handoff import Handoff, HandoffTable
-from engines.reference.sampling import choose
+from engines.reference.sampling import sample_token
 from engines.reference.scheduler import ScheduledChunk, Scheduler
 from engines.reference.sequence import EngineRequest, PerfMetrics, RequestKind, RequestOutput, Sequence
 
@@ -230,7 +230,7 @@ class EngineCore:
             self.fail(sequence, text)
             return
         sampling = sequence.request.sampling
-        token, log_probability = choose(row, sequence.length, sampling)
+        token, log_probability = sample_token(row, sequence.length, sampling)
         self.counters.tokens_generated += 1
         is_context = sequence.request.kind is RequestKind.CONTEXT_ONLY
         is_last = sequence.append(token) or is_context

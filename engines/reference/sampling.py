@@ -39,7 +39,7 @@ def uniform(seed: int, position: int) -> float:
     return (xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, position)) >> 11) * 2.0**-53
 
 
-def choose(logits: Logits, position: int, sampling: SamplingParams) -> tuple[int, float]:
+def sample_token(logits: Logits, position: int, sampling: SamplingParams) -> tuple[int, float]:
     """Return (token, its log-probability) for the token at absolute `position`.
 
     `logits`: [vocabulary], not modified. Ties go to the lowest token id. The log-probability is that of the

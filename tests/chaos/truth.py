@@ -11,7 +11,7 @@ import numpy as np
 
 from engines.reference.arithmetic import Slice
 from engines.reference.hashed import HashedArithmetic
-from engines.reference.sampling import SamplingParams, choose
+from engines.reference.sampling import SamplingParams, sample_token
 from tests.chaos.plan import Stream
 
 
@@ -40,7 +40,7 @@ class Truth:
             (logits,) = self._arithmetic.forward([Slice(piece, start, self._page, True)], self._store)
             assert logits is not None
             start += len(piece)
-            token, _ = choose(logits, start, sampling)
+            token, _ = sample_token(logits, start, sampling)
             output.append(token)
             if token == self._end_token:
                 break

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from engines.reference.arithmetic import Slice
-from engines.reference.sampling import SamplingParams, choose
+from engines.reference.sampling import SamplingParams, sample_token
 from engines.reference.transformer import Transformer
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -33,7 +33,7 @@ def recompute(
         whole = Slice(np.array(history, np.int32), 0, np.arange(blocks, dtype=np.int32), wants_logits=True)
         logits = model.forward([whole], model.new_store(blocks, BLOCK_TOKENS))[0]
         assert logits is not None
-        history.append(choose(logits, len(history), sampling)[0])
+        history.append(sample_token(logits, len(history), sampling)[0])
         if history[-1] == end_token_id:
             break
     return history[len(prompt) :]

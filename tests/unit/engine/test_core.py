@@ -15,7 +15,7 @@ from engines.reference.core import EngineCore
 from engines.reference.cost_model import CostModel, Pacer
 from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
-from engines.reference.sampling import SamplingParams, choose
+from engines.reference.sampling import SamplingParams, sample_token
 from engines.reference.sequence import EngineRequest, RequestKind, RequestOutput, Sequence
 from kvmesh.triton.errors import InvalidRequest, of_text
 
@@ -185,7 +185,7 @@ def test_draws_are_keyed_by_the_absolute_position_of_the_drawn_token() -> None:
     (row,) = _ARITHMETIC.forward([Slice(prompt, 0, np.arange(2, dtype=np.int32), True)], store)
     assert row is not None
     for one in requests:
-        assert driver.answers[one.key].tokens[0] == choose(row, 5, one.sampling)[0]
+        assert driver.answers[one.key].tokens[0] == sample_token(row, 5, one.sampling)[0]
     tokens = driver.answers[3].tokens
     resumed = np.concatenate([prompt, np.array(tokens[:2], dtype=np.int32)])
     driver.core.submit(replace(requests[1], key=100, prompt=resumed, output_tokens_max=4))

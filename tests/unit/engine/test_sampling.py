@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engines.reference.sampling import SamplingParams, choose, uniform
+from engines.reference.sampling import SamplingParams, sample_token, uniform
 
 
 def _twin(logits: npt.NDArray[np.float64], position: int, sampling: SamplingParams) -> int:
@@ -48,7 +48,7 @@ def test_choose_equals_a_twin_that_sorts_everything(seed: int) -> None:
             top_p=float(rng.choice([0.0, 0.1, 0.5, 0.95, 0.999, 1.0])),
             seed=int(rng.integers(0, 2**63)),
         )
-        assert choose(logits, position, sampling)[0] == _twin(logits, position, sampling), (
+        assert sample_token(logits, position, sampling)[0] == _twin(logits, position, sampling), (
             f"seed={seed} {sampling}"
         )
 
@@ -56,16 +56,20 @@ def test_choose_equals_a_twin_that_sorts_everything(seed: int) -> None:
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     """Temperature 0 and top-k 1 mean the same, whatever the seed."""
     logits = np.array([0.0, 3.0, 3.0, 1.0])
-    assert choose(logits, 5, SamplingParams())[0] == 1
-    assert choose(logits, 5, SamplingParams(temperature=2.0, top_k=1, seed=9))[0] == 1
+    assert sample_token(logits, 5, SamplingParams())[0] == 1
+    assert sample_token(logits, 5, SamplingParams(temperature=2.0, top_k=1, seed=9))[0] == 1
 
 
 def test_draws_depend_on_seed_and_position_only() -> None:
     """The same key gives the same token; other seeds and positions give others."""
     logits = np.zeros(1000)
-    drawn = {(s, p): choose(logits, p, SamplingParams(1.0, seed=s))[0] for s in range(5) for p in range(20)}
+    drawn = {
+        (s, p): sample_token(logits, p, SamplingParams(1.0, seed=s))[0] for s in range(5) for p in range(20)
+    }
     again = {
-        (s, p): choose(logits.copy(), p, SamplingParams(1.0, seed=s))[0] for s in range(5) for p in range(20)
+        (s, p): sample_token(logits.copy(), p, SamplingParams(1.0, seed=s))[0]
+        for s in range(5)
+        for p in range(20)
     }
     assert drawn == again
     assert len(set(drawn.values())) > 80
@@ -75,7 +79,7 @@ def test_draws_follow_the_distribution() -> None:
     """Over many positions the frequencies are those of the softmax."""
     logits = np.log(np.array([0.5, 0.3, 0.2]))
     counts = np.bincount(
-        [choose(logits, p, SamplingParams(1.0, seed=1))[0] for p in range(4000)], minlength=3
+        [sample_token(logits, p, SamplingParams(1.0, seed=1))[0] for p in range(4000)], minlength=3
     )
     assert np.abs(counts / 4000 - [0.5, 0.3, 0.2]).max() < 0.03
 
@@ -83,6 +87,6 @@ def test_draws_follow_the_distribution() -> None:
 def test_log_probability_is_that_of_the_raw_logits() -> None:
     """Temperature and cuts change the choice, not what is reported."""
     logits = np.array([1.0, 2.0, 3.0])
-    token, value = choose(logits, 0, SamplingParams(0.1, top_k=1, log_probs=True))
+    token, value = sample_token(logits, 0, SamplingParams(0.1, top_k=1, log_probs=True))
     assert token == 2
     assert value == pytest.approx(3.0 - math.log(math.e + math.e**2 + math.e**3))
