@@ -116,7 +116,7 @@ class Transformer:
         """
         if not slices:
             return []
-        plan = _Plan.of(slices, store.shape[2], self.max_sequence_tokens)
+        plan = _StepLayout.of(slices, store.shape[2], self.max_sequence_tokens)
         if plan.tokens.min() < 0 or plan.tokens.max() >= self.vocab_size:
             raise ValueError(f"token ids lie outside [0, {self.vocab_size})")
         rotation = (self._rotation[0][plan.positions], self._rotation[1][plan.positions])
@@ -124,48 +124,48 @@ class Transformer:
         for number, layer in enumerate(self._layers):
             query, key, value = layer.project(rows, rotation)
             pages = store[:, number]
-            pages[plan.pages, plan.places, 0] = key
-            pages[plan.pages, plan.places, 1] = value
+            pages[plan.pages, plan.offsets, 0] = key
+            pages[plan.pages, plan.offsets, 1] = value
             rows = layer.finish(rows, plan.attend(query, pages))
-        chosen = [last for last, piece in zip(plan.last_rows, slices, strict=True) if piece.wants_logits]
+        chosen = [last for last, chunk in zip(plan.last_rows, slices, strict=True) if chunk.wants_logits]
         logits = iter(_normalized(rows[chosen], self._norm, self.shape.norm_epsilon) @ self._embedding.T)
-        return [next(logits) if piece.wants_logits else None for piece in slices]
+        return [next(logits) if chunk.wants_logits else None for chunk in slices]
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _StepLayout:
     """Where the rows of a step stand; the same for all layers."""
 
     tokens: Integers
     positions: Integers
     pages: Integers
-    places: Integers
+    offsets: Integers
     last_rows: list[int]
     prefills: list[tuple[slice, int, Integers]]
     """Rows of the step, position of the first, pages."""
     decodes: list[DecodeGroup]
 
     @classmethod
-    def of(cls, slices: list[Slice], block_tokens: int, max_sequence_tokens: int) -> _Plan:
-        counts = [len(piece.tokens) for piece in slices]
+    def of(cls, slices: list[Slice], block_tokens: int, max_sequence_tokens: int) -> _StepLayout:
+        counts = [len(chunk.tokens) for chunk in slices]
         ends = np.cumsum(counts).tolist()
-        for piece, count in zip(slices, counts, strict=True):
-            _check(piece, count, block_tokens, max_sequence_tokens)
+        for chunk, count in zip(slices, counts, strict=True):
+            _check(chunk, count, block_tokens, max_sequence_tokens)
         positions = [np.arange(p.start, p.start + n) for p, n in zip(slices, counts, strict=True)]
         pages = [p.block_ids[at // block_tokens] for p, at in zip(slices, positions, strict=True)]
         prefills, singles = [], []
-        for piece, count, end in zip(slices, counts, ends, strict=True):
-            block_ids = piece.block_ids.astype(np.int64)
+        for chunk, count, end in zip(slices, counts, ends, strict=True):
+            block_ids = chunk.block_ids.astype(np.int64)
             if count > 1:
-                prefills.append((slice(end - count, end), piece.start, block_ids))
+                prefills.append((slice(end - count, end), chunk.start, block_ids))
             else:
-                singles.append((piece.start + 1, end - 1, block_ids))
+                singles.append((chunk.start + 1, end - 1, block_ids))
         everywhere = np.concatenate(positions)
         return cls(
-            tokens=np.concatenate([piece.tokens for piece in slices]).astype(np.int64),
+            tokens=np.concatenate([chunk.tokens for chunk in slices]).astype(np.int64),
             positions=everywhere,
             pages=np.concatenate(pages).astype(np.int64),
-            places=everywhere % block_tokens,
+            offsets=everywhere % block_tokens,
             last_rows=[end - 1 for end in ends],
             prefills=prefills,
             decodes=DecodeGroup.over(singles, block_tokens),
@@ -241,9 +241,9 @@ def _normalized(rows: Rows, gain: Rows, epsilon: float) -> Rows:
     return normalized
 
 
-def _check(piece: Slice, count: int, block_tokens: int, max_sequence_tokens: int) -> None:
-    end = piece.start + count
-    if count < 1 or piece.start < 0 or end > max_sequence_tokens:
+def _check(chunk: Slice, count: int, block_tokens: int, max_sequence_tokens: int) -> None:
+    end = chunk.start + count
+    if count < 1 or chunk.start < 0 or end > max_sequence_tokens:
         raise ValueError(f"rows [{piece.start}, {end}) lie outside [0, {max_sequence_tokens})")
-    if len(piece.block_ids) != -(-end // block_tokens):
+    if len(chunk.block_ids) != -(-end // block_tokens):
         raise ValueError(f"{len(piece.block_ids)} pages of {block_tokens} rows given for {end} rows")
