@@ -17,7 +17,7 @@ from bench.peers.chat_client import MUTE_S
 from bench.peers.experiment import Schedule
 from bench.peers.streams import Outcome, Stream
 from bench.processes import ANY_CORE, START_TIMEOUT_S, BenchError, Fleet, Process, wait_for_port
-from engines.reference.arithmetic import Slice
+from engines.reference.arithmetic import ChunkInput
 from engines.reference.hashed import HashedArithmetic
 from kvmesh.cli import processes as plan
 from kvmesh.cli import readiness, shared_memory
@@ -188,7 +188,7 @@ def truth(prompt: list[int], count: int, config: MeshConfig) -> list[int]:
     fresh, start = prompt, 0
     for _ in range(count):
         used = blocks[: -(-(start + len(fresh)) // tokens)]
-        (logits,) = arithmetic.forward([Slice(np.array(fresh, np.int32), start, used, True)], store)
+        (logits,) = arithmetic.forward([ChunkInput(np.array(fresh, np.int32), start, used, True)], store)
         assert logits is not None
         ids.append(int(np.argmax(logits)))
         start += len(fresh)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ChunkInput:
     """One sequence's share of a step: rows `[start, start + len(tokens))` of its history.
 
     Rows `[0, start)` must already lie in the store, in the pages that
@@ -54,7 +54,9 @@ class Arithmetic(Protocol):
         """
         ...
 
-    def forward(self, slices: list[Slice], store: NDArray[Any]) -> list[NDArray[np.float64] | None]:
+    def forward(
+        self, chunk_inputs: list[ChunkInput], store: NDArray[Any]
+    ) -> list[NDArray[np.float64] | None]:
         """Compute one step: write the new rows into the store, return logits.
 
         Returns, for each slice in order, float64 logits of shape [vocab_size]

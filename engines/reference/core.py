@@ -12,7 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from engines.reference import errors
-from engines.reference.arithmetic import Slice
+from engines.reference.arithmetic import ChunkInput
 from engines.reference.block_pool import BlockPool, chain_hashes
 from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
@@ -165,11 +165,11 @@ class EngineCore:
                 self.counters.prefill_tokens_cached += sequence.computed
         return self.scheduler.plan()
 
-    def slices(self, plan: list[ScheduledChunk]) -> list[Slice]:
+    def chunk_inputs(self, plan: list[ScheduledChunk]) -> list[ChunkInput]:
         """The arithmetic's view of a plan. Block ids are copies: registration may swap blocks later."""
         width = self.config.block_tokens
         return [
-            Slice(
+            ChunkInput(
                 tokens=chunk.sequence.tokens[chunk.start : chunk.start + chunk.count],
                 start=chunk.start,
                 block_ids=chunk.sequence.block_ids[: -(-(chunk.start + chunk.count) // width)].copy(),

@@ -167,7 +167,7 @@ class Engine:
         core, began_s = self.core, time.monotonic()
         end_s = self._step_pacer.book(began_s, core.cost_s(plan, self.config.costs), was_idle=self._was_idle)
         try:
-            logits = self.arithmetic.forward(core.slices(plan), self._store)
+            logits = self.arithmetic.forward(core.chunk_inputs(plan), self._store)
             pause_s = end_s - time.monotonic()
             if pause_s > 0.0:
                 time.sleep(pause_s)

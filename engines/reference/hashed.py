@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from engines.reference.arithmetic import Slice
+from engines.reference.arithmetic import ChunkInput
 
 _CANDIDATES = 48  # tokens that get a hash-made logit; the rest share _UNLIKELY
 _UNLIKELY = -30.0
@@ -55,12 +55,12 @@ class HashedArithmetic:
         return np.zeros((block_count, block_tokens), dtype=np.uint64)
 
     def forward(
-        self, slices: list[Slice], store: npt.NDArray[np.uint64]
+        self, chunk_inputs: list[ChunkInput], store: npt.NDArray[np.uint64]
     ) -> list[npt.NDArray[np.float64] | None]:
         """Write the running hashes of the new tokens; float64 [vocab_size] logits of the last row where wanted."""
-        return [self._forward_one(one, store) for one in slices]
+        return [self._forward_one(one, store) for one in chunk_inputs]
 
-    def _forward_one(self, one: Slice, store: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64] | None:
+    def _forward_one(self, one: ChunkInput, store: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64] | None:
         block_tokens = store.shape[1]
         end = one.start + len(one.tokens)
         previous = self._root

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.reference.arithmetic import Slice
+from engines.reference.arithmetic import ChunkInput
 from engines.reference.attention import DecodeGroup, Integers, Rows, attend_causal, gathered
 
 FORMAT = "kvmesh-reference-transformer-1"
@@ -108,15 +108,15 @@ class Transformer:
             np.float32,
         )
 
-    def forward(self, slices: list[Slice], store: NDArray[Any]) -> list[Rows | None]:
+    def forward(self, chunk_inputs: list[ChunkInput], store: NDArray[Any]) -> list[Rows | None]:
         """Compute one step; see `Arithmetic.forward`.
 
         Raises ValueError, before anything is written, on a slice whose pages,
         positions or token ids do not fit.
         """
-        if not slices:
+        if not chunk_inputs:
             return []
-        plan = _StepLayout.of(slices, store.shape[2], self.max_sequence_tokens)
+        plan = _StepLayout.of(chunk_inputs, store.shape[2], self.max_sequence_tokens)
         if plan.tokens.min() < 0 or plan.tokens.max() >= self.vocab_size:
             raise ValueError(f"token ids lie outside [0, {self.vocab_size})")
         rotation = (self._rotation[0][plan.positions], self._rotation[1][plan.positions])
@@ -127,9 +127,11 @@ class Transformer:
             pages[plan.pages, plan.offsets, 0] = key
             pages[plan.pages, plan.offsets, 1] = value
             rows = layer.finish(rows, plan.attend(query, pages))
-        chosen = [last for last, chunk in zip(plan.last_rows, slices, strict=True) if chunk.wants_logits]
+        chosen = [
+            last for last, chunk in zip(plan.last_rows, chunk_inputs, strict=True) if chunk.wants_logits
+        ]
         logits = iter(_normalized(rows[chosen], self._norm, self.shape.norm_epsilon) @ self._embedding.T)
-        return [next(logits) if chunk.wants_logits else None for chunk in slices]
+        return [next(logits) if chunk.wants_logits else None for chunk in chunk_inputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +148,15 @@ class _StepLayout:
     decodes: list[DecodeGroup]
 
     @classmethod
-    def of(cls, slices: list[Slice], block_tokens: int, max_sequence_tokens: int) -> _StepLayout:
-        counts = [len(chunk.tokens) for chunk in slices]
+    def of(cls, chunk_inputs: list[ChunkInput], block_tokens: int, max_sequence_tokens: int) -> _StepLayout:
+        counts = [len(chunk.tokens) for chunk in chunk_inputs]
         ends = np.cumsum(counts).tolist()
-        for chunk, count in zip(slices, counts, strict=True):
+        for chunk, count in zip(chunk_inputs, counts, strict=True):
             _check(chunk, count, block_tokens, max_sequence_tokens)
-        positions = [np.arange(p.start, p.start + n) for p, n in zip(slices, counts, strict=True)]
-        pages = [p.block_ids[at // block_tokens] for p, at in zip(slices, positions, strict=True)]
+        positions = [np.arange(p.start, p.start + n) for p, n in zip(chunk_inputs, counts, strict=True)]
+        pages = [p.block_ids[at // block_tokens] for p, at in zip(chunk_inputs, positions, strict=True)]
         prefills, singles = [], []
-        for chunk, count, end in zip(slices, counts, ends, strict=True):
+        for chunk, count, end in zip(chunk_inputs, counts, ends, strict=True):
             block_ids = chunk.block_ids.astype(np.int64)
             if count > 1:
                 prefills.append((slice(end - count, end), chunk.start, block_ids))
@@ -162,7 +164,7 @@ class _StepLayout:
                 singles.append((chunk.start + 1, end - 1, block_ids))
         everywhere = np.concatenate(positions)
         return cls(
-            tokens=np.concatenate([chunk.tokens for chunk in slices]).astype(np.int64),
+            tokens=np.concatenate([chunk.tokens for chunk in chunk_inputs]).astype(np.int64),
             positions=everywhere,
             pages=np.concatenate(pages).astype(np.int64),
             offsets=everywhere % block_tokens,
@@ -241,7 +243,7 @@ def _normalized(rows: Rows, gain: Rows, epsilon: float) -> Rows:
     return normalized
 
 
-def _check(chunk: Slice, count: int, block_tokens: int, max_sequence_tokens: int) -> None:
+def _check(chunk: ChunkInput, count: int, block_tokens: int, max_sequence_tokens: int) -> None:
     end = chunk.start + count
     if count < 1 or chunk.start < 0 or end > max_sequence_tokens:
         raise ValueError(f"rows [{piece.start}, {end}) lie outside [0, {max_sequence_tokens})")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engines.reference.arithmetic import Slice
+from engines.reference.arithmetic import ChunkInput
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sampling import SamplingParams, sample_token
 from tests.chaos.plan import Stream
@@ -37,7 +37,7 @@ class Truth:
         piece, start = np.array(stream.prompt, dtype=np.int32), 0
         output: list[int] = []
         while len(output) < stream.max_output_tokens:
-            (logits,) = self._arithmetic.forward([Slice(piece, start, self._page, True)], self._store)
+            (logits,) = self._arithmetic.forward([ChunkInput(piece, start, self._page, True)], self._store)
             assert logits is not None
             start += len(piece)
             token, _ = sample_token(logits, start, sampling)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.reference.arithmetic import Slice
+from engines.reference.arithmetic import ChunkInput
 from engines.reference.sampling import SamplingParams, sample_token
 from engines.reference.transformer import Transformer
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -30,7 +30,9 @@ def recompute(
     history = list(prompt)
     while len(history) < len(prompt) + request.limits.max_output_tokens:
         blocks = -(-len(history) // BLOCK_TOKENS)
-        whole = Slice(np.array(history, np.int32), 0, np.arange(blocks, dtype=np.int32), wants_logits=True)
+        whole = ChunkInput(
+            np.array(history, np.int32), 0, np.arange(blocks, dtype=np.int32), wants_logits=True
+        )
         logits = model.forward([whole], model.new_store(blocks, BLOCK_TOKENS))[0]
         assert logits is not None
         history.append(sample_token(logits, len(history), sampling)[0])

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from engines.reference import errors
-from engines.reference.arithmetic import Slice
+from engines.reference.arithmetic import ChunkInput
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore
 from engines.reference.cost_model import CostModel, Pacer
@@ -40,7 +40,7 @@ class Driver:
         plan = self.core.plan(self.now_ns)
         assert sum(work.count for work in plan) <= self.core.config.step_tokens_max
         if plan:
-            logits = _ARITHMETIC.forward(self.core.slices(plan), self.store)
+            logits = _ARITHMETIC.forward(self.core.chunk_inputs(plan), self.store)
             self.core.commit(plan, logits, self.now_ns, 0.001)
         for key, output in self.core.outputs:
             assert not self.answers[key].is_final, "something came after the end"
@@ -182,7 +182,7 @@ def test_draws_are_keyed_by_the_absolute_position_of_the_drawn_token() -> None:
     while driver.step():
         pass
     store = _ARITHMETIC.new_store(2, 4)
-    (row,) = _ARITHMETIC.forward([Slice(prompt, 0, np.arange(2, dtype=np.int32), True)], store)
+    (row,) = _ARITHMETIC.forward([ChunkInput(prompt, 0, np.arange(2, dtype=np.int32), True)], store)
     assert row is not None
     for one in requests:
         assert driver.answers[one.key].tokens[0] == sample_token(row, 5, one.sampling)[0]

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engines.reference.arithmetic import Slice
+from engines.reference.arithmetic import ChunkInput
 from engines.reference.hashed import HashedArithmetic
 
 _WIDTH = 8
@@ -22,7 +22,7 @@ def _run(
     """Compute `tokens` in pieces ending at `cuts`; the logits after the last one."""
     start = 0
     for end in cuts:
-        piece = Slice(tokens[start:end], start, pages[: -(-end // _WIDTH)], end == cuts[-1])
+        piece = ChunkInput(tokens[start:end], start, pages[: -(-end // _WIDTH)], end == cuts[-1])
         (logits,) = arithmetic.forward([piece], store)
         start = end
     assert logits is not None
@@ -50,7 +50,7 @@ def test_a_wrong_block_anywhere_changes_the_logits() -> None:
     store = arithmetic.new_store(8, _WIDTH)
     right = _run(arithmetic, tokens, [39, 40], pages, store)
     store[1, 3] += np.uint64(1)
-    (wrong,) = arithmetic.forward([Slice(tokens[39:], 39, pages[:5], True)], store)
+    (wrong,) = arithmetic.forward([ChunkInput(tokens[39:], 39, pages[:5], True)], store)
     assert wrong is not None and not np.array_equal(right, wrong)
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engines.reference.arithmetic import Slice
+from engines.reference.arithmetic import ChunkInput
 from engines.reference.transformer import Transformer
 
 MODEL_DIR = Path(__file__).parents[3] / "engines" / "reference" / "model"
@@ -62,7 +62,7 @@ def test_continues_a_dialogue(trained: Transformer, tokenizer: Tokenizer) -> Non
     start, answer, store = 0, list[int](), trained.new_store(16, 16)
     while CONFIG["stop_token_id"] not in answer and len(answer) < 200:
         pages = np.arange(-(-(start + len(ids)) // 16), dtype=np.int32)
-        (logits,) = trained.forward([Slice(np.array(ids, np.int32), start, pages, True)], store)
+        (logits,) = trained.forward([ChunkInput(np.array(ids, np.int32), start, pages, True)], store)
         assert logits is not None
         start += len(ids)
         ids = [int(logits.argmax())]

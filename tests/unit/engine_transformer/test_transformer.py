@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engines.reference.arithmetic import Arithmetic, Slice
+from engines.reference.arithmetic import Arithmetic, ChunkInput
 from engines.reference.transformer import Transformer
 
 BLOCK_TOKENS = 8
@@ -31,11 +31,11 @@ class Run:
     done: int = 0
     logits: list[Row] = field(default_factory=list)
 
-    def piece(self, count: int) -> Slice:
+    def piece(self, count: int) -> ChunkInput:
         """Return the slice of the next `count` tokens."""
         end = self.done + count
         page_count = -(-end // BLOCK_TOKENS)
-        return Slice(
+        return ChunkInput(
             tokens=np.array(self.tokens[self.done : end], dtype=np.int32),
             start=self.done,
             block_ids=np.array(self.pages[:page_count], dtype=np.int32),
@@ -110,8 +110,8 @@ def test_matches_the_formulas(small: Transformer, small_weights: dict[str, Row])
     np.testing.assert_allclose(recompute(small, run.tokens), expected[-1], rtol=0, atol=1e-5)
 
 
-def _demanding(piece: Slice) -> Slice:
-    return Slice(piece.tokens, piece.start, piece.block_ids, wants_logits=True)
+def _demanding(piece: ChunkInput) -> ChunkInput:
+    return ChunkInput(piece.tokens, piece.start, piece.block_ids, wants_logits=True)
 
 
 @settings(max_examples=40, deadline=None)
@@ -206,7 +206,7 @@ def test_refuses_what_does_not_fit(
 ) -> None:
     """Wrong positions, pages and ids are refused by name before anything is written."""
     store = small.new_store(33, BLOCK_TOKENS)
-    piece = Slice(np.array(tokens, np.int32), start, np.array(pages, np.int32), True)
+    piece = ChunkInput(np.array(tokens, np.int32), start, np.array(pages, np.int32), True)
     with pytest.raises(ValueError, match=message):
         small.forward([piece], store)
     assert not store.any()
