@@ -19,7 +19,7 @@ RDB_PATH = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
 HELD_OUT_STRIDE = 25
 """Of every 25 consecutive stretches one is held out: 4 % of each novel, spread over it."""
 
-STRETCH_PARAGRAPHS = 24
+PASSAGE_PARAGRAPHS = 24
 """Paragraphs that stay together on one side of the split, so that no dialogue straddles it."""
 
 CHARTYPE_STRINGS = 16
@@ -38,7 +38,7 @@ class Scene:
 class Corpus:
     """One side of the split: running text in stretches, and the dialogues found in it."""
 
-    stretches: list[str]
+    passages: list[str]
     scenes: list[Scene]
 
 
@@ -96,15 +96,15 @@ def split(novels: list[list[str]]) -> tuple[Corpus, Corpus]:
     held_out: list[list[str]] = []
     for novel in novels:
         paragraphs = paragraphs_of(novel)
-        for number, start in enumerate(range(0, len(paragraphs), STRETCH_PARAGRAPHS)):
+        for number, start in enumerate(range(0, len(paragraphs), PASSAGE_PARAGRAPHS)):
             side = held_out if number % HELD_OUT_STRIDE == HELD_OUT_STRIDE // 2 else kept
-            side.append(paragraphs[start : start + STRETCH_PARAGRAPHS])
+            side.append(paragraphs[start : start + PASSAGE_PARAGRAPHS])
     return _corpus(kept), _corpus(held_out)
 
 
-def _corpus(stretches: list[list[str]]) -> Corpus:
-    scenes = [scene for paragraphs in stretches for scene in scenes_of(paragraphs)]
-    return Corpus(["\n".join(paragraphs) for paragraphs in stretches], scenes)
+def _corpus(passages: list[list[str]]) -> Corpus:
+    scenes = [scene for paragraphs in passages for scene in scenes_of(paragraphs)]
+    return Corpus(["\n".join(paragraphs) for paragraphs in passages], scenes)
 
 
 def paragraphs_of(lines: list[str]) -> list[str]:

@@ -37,9 +37,9 @@ def main() -> None:
     novels = corpus.read_novels((folder / corpus.RDB_PATH).read_bytes())
     kept, held_out = corpus.split(novels)
     turns = [turn for scene in kept.scenes for turn in scene.turns]
-    tokenizer = vocabulary.train_tokenizer([*kept.stretches, *turns])
+    tokenizer = vocabulary.train_tokenizer([*kept.passages, *turns])
     windows = Windows(kept, tokenizer, options.window)
-    judge = Judge(Windows(held_out, tokenizer, options.window), options)
+    evaluator = HeldOutEvaluator(Windows(held_out, tokenizer, options.window), options)
     decoder = Decoder(Shape(vocab_size=tokenizer.get_vocab_size()), options.dropout)
     parameter_count = sum(parameter.numel() for parameter in decoder.parameters())
     print(
@@ -49,7 +49,7 @@ def main() -> None:
     )
     best = math.inf
     for progress in _train(decoder, windows, options):
-        loss, parts = judge.loss(decoder)
+        loss, parts = evaluator.loss(decoder)
         print(f"{progress} held-out {loss:.4f} (text {parts[0]:.4f}, dialogue {parts[1]:.4f})", flush=True)
         if loss < best:
             best = loss
@@ -105,7 +105,7 @@ def _loss(decoder: Decoder, batch: Any) -> Any:
     return functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
-class Judge:
+class HeldOutEvaluator:
     """Held-out loss over the same windows every time."""
 
     def __init__(self, windows: Windows, options: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ class Windows:
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer, length: int) -> None:
         self._length = length
-        text = [[*tokenizer.encode(stretch).ids, END] for stretch in corpus.stretches]
+        text = [[*tokenizer.encode(passage).ids, END] for passage in corpus.passages]
         self._text: Tokens = np.concatenate([np.array(ids) for ids in text]).astype(np.int64)
         self._scenes = [_encode_scene(scene, tokenizer) for scene in corpus.scenes]
         self._turn_counts = np.array([len(turns) for _, turns in self._scenes], dtype=np.float64)
