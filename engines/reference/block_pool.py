@@ -78,7 +78,7 @@ class BlockPool:
     block_count: int
     block_tokens: int
     salt: bytes = b""
-    reuse: bool = True
+    prefix_reuse: bool = True
     _free: list[int] = field(init=False)
     _references: list[int] = field(init=False)
     _cached: dict[int, _CachedBlock] = field(init=False, default_factory=dict)
@@ -142,7 +142,7 @@ class BlockPool:
         When the same content is cached already, the holder's reference moves to that block and `block_id` is
         freed: content is a function of the history, so they are equal. Without reuse nothing is registered.
         """
-        if not self.reuse:
+        if not self.prefix_reuse:
             return block_id
         known = self._cached.get(value)
         if known is None:

@@ -109,7 +109,7 @@ class Scheduler:
 
     def register(self, sequence: Sequence) -> None:
         """Put the full computed blocks of `sequence` into the prefix table."""
-        if not self.pool.reuse:
+        if not self.pool.prefix_reuse:
             return
         width = self.pool.block_tokens
         while (sequence.registered + 1) * width <= sequence.computed:
@@ -152,7 +152,7 @@ class Scheduler:
         """Cached blocks this sequence can start from. Whoever prefills recomputes the last prompt token for
         its logits.
         """
-        if not self.pool.reuse:
+        if not self.pool.prefix_reuse:
             return []
         prompt = len(sequence.request.prompt)
         last = prompt if sequence.request.kind is RequestKind.GENERATION_ONLY else prompt - 1
