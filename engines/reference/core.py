@@ -304,7 +304,7 @@ class EngineCore:
             reason = f"blocks of {handoff.block_tokens} tokens, {handoff.block_bytes} bytes"
             reason += f"; here {self.config.block_tokens} tokens, {self.block_bytes} bytes"
         elif handoff.token_count != len(request.prompt):
-            reason = f"made for {handoff.token_count} prompt tokens, got {len(submission.prompt)}"
+            reason = f"made for {handoff.token_count} prompt tokens, got {len(request.prompt)}"
         elif handoff.block_hashes != hashes or handoff.tail_hash != self._tail_hash(request.prompt, hashes):
             reason = "made for another prompt"
         if reason is not None:

@@ -191,9 +191,9 @@ class KvPuller:
             text = errors.HANDOFF_UNKNOWN.format(handoff=handoff.handoff_id, peer=handoff.address)
             raise TransferError(text)
         if response.error is not None:
-            raise TransferError(errors.TRANSFER_FAILED.format(reason=f"{handoff.address}: {answer.error}"))
+            raise TransferError(errors.TRANSFER_FAILED.format(reason=f"{handoff.address}: {response.error}"))
         if response.blocks != self.block_count:
-            reason = f"{handoff.address} has {answer.blocks} blocks, {self.block_count} wanted"
+            reason = f"{handoff.address} has {response.blocks} blocks, {self.block_count} wanted"
             raise TransferError(errors.TRANSFER_FAILED.format(reason=reason))
         return _read(connection, response.blocks * handoff.block_bytes, deadline_s)
 

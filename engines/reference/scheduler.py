@@ -79,10 +79,10 @@ class Scheduler:
         """
         budget = self.step_tokens_max
         ready = [sequence for sequence in self.running.values() if not sequence.is_pulling]
-        work: list[ScheduledChunk] = []
+        chunks: list[ScheduledChunk] = []
         for sequence in ready:
             if sequence.generated:
-                work.append(ScheduledChunk(sequence, sequence.computed, 1, True))
+                chunks.append(ScheduledChunk(sequence, sequence.computed, 1, True))
                 budget -= 1
         for sequence in ready:
             if budget == 0:
@@ -90,14 +90,14 @@ class Scheduler:
             if not sequence.generated:
                 count = min(budget, sequence.pending)
                 assert count >= 1, "a prompt without anything left to compute"
-                work.append(ScheduledChunk(sequence, sequence.computed, count, count == sequence.pending))
+                chunks.append(ScheduledChunk(sequence, sequence.computed, count, count == sequence.pending))
                 budget -= count
-        return work
+        return chunks
 
-    def commit(self, work: ScheduledChunk) -> None:
-        """The rows of `work` are in the store: advance, and make blocks they filled reusable."""
-        sequence = work.sequence
-        sequence.computed = work.start + work.count
+    def commit(self, chunk: ScheduledChunk) -> None:
+        """The rows of `chunk` are in the store: advance, and make blocks they filled reusable."""
+        sequence = chunk.sequence
+        sequence.computed = chunk.start + chunk.count
         sequence.has_chunk = True
         self.register(sequence)
 

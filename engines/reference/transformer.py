@@ -246,6 +246,6 @@ def _normalized(rows: Rows, gain: Rows, epsilon: float) -> Rows:
 def _check(chunk: ChunkInput, count: int, block_tokens: int, max_sequence_tokens: int) -> None:
     end = chunk.start + count
     if count < 1 or chunk.start < 0 or end > max_sequence_tokens:
-        raise ValueError(f"rows [{piece.start}, {end}) lie outside [0, {max_sequence_tokens})")
+        raise ValueError(f"rows [{chunk.start}, {end}) lie outside [0, {max_sequence_tokens})")
     if len(chunk.block_ids) != -(-end // block_tokens):
-        raise ValueError(f"{len(piece.block_ids)} pages of {block_tokens} rows given for {end} rows")
+        raise ValueError(f"{len(chunk.block_ids)} pages of {block_tokens} rows given for {end} rows")

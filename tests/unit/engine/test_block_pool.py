@@ -163,7 +163,7 @@ def test_block_hash_is_chained_xxh3_over_little_endian_tokens() -> None:
 
 def test_without_reuse_nothing_is_registered_or_announced() -> None:
     """The oracle for exactness must not be able to reuse anything."""
-    pool = BlockPool(4, _WIDTH, b"", reuse=False)
+    pool = BlockPool(4, _WIDTH, b"", prefix_reuse=False)
     ids = pool.allocate([], 2)
     assert pool.register(ids[0], 1, None, b"") == ids[0]
     pool.release(ids)

@@ -185,7 +185,7 @@ def test_recent_events_are_bounded_and_have_no_holes() -> None:
             event = BlocksRemoved(tuple(range(count))) if rng.random() < 0.5 else BlocksStored(None, blocks)
             everything.append(NumberedEvent(event_id, event))
             recent.add(everything[-1])
-            kept = recent.cursor(event_id - len(recent._events))
+            kept = recent.after(event_id - len(recent._events))
             assert kept is not None
             assert (
                 sum(
@@ -195,7 +195,7 @@ def test_recent_events_are_bounded_and_have_no_holes() -> None:
                 <= 40
             ), f"seed={seed}"
             asked = int(rng.integers(0, event_id + 3))
-            found = recent.cursor(asked)
+            found = recent.after(asked)
             assert found is None or found == everything[asked:], f"seed={seed}"
             assert (found is None) == (asked > event_id or asked < event_id - len(kept)), f"seed={seed}"
 
