@@ -49,7 +49,7 @@ class Answer:
 
 
 @dataclass
-class Bench:
+class EngineHarness:
     """One engine and its outbox."""
 
     engine: Engine
@@ -101,7 +101,7 @@ class Bench:
 
 
 @contextmanager
-def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[Bench]:
+def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[EngineHarness]:
     """A started engine, closed and checked for consistency afterwards."""
     config = replace(config, **changes)  # type: ignore[arg-type]
     arithmetic, digest = load_arithmetic(config)
@@ -110,7 +110,7 @@ def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[Bench]
     engine = Engine(config, arithmetic, digest, output_queue)
     engine.start()
     try:
-        yield Bench(engine, output_queue)
+        yield EngineHarness(engine, output_queue)
     finally:
         engine.close()
         output_queue.close()

@@ -102,16 +102,16 @@ def test_cancel_in_every_phase_frees_everything() -> None:
 
 def test_stop_by_request_id() -> None:
     """Every live request of that id ends, no other."""
-    with running() as bench:
-        stopped = bench.submit(_prompt(1, 8), 400, request_id="a")
-        other = bench.submit(_prompt(2, 8), 30, request_id="b")
-        bench.engine.stop("a")
+    with running() as harness:
+        stopped = harness.submit(_prompt(1, 8), 400, request_id="a")
+        other = harness.submit(_prompt(2, 8), 30, request_id="b")
+        harness.engine.stop("a")
         assert len(stopped.wait().tokens) < 400
         assert len(other.wait().tokens) == 30
 
 
 def test_without_streaming_there_is_one_message() -> None:
     """All tokens come at the end, the prompt excluded."""
-    with running() as bench:
-        answer = bench.submit(_prompt(1, 8), 20, is_streaming=False)
+    with running() as harness:
+        answer = harness.submit(_prompt(1, 8), 20, is_streaming=False)
         assert len(answer.wait().tokens) == 20 and answer.messages == 1

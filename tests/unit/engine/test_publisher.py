@@ -77,14 +77,14 @@ class Collector:
 def test_snapshot_and_events_replay_to_the_cache() -> None:
     """Whenever somebody subscribes, applying what he gets yields exactly the prefix table."""
     rng = np.random.default_rng(3)
-    with running(kv_blocks=20) as bench:
+    with running(kv_blocks=20) as harness:
         subscribers: list[Collector] = []
         for turn in range(30):
             if turn % 7 == 0:
                 subscribers.append(Collector())
-                bench.engine.subscribe_events(1000 + turn, subscribers[-1])
-            bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
-        cached = {value for stored in bench.engine.core.pool.snapshot() for value, _ in stored.blocks}
+                harness.engine.subscribe_events(1000 + turn, subscribers[-1])
+            harness.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
+        cached = {value for stored in harness.engine.core.pool.snapshot() for value, _ in stored.blocks}
         assert cached
         for subscriber in subscribers:
             wait_until(partial(subscriber.has_reached, cached), "caught up")
@@ -95,8 +95,8 @@ def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
     """The buffer is bounded; the overflow ends one subscription with an error that tells what to do."""
     publisher, slow = Publisher("boot", buffered_events_max=10), Collector()
     publisher.start()
-    with running() as bench:
-        load = bench.engine.core.load()
+    with running() as harness:
+        load = harness.engine.core.load()
     publisher.subscribe_events(1, slow, [])
     wait_until(lambda: len(slow.messages) == 1, "snapshot")
     slow.may_send.clear()
@@ -113,8 +113,8 @@ def test_a_reader_that_has_enough_is_ended_well_and_goes_on_in_the_next() -> Non
     """Nothing is lost between one subscription and the next, whatever is offered in between."""
     publisher = Publisher("boot")
     publisher.start()
-    with running() as bench:
-        load = bench.engine.core.load()
+    with running() as harness:
+        load = harness.engine.core.load()
     seen: list[int] = []
     for turn in range(6):
         subscriber = Collector(messages_max=1 + turn % 3)
@@ -148,8 +148,8 @@ def test_load_reports_come_on_change_and_regularly() -> None:
     """The first comes at once, changes follow, and silence never lasts."""
     publisher, subscriber = Publisher("boot"), Collector()
     publisher.start()
-    with running() as bench:
-        load = bench.engine.core.load()
+    with running() as harness:
+        load = harness.engine.core.load()
     publisher.publish([], load)
     publisher.subscribe_load(1, subscriber)
     wait_until(lambda: len(subscriber.messages) == 1, "first report", 0.5)
@@ -203,18 +203,18 @@ def test_recent_events_are_bounded_and_have_no_holes() -> None:
 def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None:
     """Streams that follow each other make one: no event is lost between them, none comes twice."""
     rng = np.random.default_rng(5)
-    with running(kv_blocks=20) as bench:
+    with running(kv_blocks=20) as harness:
         first = Collector()
-        bench.engine.subscribe_events(1000, first)
+        harness.engine.subscribe_events(1000, first)
         wait_until(lambda: bool(first.messages), "the snapshot")
         seen, event_id = list(first.messages), 0
         for turn in range(8):
-            bench.engine.cancel(1000 + turn)
-            bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
+            harness.engine.cancel(1000 + turn)
+            harness.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
             again = Collector()
-            bench.engine.subscribe_events(1001 + turn, again, EventCursor(bench.engine.boot_id, event_id))
-            bench.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
-            last_id = bench.engine.publisher._replay_buffer.last_id
+            harness.engine.subscribe_events(1001 + turn, again, EventCursor(harness.engine.boot_id, event_id))
+            harness.run(rng.integers(0, 4096, int(rng.integers(8, 80)), dtype=np.int32), 5)
+            last_id = harness.engine.publisher._replay_buffer.last_id
 
             def has_all(subscriber: Collector = again, last_id: int = last_id) -> bool:
                 return bool(subscriber.events()) and subscriber.events()[-1]["event_id"] == last_id
@@ -222,17 +222,17 @@ def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None
             wait_until(has_all, "caught up")
             assert all("snapshot" not in message for message in again.messages)
             seen, event_id = seen + again.messages, last_id
-        cached = {value for stored in bench.engine.core.pool.snapshot() for value, _ in stored.blocks}
+        cached = {value for stored in harness.engine.core.pool.snapshot() for value, _ in stored.blocks}
         assert Collector(seen).cached() == cached
 
 
 def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
     """So does one that was at another boot, or is ahead of this one."""
-    with running(kv_blocks=20) as bench:
-        engine = bench.engine
+    with running(kv_blocks=20) as harness:
+        engine = harness.engine
         engine.publisher._replay_buffer.blocks_max = 1
         for turn in range(4):
-            bench.run(np.arange(40 * turn, 40 * turn + 40, dtype=np.int32), 5)
+            harness.run(np.arange(40 * turn, 40 * turn + 40, dtype=np.int32), 5)
         for number, cursor in enumerate(
             (EventCursor(engine.boot_id, 0), EventCursor("other", 1), EventCursor(engine.boot_id, 9999))
         ):
