@@ -115,8 +115,8 @@ class Engine:
         self._enqueue(partial(self._on_release, handoff, on_released))
 
     def subscribe_events(self, key: int, subscriber: Subscriber, cursor: EventCursor | None = None) -> None:
-        """Send `subscriber` all later KV events: those behind `cursor` if they are still known, else behind a snapshot of the
-        prefix table.
+        """Send `subscriber` all later KV events: those behind `cursor` if they are still kept, else a snapshot of
+        the prefix table and the events after it.
         """
         self._enqueue(partial(self._on_subscribe_events, key, subscriber, cursor))
 

@@ -7,8 +7,8 @@ One connection per pull, little-endian lengths:
     listener  the raw bytes of that many blocks, in order
     puller    b"ACK!"          the listener may free the blocks; without it they stay held until they expire
 
-Both ends give up at their deadline, and before it when the other end makes no progress for `STALL_TIMEOUT_S`: a peer that is
-dead, frozen or cut off costs so long and no more. Nothing here frees blocks or touches the engine's state but through
+Both ends give up at their deadline, and before it when the other end makes no progress for `STALL_TIMEOUT_S`. A peer that
+is dead, frozen or cut off costs so long and no more. Nothing here frees blocks or touches the engine's state but through
 callbacks.
 """
 
