@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bench.conversation_player import Taken
 from bench.conversations import BLOCK_TOKENS
 from services.router.placement.costs import CostModel
-from services.router.replay.cost import Cost
+from simulator.cost import Cost
 
 
 @dataclass(frozen=True, slots=True)

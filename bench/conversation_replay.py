@@ -9,11 +9,11 @@ from bench.conversation_figures import trace_lines
 from bench.conversation_player import Taken
 from bench.conversations import BLOCK_TOKENS
 from kvmesh.config import MeshConfig
-from services.router.replay import trace
-from services.router.replay.cost import Cost
-from services.router.replay.measures import Measures, mean
-from services.router.replay.runs import Replay, Row
-from services.router.replay.servers import Order
+from simulator import trace
+from simulator.cost import Cost
+from simulator.measures import Measures, mean
+from simulator.runs import Replay, Row
+from simulator.servers import Order
 
 SEEDS = (1, 2, 3)
 STALENESS_S = 0.005

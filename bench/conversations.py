@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from services.router.replay.cost import COSTS, Cost
+from simulator.cost import COSTS, Cost
 
 TRACE: Final = Path(__file__).parent / "traces" / "conversation_head.jsonl.gz"
 FACTOR: Final = 16

@@ -19,8 +19,8 @@ from bench.conversations import BLOCK_TOKENS, COST
 from bench.peers import chat
 from bench.peers.worker import Worker
 from kvmesh.queue_order import ORDERS
-from services.router.replay.cost import Cost
-from services.router.replay.lru import BlockCache
+from simulator.cost import Cost
+from simulator.lru import BlockCache
 
 
 def words_of(messages: Iterable[chat.Message]) -> list[str]:

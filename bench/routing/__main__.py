@@ -21,9 +21,9 @@ from bench.routing.record import Record, code
 from bench.routing.rows import LARGE_REQUESTS, SEEDS, TRACES, Case, drawn, fifteen, full, tails
 from bench.routing.tails import Tail
 from kvmesh.config import ROOT
-from services.router.replay.measures import Measures
-from services.router.replay.processes import Runner, Task
-from services.router.replay.trace import Trace, read
+from simulator.measures import Measures
+from simulator.processes import Runner, Task
+from simulator.trace import Trace, read
 
 FOLDER: Final = ROOT / "bench" / "traces"
 RESULTS: Final = Path(".kvmesh/routing/runs.jsonl")

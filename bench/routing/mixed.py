@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from services.router.replay.trace import BLOCK_TOKENS, Record, Trace
+from simulator.trace import BLOCK_TOKENS, Record, Trace
 
 REQUESTS: Final = 6000
 RATE_PER_S: Final = 10.0

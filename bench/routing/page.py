@@ -12,9 +12,9 @@ from typing import Any
 from bench.routing import tails
 from bench.routing.rows import NAMES, OURS, SEEDS, Case, drawn, fifteen
 from bench.routing.tails import Tail
-from services.router.replay.measures import Measures, mean, spread
-from services.router.replay.runs import BOUND
-from services.router.replay.tables import figures, row_dict
+from simulator.measures import Measures, mean, spread
+from simulator.runs import BOUND
+from simulator.tables import figures, row_dict
 
 GAIN_AIM = 0.90
 GAIN_TEXT = "geometric mean over rows of the mean TTFT at least 10 % below the best single other policy"

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from bench.routing.rows import OURS
 from kvmesh.config import ROOT
-from services.router.replay.measures import Measures
-from services.router.replay.processes import Task
-from services.router.replay.tables import row_dict
+from simulator.measures import Measures
+from simulator.processes import Task
+from simulator.tables import row_dict
 
 ROUTER: Final = ROOT / "services" / "router"
 SIMULATOR: Final = (ROUTER / "replay" / "runs.py", ROUTER / "replay")

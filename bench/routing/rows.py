@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.router.replay.catalogue import POLICIES
-from services.router.replay.processes import Task
-from services.router.replay.runs import BOUND, Row
-from services.router.replay.servers import Order
+from simulator.catalogue import POLICIES
+from simulator.processes import Task
+from simulator.runs import BOUND, Row
+from simulator.servers import Order
 
 GRID_TRACES: Final = ("conv", "tool")
 TRACES: Final = {

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.routing.rows import OURS, REFERENCE, TAIL_SEEDS, Case
-from services.router.replay.measures import Measures
-from services.router.replay.tables import row_dict
+from simulator.measures import Measures
+from simulator.tables import row_dict
 
 ROW_AIM = 1.10
 ROW_TEXT = "in every row, median p99 over that of the policy with the row's best mean at most 1.1"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-PROGRAM: Final = "services.router.replay"
+PROGRAM: Final = "simulator"
 
 
 def replay(arguments: Sequence[str]) -> int:

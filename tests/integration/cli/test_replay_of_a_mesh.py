@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 
 from services.router.placement.costs import WINDOW
-from services.router.replay.cost import Cost
+from simulator.cost import Cost
 from tests.integration.generation import generate, token_request
 from tests.integration.harness import Mesh, configure, running_mesh
 

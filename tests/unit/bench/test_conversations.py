@@ -16,8 +16,8 @@ from bench.conversation_player import Blocks, Player, Reply, Taken
 from bench.conversation_replay import simulated
 from bench.conversations import BLOCK_TOKENS, COST, FACTOR, FRESH_MIN, SYSTEM_TOKENS, Record, Turn
 from bench.results import Aim
-from services.router.replay import trace
-from services.router.replay.cost import Cost
+from simulator import trace
+from simulator.cost import Cost
 
 SIMPLE = Cost("simple", 0.0, 0.001, 0.0)
 

@@ -16,7 +16,7 @@ from bench.peers.chat_conversations import ChatAsker, messages
 from bench.peers.conversations import judge
 from bench.peers.conversations_page import BEGIN, END, Record
 from bench.processes import BenchError
-from services.router.replay.cost import Cost
+from simulator.cost import Cost
 
 FREE = Cost("free", 0.0, 1e-9, 0.0)
 

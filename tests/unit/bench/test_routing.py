@@ -28,8 +28,8 @@ from bench.routing.rows import (
 )
 from bench.routing.tails import Tail, verdict
 from kvmesh.config import ROOT
-from services.router.replay.measures import Measures
-from services.router.replay.trace import read
+from simulator.measures import Measures
+from simulator.trace import read
 
 FIGURES = Measures(**dict.fromkeys(Measures.__dataclass_fields__, 1.0))
 

@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from services.router.replay.trace import BLOCK_TOKENS, Record, Trace
+from simulator.trace import BLOCK_TOKENS, Record, Trace
 
 
 def trace(seed: int, requests: int = 150, conversations: int = 12) -> Trace:

@@ -14,13 +14,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from services.router.replay import options
-from services.router.replay.cost import COSTS
-from services.router.replay.main import main
-from services.router.replay.measures import Measures
-from services.router.replay.options import BadOption, Cache
-from services.router.replay.plot import CHARTS, COLOURS, Line, Panel, svg
-from services.router.replay.sizing import REPLICAS_MAX, Search
+from simulator import options
+from simulator.cost import COSTS
+from simulator.main import main
+from simulator.measures import Measures
+from simulator.options import BadOption, Cache
+from simulator.plot import CHARTS, COLOURS, Line, Panel, svg
+from simulator.sizing import REPLICAS_MAX, Search
 from tests.unit.router.replay import small
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from services.router.replay.lru import BlockCache
+from simulator.lru import BlockCache
 
 
 class Twin:

@@ -16,10 +16,10 @@ import pytest
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
 from services.router.placement.costs import CostModel
-from services.router.replay import options
-from services.router.replay.cost import COSTS
-from services.router.replay.measured import PROMPTS_MIN, measured
-from services.router.replay.options import BadOption
+from simulator import options
+from simulator.cost import COSTS
+from simulator.measured import PROMPTS_MIN, measured
+from simulator.options import BadOption
 from tests.unit.router.replay import small
 from tests.unit.router.replay.test_command import run
 

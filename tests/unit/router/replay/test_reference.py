@@ -8,11 +8,11 @@ import pytest
 
 from bench.routing.rows import TRACES, fifteen, full
 from kvmesh.config import ROOT
-from services.router.replay.cost import COSTS
-from services.router.replay.pooled import pool
-from services.router.replay.runs import BOUND, Replay, Row
-from services.router.replay.trace import Trace, read
-from services.router.replay.workload import workload
+from simulator.cost import COSTS
+from simulator.pooled import pool
+from simulator.runs import BOUND, Replay, Row
+from simulator.trace import Trace, read
+from simulator.workload import workload
 
 
 def trace(name: str) -> Trace:

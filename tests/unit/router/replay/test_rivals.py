@@ -19,10 +19,10 @@ from services.router.placement.policy import (
     Started,
     Stored,
 )
-from services.router.replay.catalogue import POLICIES
-from services.router.replay.cost import Cost
-from services.router.replay.rivals.seen import Given, Rival
-from services.router.replay.simulation import Began
+from simulator.catalogue import POLICIES
+from simulator.cost import Cost
+from simulator.rivals.seen import Given, Rival
+from simulator.simulation import Began
 
 NAMES = ["a", "b", "c"]
 BLOCK = 512

@@ -25,15 +25,15 @@ from services.router.placement.policy import (
     Stored,
     Wait,
 )
-from services.router.replay.catalogue import POLICIES
-from services.router.replay.cost import COSTS, Cost
-from services.router.replay.lru import BlockCache
-from services.router.replay.pooled import bound, capacity_of, pool, scale_for
-from services.router.replay.processes import Runner, Task
-from services.router.replay.runs import BOUND, Replay, Row
-from services.router.replay.servers import Order
-from services.router.replay.simulation import Absence, Cluster, Outcome, Simulation
-from services.router.replay.workload import Workload, workload
+from simulator.catalogue import POLICIES
+from simulator.cost import COSTS, Cost
+from simulator.lru import BlockCache
+from simulator.pooled import bound, capacity_of, pool, scale_for
+from simulator.processes import Runner, Task
+from simulator.runs import BOUND, Replay, Row
+from simulator.servers import Order
+from simulator.simulation import Absence, Cluster, Outcome, Simulation
+from simulator.workload import Workload, workload
 from tests.unit.overtaking import overtaken_s
 from tests.unit.router.replay import small
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.router.replay.trace import Record, Trace, TraceError, read
-from services.router.replay.workload import spread, workload
+from simulator.trace import Record, Trace, TraceError, read
+from simulator.workload import spread, workload
 from tests.unit.router.replay import small
 
 GOOD: dict[str, Any] = {"timestamp": 5, "input_length": 600, "output_length": 9, "hash_ids": [0, 7]}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape
 
-from services.router.replay.measures import Measures
-from services.router.replay.runs import BOUND
+from simulator.measures import Measures
+from simulator.runs import BOUND
 
 COLOURS: Final = (
     *("#0b6e4f", "#d1495b", "#2747d9", "#edae49", "#8e2d8b", "#4fb3e8", "#8d6a43", "#222222"),

@@ -6,7 +6,7 @@ holds 1.3 times as much, which would be transferred; without transfer what is le
 
 from __future__ import annotations
 
-from services.router.replay.rivals.seen import Asked, Rival
+from simulator.rivals.seen import Asked, Rival
 
 
 class Ttft(Rival):

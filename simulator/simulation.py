@@ -33,10 +33,10 @@ from services.router.placement.policy import (
 )
 from services.router.queue.release_queue import ReleaseQueue
 from services.router.relay.releases import PUMP_PAUSE_S, Forecast
-from services.router.replay.cost import Cost
-from services.router.replay.held import Held
-from services.router.replay.servers import Order, Server
-from services.router.replay.workload import Workload
+from simulator.cost import Cost
+from simulator.held import Held
+from simulator.servers import Order, Server
+from simulator.workload import Workload
 
 OUTPUT_TOKENS_MAX: Final = 1
 """Nobody may read how long the output will be, and decode is not simulated."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.router.replay.rivals.seen import Asked, Rival
+from simulator.rivals.seen import Asked, Rival
 
 PREFILL_LOAD_SCALE: Final = 1.0
 

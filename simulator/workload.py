@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from services.router.replay.trace import Record, Trace
+from simulator.trace import Record, Trace
 
 SIGMA: Final = 0.1
 """Spread of the noise on service times (lognormal, mean 1)."""

@@ -18,8 +18,8 @@ from typing import Final
 
 from kvmesh.queue_order import ORDERS
 from services.router.placement.policy import Dispatched, ReplicaState
-from services.router.replay.rivals.seen import Asked, Given, Rival
-from services.router.replay.servers import Order
+from simulator.rivals.seen import Asked, Given, Rival
+from simulator.servers import Order
 
 KAPPA_MAX: Final = 8.0
 TYPICAL_START_S: Final = 0.3

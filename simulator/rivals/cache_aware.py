@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from services.router.placement.policy import Dispatched
-from services.router.replay.lru import BlockCache
-from services.router.replay.rivals.seen import Asked, Given, Rival
+from simulator.lru import BlockCache
+from simulator.rivals.seen import Asked, Given, Rival
 
 MATCH: Final = 0.3
 SGLANG_BALANCE: Final = (64, 1.5)

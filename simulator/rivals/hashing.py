@@ -12,7 +12,7 @@ import random
 from bisect import bisect
 from typing import Final
 
-from services.router.replay.rivals.seen import Asked, Given, Rival
+from simulator.rivals.seen import Asked, Given, Rival
 
 BLOCKS: Final = 2
 VIRTUAL_NODES: Final = 100

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from services.router.replay.cost import Cost
-from services.router.replay.lru import BlockCache
-from services.router.replay.workload import Workload
+from simulator.cost import Cost
+from simulator.lru import BlockCache
+from simulator.workload import Workload
 
 SPARE_BLOCKS = 16
 

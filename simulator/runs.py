@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.router.replay.catalogue import POLICIES
-from services.router.replay.cost import COSTS, Cost
-from services.router.replay.measures import Measures, measure
-from services.router.replay.pooled import Pooled, bound, capacity_of, pool, scale_for
-from services.router.replay.rivals.seen import Given
-from services.router.replay.servers import Order
-from services.router.replay.simulation import Absence, Cluster, Simulation
-from services.router.replay.trace import Trace
-from services.router.replay.workload import Workload, workload
+from simulator.catalogue import POLICIES
+from simulator.cost import COSTS, Cost
+from simulator.measures import Measures, measure
+from simulator.pooled import Pooled, bound, capacity_of, pool, scale_for
+from simulator.rivals.seen import Given
+from simulator.servers import Order
+from simulator.simulation import Absence, Cluster, Simulation
+from simulator.trace import Trace
+from simulator.workload import Workload, workload
 
 BOUND = "one-queue"
 """Not a policy: one queue and one pooled cache for all replicas, first come first served."""

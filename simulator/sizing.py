@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.router.replay.measures import Measures
+from simulator.measures import Measures
 
 REPLICAS_MAX: Final = 1024
 GROWTH: Final = 1.5

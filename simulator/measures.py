@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Final
 
-from services.router.replay.cost import Cost
-from services.router.replay.workload import Workload
+from simulator.cost import Cost
+from simulator.workload import Workload
 
 WARM_UP: Final = 0.1
 """Share of the requests, the first ones, whose times are not counted."""

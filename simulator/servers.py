@@ -6,7 +6,7 @@ import heapq
 from enum import StrEnum
 
 from kvmesh.queue_order import ORDERS
-from services.router.replay.lru import BlockCache
+from simulator.lru import BlockCache
 
 
 class Order(StrEnum):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from services.router.replay.catalogue import POLICIES
-from services.router.replay.cost import COSTS, GIB, Cost
-from services.router.replay.runs import BOUND
+from simulator.catalogue import POLICIES
+from simulator.cost import COSTS, GIB, Cost
+from simulator.runs import BOUND
 
 REPLICAS_MAX: Final = 1024
 LOAD_MAX: Final = 10.0

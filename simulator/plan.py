@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Protocol
 
-from services.router.replay.cost import Cost
-from services.router.replay.measured import Measured
-from services.router.replay.measures import Measures
-from services.router.replay.options import Cache
-from services.router.replay.processes import OnDone, Task
-from services.router.replay.runs import Replay, Row
-from services.router.replay.sizing import Search
-from services.router.replay.trace import Trace
+from simulator.cost import Cost
+from simulator.measured import Measured
+from simulator.measures import Measures
+from simulator.options import Cache
+from simulator.processes import OnDone, Task
+from simulator.runs import Replay, Row
+from simulator.sizing import Search
+from simulator.trace import Trace
 
 SEED = 1
 """The first one."""

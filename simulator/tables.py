@@ -9,10 +9,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from services.router.replay.cost import Cost
-from services.router.replay.measures import Measures, mean, spread
-from services.router.replay.plan import Compared, Plan, Sized
-from services.router.replay.runs import BOUND, Row
+from simulator.cost import Cost
+from simulator.measures import Measures, mean, spread
+from simulator.plan import Compared, Plan, Sized
+from simulator.runs import BOUND, Row
 
 COLUMNS = (
     ("mean s", "mean_s"),

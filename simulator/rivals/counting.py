@@ -5,7 +5,7 @@ The better of two: Mitzenmacher, "The Power of Two Choices in Randomized Load Ba
 
 from __future__ import annotations
 
-from services.router.replay.rivals.seen import Asked, Given, Rival
+from simulator.rivals.seen import Asked, Given, Rival
 
 
 class Random(Rival):

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from services.router.placement.policy import Dispatched, PlacementRequest
-from services.router.replay.rivals.seen import Asked, Given, Rival
+from simulator.rivals.seen import Asked, Given, Rival
 
 WINDOW_S: Final = 180.0
 REDIRECT: Final = 2.0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Final
 
-from services.router.replay.measures import Measures
-from services.router.replay.runs import Replay, Row
-from services.router.replay.trace import Trace
+from simulator.measures import Measures
+from simulator.runs import Replay, Row
+from simulator.trace import Trace
 
 CONTEXT: Final = multiprocessing.get_context("spawn")
 """A fork would copy the threads of a progress bar, and their locks."""

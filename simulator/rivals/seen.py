@@ -22,8 +22,8 @@ from services.router.placement.policy import (
     Started,
     Stored,
 )
-from services.router.replay.cost import Cost
-from services.router.replay.servers import Order
+from simulator.cost import Cost
+from simulator.servers import Order
 
 TIE: Final = 1e-12
 

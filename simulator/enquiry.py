@@ -13,7 +13,7 @@ from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.trust.names import OPERATOR
 from kvmesh.trust.peers import Trust
-from services.router.replay.options import BadOption
+from simulator.options import BadOption
 
 CALL_S: Final = 5.0
 DEFAULT_CONFIG: Final = Path("kvmesh.toml")

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from kvmesh.router.v1 import router_pb2 as pb
 from services.router.placement.costs import WINDOW
-from services.router.replay.cost import Cost
-from services.router.replay.options import BadOption
+from simulator.cost import Cost
+from simulator.options import BadOption
 
 PROMPTS_MIN: Final = WINDOW
 """As many as the fit looks at. With fewer it leans on what the router assumed, and factors on which replica began."""

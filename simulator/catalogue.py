@@ -9,15 +9,15 @@ from kvmesh.queue_order import ORDERS
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import PlacementPolicy
-from services.router.replay.rivals.cache_aware import CacheAware, SmgEvents
-from services.router.replay.rivals.counting import LeastOutstanding, PowerOfTwo, Random, RoundRobin
-from services.router.replay.rivals.dynamo import Dynamo
-from services.router.replay.rivals.greedy import Mooncake, Ttft, TtftOptimistic
-from services.router.replay.rivals.hashing import BoundedHash, ConsistentHash
-from services.router.replay.rivals.kappa_rho import KappaRho
-from services.router.replay.rivals.llm_d import LlmD
-from services.router.replay.rivals.preble import Preble
-from services.router.replay.rivals.seen import Given
+from simulator.rivals.cache_aware import CacheAware, SmgEvents
+from simulator.rivals.counting import LeastOutstanding, PowerOfTwo, Random, RoundRobin
+from simulator.rivals.dynamo import Dynamo
+from simulator.rivals.greedy import Mooncake, Ttft, TtftOptimistic
+from simulator.rivals.hashing import BoundedHash, ConsistentHash
+from simulator.rivals.kappa_rho import KappaRho
+from simulator.rivals.llm_d import LlmD
+from simulator.rivals.preble import Preble
+from simulator.rivals.seen import Given
 
 
 def kvmesh(given: Given) -> PlacementPolicy:

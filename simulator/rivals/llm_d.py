@@ -7,7 +7,7 @@ the precise ones, from KV events.
 
 from __future__ import annotations
 
-from services.router.replay.rivals.seen import Asked, Rival
+from simulator.rivals.seen import Asked, Rival
 
 PREFIX, QUEUE, UTILISATION = 2.0, 1.0, 1.0
 

@@ -19,16 +19,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvmesh.config import ConfigError, MeshConfig
-from services.router.replay import options, plot, tables
-from services.router.replay.catalogue import POLICIES
-from services.router.replay.measured import measured
-from services.router.replay.measures import mean
-from services.router.replay.options import BadOption
-from services.router.replay.plan import Compared, Plan
-from services.router.replay.processes import Runner
-from services.router.replay.runs import BOUND, Row
-from services.router.replay.servers import Order
-from services.router.replay.trace import BLOCK_TOKENS, Trace, TraceError, read
+from simulator import options, plot, tables
+from simulator.catalogue import POLICIES
+from simulator.measured import measured
+from simulator.measures import mean
+from simulator.options import BadOption
+from simulator.plan import Compared, Plan
+from simulator.processes import Runner
+from simulator.runs import BOUND, Row
+from simulator.servers import Order
+from simulator.trace import BLOCK_TOKENS, Trace, TraceError, read
 
 DEFAULT_POLICIES: Final = f"kvmesh,llm-d,preble,dynamo,sglang,least-outstanding,round-robin,{BOUND}"
 DEFAULT_REPLICAS: Final = "8"
@@ -176,7 +176,7 @@ def replay(
     found = _trace(trace, block_tokens, requests)
     known = None
     if cost_of is not None:
-        from services.router.replay.enquiry import status_of  # gRPC, which no process of a plain replay needs
+        from simulator.enquiry import status_of  # gRPC, which no process of a plain replay needs
 
         known = measured(COST_OF, cost_of, asyncio.run(status_of(COST_OF, cost_of, config)), model)
         model = known.cost
