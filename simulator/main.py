@@ -176,7 +176,7 @@ def replay(
     found = _trace(trace, block_tokens, requests)
     known = None
     if cost_of is not None:
-        from simulator.enquiry import status_of  # gRPC, which no process of a plain replay needs
+        from simulator.status_client import status_of  # gRPC, which no process of a plain replay needs
 
         known = measured(COST_OF, cost_of, asyncio.run(status_of(COST_OF, cost_of, config)), model)
         model = known.cost
