@@ -34,7 +34,7 @@ from services.router.placement.policy import (
 from services.router.queue.release_queue import ReleaseQueue
 from services.router.relay.releases import PUMP_PAUSE_S, Forecast
 from simulator.cost import Cost
-from simulator.held import Held
+from simulator.queued_request import Held
 from simulator.servers import Order, Server
 from simulator.workload import Workload
 
