@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.queue_order import ORDERS
+from services.router.forwarding.releases import PUMP_PAUSE_S, Forecast
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,
@@ -32,7 +33,6 @@ from services.router.placement.policy import (
     Wait,
 )
 from services.router.queue.release_queue import ReleaseQueue
-from services.router.relay.releases import PUMP_PAUSE_S, Forecast
 from simulator.cost import Cost
 from simulator.queued_request import Held
 from simulator.servers import Order, Server

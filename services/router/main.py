@@ -40,12 +40,12 @@ from kvmesh.telemetry import start_logging, tracing_of
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
+from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.core import Relay
+from services.router.forwarding.links import ReplicaLinks
 from services.router.index.mirror import PrefixMirror
 from services.router.index.reader import IndexReader
 from services.router.placement.kappa import KappaPolicy
-from services.router.relay.admission import RelayLimits
-from services.router.relay.core import Relay
-from services.router.relay.links import ReplicaLinks
 from services.router.sharing.dispatches import Dispatches
 from services.router.sharing.neighbours import counted_in
 from services.router.status import SERVICE_NAME, RouterStatus

@@ -12,9 +12,9 @@ from kvmesh.clock import Clock
 from kvmesh.redis_link import RedisLink
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
+from services.router.forwarding.core import Relay
+from services.router.forwarding.replicas import Replica
 from services.router.placement.kappa import KappaPolicy
-from services.router.relay.core import Relay
-from services.router.relay.replicas import Replica
 
 SERVICE_NAME = "kvmesh.router.v1.RouterService"
 

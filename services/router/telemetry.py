@@ -11,13 +11,13 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock, wall_ns
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
+from services.router.forwarding.core import Relay
+from services.router.forwarding.relayed import Relayed
 from services.router.index.reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import Placement
 from services.router.queue.waiting import BAND_MAX
-from services.router.relay.core import Relay
-from services.router.relay.relayed import Relayed
 from services.router.sharing.dispatches import Dispatches
 
 DOOR_REASONS: Final = (
@@ -37,7 +37,7 @@ GOOD = frozenset(("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON
 
 
 class RelayTelemetry:
-    """A Record (see services.router.relay.holdings)."""
+    """A Record (see services.router.forwarding.holdings)."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing, block_tokens: int) -> None:
         self._metrics = metrics

@@ -17,10 +17,10 @@ from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
+from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.core import Relay
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
-from services.router.relay.admission import RelayLimits
-from services.router.relay.core import Relay
 from tests.simulation.streams import Stream, settle, tick
 from tests.unit.triton.fake_engine import END_TOKEN, VOCABULARY, FakeEngine, expected, facts
 

@@ -18,10 +18,10 @@ from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
+from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.core import Relay
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
-from services.router.relay.admission import RelayLimits
-from services.router.relay.core import Relay
 from tests.simulation.streams import ServerEnd, Stream, settle, tick
 from tests.unit.triton.fake_engine import facts
 

@@ -10,7 +10,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import bill
 from services.frontend.progress import CREDIT_WINDOW
 from services.frontend.request import LiveRequest
-from services.router.relay.core import Relay
+from services.router.forwarding.core import Relay
 from tests.simulation.mesh import ORPHAN_S, Mesh
 from tests.simulation.streams import Stream
 

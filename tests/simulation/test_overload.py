@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.relay.admission import RelayLimits
+from services.router.forwarding.admission import RelayLimits
 from tests.simulation.pool import BASE_S, TOKEN_S, Asked, Pool, merged, poisson
 
 TOKENS = 400

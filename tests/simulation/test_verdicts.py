@@ -16,7 +16,7 @@ from kvmesh.tenants.caller import Caller
 from kvmesh.triton.port import EngineCall
 from services.frontend.order import NOBODY
 from services.frontend.retry_budget import RetryBudget
-from services.router.relay.core import Relay
+from services.router.forwarding.core import Relay
 from tests.simulation.mesh import Client, Mesh
 from tests.simulation.test_mesh import Schedule
 from tests.unit.triton.fake_engine import FOREIGN, INVALID, VOCABULARY

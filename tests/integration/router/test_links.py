@@ -19,11 +19,11 @@ from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.membership.member import Member
 from kvmesh.server import SERVER_OPTIONS
+from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.core import Relay
+from services.router.forwarding.links import ReplicaLinks
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
-from services.router.relay.admission import RelayLimits
-from services.router.relay.core import Relay
-from services.router.relay.links import ReplicaLinks
 
 
 class Quiet:
@@ -137,7 +137,7 @@ async def test_a_bug_with_one_replica_ends_neither_the_links_nor_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fails while the links are brought in line is logged and tried again; the other streams live on."""
-    monkeypatch.setattr("services.router.relay.links.LOOK_S", 0.05)
+    monkeypatch.setattr("services.router.forwarding.links.LOOK_S", 0.05)
     async with (
         replica("decode-0", "A") as (_, known),
         replica("decode-1", "B") as (_, odd),

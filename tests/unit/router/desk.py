@@ -10,11 +10,11 @@ from kvmesh.attach.frames import pack_ids
 from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import OrderKey, shortest
+from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.core import Relay
+from services.router.forwarding.replicas import Replica
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
-from services.router.relay.admission import RelayLimits
-from services.router.relay.core import Relay
-from services.router.relay.replicas import Replica
 
 A, B = "a" * 32, "b" * 32
 HANDOFF = b"handoff"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvmesh import blocks
 from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.relay.replicas import Replica
+from services.router.forwarding.replicas import Replica
 
 if TYPE_CHECKING:
     from tests.unit.router.world import World

@@ -8,10 +8,10 @@ from typing import Any
 from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.core import Relay
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
-from services.router.relay.admission import RelayLimits
-from services.router.relay.core import Relay
 from tests.unit.router.fake_frontend import Request, Stream
 from tests.unit.router.fake_replicas import FakeDecode, FakePrefill
 from tests.unit.router.peers import BLOCK, ORPHAN_S, VERSION, Link, Peer, token

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.forwarding.replicas import STEPS_KEPT_S
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.decode_choice import DecodeChoice
 from services.router.placement.kappa import KappaPolicy
@@ -22,7 +23,6 @@ from services.router.placement.policy import (
     ReplicaState,
 )
 from services.router.placement.shortlist import Match
-from services.router.relay.replicas import STEPS_KEPT_S
 from tests.unit.router.desk import Desk
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.relay.rows import US_MAX, as_us
+from services.router.forwarding.rows import US_MAX, as_us
 from tests.unit.router.desk import B, Desk, first, frame, with_room
 
 

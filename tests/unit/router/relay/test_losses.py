@@ -9,8 +9,8 @@ import pytest
 
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.forwarding.relayed import Relayed
 from services.router.placement.policy import Placement, PlacementRequest, PoolView, Wait
-from services.router.relay.relayed import Relayed
 from tests.unit.router.desk import A, B, Desk, frame
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.rules import check_numbers, uneven_credits
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.relay.relayed import Relayed
+from services.router.forwarding.relayed import Relayed
 
 if TYPE_CHECKING:
-    from services.router.relay.core import Relay
+    from services.router.forwarding.core import Relay
 
 
 class FrontendSession:

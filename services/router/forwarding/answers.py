@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.forwarding.claims import VERDICTS, blame, clamp, handed_over, hit_of
+from services.router.forwarding.endings import Endings
+from services.router.forwarding.holdings import Holdings
+from services.router.forwarding.relayed import Relayed, Stage
+from services.router.forwarding.releases import Releases
+from services.router.forwarding.replicas import Replica
+from services.router.forwarding.rows import US_MAX
 from services.router.placement.policy import LoadSeen, ReplicaGone
-from services.router.relay.claims import VERDICTS, blame, clamp, handed_over, hit_of
-from services.router.relay.endings import Endings
-from services.router.relay.holdings import Holdings
-from services.router.relay.relayed import Relayed, Stage
-from services.router.relay.releases import Releases
-from services.router.relay.replicas import Replica
-from services.router.relay.rows import US_MAX
 
 PLACE_AGAIN: Final = (
     pb.Refusal.REASON_KV_FULL,

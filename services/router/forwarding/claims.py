@@ -7,9 +7,9 @@ from typing import Final
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
+from services.router.forwarding.relayed import Relayed
+from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import Hit
-from services.router.relay.relayed import Relayed
-from services.router.relay.replicas import Replica
 
 OWN_FAULTS: Final = (
     pb.Failure.CODE_ENGINE_LOST,

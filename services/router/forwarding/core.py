@@ -13,18 +13,18 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
 from kvmesh.replica.pulse import Pulse
+from services.router.forwarding.admission import Admission, RelayLimits
+from services.router.forwarding.answers import Answers
+from services.router.forwarding.endings import Endings
+from services.router.forwarding.frontends import FrontendSession
+from services.router.forwarding.holdings import Holdings, Record
+from services.router.forwarding.relayed import Relayed, Stage
+from services.router.forwarding.releases import Forecast, Releases
+from services.router.forwarding.replicas import Replica
+from services.router.forwarding.rows import as_us
+from services.router.forwarding.timeouts import Timeouts
 from services.router.placement.policy import Note, PlacementPolicy, ReplicaGone
 from services.router.queue.release_queue import ReleaseQueue
-from services.router.relay.admission import Admission, RelayLimits
-from services.router.relay.answers import Answers
-from services.router.relay.endings import Endings
-from services.router.relay.frontends import FrontendSession
-from services.router.relay.holdings import Holdings, Record
-from services.router.relay.relayed import Relayed, Stage
-from services.router.relay.releases import Forecast, Releases
-from services.router.relay.replicas import Replica
-from services.router.relay.rows import as_us
-from services.router.relay.timeouts import Timeouts
 
 
 def _unheard(note: Note) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.relay.endings import Endings
-from services.router.relay.holdings import Holdings
-from services.router.relay.relayed import Relayed, Stage
-from services.router.relay.releases import ACCEPT_S, LEAVE_S, Releases
-from services.router.relay.replicas import Replica
+from services.router.forwarding.endings import Endings
+from services.router.forwarding.holdings import Holdings
+from services.router.forwarding.relayed import Relayed, Stage
+from services.router.forwarding.releases import ACCEPT_S, LEAVE_S, Releases
+from services.router.forwarding.replicas import Replica
 
 
 class Timeouts:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
+from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import ReplicaState
-from services.router.relay.replicas import Replica
 
 STALE_S: Final = 1.25
 """A report is at most this old: one comes each second. An older one does not tell how full the replica is."""

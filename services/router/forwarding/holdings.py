@@ -8,6 +8,9 @@ from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.replica.timetable import Timetable
+from services.router.forwarding.failed_places import FailedPlaces
+from services.router.forwarding.relayed import Relayed, Stage
+from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,
     Dispatched,
@@ -19,9 +22,6 @@ from services.router.placement.policy import (
 )
 from services.router.queue.release_queue import ReleaseQueue
 from services.router.queue.shares import Shares
-from services.router.relay.failed_places import FailedPlaces
-from services.router.relay.relayed import Relayed, Stage
-from services.router.relay.replicas import Replica
 
 CLOSED_ORDER: Final = 1e6
 """Added to the order in the queue of a request whose client does not read: more than any order is apart from another."""

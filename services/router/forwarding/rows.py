@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.forwarding.relayed import Relayed
 from services.router.placement.explanation import why
 from services.router.placement.policy import Placement
-from services.router.relay.relayed import Relayed
 
 MS_MAX: Final = (1 << 32) - 1
 

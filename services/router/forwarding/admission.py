@@ -12,13 +12,13 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.queue_order import OrderKey, shortest
+from services.router.forwarding.frontends import FrontendSession
+from services.router.forwarding.holdings import Holdings
+from services.router.forwarding.relayed import Relayed, Stage
+from services.router.forwarding.releases import Releases
+from services.router.forwarding.replicas import Replica
+from services.router.forwarding.rows import MS_MAX
 from services.router.queue.waiting import BAND_DEFAULT, BAND_MAX
-from services.router.relay.frontends import FrontendSession
-from services.router.relay.holdings import Holdings
-from services.router.relay.relayed import Relayed, Stage
-from services.router.relay.releases import Releases
-from services.router.relay.replicas import Replica
-from services.router.relay.rows import MS_MAX
 
 MISSED_S: Final = 2.0
 """A replica reports each second: one that missed this much is not asked for a running attempt."""

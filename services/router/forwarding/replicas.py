@@ -11,12 +11,12 @@ from kvmesh.attach.outbox import UpwardOutbox
 from kvmesh.attach.rules import check_computed
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.forwarding.ejection import Ejection
+from services.router.forwarding.relayed import Relayed, Stage
 from services.router.placement.policy import LoadSeen, ReplicaState
-from services.router.relay.ejection import Ejection
-from services.router.relay.relayed import Relayed, Stage
 
 if TYPE_CHECKING:
-    from services.router.relay.core import Relay
+    from services.router.forwarding.core import Relay
 
 
 log = logging.getLogger(__name__)

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.forwarding.endings import Endings
+from services.router.forwarding.holdings import Holdings
+from services.router.forwarding.relayed import Relayed, Stage
+from services.router.forwarding.replicas import Replica
+from services.router.forwarding.roster import Roster
+from services.router.forwarding.rows import as_ms, as_us, placement_row
 from services.router.placement.policy import Placement, PlacementRequest, PoolView, ReplicaState, Wait
 from services.router.queue.drain import Drain
 from services.router.queue.lanes import MayGo
 from services.router.queue.release_queue import anybody
-from services.router.relay.endings import Endings
-from services.router.relay.holdings import Holdings
-from services.router.relay.relayed import Relayed, Stage
-from services.router.relay.replicas import Replica
-from services.router.relay.roster import Roster
-from services.router.relay.rows import as_ms, as_us, placement_row
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.membership.member import Member
 from kvmesh.tasks import end
-from services.router.relay.core import Relay
-from services.router.relay.replicas import Replica
+from services.router.forwarding.core import Relay
+from services.router.forwarding.replicas import Replica
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from services.router.queue.prompts import Prompt
 from services.router.queue.waiting import BAND_DEFAULT
 
 if TYPE_CHECKING:
-    from services.router.relay.frontends import FrontendSession
-    from services.router.relay.replicas import Replica
+    from services.router.forwarding.frontends import FrontendSession
+    from services.router.forwarding.replicas import Replica
 
 
 class Stage(Enum):
