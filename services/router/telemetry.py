@@ -11,8 +11,8 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock, wall_ns
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
+from services.router.forwarding.attempt import Relayed
 from services.router.forwarding.core import Relay
-from services.router.forwarding.relayed import Relayed
 from services.router.index.reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.kappa import KappaPolicy

@@ -12,9 +12,9 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.queue_order import OrderKey, shortest
+from services.router.forwarding.attempt import Relayed, Stage
 from services.router.forwarding.frontends import FrontendSession
 from services.router.forwarding.holdings import Holdings
-from services.router.forwarding.relayed import Relayed, Stage
 from services.router.forwarding.releases import Releases
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX

@@ -7,7 +7,7 @@ from typing import Final
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from services.router.forwarding.relayed import Relayed
+from services.router.forwarding.attempt import Relayed
 from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import Hit
 

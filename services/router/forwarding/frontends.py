@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.rules import check_numbers, uneven_credits
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.relayed import Relayed
+from services.router.forwarding.attempt import Relayed
 
 if TYPE_CHECKING:
     from services.router.forwarding.core import Relay

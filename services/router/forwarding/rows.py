@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.relayed import Relayed
+from services.router.forwarding.attempt import Relayed
 from services.router.placement.explanation import why
 from services.router.placement.policy import Placement
 

@@ -12,7 +12,7 @@ from kvmesh.clock import VirtualClock
 from kvmesh.config import MeshConfig
 from kvmesh.metrics import Metrics
 from services.router import telemetry
-from services.router.forwarding.relayed import Relayed, Stage
+from services.router.forwarding.attempt import Relayed, Stage
 from services.router.main import Place, Router
 from services.router.placement.policy import Dispatched, Placement
 from tests.unit.router.desk import Desk

@@ -9,7 +9,7 @@ import pytest
 
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.relayed import Relayed
+from services.router.forwarding.attempt import Relayed
 from services.router.placement.policy import Placement, PlacementRequest, PoolView, Wait
 from tests.unit.router.desk import A, B, Desk, frame
 
