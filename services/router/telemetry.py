@@ -37,7 +37,7 @@ GOOD = frozenset(("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON
 
 
 class RelayTelemetry:
-    """A Record (see services.router.forwarding.holdings)."""
+    """A Record (see services.router.forwarding.attempt_table)."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing, block_tokens: int) -> None:
         self._metrics = metrics

@@ -13,8 +13,8 @@ from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.frontends import FrontendSession
-from services.router.forwarding.holdings import Holdings
 from services.router.forwarding.releases import Releases
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX

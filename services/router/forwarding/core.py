@@ -16,9 +16,9 @@ from kvmesh.replica.pulse import Pulse
 from services.router.forwarding.admission import Admission, RelayLimits
 from services.router.forwarding.answers import Answers
 from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt_table import Holdings, Record
 from services.router.forwarding.endings import Endings
 from services.router.forwarding.frontends import FrontendSession
-from services.router.forwarding.holdings import Holdings, Record
 from services.router.forwarding.releases import Forecast, Releases
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_us

@@ -8,8 +8,8 @@ from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.endings import Endings
-from services.router.forwarding.holdings import Holdings
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.roster import Roster
 from services.router.forwarding.rows import as_ms, as_us, placement_row
