@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.queue_order import ORDERS
-from services.router.forwarding.releases import PUMP_PAUSE_S, Forecast
+from services.router.forwarding.dispatcher import PUMP_PAUSE_S, Forecast
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,
