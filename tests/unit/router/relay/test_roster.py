@@ -8,7 +8,7 @@ import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.ejection import EJECT_AFTER
-from services.router.forwarding.roster import STALE_S
+from services.router.forwarding.eligible_replicas import STALE_S
 from tests.unit.router.desk import Desk
 
 
