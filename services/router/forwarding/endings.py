@@ -6,7 +6,7 @@ from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Relayed, Stage
 from services.router.forwarding.attempt_table import Holdings
-from services.router.forwarding.claims import failed_at
+from services.router.forwarding.reports import failed_at
 
 
 class Endings:
