@@ -9,8 +9,8 @@ from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Relayed, Stage
 from services.router.forwarding.attempt_table import Holdings
+from services.router.forwarding.completion import Endings
 from services.router.forwarding.dispatcher import Releases
-from services.router.forwarding.endings import Endings
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.reports import VERDICTS, blame, clamp, handed_over, hit_of
 from services.router.forwarding.rows import US_MAX

@@ -9,8 +9,8 @@ from typing import Final, Protocol, runtime_checkable
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Relayed, Stage
 from services.router.forwarding.attempt_table import Holdings
+from services.router.forwarding.completion import Endings
 from services.router.forwarding.eligible_replicas import Roster
-from services.router.forwarding.endings import Endings
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_ms, as_us, placement_row
 from services.router.placement.policy import Placement, PlacementRequest, PoolView, ReplicaState, Wait
