@@ -12,7 +12,7 @@ from kvmesh.attach.rules import check_computed
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Relayed, Stage
-from services.router.forwarding.ejection import Ejection
+from services.router.forwarding.outlier_ejection import Ejection
 from services.router.placement.policy import LoadSeen, ReplicaState
 
 if TYPE_CHECKING:

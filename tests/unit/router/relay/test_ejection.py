@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.router.forwarding.ejection import EJECT_AFTER, EJECT_MAX_S, EJECT_MIN_S, Ejection
+from services.router.forwarding.outlier_ejection import EJECT_AFTER, EJECT_MAX_S, EJECT_MIN_S, Ejection
 
 
 def eject(ejection: Ejection, now_s: float) -> None:

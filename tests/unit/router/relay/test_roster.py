@@ -7,8 +7,8 @@ import random
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.ejection import EJECT_AFTER
 from services.router.forwarding.eligible_replicas import STALE_S
+from services.router.forwarding.outlier_ejection import EJECT_AFTER
 from tests.unit.router.desk import Desk
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.forwarding.ejection import EJECT_AFTER
+from services.router.forwarding.outlier_ejection import EJECT_AFTER
 from tests.unit.router.peers import ORPHAN_S
 from tests.unit.router.world import World
 
