@@ -9,7 +9,7 @@ from typing import Final
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.replica.timetable import Timetable
 from services.router.forwarding.attempt import Relayed, Stage
-from services.router.forwarding.failed_places import FailedPlaces
+from services.router.forwarding.failed_replicas import FailedPlaces
 from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,

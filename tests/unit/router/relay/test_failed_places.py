@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.router.forwarding.failed_places import REMEMBER_S, REMEMBERED_MAX, FailedPlaces
+from services.router.forwarding.failed_replicas import REMEMBER_S, REMEMBERED_MAX, FailedPlaces
 
 
 @pytest.mark.parametrize("seed", range(50))
