@@ -42,7 +42,7 @@ from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
-from services.router.forwarding.links import ReplicaLinks
+from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.index.mirror import PrefixMirror
 from services.router.index.reader import IndexReader
 from services.router.placement.kappa import KappaPolicy

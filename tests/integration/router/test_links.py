@@ -21,7 +21,7 @@ from kvmesh.membership.member import Member
 from kvmesh.server import SERVER_OPTIONS
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
-from services.router.forwarding.links import ReplicaLinks
+from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 
@@ -137,7 +137,7 @@ async def test_a_bug_with_one_replica_ends_neither_the_links_nor_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fails while the links are brought in line is logged and tried again; the other streams live on."""
-    monkeypatch.setattr("services.router.forwarding.links.LOOK_S", 0.05)
+    monkeypatch.setattr("services.router.forwarding.replica_links.LOOK_S", 0.05)
     async with (
         replica("decode-0", "A") as (_, known),
         replica("decode-1", "B") as (_, odd),
