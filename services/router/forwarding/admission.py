@@ -15,7 +15,7 @@ from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.attempt import Relayed, Stage
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.dispatcher import Releases
-from services.router.forwarding.frontends import FrontendSession
+from services.router.forwarding.frontend_session import FrontendSession
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX
 from services.router.queue.waiting import BAND_DEFAULT, BAND_MAX

@@ -15,7 +15,7 @@ from services.router.queue.prompts import Prompt
 from services.router.queue.waiting import BAND_DEFAULT
 
 if TYPE_CHECKING:
-    from services.router.forwarding.frontends import FrontendSession
+    from services.router.forwarding.frontend_session import FrontendSession
     from services.router.forwarding.replicas import Replica
 
 

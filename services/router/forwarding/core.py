@@ -19,7 +19,7 @@ from services.router.forwarding.attempt import Relayed, Stage
 from services.router.forwarding.attempt_table import Holdings, Record
 from services.router.forwarding.completion import Endings
 from services.router.forwarding.dispatcher import Forecast, Releases
-from services.router.forwarding.frontends import FrontendSession
+from services.router.forwarding.frontend_session import FrontendSession
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_us
 from services.router.forwarding.timeouts import Timeouts

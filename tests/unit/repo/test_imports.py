@@ -135,6 +135,9 @@ def test_the_reader_of_imports_sees_every_form(tmp_path: Path) -> None:
     assert {"asyncio", "typing.Final", "kvmesh.cli.generate", "kvmesh.config.describe"} <= found
     held = ROUTER / "relay" / "relayed.py"
     assert set(imports(held)) - set(imports(held, with_types=False)) == {
-        *("services.router.forwarding.frontends", "services.router.forwarding.frontends.FrontendSession"),
+        *(
+            "services.router.forwarding.frontend_session",
+            "services.router.forwarding.frontend_session.FrontendSession",
+        ),
         *("services.router.forwarding.replicas", "services.router.forwarding.replicas.Replica"),
     }
