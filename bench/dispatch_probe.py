@@ -19,11 +19,11 @@ import uvloop
 from bench import control
 from kvmesh.clock import MonotonicClock
 from kvmesh.redis_link import RedisLink
+from services.router.gossip.dispatches import Dispatches
+from services.router.gossip.neighbours import counted_in
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event, Finished, Started
-from services.router.sharing.dispatches import Dispatches
-from services.router.sharing.neighbours import counted_in
 
 MESH = "bench"
 REPLICA = "prefill-0"

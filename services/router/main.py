@@ -43,11 +43,11 @@ from services.router import telemetry
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replica_links import ReplicaLinks
+from services.router.gossip.dispatches import Dispatches
+from services.router.gossip.neighbours import counted_in
 from services.router.index.mirror import PrefixMirror
 from services.router.index.reader import IndexReader
 from services.router.placement.kappa import KappaPolicy
-from services.router.sharing.dispatches import Dispatches
-from services.router.sharing.neighbours import counted_in
 from services.router.status import SERVICE_NAME, RouterStatus
 
 log = logging.getLogger(__name__)

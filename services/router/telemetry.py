@@ -13,12 +13,12 @@ from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
 from services.router.forwarding.attempt import Relayed
 from services.router.forwarding.core import Relay
+from services.router.gossip.dispatches import Dispatches
 from services.router.index.reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import Placement
 from services.router.queue.waiting import BAND_MAX
-from services.router.sharing.dispatches import Dispatches
 
 DOOR_REASONS: Final = (
     pb.Refusal.REASON_QUEUE_FULL,

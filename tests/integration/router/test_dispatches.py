@@ -11,11 +11,11 @@ from typing import Any
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.redis_link import RedisLink
+from services.router.gossip.dispatches import ENTRIES_MAX, LIFE_S, Dispatches
+from services.router.gossip.neighbours import counted_in
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import Dispatched, Finished, Hit, Started
-from services.router.sharing.dispatches import ENTRIES_MAX, LIFE_S, Dispatches
-from services.router.sharing.neighbours import counted_in
 
 
 class Side:

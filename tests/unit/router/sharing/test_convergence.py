@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.router.gossip.dispatch_notes import Ask, Entry, RollCall
+from services.router.gossip.exchange import Exchange
+from services.router.gossip.neighbours import ROLL_S, SILENT_S, Neighbours, counted_in
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.backlog import Backlog
 from services.router.placement.kappa import KappaPolicy
@@ -24,9 +27,6 @@ from services.router.placement.policy import (
     ReplicaState,
     Started,
 )
-from services.router.sharing.dispatch_notes import Ask, Entry, RollCall
-from services.router.sharing.exchange import Exchange
-from services.router.sharing.neighbours import ROLL_S, SILENT_S, Neighbours, counted_in
 
 TICK_S = 0.01
 LEASE_S = 3.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.router.gossip.dispatch_notes import Ask, Entry, NoteError, RollCall, Told, decode, encode
 from services.router.placement.policy import Dispatched, Finished, Hit, Measured, Started
 from services.router.placement.precedence import Precedence
-from services.router.sharing.dispatch_notes import Ask, Entry, NoteError, RollCall, Told, decode, encode
 
 HERE_S, THERE_S = 7.0, 1e6
 """The same moment on two clocks."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from services.router.gossip import dispatch_notes
+from services.router.gossip.dispatch_notes import FIELD, Entry
+from services.router.gossip.dispatches import Dispatches
+from services.router.gossip.exchange import Exchange
+from services.router.gossip.neighbours import Neighbours
 from services.router.placement.policy import Dispatched, Event
-from services.router.sharing import dispatch_notes
-from services.router.sharing.dispatch_notes import FIELD, Entry
-from services.router.sharing.dispatches import Dispatches
-from services.router.sharing.exchange import Exchange
-from services.router.sharing.neighbours import Neighbours
 from services.router.turns import SLICE_S
 from tests.unit.router.index.test_reader import SlowClock
 

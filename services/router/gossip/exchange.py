@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Final
 
+from services.router.gossip import dispatch_notes
+from services.router.gossip.dispatch_notes import NOTES_MAX, Entry, Told
+from services.router.gossip.neighbours import ALL, Neighbours
+from services.router.gossip.open_dispatches import OpenDispatches
+from services.router.gossip.transit import Transit
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Finished, Note, Started
-from services.router.sharing import dispatch_notes
-from services.router.sharing.dispatch_notes import NOTES_MAX, Entry, Told
-from services.router.sharing.neighbours import ALL, Neighbours
-from services.router.sharing.open_dispatches import OpenDispatches
-from services.router.sharing.transit import Transit
 
 WAITING_MAX: Final = 8 * NOTES_MAX
 """Notes that wait to be written; the oldest are dropped beyond it."""

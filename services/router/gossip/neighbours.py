@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from services.router.gossip.dispatch_notes import Ask, Entry, RollCall
 from services.router.placement.backlog import Backlog
 from services.router.placement.policy import Dispatched, Event, Finished, Measured, RouterGone, Started
-from services.router.sharing.dispatch_notes import Ask, Entry, RollCall
 
 ROLL_S: Final = 0.5
 """Between two roll calls of a router."""

@@ -14,11 +14,11 @@ from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index.events import format_stream_id, parse_stream_id
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
+from services.router.gossip import dispatch_notes
+from services.router.gossip.dispatch_notes import Entry, NoteError
+from services.router.gossip.exchange import Exchange
+from services.router.gossip.neighbours import ROLL_S, Known, Neighbours
 from services.router.placement.policy import Event, Note
-from services.router.sharing import dispatch_notes
-from services.router.sharing.dispatch_notes import Entry, NoteError
-from services.router.sharing.exchange import Exchange
-from services.router.sharing.neighbours import ROLL_S, Known, Neighbours
 from services.router.turns import Turns
 
 log = logging.getLogger(__name__)

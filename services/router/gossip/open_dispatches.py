@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from services.router.gossip.dispatch_notes import RollCall
 from services.router.placement.policy import Dispatched, Finished, Measured, Note, Started
-from services.router.sharing.dispatch_notes import RollCall
 
 MEASURED_MAX: Final = 64
 """Measured prompts that a router which starts is told: estimates need some, and old ones say little."""
