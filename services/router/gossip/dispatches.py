@@ -14,9 +14,9 @@ from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index.events import format_stream_id, parse_stream_id
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
-from services.router.gossip import dispatch_notes
-from services.router.gossip.dispatch_notes import Entry, NoteError
+from services.router.gossip import messages
 from services.router.gossip.exchange import Exchange
+from services.router.gossip.messages import Entry, NoteError
 from services.router.gossip.neighbours import ROLL_S, Known, Neighbours
 from services.router.placement.policy import Event, Note
 from services.router.turns import Turns
@@ -119,7 +119,7 @@ class Dispatches:
                 self._writing, pause_s = entry, 0.0 if self.exchange.has_rest else FLUSH_S
                 data = self.exchange.encoded(entry, self._clock.now_s())
                 await self._redis.execute(
-                    *("XADD", self._stream, *self._trim(), "*"), *(dispatch_notes.FIELD, data)
+                    *("XADD", self._stream, *self._trim(), "*"), *(messages.FIELD, data)
                 )
                 self._writing = None
                 if self._clock.now_s() >= self._prolong_at_s:
@@ -160,7 +160,7 @@ class Dispatches:
             read_s = self._clock.now_s()
             for entry_id, fields in answer[0][1] if answer else ():
                 self._position = parse_stream_id(entry_id)
-                await self._take((fields or {}).get(dispatch_notes.FIELD, b""), read_s)
+                await self._take((fields or {}).get(messages.FIELD, b""), read_s)
                 await self._turns.breathe()
             if answer:
                 await asyncio.sleep(READ_PAUSE_S)

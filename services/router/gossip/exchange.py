@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Final
 
-from services.router.gossip import dispatch_notes
-from services.router.gossip.dispatch_notes import NOTES_MAX, Entry, Told
+from services.router.gossip import messages
+from services.router.gossip.messages import NOTES_MAX, Entry, Told
 from services.router.gossip.neighbours import ALL, Neighbours
 from services.router.gossip.open_dispatches import OpenDispatches
 from services.router.gossip.transit import Transit
@@ -124,14 +124,14 @@ class Exchange:
     def encoded(self, entry: Entry, now_s: float) -> bytes:
         """Return `entry` as bytes to be written now."""
         self.transit.sent(entry.seq, now_s)
-        return dispatch_notes.encode(entry, now_s)
+        return messages.encode(entry, now_s)
 
     def reading(self, data: bytes, now_s: float) -> Generator[None, None, None]:
         """Take an entry that was read, note by note; own ones come back too. Raises NoteError."""
-        if dispatch_notes.is_of(data, self._router):
-            seq = dispatch_notes.seq_of(data, self._router, self._boot_id)
+        if messages.is_of(data, self._router):
+            seq = messages.seq_of(data, self._router, self._boot_id)
             if seq is not None:
                 self.transit.read(seq, now_s)
             return
-        entry = dispatch_notes.decode(data, now_s, DISPATCH_LIFE_S, self.transit.seconds)
+        entry = messages.decode(data, now_s, DISPATCH_LIFE_S, self.transit.seconds)
         yield from self.neighbours.taking(entry, now_s)

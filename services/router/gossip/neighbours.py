@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from services.router.gossip.dispatch_notes import Ask, Entry, RollCall
+from services.router.gossip.messages import Ask, Entry, RollCall
 from services.router.placement.backlog import Backlog
 from services.router.placement.policy import Dispatched, Event, Finished, Measured, RouterGone, Started
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from services.router.gossip.dispatch_notes import RollCall
+from services.router.gossip.messages import RollCall
 from services.router.placement.policy import Dispatched, Finished, Measured, Note, Started
 
 MEASURED_MAX: Final = 64

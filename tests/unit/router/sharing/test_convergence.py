@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.gossip.dispatch_notes import Ask, Entry, RollCall
 from services.router.gossip.exchange import Exchange
+from services.router.gossip.messages import Ask, Entry, RollCall
 from services.router.gossip.neighbours import ROLL_S, SILENT_S, Neighbours, counted_in
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.backlog import Backlog

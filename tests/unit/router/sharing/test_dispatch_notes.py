@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.gossip.dispatch_notes import Ask, Entry, NoteError, RollCall, Told, decode, encode
+from services.router.gossip.messages import Ask, Entry, NoteError, RollCall, Told, decode, encode
 from services.router.placement.policy import Dispatched, Finished, Hit, Measured, Started
 from services.router.placement.precedence import Precedence
 

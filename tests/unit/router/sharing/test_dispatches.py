@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.router.gossip import dispatch_notes
-from services.router.gossip.dispatch_notes import FIELD, Entry
+from services.router.gossip import messages
 from services.router.gossip.dispatches import Dispatches
 from services.router.gossip.exchange import Exchange
+from services.router.gossip.messages import FIELD, Entry
 from services.router.gossip.neighbours import Neighbours
 from services.router.placement.policy import Dispatched, Event
 from services.router.turns import SLICE_S
@@ -26,7 +26,7 @@ class FullRedis:
 
     def __init__(self, entries: list[Entry]) -> None:
         self.answer: Any = [
-            (b"stream", [(b"5-%d" % one.seq, {FIELD: dispatch_notes.encode(one, 0.0)}) for one in entries])
+            (b"stream", [(b"5-%d" % one.seq, {FIELD: messages.encode(one, 0.0)}) for one in entries])
         ]
 
     async def execute(self, *command: Any) -> Any:
@@ -104,5 +104,5 @@ def test_entries_are_short() -> None:
             told += len(notes)
             assert exchange.has_rest == (told < count), "who has more to write need not wait for it"
             assert len(entry.notes) <= 256
-            assert len(notes) <= 1 or len(dispatch_notes.encode(entry, 0.0)) < 100_000
+            assert len(notes) <= 1 or len(messages.encode(entry, 0.0)) < 100_000
         assert told == count
