@@ -19,7 +19,7 @@ import uvloop
 from bench import control
 from kvmesh.clock import MonotonicClock
 from kvmesh.redis_link import RedisLink
-from services.router.gossip.dispatches import Dispatches
+from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.gossip.neighbours import counted_in
 from services.router.index.mirror import PrefixMirror
 from services.router.placement.kappa import KappaPolicy

@@ -13,7 +13,7 @@ from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
 from services.router.forwarding.attempt import Relayed
 from services.router.forwarding.core import Relay
-from services.router.gossip.dispatches import Dispatches
+from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.index.reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.kappa import KappaPolicy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.router.gossip import messages
-from services.router.gossip.dispatches import Dispatches
+from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import FIELD, Entry
 from services.router.gossip.neighbours import Neighbours
