@@ -17,7 +17,7 @@ from kvmesh.tasks import persist
 from services.router.gossip import messages
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Entry, NoteError
-from services.router.gossip.neighbours import ROLL_S, Known, Neighbours
+from services.router.gossip.peer_routers import ROLL_S, Known, Neighbours
 from services.router.placement.policy import Event, Note
 from services.router.turns import Turns
 

@@ -12,7 +12,7 @@ from services.router.gossip import messages
 from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import FIELD, Entry
-from services.router.gossip.neighbours import Neighbours
+from services.router.gossip.peer_routers import Neighbours
 from services.router.placement.policy import Dispatched, Event
 from services.router.turns import SLICE_S
 from tests.unit.router.index.test_reader import SlowClock
