@@ -10,7 +10,7 @@ from services.router.gossip import messages
 from services.router.gossip.messages import NOTES_MAX, Entry, Told
 from services.router.gossip.open_dispatches import OpenDispatches
 from services.router.gossip.peer_routers import ALL, Neighbours
-from services.router.gossip.transit import Transit
+from services.router.gossip.propagation_delay import Transit
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Finished, Note, Started
 
 WAITING_MAX: Final = 8 * NOTES_MAX

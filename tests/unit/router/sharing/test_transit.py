@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.router.gossip.transit import SENT_MAX, Transit
+from services.router.gossip.propagation_delay import SENT_MAX, Transit
 
 
 @pytest.mark.parametrize("seed", range(10))
