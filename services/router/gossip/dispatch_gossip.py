@@ -14,12 +14,12 @@ from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index.events import format_stream_id, parse_stream_id
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
+from services.router.cooperative_yield import Turns
 from services.router.gossip import messages
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Entry, NoteError
 from services.router.gossip.peer_routers import ROLL_S, Known, Neighbours
 from services.router.placement.policy import Event, Note
-from services.router.turns import Turns
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
+from services.router.cooperative_yield import Turns
 from services.router.index.mirror import SLICE_BLOCKS, Load, Outcome, PrefixMirror
-from services.router.turns import Turns
 
 log = logging.getLogger(__name__)
 

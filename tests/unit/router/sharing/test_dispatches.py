@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from services.router.cooperative_yield import SLICE_S
 from services.router.gossip import messages
 from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import FIELD, Entry
 from services.router.gossip.peer_routers import Neighbours
 from services.router.placement.policy import Dispatched, Event
-from services.router.turns import SLICE_S
 from tests.unit.router.index.test_reader import SlowClock
 
 NOTES = 60
