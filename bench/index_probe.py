@@ -25,7 +25,7 @@ from bench import accounting, control
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from kvmesh.redis_link import Command, RedisLink, key
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.index.reader import IndexReader
 
 REPLICAS = 4

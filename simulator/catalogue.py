@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvmesh.queue_order import ORDERS
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import PlacementPolicy
 from simulator.rivals.cache_aware import CacheAware, SmgEvents

@@ -16,7 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.queue_order import ORDERS
 from services.router.forwarding.dispatcher import PUMP_PAUSE_S, Forecast
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,
     Dispatched,

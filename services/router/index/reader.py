@@ -19,7 +19,7 @@ from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
 from services.router.cooperative_yield import Turns
-from services.router.index.mirror import SLICE_BLOCKS, Load, Outcome, PrefixMirror
+from services.router.index.local_index import SLICE_BLOCKS, Load, Outcome, PrefixMirror
 
 log = logging.getLogger(__name__)
 

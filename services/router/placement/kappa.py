@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from kvmesh.queue_order import OrderKey, shortest
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import Backlog, Work
 from services.router.placement.comparison import with_decode_alone, with_prefills
 from services.router.placement.costs import CostModel

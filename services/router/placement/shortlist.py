@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Final
 
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.index.prefix_lookup import Group
 from services.router.placement.policy import ReplicaState
 

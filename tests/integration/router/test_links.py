@@ -22,7 +22,7 @@ from kvmesh.server import SERVER_OPTIONS
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replica_links import ReplicaLinks
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 
 

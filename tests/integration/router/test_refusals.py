@@ -16,7 +16,7 @@ from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.tasks import end
 from services.router.gossip.dispatch_gossip import Dispatches
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.index.reader import IndexReader
 from services.router.placement.policy import Started
 

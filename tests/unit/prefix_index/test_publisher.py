@@ -23,7 +23,7 @@ from kvmesh.prefix_index.translation import EngineEventError
 from kvmesh.redis_link import RedisAway
 from kvmesh.tasks import end
 from services.router.index import reader as index_reader
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.index.reader import IndexReader
 from tests.unit.prefix_index.test_translation import BLOCK, SALT, FakeEngine
 

@@ -13,7 +13,7 @@ from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replicas import Replica
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 
 A, B = "a" * 32, "b" * 32

@@ -10,7 +10,7 @@ from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 from tests.unit.router.fake_frontend import Request, Stream
 from tests.unit.router.fake_replicas import FakeDecode, FakePrefill

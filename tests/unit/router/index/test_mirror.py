@@ -12,7 +12,7 @@ import pytest
 from kvmesh import blocks
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from services.router.index import masks
-from services.router.index.mirror import Load, Outcome, PrefixMirror
+from services.router.index.local_index import Load, Outcome, PrefixMirror
 
 
 def apply(mirror: PrefixMirror, batch: Batch, entry_id: tuple[int, int]) -> Outcome:

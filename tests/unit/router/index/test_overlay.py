@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.index.overlay import SLICE_BLOCKS, Overlay
 
 

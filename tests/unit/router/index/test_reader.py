@@ -12,7 +12,7 @@ from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from kvmesh.redis_link import RedisAway
 from services.router.cooperative_yield import SLICE_S
-from services.router.index.mirror import SLICE_BLOCKS, PrefixMirror
+from services.router.index.local_index import SLICE_BLOCKS, PrefixMirror
 from services.router.index.reader import CHUNK_BYTES, READ_COUNT, IndexReader
 from tests.unit.prefix_index.test_publisher import MemoryRedis
 

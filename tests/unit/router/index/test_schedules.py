@@ -12,9 +12,9 @@ import pytest
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch
 from kvmesh.redis_link import RedisAway
-from services.router.index import mirror
+from services.router.index import local_index
 from services.router.index import reader as index_reader
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.index.reader import IndexReader
 from tests.unit.router.index.test_mirror import Cache, Tree, depth
 
@@ -116,7 +116,7 @@ async def test_after_fresh_snapshots_the_mirror_is_the_caches(
     monkeypatch.setattr(index_reader, "CHUNK_BYTES", 96)
     monkeypatch.setattr(index_reader, "READ_COUNT", 7)
     monkeypatch.setattr(index_reader, "AWAY_PAUSE_S", 0.0)
-    monkeypatch.setattr(mirror, "SLICE_BLOCKS", 3)
+    monkeypatch.setattr(local_index, "SLICE_BLOCKS", 3)
     monkeypatch.setattr(index_reader, "SLICE_BLOCKS", 3)
     rng = random.Random(seed)
     redis, index = WildRedis(rng), PrefixMirror(rng.choice((30, 10_000, 10_000)))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.explanation import why
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import (

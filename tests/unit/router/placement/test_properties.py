@@ -8,7 +8,7 @@ from collections import Counter, deque
 import pytest
 
 from kvmesh.queue_order import OrderKey, fifo, shortest
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import Work
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import (

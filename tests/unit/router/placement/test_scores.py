@@ -8,7 +8,7 @@ import random
 import pytest
 
 from kvmesh.queue_order import fifo, shortest
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import UTILISATION_S, Backlog
 from services.router.placement.blind_spot import BlindSpot
 from services.router.placement.kappa import KappaPolicy

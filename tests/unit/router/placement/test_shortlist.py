@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.decode_choice import NO_LOAD
 from services.router.placement.policy import ReplicaState, Started
 from services.router.placement.shortlist import ALL, HOLDERS, LIGHT, Match, Shortlist

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.queue_order import ORDERS
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import (
     Dispatched,

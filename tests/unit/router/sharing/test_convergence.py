@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Ask, Entry, RollCall
 from services.router.gossip.peer_routers import ROLL_S, SILENT_S, Neighbours, counted_in
-from services.router.index.mirror import PrefixMirror
+from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import Backlog
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import (
