@@ -14,8 +14,8 @@ from typing import Final
 from kvmesh.prefix_index.events import Batch, Op, Snapshot, SnapshotHead
 from services.router.index import prefix_lookup, worth
 from services.router.index.block_table import BlockTable
+from services.router.index.in_flight import Overlay
 from services.router.index.masks import ReplicaBits
-from services.router.index.overlay import Overlay
 from services.router.index.prefix_lookup import Group
 
 BLOCKS_MAX: Final = 10_000_000

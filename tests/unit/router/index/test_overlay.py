@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.router.index.in_flight import SLICE_BLOCKS, Overlay
 from services.router.index.local_index import PrefixMirror
-from services.router.index.overlay import SLICE_BLOCKS, Overlay
 
 
 @pytest.mark.parametrize("seed", range(20))
