@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
+from services.router.index.eviction_score import LOADED_MAX, USED, Worth
 from services.router.index.masks import SharedMasks, bits
-from services.router.index.worth import LOADED_MAX, USED, Worth
 
 SHARDS: Final = 4096
 KEY: Final = (1 << 52) - 1

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Final
 
 from kvmesh.prefix_index.events import Batch, Op, Snapshot, SnapshotHead
-from services.router.index import prefix_lookup, worth
+from services.router.index import eviction_score, prefix_lookup
 from services.router.index.block_table import BlockTable
 from services.router.index.in_flight import Overlay
 from services.router.index.masks import ReplicaBits
@@ -233,9 +233,9 @@ class PrefixMirror:
         """Take the next blocks of a snapshot, at most SLICE_BLOCKS; False if its replica was dropped meanwhile."""
         if self._replicas.get(load.replica.name) is not load.replica:
             return False
-        step = worth.loaded_step(load.head.block_count)
+        step = eviction_score.loaded_step(load.head.block_count)
         for at in range(0, len(hashes), step):
-            value = worth.loaded(load.position + at, load.head.block_count)
+            value = eviction_score.loaded(load.position + at, load.head.block_count)
             self._table.store(hashes[at : at + step], load.number, value)
         load.position += len(hashes)
         return True
