@@ -25,8 +25,8 @@ from bench import accounting, control
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from kvmesh.redis_link import Command, RedisLink, key
+from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
-from services.router.index.reader import IndexReader
 
 REPLICAS = 4
 BLOCKS_MAX = 20_000_000

@@ -45,8 +45,8 @@ from services.router.forwarding.core import Relay
 from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.gossip.peer_routers import counted_in
+from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
-from services.router.index.reader import IndexReader
 from services.router.placement.kappa import KappaPolicy
 from services.router.status import SERVICE_NAME, RouterStatus
 

@@ -14,7 +14,7 @@ from kvmesh.telemetry import Tracing, parse_traceparent
 from services.router.forwarding.attempt import Relayed
 from services.router.forwarding.core import Relay
 from services.router.gossip.dispatch_gossip import Dispatches
-from services.router.index.reader import IndexReader
+from services.router.index.index_reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import Placement

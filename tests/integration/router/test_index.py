@@ -14,8 +14,8 @@ from kvmesh import blocks
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisLink
+from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
-from services.router.index.reader import IndexReader
 
 BLOCK = 4
 SALT = "m"

@@ -16,8 +16,8 @@ from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.tasks import end
 from services.router.gossip.dispatch_gossip import Dispatches
+from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
-from services.router.index.reader import IndexReader
 from services.router.placement.policy import Started
 
 OOM = (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"))

@@ -22,9 +22,9 @@ from kvmesh.prefix_index.publisher import FLUSH_ENTRIES_MAX, Publisher
 from kvmesh.prefix_index.translation import EngineEventError
 from kvmesh.redis_link import RedisAway
 from kvmesh.tasks import end
-from services.router.index import reader as index_reader
+from services.router.index import index_reader as index_reader
+from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
-from services.router.index.reader import IndexReader
 from tests.unit.prefix_index.test_translation import BLOCK, SALT, FakeEngine
 
 STREAM, SNAPSHOT = "m:kv", "m:snap:p"

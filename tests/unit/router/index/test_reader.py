@@ -12,8 +12,8 @@ from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from kvmesh.redis_link import RedisAway
 from services.router.cooperative_yield import SLICE_S
+from services.router.index.index_reader import CHUNK_BYTES, READ_COUNT, IndexReader
 from services.router.index.local_index import SLICE_BLOCKS, PrefixMirror
-from services.router.index.reader import CHUNK_BYTES, READ_COUNT, IndexReader
 from tests.unit.prefix_index.test_publisher import MemoryRedis
 
 
@@ -305,7 +305,7 @@ async def test_events_of_others_do_not_wait_for_a_replay() -> None:
 
 async def test_who_is_loaded_does_not_wait_for_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many that are loaded, the first ones follow the stream before the last ones are loaded."""
-    monkeypatch.setattr("services.router.index.reader.LOADS_S", 0.05)
+    monkeypatch.setattr("services.router.index.index_reader.LOADS_S", 0.05)
     redis = TalkingRedis(PrefixMirror())
     names = [f"r{index:02}" for index in range(30)]
     for index, name in enumerate(["b", *names]):
@@ -332,8 +332,8 @@ async def test_a_load_that_never_helps_does_not_keep_others_from_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who has waited longest is loaded first, not who has failed last."""
-    monkeypatch.setattr("services.router.index.reader.LOADS_S", 0.0)
-    monkeypatch.setattr("services.router.index.reader.RELOAD_PAUSE_S", 0.0)
+    monkeypatch.setattr("services.router.index.index_reader.LOADS_S", 0.0)
+    monkeypatch.setattr("services.router.index.index_reader.RELOAD_PAUSE_S", 0.0)
     redis = TalkingRedis(PrefixMirror())
     redis.store("a", CHUNK_BYTES // 8 * 3, 1)
     redis.keys["m:snap:a"] = redis.keys["m:snap:a"][:-1]

@@ -12,10 +12,10 @@ import pytest
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch
 from kvmesh.redis_link import RedisAway
+from services.router.index import index_reader as index_reader
 from services.router.index import local_index
-from services.router.index import reader as index_reader
+from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
-from services.router.index.reader import IndexReader
 from tests.unit.router.index.test_mirror import Cache, Tree, depth
 
 NAMES = ("a", "b", "c", "d", "e")
