@@ -22,7 +22,7 @@ from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event, Finished, Started
 
 MESH = "bench"

@@ -19,7 +19,7 @@ from typing import Any
 from bench import accounting, control
 from bench.index_probe import block_hash
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import (
     Dispatched,
     Finished,

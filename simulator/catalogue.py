@@ -7,7 +7,7 @@ from typing import Final
 
 from kvmesh.queue_order import ORDERS
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import PlacementPolicy
 from simulator.rivals.cache_aware import CacheAware, SmgEvents
 from simulator.rivals.counting import LeastOutstanding, PowerOfTwo, Random, RoundRobin

@@ -47,7 +47,7 @@ from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.status import SERVICE_NAME, RouterStatus
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replicas import Replica
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 
 SERVICE_NAME = "kvmesh.router.v1.RouterService"
 

@@ -16,7 +16,7 @@ from services.router.forwarding.core import Relay
 from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.index.index_reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import Placement
 from services.router.queue.waiting import BAND_MAX
 

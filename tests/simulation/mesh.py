@@ -20,7 +20,7 @@ from services.prefill.limits import PrefillLimits
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from tests.simulation.streams import Stream, settle, tick
 from tests.unit.triton.fake_engine import END_TOKEN, VOCABULARY, FakeEngine, expected, facts
 

@@ -14,7 +14,7 @@ from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import ENTRIES_MAX, LIFE_S, Dispatches
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import Dispatched, Finished, Hit, Started
 
 

@@ -23,7 +23,7 @@ from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 
 
 class Quiet:

@@ -14,7 +14,7 @@ from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replicas import Replica
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 
 A, B = "a" * 32, "b" * 32
 HANDOFF = b"handoff"

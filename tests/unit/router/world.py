@@ -11,7 +11,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from tests.unit.router.fake_frontend import Request, Stream
 from tests.unit.router.fake_replicas import FakeDecode, FakePrefill
 from tests.unit.router.peers import BLOCK, ORPHAN_S, VERSION, Link, Peer, token

@@ -10,8 +10,8 @@ import pytest
 
 from kvmesh.queue_order import AGEING
 from services.router.index.local_index import PrefixMirror
+from services.router.placement.cost_policy import RECHECK_S, KappaPolicy
 from services.router.placement.decode_choice import HANDOFF_S, DecodeChoice
-from services.router.placement.kappa import RECHECK_S, KappaPolicy
 from services.router.placement.policy import (
     Dispatched,
     Finished,

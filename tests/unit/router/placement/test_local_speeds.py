@@ -8,7 +8,7 @@ import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.local_speeds import FADE_S, LocalSpeeds
 from services.router.placement.policy import (
     Dispatched,

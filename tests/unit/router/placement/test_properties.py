@@ -10,7 +10,7 @@ import pytest
 from kvmesh.queue_order import OrderKey, fifo, shortest
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import Work
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import (
     Candidate,
     Dispatched,

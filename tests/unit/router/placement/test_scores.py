@@ -11,7 +11,7 @@ from kvmesh.queue_order import fifo, shortest
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import UTILISATION_S, Backlog
 from services.router.placement.blind_spot import BlindSpot
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import (
     Dispatched,
     Finished,

@@ -11,8 +11,8 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.replicas import STEPS_KEPT_S
 from services.router.index.local_index import PrefixMirror
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.decode_choice import DecodeChoice
-from services.router.placement.kappa import KappaPolicy
 from services.router.placement.policy import (
     Dispatched,
     Finished,

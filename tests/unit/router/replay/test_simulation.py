@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.queue_order import ORDERS
 from services.router.index.local_index import PrefixMirror
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import (
     Dispatched,
     Event,

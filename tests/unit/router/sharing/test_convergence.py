@@ -14,7 +14,7 @@ from services.router.gossip.messages import Ask, Entry, RollCall
 from services.router.gossip.peer_routers import ROLL_S, SILENT_S, Neighbours, counted_in
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import Backlog
-from services.router.placement.kappa import KappaPolicy
+from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import (
     Dispatched,
     Event,
