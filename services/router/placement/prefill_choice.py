@@ -19,8 +19,8 @@ from typing import Final
 from kvmesh.queue_order import AGEING, OrderKey, fifo
 from services.router.placement.backlog import UTILISATION_S, Backlog, Key, Work
 from services.router.placement.blind_spot import BlindSpot
+from services.router.placement.displaced_demand import Regulars
 from services.router.placement.policy import Dispatched, PlacementRequest, PoolView, ReplicaState
-from services.router.placement.regulars import Regulars
 from services.router.placement.shortlist import Match, Shortlist, below, window
 from services.router.queue.release_queue import LOOK_AHEAD
 

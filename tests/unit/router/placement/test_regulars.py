@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.router.placement.regulars import BUSY_MAX, MEMORY_S, Regulars, waited_s
+from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, Regulars, waited_s
 
 
 def test_the_closed_form_is_the_integral() -> None:

@@ -12,6 +12,7 @@ from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import UTILISATION_S, Backlog
 from services.router.placement.blind_spot import BlindSpot
 from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, waited_s
 from services.router.placement.policy import (
     Dispatched,
     Finished,
@@ -24,7 +25,6 @@ from services.router.placement.policy import (
 )
 from services.router.placement.precedence import USUAL, Ahead, Precedence
 from services.router.placement.prefill_choice import KAPPA_MAX, TYPICAL_FLOOR_S
-from services.router.placement.regulars import BUSY_MAX, MEMORY_S, waited_s
 from services.router.queue.release_queue import LOOK_AHEAD
 
 BLOCK = 10
