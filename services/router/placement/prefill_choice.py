@@ -18,7 +18,7 @@ from typing import Final
 
 from kvmesh.queue_order import AGEING, OrderKey, fifo
 from services.router.placement.backlog import UTILISATION_S, Backlog, Key, Work
-from services.router.placement.blind_spot import BlindSpot
+from services.router.placement.collision_risk import BlindSpot
 from services.router.placement.displaced_demand import Regulars
 from services.router.placement.policy import Dispatched, PlacementRequest, PoolView, ReplicaState
 from services.router.placement.shortlist import Match, Shortlist, below, window

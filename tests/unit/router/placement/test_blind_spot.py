@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.router.placement.blind_spot import BlindSpot
+from services.router.placement.collision_risk import BlindSpot
 from services.router.placement.policy import ReplicaState
 
 

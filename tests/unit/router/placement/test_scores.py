@@ -10,7 +10,7 @@ import pytest
 from kvmesh.queue_order import fifo, shortest
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import UTILISATION_S, Backlog
-from services.router.placement.blind_spot import BlindSpot
+from services.router.placement.collision_risk import BlindSpot
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, waited_s
 from services.router.placement.policy import (
