@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.conversation_player import Taken
 from bench.conversations import BLOCK_TOKENS
-from services.router.placement.costs import CostModel
+from services.router.placement.cost_model import CostModel
 from simulator.cost import Cost
 
 

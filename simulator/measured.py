@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvmesh.router.v1 import router_pb2 as pb
-from services.router.placement.costs import WINDOW
+from services.router.placement.cost_model import WINDOW
 from simulator.cost import Cost
 from simulator.options import BadOption
 

@@ -10,7 +10,7 @@ from bench.gpu.learning import MIXES, RUNS, SEEN, Learnt, learn, learn_mix
 from bench.gpu.recording import Prefill, Recording
 from bench.gpu.shape import H100_FLOPS, LLAMA_8B
 from bench.gpu.steps import fit_steps
-from services.router.placement.costs import PRIOR
+from services.router.placement.cost_model import PRIOR
 
 LEAST: Final = (1, 256)
 """Tokens a prefill is counted as at least: as the router does, and about where an H100 is no longer waiting for weights."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.gpu.form import Errors, errors_of
 from bench.gpu.recording import Prefill
-from services.router.placement.costs import CostModel
+from services.router.placement.cost_model import CostModel
 
 AFTER: Final = (0, 1, 2, 5, 10, 20, 50, 100)
 SEEN: Final = 128

@@ -16,7 +16,7 @@ from kvmesh.queue_order import OrderKey, shortest
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import Backlog, Work
 from services.router.placement.comparison import with_decode_alone, with_prefills
-from services.router.placement.costs import CostModel
+from services.router.placement.cost_model import CostModel
 from services.router.placement.decode_choice import DecodeChoice, Fitting, Own
 from services.router.placement.local_speeds import LocalSpeeds
 from services.router.placement.policy import (

@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from services.router.placement.costs import WINDOW
+from services.router.placement.cost_model import WINDOW
 from simulator.cost import Cost
 from tests.integration.generation import generate, token_request
 from tests.integration.harness import Mesh, configure, running_mesh

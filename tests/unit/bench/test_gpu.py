@@ -19,7 +19,7 @@ from bench.gpu.recording import Prefill, Recording, RecordingError, Step, read
 from bench.gpu.shape import H100_FLOPS, LLAMA_8B
 from bench.gpu.steps import fit_steps
 from bench.report import NOTES
-from services.router.placement.costs import PRIOR
+from services.router.placement.cost_model import PRIOR
 
 
 def prompts(machine: Fit, seed: int, count: int = 128) -> list[Prefill]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.router.placement.costs import B_PER_A_MAX, PRIOR, CostModel
+from services.router.placement.cost_model import B_PER_A_MAX, PRIOR, CostModel
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
-from services.router.placement.costs import CostModel
+from services.router.placement.cost_model import CostModel
 from simulator import options
 from simulator.cost import COSTS
 from simulator.measured import PROMPTS_MIN, measured
