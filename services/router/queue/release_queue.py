@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from services.router.queue.lanes import Band, Line, MayGo
+from services.router.queue.tenant_queues import Band, Line, MayGo
 from services.router.queue.waiting import BAND_DEFAULT, BAND_MAX, Waiting
 
 LOOK_AHEAD: Final = 8

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from kvmesh.queue_order import shortest
-from services.router.queue import fairness, lanes
+from services.router.queue import fairness, tenant_queues
 from services.router.queue.fairness import Account
 from services.router.queue.release_queue import FLOOR_EVERY, LOOK_AHEAD, ReleaseQueue
 from services.router.queue.waiting import BAND_DEFAULT
@@ -322,7 +322,7 @@ def test_the_least_important_goes_first() -> None:
                 lanes: dict[tuple[str, int, bool], list[Item]] = defaultdict(list)
                 for one in before:
                     lanes[one.tenant, one.band, one.is_sheddable].append(one)
-                for lane in lanes.values():  # of each tenant those that it would have served last
+                for lane in tenant_queues.values():  # of each tenant those that it would have served last
                     lane.sort(key=lambda one: (-one.priority, one.order))
                     gone = [one for one in lane if one in victims]
                     assert gone == lane[len(lane) - len(gone) :], f"{seed=}"
@@ -352,7 +352,7 @@ def test_the_largest_backlog_makes_room_for_the_smallest() -> None:
 @pytest.mark.parametrize("counted", [16, 0])
 def test_what_is_ahead_is_what_will_be_released_before(counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimate against the real order: right to within the largest request of each tenant; of many never less."""
-    monkeypatch.setattr(lanes, "TENANTS_COUNTED", counted)
+    monkeypatch.setattr(tenant_queues, "TENANTS_COUNTED", counted)
     for seed in range(15):
         rng = random.Random(seed)
         queue: Queue = ReleaseQueue(10_000)
