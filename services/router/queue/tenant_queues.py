@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from services.router.queue.fairness import Account, Fairness
-from services.router.queue.shelf import Shelf
+from services.router.queue.priority_queue import Shelf
 from services.router.queue.waiting import Waiting
 
 Item = TypeVar("Item", bound=Waiting)
