@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from services.router.queue import shares
+from services.router.queue import replica_reservation
 from tests.simulation.pool import Arrival, Asked, Pool, merged, poisson, quantile
 
 SHORT, LONG = 200, 2000
@@ -83,8 +83,8 @@ def test_the_first_burst_after_others_were_silent_leaves_room_for_them() -> None
 def test_ordinary_traffic_is_held_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight tenants with prompts of all lengths, together less than half of the replicas: as if there were no shares."""
     means = []
-    for busy_max in (shares.BUSY_MAX, 1.0):
-        monkeypatch.setattr(shares, "BUSY_MAX", busy_max)
+    for busy_max in (replica_reservation.BUSY_MAX, 1.0):
+        monkeypatch.setattr(replica_reservation, "BUSY_MAX", busy_max)
         pool = Pool(5)
         draw, start_s = random.Random(5), pool.now_s
         traffic = [
@@ -98,8 +98,8 @@ def test_ordinary_traffic_is_held_by_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_shares_the_burst_would_be_felt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: the order of release alone does not protect anybody from prompts that run."""
-    monkeypatch.setattr(shares, "BUSY_MAX", 1.0)
-    monkeypatch.setattr(shares, "AHEAD_S", math.inf)
+    monkeypatch.setattr(replica_reservation, "BUSY_MAX", 1.0)
+    monkeypatch.setattr(replica_reservation, "AHEAD_S", math.inf)
     alone_s, beside_s, _ = both(1, 4)
     assert beside_s > 3 * alone_s, (alone_s, beside_s)
 
@@ -107,7 +107,10 @@ def test_without_shares_the_burst_would_be_felt(monkeypatch: pytest.MonkeyPatch)
 def test_one_replica_costs_others_no_more_than_the_rest_of_one_prompt() -> None:
     """Where nothing can be kept free, whoever comes next is next."""
     alone_s, beside_s, _ = both(2, 1)
-    assert beside_s <= 1.3 * alone_s + 0.005 + 0.0005 * LONG + shares.AHEAD_S, (alone_s, beside_s)
+    assert beside_s <= 1.3 * alone_s + 0.005 + 0.0005 * LONG + replica_reservation.AHEAD_S, (
+        alone_s,
+        beside_s,
+    )
 
 
 def test_tenants_with_more_than_they_get_share_by_weight() -> None:

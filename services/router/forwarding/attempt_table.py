@@ -21,7 +21,7 @@ from services.router.placement.policy import (
     Started,
 )
 from services.router.queue.release_queue import ReleaseQueue
-from services.router.queue.shares import Shares
+from services.router.queue.replica_reservation import Shares
 
 CLOSED_ORDER: Final = 1e6
 """Added to the order in the queue of a request whose client does not read: more than any order is apart from another."""

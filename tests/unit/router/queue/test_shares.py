@@ -9,7 +9,7 @@ import pytest
 
 from services.router.queue.active_tenants import ABOUT_S
 from services.router.queue.prompts import Prompt
-from services.router.queue.shares import AHEAD_S, PATIENCE, Shares, replicas_for
+from services.router.queue.replica_reservation import AHEAD_S, PATIENCE, Shares, replicas_for
 
 A, B, LOW, HIGH = ("a", 4), ("b", 4), ("low", 2), ("high", 6)
 GREED = 1_000_000
