@@ -8,7 +8,7 @@ import random
 import pytest
 
 from kvmesh.drain_rate import RETRY_MS_MAX, RETRY_MS_MIN
-from services.router.queue.drain import RELEASES_MIN, RETRY_MS_UNKNOWN, Drain
+from services.router.queue.queue_delay import RELEASES_MIN, RETRY_MS_UNKNOWN, Drain
 
 
 def run(drain: Drain, per_s: float, tokens: int, start_s: float, end_s: float) -> None:

@@ -8,7 +8,7 @@ from kvmesh import blocks
 from kvmesh.attach.frames import FrameError, pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import AGEING, ORDERS
-from services.router.queue.drain import Drain
+from services.router.queue.queue_delay import Drain
 from tests.unit.router.desk import A, Desk
 
 
