@@ -22,11 +22,11 @@ from kvmesh.triton.errors import (
     EngineError,
 )
 from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
-from services.decode.gather import Gather
 from services.decode.holdings import Holdings
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord, Recorder
 from services.decode.slot import Slot, State
+from services.decode.step_batch import Gather
 
 COMPUTED_STRIDE: Final = 32
 """Tokens that may be computed beyond the credit before the reader is told of them: half a credit window."""

@@ -10,8 +10,8 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import HOP_MARGIN_S
 from kvmesh.replica.engine_view import FRESH_S
 from kvmesh.triton.port import EngineLoad
-from services.decode.gather import STEP_FRESH_S
 from services.decode.limits import DecodeLimits
+from services.decode.step_batch import STEP_FRESH_S
 from tests.unit.decode.test_core import GENERATION, LOCAL, PROMPT, Replica
 from tests.unit.triton.fake_engine import facts
 from tests.unit.triton.reader import SlotView

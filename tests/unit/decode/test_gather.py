@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.decode.gather import Gather
+from services.decode.step_batch import Gather
 
 
 def gather_of(*keys: str, max_s: float = 0.010) -> Gather[str]:
