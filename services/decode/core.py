@@ -21,11 +21,11 @@ from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort
 from services.decode.bounds import blocks_needed, check_head_room, check_time, head_room_blocks
 from services.decode.generation import Generation
-from services.decode.holdings import Holdings
 from services.decode.limits import DecodeLimits
 from services.decode.records import Recorder, nobody
 from services.decode.session import DecodeSession
 from services.decode.slot import Slot, State
+from services.decode.slot_table import Holdings
 
 
 class DecodeCore:

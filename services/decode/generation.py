@@ -22,10 +22,10 @@ from kvmesh.triton.errors import (
     EngineError,
 )
 from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
-from services.decode.holdings import Holdings
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord, Recorder
 from services.decode.slot import Slot, State
+from services.decode.slot_table import Holdings
 from services.decode.step_batch import Gather
 
 COMPUTED_STRIDE: Final = 32
