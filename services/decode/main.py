@@ -14,8 +14,8 @@ from kvmesh.telemetry import Tracing
 from kvmesh.triton.capabilities import ModelFacts
 from services.decode import telemetry
 from services.decode.core import DecodeCore
+from services.decode.kv_sources import KvSources
 from services.decode.limits import DecodeLimits
-from services.decode.sources import KvSources
 from services.decode.status import SERVICE_NAME, DecodeStatus
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from services.decode.sources import KEPT_S, KvSources
+from services.decode.kv_sources import KEPT_S, KvSources
 from tests.unit.membership.test_view import member
 
 
