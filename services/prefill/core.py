@@ -15,12 +15,12 @@ from kvmesh.replica.pulse import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort
-from services.prefill.holdings import Holdings
 from services.prefill.limits import PrefillLimits
 from services.prefill.prefilling import Prefilling
 from services.prefill.records import Recorder, nobody
 from services.prefill.session import PrefillSession
 from services.prefill.slot import BAND_DEFAULT, Slot, State
+from services.prefill.slot_table import Holdings
 
 
 class PrefillCore:

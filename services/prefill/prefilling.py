@@ -26,11 +26,11 @@ from kvmesh.triton.errors import (
     HandoffLost,
 )
 from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
-from services.prefill.holdings import Holdings
 from services.prefill.limits import PrefillLimits
 from services.prefill.pace import Pace
 from services.prefill.records import CallRecord, Recorder
 from services.prefill.slot import Slot, State
+from services.prefill.slot_table import Holdings
 
 RUN_S: Final = 0.1
 """Guess of what a prompt takes, until one was through."""
