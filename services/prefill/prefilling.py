@@ -27,7 +27,7 @@ from kvmesh.triton.errors import (
 )
 from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
 from services.prefill.limits import PrefillLimits
-from services.prefill.pace import Pace
+from services.prefill.prefill_rate import Pace
 from services.prefill.records import CallRecord, Recorder
 from services.prefill.slot import Slot, State
 from services.prefill.slot_table import Holdings

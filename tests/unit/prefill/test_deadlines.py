@@ -9,7 +9,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import HOP_MARGIN_S
 from services.prefill.limits import PrefillLimits
-from services.prefill.pace import FRESH_S
+from services.prefill.prefill_rate import FRESH_S
 from tests.unit.prefill.test_core import PROMPT, Replica
 from tests.unit.triton.fake_engine import facts
 from tests.unit.triton.reader import SlotView
