@@ -18,8 +18,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import services.frontend.budgets.budgets as budgets_module
-import services.frontend.budgets.slabs as slabs_module
+import services.frontend.accounts.budgets.budgets as budgets_module
+import services.frontend.accounts.budgets.slabs as slabs_module
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import (
@@ -38,8 +38,8 @@ from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
 from kvmesh.redis_link import RedisLink
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
-from services.frontend.budgets.budgets import Budgets
-from services.frontend.budgets.metrics import BudgetMetrics
+from services.frontend.accounts.budgets.budgets import Budgets
+from services.frontend.accounts.budgets.metrics import BudgetMetrics
 
 LEASE_S: Final = 1.5
 RENEW_S: Final = 0.5

@@ -18,9 +18,9 @@ from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
 from kvmesh.metrics import Metrics
 from services.frontend.accounting import Accounting, Hold
+from services.frontend.accounts.budgets.budgets import Budgets
+from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.adoption import Place
-from services.frontend.budgets.budgets import Budgets
-from services.frontend.budgets.metrics import BudgetMetrics
 from services.frontend.charge import Reach
 from services.frontend.end import End
 from services.frontend.executions import Claim

@@ -47,7 +47,7 @@ class Reserved:
 
 @dataclass
 class Budgets:
-    """Stands for services.frontend.budgets.Budgets: remembers what it was told."""
+    """Stands for services.frontend.accounts.budgets.Budgets: remembers what it was told."""
 
     settled: dict[str, tuple[int, int, int, bool]] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)

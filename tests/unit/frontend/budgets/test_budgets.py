@@ -13,10 +13,10 @@ from kvmesh.buckets.operations import TOKENS_MAX, Answer, Denied, Operation, Rem
 from kvmesh.buckets.wire import calls
 from kvmesh.errors import MeshError
 from kvmesh.redis_link import RedisAway
-from services.frontend.budgets import fallback
-from services.frontend.budgets.reservation import Holder, Reservation
-from services.frontend.budgets.standing import Standing
-from services.frontend.budgets.teller import LEASE_S
+from services.frontend.accounts.budgets import fallback
+from services.frontend.accounts.budgets.reservation import Holder, Reservation
+from services.frontend.accounts.budgets.standing import Standing
+from services.frontend.accounts.budgets.teller import LEASE_S
 from tests.unit.frontend.budgets.twin import TwinLedger, TwinRedis, account
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
 from tests.unit.frontend.budgets.world import REFUSALS, Frontend, Load, Use, admitted, caller, spent

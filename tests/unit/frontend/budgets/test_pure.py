@@ -9,10 +9,10 @@ import pytest
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import Denied, Reason, Remaining
 from kvmesh.tenants.caller import Tenant
-from services.frontend.budgets import estimates, fallback, refusals, slabs
-from services.frontend.budgets.estimates import COLD_OUTPUT, LEARNERS_MAX, Estimates, Learner
-from services.frontend.budgets.fallback import LocalBuckets, Outage
-from services.frontend.budgets.slabs import Slab
+from services.frontend.accounts.budgets import estimates, fallback, refusals, slabs
+from services.frontend.accounts.budgets.estimates import COLD_OUTPUT, LEARNERS_MAX, Estimates, Learner
+from services.frontend.accounts.budgets.fallback import LocalBuckets, Outage
+from services.frontend.accounts.budgets.slabs import Slab
 from tests.unit.frontend.budgets.twin import account
 from tests.unit.frontend.budgets.world import caller
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvmesh.buckets.limits import Account
-from services.frontend.budgets.newest import Newest
-from services.frontend.budgets.slabs import Slab
-from services.frontend.budgets.standing import Standing
+from services.frontend.accounts.budgets.newest import Newest
+from services.frontend.accounts.budgets.slabs import Slab
+from services.frontend.accounts.budgets.standing import Standing
 
 IDLE_S: Final = 60.0
 """An account that nobody used for so long is forgotten."""

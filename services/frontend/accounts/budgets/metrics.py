@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kvmesh.metrics import Counter, Metrics
-from services.frontend.budgets.refusals import REASONS
+from services.frontend.accounts.budgets.refusals import REASONS
 
 if TYPE_CHECKING:
-    from services.frontend.budgets.budgets import Budgets
+    from services.frontend.accounts.budgets.budgets import Budgets
 
 REFUSALS: Final = tuple(dict.fromkeys([*REASONS.values(), "BUDGET_UNAVAILABLE"]))
 

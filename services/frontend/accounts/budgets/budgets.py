@@ -11,19 +11,19 @@ from kvmesh.buckets.operations import Denied, Lower
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
-from services.frontend.budgets.absence import Absence
-from services.frontend.budgets.asking import Asking
-from services.frontend.budgets.detour import Detour
-from services.frontend.budgets.estimates import Estimates, charge, estimate
-from services.frontend.budgets.fallback import Outage
-from services.frontend.budgets.metrics import BudgetMetrics
-from services.frontend.budgets.pump import ANSWER_S, Ledger, Pump
-from services.frontend.budgets.refusals import OVERRUN, denied_error
-from services.frontend.budgets.reservation import EXTEND_TOKENS, MARGIN_TOKENS, Holder, Reservation
-from services.frontend.budgets.standing import Standing
-from services.frontend.budgets.standings import Standings
-from services.frontend.budgets.teller import Teller
-from services.frontend.budgets.upkeep import Upkeep
+from services.frontend.accounts.budgets.absence import Absence
+from services.frontend.accounts.budgets.asking import Asking
+from services.frontend.accounts.budgets.detour import Detour
+from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
+from services.frontend.accounts.budgets.fallback import Outage
+from services.frontend.accounts.budgets.metrics import BudgetMetrics
+from services.frontend.accounts.budgets.pump import ANSWER_S, Ledger, Pump
+from services.frontend.accounts.budgets.refusals import OVERRUN, denied_error
+from services.frontend.accounts.budgets.reservation import EXTEND_TOKENS, MARGIN_TOKENS, Holder, Reservation
+from services.frontend.accounts.budgets.standing import Standing
+from services.frontend.accounts.budgets.standings import Standings
+from services.frontend.accounts.budgets.teller import Teller
+from services.frontend.accounts.budgets.upkeep import Upkeep
 
 
 class Budgets:

@@ -11,13 +11,13 @@ from functools import partial
 from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
-from services.frontend.budgets.detour import Detour
-from services.frontend.budgets.metrics import BudgetMetrics
-from services.frontend.budgets.pump import Pump, Question
-from services.frontend.budgets.reservation import Holder, Reservation
-from services.frontend.budgets.standing import Standing
-from services.frontend.budgets.standings import Standings
-from services.frontend.budgets.teller import Teller
+from services.frontend.accounts.budgets.detour import Detour
+from services.frontend.accounts.budgets.metrics import BudgetMetrics
+from services.frontend.accounts.budgets.pump import Pump, Question
+from services.frontend.accounts.budgets.reservation import Holder, Reservation
+from services.frontend.accounts.budgets.standing import Standing
+from services.frontend.accounts.budgets.standings import Standings
+from services.frontend.accounts.budgets.teller import Teller
 
 
 class Absence:

@@ -30,13 +30,13 @@ from kvmesh.buckets.operations import (
     Spent,
 )
 from kvmesh.clock import Clock
-from services.frontend.budgets.detour import Detour
-from services.frontend.budgets.metrics import BudgetMetrics
-from services.frontend.budgets.newest import Newest
-from services.frontend.budgets.pump import Pump, Question
-from services.frontend.budgets.reservation import Holder, Reservation
-from services.frontend.budgets.slabs import Ask, Slab
-from services.frontend.budgets.standing import Standing
+from services.frontend.accounts.budgets.detour import Detour
+from services.frontend.accounts.budgets.metrics import BudgetMetrics
+from services.frontend.accounts.budgets.newest import Newest
+from services.frontend.accounts.budgets.pump import Pump, Question
+from services.frontend.accounts.budgets.reservation import Holder, Reservation
+from services.frontend.accounts.budgets.slabs import Ask, Slab
+from services.frontend.accounts.budgets.standing import Standing
 
 LEASE_S: Final = 15.0
 RENEW_S: Final = 5.0

@@ -13,14 +13,14 @@ from functools import partial
 from kvmesh.buckets.operations import Answer, Denied, Granted, Reserve, Settle
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, internal
-from services.frontend.budgets.absence import Absence
-from services.frontend.budgets.detour import Detour
-from services.frontend.budgets.metrics import BudgetMetrics
-from services.frontend.budgets.pump import Pump, Question
-from services.frontend.budgets.refusals import denied_error
-from services.frontend.budgets.reservation import Holder, Reservation
-from services.frontend.budgets.standing import Standing
-from services.frontend.budgets.teller import LEASE_S, Teller
+from services.frontend.accounts.budgets.absence import Absence
+from services.frontend.accounts.budgets.detour import Detour
+from services.frontend.accounts.budgets.metrics import BudgetMetrics
+from services.frontend.accounts.budgets.pump import Pump, Question
+from services.frontend.accounts.budgets.refusals import denied_error
+from services.frontend.accounts.budgets.reservation import Holder, Reservation
+from services.frontend.accounts.budgets.standing import Standing
+from services.frontend.accounts.budgets.teller import LEASE_S, Teller
 
 
 class _Asked:

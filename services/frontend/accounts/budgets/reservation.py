@@ -12,8 +12,8 @@ from kvmesh.buckets.operations import Remaining
 from kvmesh.tenants.caller import Caller
 
 if TYPE_CHECKING:
-    from services.frontend.budgets.slabs import Slab
-    from services.frontend.budgets.standing import Standing
+    from services.frontend.accounts.budgets.slabs import Slab
+    from services.frontend.accounts.budgets.standing import Standing
 
 
 EXTEND_TOKENS: Final = 256

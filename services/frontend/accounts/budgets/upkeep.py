@@ -11,12 +11,12 @@ from typing import Final
 from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.tasks import persist
-from services.frontend.budgets.absence import Absence
-from services.frontend.budgets.asking import Asking
-from services.frontend.budgets.detour import Detour
-from services.frontend.budgets.pump import Pump, Question
-from services.frontend.budgets.standings import Standings
-from services.frontend.budgets.teller import Teller
+from services.frontend.accounts.budgets.absence import Absence
+from services.frontend.accounts.budgets.asking import Asking
+from services.frontend.accounts.budgets.detour import Detour
+from services.frontend.accounts.budgets.pump import Pump, Question
+from services.frontend.accounts.budgets.standings import Standings
+from services.frontend.accounts.budgets.teller import Teller
 
 TICK_S: Final = 0.25
 """Between two looks at the slabs, and between two attempts at a Redis that is away."""

@@ -1,0 +1,1 @@
+"""What requests are charged to which account: budgets, executions, settlement."""
