@@ -11,10 +11,10 @@ from typing import Final
 from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.tasks import persist
-from services.frontend.accounts.budgets.absence import Absence
 from services.frontend.accounts.budgets.asking import Asking
 from services.frontend.accounts.budgets.detour import Detour
 from services.frontend.accounts.budgets.pump import Pump, Question
+from services.frontend.accounts.budgets.redis_outage import Absence
 from services.frontend.accounts.budgets.standings import Standings
 from services.frontend.accounts.budgets.teller import Teller
 
