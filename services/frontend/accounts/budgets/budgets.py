@@ -12,9 +12,9 @@ from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.budgets.asking import Asking
-from services.frontend.accounts.budgets.detour import Detour
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
 from services.frontend.accounts.budgets.fallback import Outage
+from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.pump import ANSWER_S, Ledger, Pump
 from services.frontend.accounts.budgets.redis_outage import Absence

@@ -30,7 +30,7 @@ from kvmesh.buckets.operations import (
     Spent,
 )
 from kvmesh.clock import Clock
-from services.frontend.accounts.budgets.detour import Detour
+from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.newest import Newest
 from services.frontend.accounts.budgets.pump import Pump, Question
