@@ -22,7 +22,7 @@ from kvmesh.buckets.operations import Show, Shown
 from kvmesh.child import bound_command
 from kvmesh.redis_binary import redis_binary, redis_command
 from kvmesh.redis_link import RedisAway, RedisLink
-from services.frontend.accounts.budgets import fallback
+from services.frontend.accounts.budgets import local_buckets
 from services.frontend.accounts.budgets.teller import LEASE_S, RENEW_S
 from tests.integration.frontend.conftest import until
 from tests.unit.frontend.budgets.twin import account
@@ -83,9 +83,9 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
     uses = sorted((use for frontend in frontends for use in frontend.uses), key=lambda use: use.at_s)
     per_s = PER_MIN / 60
     for use in uses:
-        allowed = BURST + (use.at_s - started_s) * per_s + fallback.SHARE * BURST
+        allowed = BURST + (use.at_s - started_s) * per_s + local_buckets.SHARE * BURST
         assert spent(uses, use.at_s) <= allowed
-    assert admitted(uses, paused_s + 0.5, back_s) >= (PAUSE_S - 0.5) * fallback.SHARE * per_s / 2
+    assert admitted(uses, paused_s + 0.5, back_s) >= (PAUSE_S - 0.5) * local_buckets.SHARE * per_s / 2
     for tenth in range(round((ended_s - back_s) * 10)):
         begin_s = back_s + tenth / 10
         taken = admitted(uses, begin_s, begin_s + 1)

@@ -13,7 +13,7 @@ from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.budgets.asking import Asking
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
-from services.frontend.accounts.budgets.fallback import Outage
+from services.frontend.accounts.budgets.local_buckets import Outage
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.pump import ANSWER_S, Ledger, Pump

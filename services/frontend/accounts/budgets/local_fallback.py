@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvmesh.errors import MeshError
-from services.frontend.accounts.budgets.fallback import LocalBuckets, Outage
+from services.frontend.accounts.budgets.local_buckets import LocalBuckets, Outage
 from services.frontend.accounts.budgets.refusals import away_error, denied_error, shed_error
 from services.frontend.accounts.budgets.reservation import Reservation
 from services.frontend.accounts.budgets.standing import Standing

@@ -13,7 +13,7 @@ from kvmesh.buckets.operations import TOKENS_MAX, Answer, Denied, Operation, Rem
 from kvmesh.buckets.wire import calls
 from kvmesh.errors import MeshError
 from kvmesh.redis_link import RedisAway
-from services.frontend.accounts.budgets import fallback
+from services.frontend.accounts.budgets import local_buckets
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
 from services.frontend.accounts.budgets.standing import Standing
 from services.frontend.accounts.budgets.teller import LEASE_S
@@ -145,11 +145,11 @@ def test_redis_paused_is_no_outage_and_no_spike(seed: int, pause_s: float) -> No
         await asyncio.sleep(20)
         await close(redis, frontends)
         uses = sorted((use for frontend in frontends for use in frontend.uses), key=lambda use: use.at_s)
-        check_from_start(uses, started_s, local=fallback.SHARE * BURST)
+        check_from_start(uses, started_s, local=local_buckets.SHARE * BURST)
         for second in range(5, int(pause_s)):
             # No outage: within any five seconds at least a third of the local rate.
             taken = admitted(uses, paused_s + second - 5, paused_s + second)
-            assert taken >= 5 * fallback.SHARE * LIMIT / 60 / 3, f"{taken} until second {second}"
+            assert taken >= 5 * local_buckets.SHARE * LIMIT / 60 / 3, f"{taken} until second {second}"
         for second in range(18):
             # No spike: never more than a second's rate and what a refused moment saves up.
             begin_s = back_s + second
@@ -180,8 +180,8 @@ def test_a_frontend_that_is_cut_off_spends_no_more_than_stated(seed: int) -> Non
         await asyncio.sleep(5)
         await close(redis, frontends)
         uses = [use for frontend in frontends for use in frontend.uses]
-        share = fallback.SHARE / count
-        away_s = cut_s + fallback.TOGETHER_S + 1.5
+        share = local_buckets.SHARE / count
+        away_s = cut_s + local_buckets.TOGETHER_S + 1.5
         estimate_max = max(use.estimate for use in uses)
         bound = max(share * BURST, estimate_max) + share * LIMIT / 60 * away_s
         check_from_start(uses, started_s, local=bound)
@@ -211,7 +211,7 @@ def test_after_a_minute_sheddable_classes_are_refused() -> None:
                 except MeshError as error:
                     assert error.reason == "BUDGET_UNAVAILABLE" and error.retry_after_s
                     is_refused = True
-                assert is_refused == (who is low and second >= fallback.OUTAGE_S), second
+                assert is_refused == (who is low and second >= local_buckets.OUTAGE_S), second
             await asyncio.sleep(1)
         assert budgets.owed_count == 3  # what was held, and the one that was in doubt
         assert budgets.batch_total < 5 * 91  # it is looked for, not besieged

@@ -9,9 +9,9 @@ import pytest
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import Denied, Reason, Remaining
 from kvmesh.tenants.caller import Tenant
-from services.frontend.accounts.budgets import estimates, fallback, refusals, slabs
+from services.frontend.accounts.budgets import estimates, local_buckets, refusals, slabs
 from services.frontend.accounts.budgets.estimates import COLD_OUTPUT, LEARNERS_MAX, Estimates, Learner
-from services.frontend.accounts.budgets.fallback import LocalBuckets, Outage
+from services.frontend.accounts.budgets.local_buckets import LocalBuckets, Outage
 from services.frontend.accounts.budgets.slabs import Slab
 from tests.unit.frontend.budgets.twin import account
 from tests.unit.frontend.budgets.world import caller
@@ -195,7 +195,7 @@ def test_one_frontend_alone_admits_a_request_that_is_larger_than_its_share() -> 
     """Without Redis each would admit one, and the tenant get as many as there are frontends."""
     who, frontends = account(), 8
     largest = [LocalBuckets(frontends, place).largest(who) for place in range(frontends)]
-    assert sorted(largest) == [fallback.SHARE * 10_000 / frontends] * 7 + [float("inf")]
+    assert sorted(largest) == [local_buckets.SHARE * 10_000 / frontends] * 7 + [float("inf")]
     assert LocalBuckets(1).largest(who) == float("inf")
 
 
@@ -236,7 +236,7 @@ def test_local_buckets_spend_no_more_than_stated(seed: int) -> None:
         local.open(who, remaining, 0.0, 0, now_s)
     spent = dict.fromkeys(("organisation:acme", "tenant:one", "tenant:two"), 0)
     requests, live = dict.fromkeys(spent, 0), {one: 0, other: 0}
-    share = fallback.SHARE / frontends
+    share = local_buckets.SHARE / frontends
     for _ in range(1500):
         now_s += draw.expovariate(20)
         who = draw.choice((one, other))
