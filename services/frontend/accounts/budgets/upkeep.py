@@ -11,8 +11,8 @@ from typing import Final
 from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.tasks import persist
-from services.frontend.accounts.budgets.asking import Asking
 from services.frontend.accounts.budgets.local_fallback import Detour
+from services.frontend.accounts.budgets.pending import Asking
 from services.frontend.accounts.budgets.pump import Pump, Question
 from services.frontend.accounts.budgets.redis_outage import Absence
 from services.frontend.accounts.budgets.standings import Standings
