@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvmesh.buckets.limits import Account
-from services.frontend.accounts.budgets.newest import Newest
+from services.frontend.accounts.budgets.current_limits import Newest
 from services.frontend.accounts.budgets.slabs import Slab
 from services.frontend.accounts.budgets.standing import Standing
 
