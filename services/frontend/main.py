@@ -42,9 +42,9 @@ from kvmesh.trust.edge import Edge
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.frontend.accounting import Accounting
+from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics, watch_budgets
-from services.frontend.accounts.budgets.pump import ANSWER_S
 from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
 from services.frontend.executions import Executions

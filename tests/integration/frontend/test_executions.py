@@ -12,7 +12,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.errors import MeshError
 from kvmesh.redis_link import RedisLink
 from services.frontend import executions
-from services.frontend.accounts.budgets.pump import ANSWER_S
+from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.executions import Claim, Execution, Executions
 from services.frontend.settlement import Charge, Report, Settlements
 from tests.integration.frontend.conftest import until

@@ -11,12 +11,12 @@ from kvmesh.buckets.operations import Denied, Lower
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
+from services.frontend.accounts.budgets.batcher import ANSWER_S, Ledger, Pump
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
 from services.frontend.accounts.budgets.local_buckets import Outage
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.pending import Asking
-from services.frontend.accounts.budgets.pump import ANSWER_S, Ledger, Pump
 from services.frontend.accounts.budgets.redis_outage import Absence
 from services.frontend.accounts.budgets.refusals import OVERRUN, denied_error
 from services.frontend.accounts.budgets.reservation import EXTEND_TOKENS, MARGIN_TOKENS, Holder, Reservation

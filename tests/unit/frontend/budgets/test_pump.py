@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kvmesh.buckets.operations import Answer, Operation, Sweep, Swept
-from services.frontend.accounts.budgets.pump import Pump, Question
+from services.frontend.accounts.budgets.batcher import Pump, Question
 
 STALL_S = 0.08
 
