@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import services.frontend.accounts.budgets.budgets as budgets_module
-import services.frontend.accounts.budgets.slabs as slabs_module
+import services.frontend.accounts.budgets.quota_lease as slabs_module
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import (

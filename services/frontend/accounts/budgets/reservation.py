@@ -12,7 +12,7 @@ from kvmesh.buckets.operations import Remaining
 from kvmesh.tenants.caller import Caller
 
 if TYPE_CHECKING:
-    from services.frontend.accounts.budgets.slabs import Slab
+    from services.frontend.accounts.budgets.quota_lease import Slab
     from services.frontend.accounts.budgets.standing import Standing
 
 

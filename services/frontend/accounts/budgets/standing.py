@@ -11,8 +11,8 @@ from typing import Final
 from kvmesh.buckets.limits import Account
 from kvmesh.buckets.operations import Denied, Remaining, Spend
 from kvmesh.drain_rate import DrainRate, Stock
+from services.frontend.accounts.budgets.quota_lease import Slab
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
-from services.frontend.accounts.budgets.slabs import Slab
 
 MEMO_S: Final = 0.1
 """A denial answers for itself this long: what a crowd of refused requests would ask is known."""

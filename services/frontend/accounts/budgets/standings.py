@@ -10,7 +10,7 @@ from typing import Final
 
 from kvmesh.buckets.limits import Account
 from services.frontend.accounts.budgets.current_limits import Newest
-from services.frontend.accounts.budgets.slabs import Slab
+from services.frontend.accounts.budgets.quota_lease import Slab
 from services.frontend.accounts.budgets.standing import Standing
 
 IDLE_S: Final = 60.0

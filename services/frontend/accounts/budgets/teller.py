@@ -34,8 +34,8 @@ from services.frontend.accounts.budgets.batcher import Pump, Question
 from services.frontend.accounts.budgets.current_limits import Newest
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
+from services.frontend.accounts.budgets.quota_lease import Ask, Slab
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
-from services.frontend.accounts.budgets.slabs import Ask, Slab
 from services.frontend.accounts.budgets.standing import Standing
 
 LEASE_S: Final = 15.0

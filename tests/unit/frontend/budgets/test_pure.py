@@ -9,10 +9,10 @@ import pytest
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import Denied, Reason, Remaining
 from kvmesh.tenants.caller import Tenant
-from services.frontend.accounts.budgets import estimates, local_buckets, refusals, slabs
+from services.frontend.accounts.budgets import estimates, local_buckets, quota_lease, refusals
 from services.frontend.accounts.budgets.estimates import COLD_OUTPUT, LEARNERS_MAX, Estimates, Learner
 from services.frontend.accounts.budgets.local_buckets import LocalBuckets, Outage
-from services.frontend.accounts.budgets.slabs import Slab
+from services.frontend.accounts.budgets.quota_lease import Slab
 from tests.unit.frontend.budgets.twin import account
 from tests.unit.frontend.budgets.world import caller
 
@@ -187,7 +187,7 @@ def test_a_slab_opens_overrun_within_its_share() -> None:
             ask = slab.draw(now_s)
             if ask is not None:
                 slab.drawn(ask.tokens, ask.requests, ask.slots, ask.overrun)
-            assert slab.free_overrun <= slabs.SHARE * 20_000 / 2
+            assert slab.free_overrun <= quota_lease.SHARE * 20_000 / 2
         assert (admitted > 0) == is_served
 
 
@@ -214,7 +214,7 @@ def test_a_slab_follows_the_demand_within_its_share() -> None:
         if ask is not None:
             slab.drawn(ask.tokens, ask.requests, ask.slots)
         most = max(most, slab.free_tokens)
-    assert 1000 < most <= slabs.SHARE * 60_000 / 2
+    assert 1000 < most <= quota_lease.SHARE * 60_000 / 2
     for _ in range(40):
         now_s += 0.25
         ask = slab.draw(now_s)
