@@ -13,13 +13,13 @@ from functools import partial
 from kvmesh.buckets.operations import Answer, Denied, Granted, Reserve, Settle
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, internal
+from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.batcher import Pump, Question
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.redis_outage import Absence
 from services.frontend.accounts.budgets.refusals import denied_error
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
-from services.frontend.accounts.budgets.standing import Standing
 from services.frontend.accounts.budgets.teller import LEASE_S, Teller
 
 

@@ -12,8 +12,8 @@ from kvmesh.buckets.operations import Remaining
 from kvmesh.tenants.caller import Caller
 
 if TYPE_CHECKING:
+    from services.frontend.accounts.budgets.account_state import Standing
     from services.frontend.accounts.budgets.quota_lease import Slab
-    from services.frontend.accounts.budgets.standing import Standing
 
 
 EXTEND_TOKENS: Final = 256

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvmesh.buckets.limits import Account
+from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.current_limits import Newest
 from services.frontend.accounts.budgets.quota_lease import Slab
-from services.frontend.accounts.budgets.standing import Standing
 
 IDLE_S: Final = 60.0
 """An account that nobody used for so long is forgotten."""

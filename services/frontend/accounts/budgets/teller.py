@@ -30,13 +30,13 @@ from kvmesh.buckets.operations import (
     Spent,
 )
 from kvmesh.clock import Clock
+from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.batcher import Pump, Question
 from services.frontend.accounts.budgets.current_limits import Newest
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.quota_lease import Ask, Slab
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
-from services.frontend.accounts.budgets.standing import Standing
 
 LEASE_S: Final = 15.0
 RENEW_S: Final = 5.0

@@ -14,8 +14,8 @@ from kvmesh.buckets.wire import calls
 from kvmesh.errors import MeshError
 from kvmesh.redis_link import RedisAway
 from services.frontend.accounts.budgets import local_buckets
+from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
-from services.frontend.accounts.budgets.standing import Standing
 from services.frontend.accounts.budgets.teller import LEASE_S
 from tests.unit.frontend.budgets.twin import TwinLedger, TwinRedis, account
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
