@@ -23,7 +23,7 @@ from kvmesh.child import bound_command
 from kvmesh.redis_binary import redis_binary, redis_command
 from kvmesh.redis_link import RedisAway, RedisLink
 from services.frontend.accounts.budgets import local_buckets
-from services.frontend.accounts.budgets.teller import LEASE_S, RENEW_S
+from services.frontend.accounts.budgets.ledger_writer import LEASE_S, RENEW_S
 from tests.integration.frontend.conftest import until
 from tests.unit.frontend.budgets.twin import account
 from tests.unit.frontend.budgets.world import Frontend, Load, admitted, caller, spent

@@ -15,6 +15,7 @@ from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.account_states import Standings
 from services.frontend.accounts.budgets.batcher import ANSWER_S, Ledger, Pump
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
+from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_buckets import Outage
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
@@ -22,7 +23,6 @@ from services.frontend.accounts.budgets.pending import Asking
 from services.frontend.accounts.budgets.redis_outage import Absence
 from services.frontend.accounts.budgets.refusals import OVERRUN, denied_error
 from services.frontend.accounts.budgets.reservation import EXTEND_TOKENS, MARGIN_TOKENS, Holder, Reservation
-from services.frontend.accounts.budgets.teller import Teller
 from services.frontend.accounts.budgets.upkeep import Upkeep
 
 

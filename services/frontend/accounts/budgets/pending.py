@@ -15,12 +15,12 @@ from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, internal
 from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.batcher import Pump, Question
+from services.frontend.accounts.budgets.ledger_writer import LEASE_S, Teller
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.redis_outage import Absence
 from services.frontend.accounts.budgets.refusals import denied_error
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
-from services.frontend.accounts.budgets.teller import LEASE_S, Teller
 
 
 class _Asked:

@@ -14,10 +14,10 @@ from kvmesh.errors import MeshError
 from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.account_states import Standings
 from services.frontend.accounts.budgets.batcher import Pump, Question
+from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
-from services.frontend.accounts.budgets.teller import Teller
 
 
 class Absence:

@@ -13,10 +13,10 @@ from kvmesh.clock import Clock
 from kvmesh.tasks import persist
 from services.frontend.accounts.budgets.account_states import Standings
 from services.frontend.accounts.budgets.batcher import Pump, Question
+from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.pending import Asking
 from services.frontend.accounts.budgets.redis_outage import Absence
-from services.frontend.accounts.budgets.teller import Teller
 
 TICK_S: Final = 0.25
 """Between two looks at the slabs, and between two attempts at a Redis that is away."""

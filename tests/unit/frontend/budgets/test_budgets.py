@@ -15,8 +15,8 @@ from kvmesh.errors import MeshError
 from kvmesh.redis_link import RedisAway
 from services.frontend.accounts.budgets import local_buckets
 from services.frontend.accounts.budgets.account_state import Standing
+from services.frontend.accounts.budgets.ledger_writer import LEASE_S
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
-from services.frontend.accounts.budgets.teller import LEASE_S
 from tests.unit.frontend.budgets.twin import TwinLedger, TwinRedis, account
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
 from tests.unit.frontend.budgets.world import REFUSALS, Frontend, Load, Use, admitted, caller, spent
