@@ -18,12 +18,12 @@ from services.frontend.accounts.budgets.estimates import Estimates, charge, esti
 from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_buckets import Outage
 from services.frontend.accounts.budgets.local_fallback import Detour
+from services.frontend.accounts.budgets.maintenance import Upkeep
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.pending import Asking
 from services.frontend.accounts.budgets.redis_outage import Absence
 from services.frontend.accounts.budgets.refusals import OVERRUN, denied_error
 from services.frontend.accounts.budgets.reservation import EXTEND_TOKENS, MARGIN_TOKENS, Holder, Reservation
-from services.frontend.accounts.budgets.upkeep import Upkeep
 
 
 class Budgets:
