@@ -41,7 +41,7 @@ from kvmesh.tenants.store import CatalogueStore
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
-from services.frontend.accounting import Accounting
+from services.frontend.accounts.accounting import Accounting
 from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics, watch_budgets

@@ -23,7 +23,7 @@ from kvmesh.reception import Reception, no_message
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
 from kvmesh.tenants.caller import Caller
 from services.frontend import faults, messages
-from services.frontend.accounting import Accounting, Hold
+from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.adoption import Place
 from services.frontend.core import FrontendCore
 from services.frontend.detokenizer import Detokenizer

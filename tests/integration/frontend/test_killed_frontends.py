@@ -17,7 +17,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
 from kvmesh.metrics import Metrics
-from services.frontend.accounting import Accounting, Hold
+from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.adoption import Place

@@ -16,7 +16,7 @@ from kvmesh.redis_link import RedisAway
 from kvmesh.redis_script import Call, Script
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend import bill
-from services.frontend.accounting import NEVER, Accounting, Hold
+from services.frontend.accounts.accounting import NEVER, Accounting, Hold
 from services.frontend.adoption import Place
 from services.frontend.charge import Reach
 from services.frontend.end import End
