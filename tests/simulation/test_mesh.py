@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend import bill
+from services.frontend.accounts import bill
 from services.frontend.progress import CREDIT_WINDOW
 from services.frontend.request import LiveRequest
 from services.router.forwarding.core import Relay

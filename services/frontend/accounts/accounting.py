@@ -11,11 +11,11 @@ from functools import partial
 from typing import Final
 
 from kvmesh.tenants.caller import Caller
-from services.frontend import bill as bills
 from services.frontend import wire
+from services.frontend.accounts import bill as bills
+from services.frontend.accounts.bill import NOT_STARTED, Bill
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.reservation import Reservation
-from services.frontend.bill import NOT_STARTED, Bill
 from services.frontend.order import Order
 from services.frontend.progress_notes import NOTE_TOKENS
 from services.frontend.request import LiveRequest

@@ -15,7 +15,7 @@ from kvmesh.inference.v1 import inference_pb2
 from kvmesh.redis_link import RedisAway
 from kvmesh.redis_script import Call, Script
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
-from services.frontend import bill
+from services.frontend.accounts import bill
 from services.frontend.accounts.accounting import NEVER, Accounting, Hold
 from services.frontend.adoption import Place
 from services.frontend.charge import Reach

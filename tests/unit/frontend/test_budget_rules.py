@@ -15,7 +15,8 @@ from kvmesh.buckets.limits import Account
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
-from services.frontend import bill, faults, feasibility, wire
+from services.frontend import faults, feasibility, wire
+from services.frontend.accounts import bill
 from services.frontend.core import FrontendCore
 from services.frontend.feasibility import FirstTokens, Outlook
 from services.frontend.live import Live

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.silence import LOOK_S
-from services.frontend import bill, charge
+from services.frontend import charge
+from services.frontend.accounts import bill
 from services.frontend.charge import CLOSED_S, Reach
 from services.frontend.core import FrontendCore
 from services.frontend.order import Order
