@@ -18,9 +18,9 @@ from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
 from kvmesh.tenants.caller import Caller, ServiceClass
 from services.frontend import faults, feasibility, validation, wire
+from services.frontend.accounts.executions import Claim, Execution, Executions
 from services.frontend.core import FrontendCore
 from services.frontend.draining import HAND_OVER_METADATA
-from services.frontend.executions import Claim, Execution, Executions
 from services.frontend.feasibility import Outlook
 from services.frontend.order import Order
 from services.frontend.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal

@@ -45,9 +45,9 @@ from services.frontend.accounts.accounting import Accounting
 from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics, watch_budgets
+from services.frontend.accounts.executions import Executions
 from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
-from services.frontend.executions import Executions
 from services.frontend.identity import identify
 from services.frontend.intake import Intake
 from services.frontend.mesh_secret import MeshSecret

@@ -9,9 +9,9 @@ from kvmesh.errors import TABLE, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.tenants.caller import Caller
+from services.frontend.accounts.executions import Executions
 from services.frontend.core import FrontendCore
 from services.frontend.end import outcome_of
-from services.frontend.executions import Executions
 from services.frontend.request import LiveRequest
 from services.frontend.settlement import Charge, Settlements
 from services.frontend.tenant_metrics import TenantMetrics

@@ -15,7 +15,7 @@ from typing import Final
 from kvmesh.redis_link import RedisLink
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
-from services.frontend.executions import execution_key
+from services.frontend.accounts.executions import execution_key
 
 NOTE_TOKENS: Final = 256
 """Output tokens from one note of an execution to the next: what a killed one may have given without a trace."""

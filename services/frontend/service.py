@@ -24,10 +24,10 @@ from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
 from kvmesh.tenants.caller import Caller
 from services.frontend import faults, messages
 from services.frontend.accounts.accounting import Accounting, Hold
+from services.frontend.accounts.executions import Executions
 from services.frontend.adoption import Place
 from services.frontend.core import FrontendCore
 from services.frontend.detokenizer import Detokenizer
-from services.frontend.executions import Executions
 from services.frontend.intake import Arrival, Intake
 from services.frontend.output import Output
 from services.frontend.reader import Reader

@@ -24,7 +24,7 @@ from typing import Any, Final
 from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
-from services.frontend.executions import AGAIN_MAX, execution_key, ttl_ms
+from services.frontend.accounts.executions import AGAIN_MAX, execution_key, ttl_ms
 from services.frontend.progress_notes import ProgressNotes
 from services.frontend.shares import RUNS
 

@@ -19,7 +19,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.tenants.overrides import Override
 from services.frontend import intake, resume_token
-from services.frontend.executions import execution_key
+from services.frontend.accounts.executions import execution_key
 from services.frontend.progress import CREDIT_WINDOW
 from services.frontend.progress_notes import NOTE_TOKENS
 from tests.integration.frontend.conftest import Serving, serving_frontend, until

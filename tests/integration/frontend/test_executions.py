@@ -11,9 +11,9 @@ import pytest
 from kvmesh.clock import MonotonicClock
 from kvmesh.errors import MeshError
 from kvmesh.redis_link import RedisLink
-from services.frontend import executions
+from services.frontend.accounts import executions
 from services.frontend.accounts.budgets.batcher import ANSWER_S
-from services.frontend.executions import Claim, Execution, Executions
+from services.frontend.accounts.executions import Claim, Execution, Executions
 from services.frontend.settlement import Charge, Report, Settlements
 from tests.integration.frontend.conftest import until
 

@@ -20,10 +20,10 @@ from kvmesh.metrics import Metrics
 from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
+from services.frontend.accounts.executions import Claim
 from services.frontend.adoption import Place
 from services.frontend.charge import Reach
 from services.frontend.end import End
-from services.frontend.executions import Claim
 from services.frontend.order import Order
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from services.frontend.shares import Earlier

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from kvmesh.redis_link import RedisLink
-from services.frontend.executions import Claim
+from services.frontend.accounts.executions import Claim
 from services.frontend.settlement import WAITING_MAX, Charge, Report, Settlements
 from tests.integration.frontend.conftest import until
 from tests.integration.frontend.test_executions import CLAIM, MESH, Frontend
