@@ -25,7 +25,7 @@ from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
 from services.frontend.accounts.executions import AGAIN_MAX, execution_key, ttl_ms
-from services.frontend.progress_notes import ProgressNotes
+from services.frontend.accounts.progress_reports import ProgressNotes
 from services.frontend.shares import RUNS
 
 log = logging.getLogger(__name__)

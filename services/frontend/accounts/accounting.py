@@ -16,8 +16,8 @@ from services.frontend.accounts import bill as bills
 from services.frontend.accounts.bill import NOT_STARTED, Bill
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.reservation import Reservation
+from services.frontend.accounts.progress_reports import NOTE_TOKENS
 from services.frontend.order import Order
-from services.frontend.progress_notes import NOTE_TOKENS
 from services.frontend.request import LiveRequest
 from services.frontend.settlement import Charge, Report, Settlements
 from services.frontend.shares import Earlier, dues
