@@ -46,6 +46,7 @@ from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics, watch_budgets
 from services.frontend.accounts.executions import Executions
+from services.frontend.accounts.settlement import Settlements
 from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
 from services.frontend.identity import identify
@@ -57,7 +58,6 @@ from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
 from services.frontend.service import SERVICE_NAME, InferenceService, Terms
-from services.frontend.settlement import Settlements
 from services.frontend.tenant_metrics import TenantMetrics
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
 from services.frontend.tries import Limits

@@ -10,10 +10,10 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.executions import Executions
+from services.frontend.accounts.settlement import Charge, Settlements
 from services.frontend.core import FrontendCore
 from services.frontend.end import outcome_of
 from services.frontend.request import LiveRequest
-from services.frontend.settlement import Charge, Settlements
 from services.frontend.tenant_metrics import TenantMetrics
 
 

@@ -14,7 +14,7 @@ from kvmesh.redis_link import RedisLink
 from services.frontend.accounts import executions
 from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.executions import Claim, Execution, Executions
-from services.frontend.settlement import Charge, Report, Settlements
+from services.frontend.accounts.settlement import Charge, Report, Settlements
 from tests.integration.frontend.conftest import until
 
 REQUEST = "0" * 31 + "1"

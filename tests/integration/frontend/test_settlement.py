@@ -11,7 +11,7 @@ import pytest
 
 from kvmesh.redis_link import RedisLink
 from services.frontend.accounts.executions import Claim
-from services.frontend.settlement import WAITING_MAX, Charge, Report, Settlements
+from services.frontend.accounts.settlement import WAITING_MAX, Charge, Report, Settlements
 from tests.integration.frontend.conftest import until
 from tests.integration.frontend.test_executions import CLAIM, MESH, Frontend
 

@@ -12,9 +12,9 @@ import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import charge
+from services.frontend.accounts.settlement import Report
 from services.frontend.progress import CREDIT_WINDOW
 from services.frontend.service import SERVICE_NAME
-from services.frontend.settlement import Report
 from tests.integration.frontend.calls import asking
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool
