@@ -16,11 +16,11 @@ from services.frontend.accounts import bill as bills
 from services.frontend.accounts.bill import NOT_STARTED, Bill
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.reservation import Reservation
+from services.frontend.accounts.charge_split import Earlier, dues
 from services.frontend.accounts.progress_reports import NOTE_TOKENS
 from services.frontend.accounts.settlement import Charge, Report, Settlements
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
-from services.frontend.shares import Earlier, dues
 from services.frontend.trailers import of_remaining
 
 NEVER: Final = 1 << 62

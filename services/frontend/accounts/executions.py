@@ -25,8 +25,8 @@ from kvmesh.redis_link import RedisAway, RedisLink, key
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import end, persist
 from services.frontend.accounts.budgets.batcher import ANSWER_S
+from services.frontend.accounts.charge_split import RUNS, Earlier
 from services.frontend.resume_token import EPOCH_MAX
-from services.frontend.shares import RUNS, Earlier
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from typing import Any, Final
 from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
+from services.frontend.accounts.charge_split import RUNS
 from services.frontend.accounts.executions import AGAIN_MAX, execution_key, ttl_ms
 from services.frontend.accounts.progress_reports import ProgressNotes
-from services.frontend.shares import RUNS
 
 log = logging.getLogger(__name__)
 

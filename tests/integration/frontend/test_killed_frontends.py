@@ -20,13 +20,13 @@ from kvmesh.metrics import Metrics
 from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
+from services.frontend.accounts.charge_split import Earlier
 from services.frontend.accounts.executions import Claim
 from services.frontend.adoption import Place
 from services.frontend.charge import Reach
 from services.frontend.end import End
 from services.frontend.order import Order
 from services.frontend.resume_token import ATTEMPT_STRIDE
-from services.frontend.shares import Earlier
 from tests.integration.frontend import test_executions
 from tests.integration.frontend.conftest import until
 from tests.integration.frontend.test_executions import MESH, RUNTIME_MAX_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.shares import Earlier, dues
+from services.frontend.accounts.charge_split import Earlier, dues
 
 PROMPT = 50
 POSITIONS = st.integers(0, 1000)
