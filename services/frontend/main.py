@@ -47,6 +47,7 @@ from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics, watch_budgets
 from services.frontend.accounts.executions import Executions
 from services.frontend.accounts.settlement import Settlements
+from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
 from services.frontend.identity import identify
@@ -58,7 +59,6 @@ from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
 from services.frontend.service import SERVICE_NAME, InferenceService, Terms
-from services.frontend.tenant_metrics import TenantMetrics
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
 from services.frontend.tries import Limits
 from services.frontend.validation import Bounds

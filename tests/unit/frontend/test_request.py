@@ -15,6 +15,7 @@ from kvmesh.errors import TABLE, MeshError
 from kvmesh.inference.v1 import inference_pb2
 from kvmesh.metrics import Metrics
 from services.frontend import answers, messages
+from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.attempts import Attempt
 from services.frontend.core import FrontendCore
 from services.frontend.end import outcome_of
@@ -22,7 +23,6 @@ from services.frontend.metrics import RequestMetrics
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
-from services.frontend.tenant_metrics import TenantMetrics
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
 from kvmesh.tenants.labels import NAMES_MAX
+from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.order import NOBODY
-from services.frontend.tenant_metrics import TenantMetrics
 
 
 def caller(name: str) -> object:
