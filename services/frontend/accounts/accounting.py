@@ -19,9 +19,9 @@ from services.frontend.accounts.budgets.reservation import Reservation
 from services.frontend.accounts.charge_split import Earlier, dues
 from services.frontend.accounts.progress_reports import NOTE_TOKENS
 from services.frontend.accounts.settlement import Charge, Report, Settlements
+from services.frontend.accounts.trailers import of_remaining
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
-from services.frontend.trailers import of_remaining
 
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""

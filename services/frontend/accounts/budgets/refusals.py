@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from kvmesh.buckets.limits import Account, Limit
 from kvmesh.buckets.operations import Denied, Reason, Remaining
 from kvmesh.errors import MeshError, QuotaViolation
-from services.frontend import trailers
+from services.frontend.accounts import trailers
 
 REASONS: Final[dict[Reason, str]] = {
     "requests": "REQUEST_RATE_EXCEEDED",
