@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvmesh.clock import Clock
-from services.frontend.core import FrontendCore
+from services.frontend.requests.core import FrontendCore
 
 HAND_OVER_METADATA: Final = "kvmesh-hand-over"
 """A client that sends this key has another frontend to go to."""

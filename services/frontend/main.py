@@ -48,13 +48,13 @@ from services.frontend.accounts.budgets.metrics import BudgetMetrics, watch_budg
 from services.frontend.accounts.executions import Executions
 from services.frontend.accounts.settlement import Settlements
 from services.frontend.accounts.tenant_metrics import TenantMetrics
-from services.frontend.core import FrontendCore
 from services.frontend.draining import drain
 from services.frontend.identity import identify
 from services.frontend.intake import Intake
 from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_executions
 from services.frontend.readiness import follow_routers
+from services.frontend.requests.core import FrontendCore
 from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks

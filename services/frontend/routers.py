@@ -17,7 +17,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.membership.member import Member
 from kvmesh.tasks import end
-from services.frontend.core import FrontendCore
+from services.frontend.requests.core import FrontendCore
 
 LOOK_S = 1.0
 

@@ -26,12 +26,12 @@ from services.frontend import faults, messages
 from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.accounts.executions import Executions
 from services.frontend.adoption import Place
-from services.frontend.core import FrontendCore
 from services.frontend.detokenizer import Detokenizer
 from services.frontend.intake import Arrival, Intake
 from services.frontend.output import Output
 from services.frontend.reader import Reader
 from services.frontend.request import LiveRequest
+from services.frontend.requests.core import FrontendCore
 from services.frontend.resume_token import Seal
 from services.frontend.tokenizer import ModelTokenizer
 

@@ -16,7 +16,7 @@ from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.membership.member import Member
 from kvmesh.server import SERVER_OPTIONS
-from services.frontend.core import FrontendCore
+from services.frontend.requests.core import FrontendCore
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
 from services.frontend.tries import Limits

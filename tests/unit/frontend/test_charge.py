@@ -14,9 +14,9 @@ from kvmesh.silence import LOOK_S
 from services.frontend import charge
 from services.frontend.accounts import bill
 from services.frontend.charge import CLOSED_S, Reach
-from services.frontend.core import FrontendCore
 from services.frontend.order import Order
 from services.frontend.progress import CREDIT_WINDOW
+from services.frontend.requests.core import FrontendCore
 from tests.unit.frontend.fake_mesh import COMPUTED_STRIDE, Client, FakeMesh, order
 from tests.unit.frontend.test_schedules import Schedule, core_of
 

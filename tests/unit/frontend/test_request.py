@@ -17,11 +17,11 @@ from kvmesh.metrics import Metrics
 from services.frontend import answers, messages
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.attempts import Attempt
-from services.frontend.core import FrontendCore
 from services.frontend.end import outcome_of
 from services.frontend.metrics import RequestMetrics
 from services.frontend.order import Order
 from services.frontend.request import LiveRequest
+from services.frontend.requests.core import FrontendCore
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order

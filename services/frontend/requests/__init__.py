@@ -1,0 +1,1 @@
+"""Live requests, pure: from admission to the last token, whatever fails behind the frontend."""
