@@ -13,7 +13,7 @@ from services.frontend import faults, verdicts
 from services.frontend.state import State
 
 if TYPE_CHECKING:
-    from services.frontend.request import LiveRequest
+    from services.frontend.requests.request import LiveRequest
 
 Action: TypeAlias = "Callable[[LiveRequest, float], None]"
 Alarm: TypeAlias = tuple[float | None, Action]

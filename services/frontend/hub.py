@@ -11,7 +11,7 @@ from services.frontend.peers import Peer
 
 if TYPE_CHECKING:
     from services.frontend.closed_windows import ClosedWindows
-    from services.frontend.request import LiveRequest
+    from services.frontend.requests.request import LiveRequest
     from services.frontend.verdicts import Verdict, Verdicts
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.errors import MeshError
-from services.frontend.request import LiveRequest
+from services.frontend.requests.request import LiveRequest
 
 RETRY_AFTER_MAX_S: Final = 10.0
 RETRY_AFTER_MIN_S: Final = 0.05

@@ -11,7 +11,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.adoption import Place
 from services.frontend.attempts import of_s
 from services.frontend.order import Order
-from services.frontend.request import LiveRequest
+from services.frontend.requests.request import LiveRequest
 from services.frontend.resume_token import Seal
 
 EXPLAINED_ATTEMPTS_MAX: Final = 32

@@ -13,8 +13,8 @@ from services.frontend.accounts.executions import Executions
 from services.frontend.accounts.settlement import Charge, Settlements
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.end import outcome_of
-from services.frontend.request import LiveRequest
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.request import LiveRequest
 
 
 class RequestMetrics:

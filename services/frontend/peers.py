@@ -13,7 +13,7 @@ import xxhash
 from kvmesh.attach.outbox import UpwardOutbox
 
 if TYPE_CHECKING:
-    from services.frontend.request import LiveRequest
+    from services.frontend.requests.request import LiveRequest
 
 
 class Link(Protocol):

@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from kvmesh.clock import Clock
-from services.frontend.request import LiveRequest
+from services.frontend.requests.request import LiveRequest
 
 TAIL_S: Final = 30.0
 """Longest time behind a request's end that one write may take. HTTP/2 asks for more in lumps of some 64 KB, however evenly

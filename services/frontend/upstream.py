@@ -15,7 +15,7 @@ from services.frontend.peers import Peer
 from services.frontend.resume_token import ATTEMPT_STRIDE
 
 if TYPE_CHECKING:
-    from services.frontend.request import LiveRequest
+    from services.frontend.requests.request import LiveRequest
     from services.frontend.verdicts import Role, Verdict
 
 CancelReason: TypeAlias = attach.Cancel.Reason.ValueType

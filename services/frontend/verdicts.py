@@ -19,7 +19,7 @@ from kvmesh.errors import MeshError
 from services.frontend.end import End
 
 if TYPE_CHECKING:
-    from services.frontend.request import LiveRequest
+    from services.frontend.requests.request import LiveRequest
 
 Role: TypeAlias = Literal["prefill", "decode"]
 

@@ -21,7 +21,7 @@ from services.frontend.accounts.progress_reports import NOTE_TOKENS
 from services.frontend.accounts.settlement import Charge, Report, Settlements
 from services.frontend.accounts.trailers import of_remaining
 from services.frontend.order import Order
-from services.frontend.request import LiveRequest
+from services.frontend.requests.request import LiveRequest
 
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.frontend import charge
-from services.frontend.request import LiveRequest
+from services.frontend.requests.request import LiveRequest
 
 OURS: Final = frozenset({"UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"})
 """Ends that are the mesh's doing, or its refusal: before the first token they cost nothing."""

@@ -10,7 +10,7 @@ from kvmesh.errors import MeshError
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.tenants.caller import Caller
 from kvmesh.tenants.labels import ANONYMOUS, NAMES_MAX, OTHER, Labels
-from services.frontend.request import LiveRequest
+from services.frontend.requests.request import LiveRequest
 
 QUOTA: Final = ("REQUEST_RATE_EXCEEDED", "TOKEN_RATE_EXCEEDED", "CONCURRENCY_EXCEEDED")
 """Refusals that are the tenant's own limit; all others are "refused"."""

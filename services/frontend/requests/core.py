@@ -23,7 +23,7 @@ from services.frontend.live import Live
 from services.frontend.order import Order
 from services.frontend.output import Output
 from services.frontend.peers import Link, Peer, Peers
-from services.frontend.request import LiveRequest
+from services.frontend.requests.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from services.frontend.verdicts import Verdict, Verdicts

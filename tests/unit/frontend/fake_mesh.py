@@ -19,8 +19,8 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.frontend.detokenizer import Detokenizer
 from services.frontend.order import Order
 from services.frontend.output import Output
-from services.frontend.request import LiveRequest
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.request import LiveRequest
 
 END_ID = 1
 VOCABULARY = 300

@@ -20,8 +20,8 @@ from services.frontend.accounts import bill
 from services.frontend.feasibility import FirstTokens, Outlook
 from services.frontend.live import Live
 from services.frontend.order import RUNTIME_GRACE_S
-from services.frontend.request import LiveRequest
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import Client, FakeMesh, order

@@ -20,8 +20,8 @@ from services.frontend.attempts import Attempt
 from services.frontend.end import outcome_of
 from services.frontend.metrics import RequestMetrics
 from services.frontend.order import Order
-from services.frontend.request import LiveRequest
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order
