@@ -9,8 +9,8 @@ from typing import Final
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.adoption import Place
-from services.frontend.attempts import of_s
 from services.frontend.order import Order
+from services.frontend.requests.attempts import of_s
 from services.frontend.requests.request import LiveRequest
 from services.frontend.resume_token import Seal
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.frontend.attempts import Attempt
+from services.frontend.requests.attempts import Attempt
 
 
 @dataclass(frozen=True, slots=True)
