@@ -13,8 +13,8 @@ from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.charge import Reach
 from services.frontend.order import Order
-from services.frontend.output import Output
 from services.frontend.requests.attempts import Attempt
+from services.frontend.requests.output import Output
 
 CREDIT_WINDOW: Final = 64
 """Positions that may be sent ahead of what the client's transport took; credit grows by half of it at a time."""

@@ -28,9 +28,9 @@ from services.frontend.accounts.executions import Executions
 from services.frontend.adoption import Place
 from services.frontend.detokenizer import Detokenizer
 from services.frontend.intake import Arrival, Intake
-from services.frontend.output import Output
 from services.frontend.reader import Reader
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.resume_token import Seal
 from services.frontend.tokenizer import ModelTokenizer

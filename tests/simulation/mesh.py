@@ -10,8 +10,8 @@ from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
 from services.frontend.detokenizer import Detokenizer
 from services.frontend.order import Order
-from services.frontend.output import Output
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits

@@ -21,8 +21,8 @@ from services.frontend.closed_windows import ClosedWindows
 from services.frontend.feasibility import BAND_TOLD, FirstTokens, Outlook
 from services.frontend.live import Live
 from services.frontend.order import Order
-from services.frontend.output import Output
 from services.frontend.peers import Link, Peer, Peers
+from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits

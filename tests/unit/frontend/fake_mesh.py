@@ -18,8 +18,8 @@ from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.frontend.detokenizer import Detokenizer
 from services.frontend.order import Order
-from services.frontend.output import Output
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 
 END_ID = 1

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from kvmesh.config import ROOT
 from services.frontend.detokenizer import Detokenizer
-from services.frontend.output import Output
+from services.frontend.requests.output import Output
 from services.frontend.stop_strings import StopStrings
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
 
