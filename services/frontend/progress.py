@@ -11,9 +11,9 @@ from typing import Final
 from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.charge import Reach
 from services.frontend.order import Order
 from services.frontend.requests.attempts import Attempt
+from services.frontend.requests.charge import Reach
 from services.frontend.requests.output import Output
 
 CREDIT_WINDOW: Final = 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from services.frontend import charge
+from services.frontend.requests import charge
 from services.frontend.requests.request import LiveRequest
 
 OURS: Final = frozenset({"UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"})
