@@ -26,10 +26,10 @@ from services.frontend import faults, messages
 from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.accounts.executions import Executions
 from services.frontend.adoption import Place
-from services.frontend.detokenizer import Detokenizer
 from services.frontend.intake import Arrival, Intake
 from services.frontend.reader import Reader
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.resume_token import Seal

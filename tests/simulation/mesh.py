@@ -8,9 +8,9 @@ from typing import Any
 from kvmesh.attach import frames
 from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
-from services.frontend.detokenizer import Detokenizer
 from services.frontend.order import Order
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget

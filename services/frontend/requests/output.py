@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.detokenizer import Detokenizer
+from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.stop_strings import StopStrings
 
 

@@ -25,7 +25,7 @@ from kvmesh.client.patience import Patience
 from kvmesh.client.retries import REFUSED_S, Again, GiveUp
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.detokenizer import Detokenizer
+from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 
 TEXT = "Łódź — 東京 and 🦊🦊, twice: naïve façade, ½ of the rest."

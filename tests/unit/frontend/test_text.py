@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from kvmesh.config import ROOT
-from services.frontend.detokenizer import Detokenizer
+from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.stop_strings import StopStrings
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
