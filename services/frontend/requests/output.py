@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.detokenizer import Detokenizer
-from services.frontend.stop_strings import StopStrings
+from services.frontend.requests.stop_strings import StopStrings
 
 
 class Output:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from kvmesh.config import ROOT
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
-from services.frontend.stop_strings import StopStrings
+from services.frontend.requests.stop_strings import StopStrings
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
 
 MODEL = ROOT / "engines/reference/model"
