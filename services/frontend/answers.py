@@ -14,7 +14,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import faults, verdicts
 from services.frontend.adoption import ADOPT_AGAIN_S
 from services.frontend.end import End
-from services.frontend.progress import TokenError
+from services.frontend.requests.progress import TokenError
 from services.frontend.requests.request import LiveRequest
 from services.frontend.state import State
 from services.frontend.verdicts import Role, Verdict

@@ -14,7 +14,7 @@ from kvmesh.errors import TABLE, MeshError
 
 if TYPE_CHECKING:
     from services.frontend.order import Order
-    from services.frontend.progress import Progress
+    from services.frontend.requests.progress import Progress
 
 ROUTER_LOST: Final = "ROUTER_LOST"
 NO_ROUTER: Final = "NO_ROUTER"

@@ -8,7 +8,7 @@ import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.accounts import bill
-from services.frontend.progress import CREDIT_WINDOW
+from services.frontend.requests.progress import CREDIT_WINDOW
 from services.frontend.requests.request import LiveRequest
 from services.router.forwarding.core import Relay
 from tests.simulation.mesh import ORPHAN_S, Mesh

@@ -19,9 +19,9 @@ from services.frontend.adoption import Place
 from services.frontend.end import End, by_deadline, completed, finished
 from services.frontend.hub import Hub
 from services.frontend.order import Order
-from services.frontend.progress import Progress
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.output import Output
+from services.frontend.requests.progress import Progress
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from services.frontend.state import State
 from services.frontend.tries import Limits, Tries

@@ -21,7 +21,7 @@ from kvmesh.tenants.overrides import Override
 from services.frontend import intake, resume_token
 from services.frontend.accounts.executions import execution_key
 from services.frontend.accounts.progress_reports import NOTE_TOKENS
-from services.frontend.progress import CREDIT_WINDOW
+from services.frontend.requests.progress import CREDIT_WINDOW
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
 from tests.integration.frontend.test_generate import PROMPT, request

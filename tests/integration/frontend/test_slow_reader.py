@@ -10,7 +10,7 @@ from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import reader
-from services.frontend.progress import CREDIT_WINDOW
+from services.frontend.requests.progress import CREDIT_WINDOW
 from tests.integration.frontend.calls import StuckCall, asking
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool, oracle
