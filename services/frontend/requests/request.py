@@ -22,10 +22,10 @@ from services.frontend.order import Order
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
+from services.frontend.requests.upstream import CancelReason, Upstream
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from services.frontend.state import State
 from services.frontend.tries import Limits, Tries
-from services.frontend.upstream import CancelReason, Upstream
 
 
 def _nothing() -> None:
