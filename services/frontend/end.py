@@ -10,8 +10,8 @@ from typing import Final
 
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend import faults
 from services.frontend.order import Order
+from services.frontend.requests import faults
 from services.frontend.requests.progress import Progress
 
 CUT: Final = "DEADLINE_CUT"

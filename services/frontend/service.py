@@ -22,12 +22,13 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.reception import Reception, no_message
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
 from kvmesh.tenants.caller import Caller
-from services.frontend import faults, messages
+from services.frontend import messages
 from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.accounts.executions import Executions
 from services.frontend.adoption import Place
 from services.frontend.intake import Arrival, Intake
 from services.frontend.reader import Reader
+from services.frontend.requests import faults
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvmesh.errors import MeshError
-from services.frontend import faults
+from services.frontend.requests import faults
 from services.frontend.watchdog import Watchdog
 
 BACKOFF_MIN_S: Final = 0.02

@@ -16,13 +16,13 @@ from kvmesh.attach.rules import check_computed
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError
-from services.frontend import faults, verdicts
+from services.frontend import verdicts
 from services.frontend.closed_windows import ClosedWindows
 from services.frontend.feasibility import BAND_TOLD, FirstTokens, Outlook
 from services.frontend.live import Live
 from services.frontend.order import Order
 from services.frontend.peers import Link, Peer, Peers
-from services.frontend.requests import answers
+from services.frontend.requests import answers, faults
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.frontend import faults
+from services.frontend.requests import faults
 
 
 @pytest.mark.parametrize("number", [0, 99])
