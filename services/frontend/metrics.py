@@ -12,8 +12,8 @@ from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.executions import Executions
 from services.frontend.accounts.settlement import Charge, Settlements
 from services.frontend.accounts.tenant_metrics import TenantMetrics
-from services.frontend.end import outcome_of
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.outcome import outcome_of
 from services.frontend.requests.request import LiveRequest
 
 

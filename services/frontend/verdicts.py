@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from kvmesh.errors import MeshError
-from services.frontend.end import End
+from services.frontend.requests.outcome import End
 
 if TYPE_CHECKING:
     from services.frontend.requests.request import LiveRequest

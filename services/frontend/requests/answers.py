@@ -13,8 +13,8 @@ from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import verdicts
 from services.frontend.adoption import ADOPT_AGAIN_S
-from services.frontend.end import End
 from services.frontend.requests import faults
+from services.frontend.requests.outcome import End
 from services.frontend.requests.progress import TokenError
 from services.frontend.requests.request import LiveRequest
 from services.frontend.state import State

@@ -16,11 +16,11 @@ from kvmesh.errors import MeshError, internal
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend import alarms
 from services.frontend.adoption import Place
-from services.frontend.end import End, by_deadline, completed, finished
 from services.frontend.hub import Hub
 from services.frontend.order import Order
 from services.frontend.requests import faults
 from services.frontend.requests.attempts import Attempt
+from services.frontend.requests.outcome import End, by_deadline, completed, finished
 from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
 from services.frontend.requests.upstream import CancelReason, Upstream
