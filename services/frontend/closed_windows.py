@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from kvmesh.silence import LOOK_S, STANDSTILL_S
 
 if TYPE_CHECKING:
-    from services.frontend.peers import Peer
     from services.frontend.requests.request import LiveRequest
+    from services.frontend.requests.router_peers import Peer
 
 CLOSED_S: Final = 1.0
 """Far above the round trip of a client that reads, and the delay of a busy event loop; far below usual deadlines."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from services.frontend.peers import Peer
+from services.frontend.requests.router_peers import Peer
 
 if TYPE_CHECKING:
     from services.frontend.closed_windows import ClosedWindows

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from kvmesh.clock import Clock
-from services.frontend.peers import Peers
+from services.frontend.requests.router_peers import Peers
 from services.frontend.tries import ROUTER_WAIT_S
 
 LOOK_S: Final = 0.1

@@ -21,10 +21,10 @@ from services.frontend.closed_windows import ClosedWindows
 from services.frontend.feasibility import BAND_TOLD, FirstTokens, Outlook
 from services.frontend.live import Live
 from services.frontend.order import Order
-from services.frontend.peers import Link, Peer, Peers
 from services.frontend.requests import answers, faults
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.router_peers import Link, Peer, Peers
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from services.frontend.verdicts import Verdict, Verdicts
