@@ -14,11 +14,10 @@ from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError, internal
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend import alarms
 from services.frontend.adoption import Place
 from services.frontend.hub import Hub
 from services.frontend.order import Order
-from services.frontend.requests import faults
+from services.frontend.requests import faults, timers
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.outcome import End, by_deadline, completed, finished
 from services.frontend.requests.output import Output
@@ -153,11 +152,11 @@ class LiveRequest:
     @property
     def wake_s(self) -> float | None:
         """When `on_timer` has something to do."""
-        return earliest(*[at_s for at_s, _ in alarms.of(self)])
+        return earliest(*[at_s for at_s, _ in timers.of(self)])
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due: the most important of it."""
-        for at_s, act in alarms.of(self):
+        for at_s, act in timers.of(self):
             if at_s is not None and now_s >= at_s:
                 act(self, now_s)
                 return
