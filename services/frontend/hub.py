@@ -12,7 +12,7 @@ from services.frontend.requests.router_peers import Peer
 if TYPE_CHECKING:
     from services.frontend.closed_windows import ClosedWindows
     from services.frontend.requests.request import LiveRequest
-    from services.frontend.verdicts import Verdict, Verdicts
+    from services.frontend.requests.verdicts import Verdict, Verdicts
 
 
 class Hub(Protocol):

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvmesh.attach.v1 import attach_pb2 as attach
-from services.frontend import verdicts
-from services.frontend.requests import faults
+from services.frontend.requests import faults, verdicts
 from services.frontend.state import State
 
 if TYPE_CHECKING:

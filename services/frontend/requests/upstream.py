@@ -16,7 +16,7 @@ from services.frontend.resume_token import ATTEMPT_STRIDE
 
 if TYPE_CHECKING:
     from services.frontend.requests.request import LiveRequest
-    from services.frontend.verdicts import Role, Verdict
+    from services.frontend.requests.verdicts import Role, Verdict
 
 CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
 
