@@ -55,6 +55,7 @@ from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_executions
 from services.frontend.readiness import follow_routers
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.watchdog import Watchdog
 from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
@@ -62,7 +63,6 @@ from services.frontend.service import SERVICE_NAME, InferenceService, Terms
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
 from services.frontend.tries import Limits
 from services.frontend.validation import Bounds
-from services.frontend.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 

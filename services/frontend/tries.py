@@ -13,7 +13,7 @@ from typing import Final
 
 from kvmesh.errors import MeshError
 from services.frontend.requests import faults
-from services.frontend.watchdog import Watchdog
+from services.frontend.requests.watchdog import Watchdog
 
 BACKOFF_MIN_S: Final = 0.02
 BACKOFF_MAX_S: Final = 1.0
