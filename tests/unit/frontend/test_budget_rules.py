@@ -15,13 +15,13 @@ from kvmesh.buckets.limits import Account
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
-from services.frontend import feasibility, wire
+from services.frontend import wire
 from services.frontend.accounts import bill
-from services.frontend.feasibility import FirstTokens, Outlook
 from services.frontend.live import Live
 from services.frontend.order import RUNTIME_GRACE_S
-from services.frontend.requests import faults
+from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.feasibility import FirstTokens, Outlook
 from services.frontend.requests.request import LiveRequest
 from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
