@@ -13,7 +13,7 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
-from services.frontend.retry_budget import RetryBudget
+from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits

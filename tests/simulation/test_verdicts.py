@@ -15,7 +15,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.tenants.caller import Caller
 from kvmesh.triton.port import EngineCall
 from services.frontend.order import NOBODY
-from services.frontend.retry_budget import RetryBudget
+from services.frontend.requests.retry_budget import RetryBudget
 from services.router.forwarding.core import Relay
 from tests.simulation.mesh import Client, Mesh
 from tests.simulation.test_mesh import Schedule

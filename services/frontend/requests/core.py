@@ -23,9 +23,9 @@ from services.frontend.requests import answers, faults, verdicts
 from services.frontend.requests.feasibility import BAND_TOLD, FirstTokens, Outlook
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.router_peers import Link, Peer, Peers
 from services.frontend.requests.verdicts import Verdict, Verdicts
-from services.frontend.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 
 log = logging.getLogger(__name__)

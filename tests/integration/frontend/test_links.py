@@ -17,7 +17,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.membership.member import Member
 from kvmesh.server import SERVER_OPTIONS
 from services.frontend.requests.core import FrontendCore
-from services.frontend.retry_budget import RetryBudget
+from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.routers import RouterLinks
 from services.frontend.tries import Limits
 

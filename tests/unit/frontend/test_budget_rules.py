@@ -23,7 +23,7 @@ from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import FirstTokens, Outlook
 from services.frontend.requests.request import LiveRequest
-from services.frontend.retry_budget import RetryBudget
+from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import Client, FakeMesh, order
 

@@ -23,7 +23,7 @@ from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.outcome import outcome_of
 from services.frontend.requests.request import LiveRequest
-from services.frontend.retry_budget import RetryBudget
+from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order
 

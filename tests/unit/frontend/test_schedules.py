@@ -9,7 +9,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2
 from services.frontend.requests.core import FrontendCore
-from services.frontend.retry_budget import RetryBudget
+from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, Router, oracle, order
 
