@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from services.frontend.requests.router_peers import Peer
 
 if TYPE_CHECKING:
-    from services.frontend.closed_windows import ClosedWindows
+    from services.frontend.requests.closed_windows import ClosedWindows
     from services.frontend.requests.request import LiveRequest
     from services.frontend.requests.verdicts import Verdict, Verdicts
 
