@@ -16,7 +16,7 @@ from kvmesh.buckets.limits import Account
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.accounts.charge_split import Earlier
-from services.frontend.adoption import Place
+from services.frontend.requests.takeover import Place
 from services.frontend.resume_token import ATTEMPT_STRIDE, ResumeToken
 
 RUNTIME_GRACE_S: Final = 0.25

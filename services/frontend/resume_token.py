@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from services.frontend.adoption import Place
+from services.frontend.requests.takeover import Place
 
 ATTEMPT_STRIDE: Final = 256
 """Attempt numbers one execution may use: [base + 1, base + ATTEMPT_STRIDE), its base being its epoch times this. A later

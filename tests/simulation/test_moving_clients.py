@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from services.frontend.adoption import Place
 from services.frontend.order import Order
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.takeover import Place
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from tests.simulation.mesh import Client
 from tests.simulation.test_mesh import WHOLE, Schedule

@@ -11,11 +11,11 @@ from typing import Any, Final
 from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.adoption import ADOPT_AGAIN_S
 from services.frontend.requests import faults, verdicts
 from services.frontend.requests.outcome import End
 from services.frontend.requests.progress import TokenError
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.takeover import ADOPT_AGAIN_S
 from services.frontend.requests.verdicts import Role, Verdict
 from services.frontend.state import State
 

@@ -14,7 +14,6 @@ from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError, internal
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.adoption import Place
 from services.frontend.hub import Hub
 from services.frontend.order import Order
 from services.frontend.requests import faults, timers
@@ -22,6 +21,7 @@ from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.outcome import End, by_deadline, completed, finished
 from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
+from services.frontend.requests.takeover import Place
 from services.frontend.requests.upstream import CancelReason, Upstream
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from services.frontend.state import State
