@@ -15,9 +15,9 @@ from services.frontend.requests import faults, verdicts
 from services.frontend.requests.outcome import End
 from services.frontend.requests.progress import TokenError
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.state import State
 from services.frontend.requests.takeover import ADOPT_AGAIN_S
 from services.frontend.requests.verdicts import Role, Verdict
-from services.frontend.state import State
 
 
 def on_acceptance(request: LiveRequest, _: attach.Acceptance, now_s: float) -> None:

@@ -21,10 +21,10 @@ from services.frontend.requests.hub import Hub
 from services.frontend.requests.outcome import End, by_deadline, completed, finished
 from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
+from services.frontend.requests.state import State
 from services.frontend.requests.takeover import Place
 from services.frontend.requests.upstream import CancelReason, Upstream
 from services.frontend.resume_token import ATTEMPT_STRIDE
-from services.frontend.state import State
 from services.frontend.tries import Limits, Tries
 
 

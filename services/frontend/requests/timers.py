@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvmesh.attach.v1 import attach_pb2 as attach
 from services.frontend.requests import faults, verdicts
-from services.frontend.state import State
+from services.frontend.requests.state import State
 
 if TYPE_CHECKING:
     from services.frontend.requests.request import LiveRequest
