@@ -17,9 +17,9 @@ from kvmesh.inference.v1 import inference_pb2
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend import wire
 from services.frontend.accounts import bill
-from services.frontend.live import Live
 from services.frontend.order import RUNTIME_GRACE_S
 from services.frontend.requests import faults, feasibility
+from services.frontend.requests.admitted import Live
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import FirstTokens, Outlook
 from services.frontend.requests.request import LiveRequest
