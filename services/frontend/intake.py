@@ -20,10 +20,10 @@ from kvmesh.tenants.caller import Caller, ServiceClass
 from services.frontend import validation, wire
 from services.frontend.accounts.executions import Claim, Execution, Executions
 from services.frontend.draining import HAND_OVER_METADATA
-from services.frontend.order import Order
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
+from services.frontend.requests.request_spec import Order
 from services.frontend.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
 from services.frontend.tokenizer import ModelTokenizer
 from services.frontend.validation import Asked, Bounds

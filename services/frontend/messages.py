@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.order import Order
 from services.frontend.requests.attempts import of_s
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.request_spec import Order
 from services.frontend.requests.takeover import Place
 from services.frontend.resume_token import Seal
 

@@ -8,11 +8,11 @@ from typing import Any
 from kvmesh.attach import frames
 from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
-from services.frontend.order import Order
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.request_spec import Order
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from services.prefill.core import PrefillCore

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from services.frontend.order import Order
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.request_spec import Order
 from services.frontend.requests.takeover import Place
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from tests.simulation.mesh import Client

@@ -14,7 +14,7 @@ from kvmesh.attach.v1.attach_pb2 import Submit
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.tenants.caller import Caller
 from kvmesh.triton.port import EngineCall
-from services.frontend.order import NOBODY
+from services.frontend.requests.request_spec import NOBODY
 from services.frontend.requests.retry_budget import RetryBudget
 from services.router.forwarding.core import Relay
 from tests.simulation.mesh import Client, Mesh

@@ -20,8 +20,8 @@ from services.frontend.accounts.charge_split import Earlier, dues
 from services.frontend.accounts.progress_reports import NOTE_TOKENS
 from services.frontend.accounts.settlement import Charge, Report, Settlements
 from services.frontend.accounts.trailers import of_remaining
-from services.frontend.order import Order
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.request_spec import Order
 
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""

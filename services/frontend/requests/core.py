@@ -16,13 +16,13 @@ from kvmesh.attach.rules import check_computed
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError
-from services.frontend.order import Order
 from services.frontend.requests import answers, faults, verdicts
 from services.frontend.requests.admitted import Live
 from services.frontend.requests.closed_windows import ClosedWindows
 from services.frontend.requests.feasibility import BAND_TOLD, FirstTokens, Outlook
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.request_spec import Order
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.router_peers import Link, Peer, Peers
 from services.frontend.requests.verdicts import Verdict, Verdicts

@@ -13,8 +13,8 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import TABLE, MeshError
 
 if TYPE_CHECKING:
-    from services.frontend.order import Order
     from services.frontend.requests.progress import Progress
+    from services.frontend.requests.request_spec import Order
 
 ROUTER_LOST: Final = "ROUTER_LOST"
 NO_ROUTER: Final = "NO_ROUTER"

@@ -10,9 +10,9 @@ from typing import Final
 
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.order import Order
 from services.frontend.requests import faults
 from services.frontend.requests.progress import Progress
+from services.frontend.requests.request_spec import Order
 
 CUT: Final = "DEADLINE_CUT"
 """An answer that the mesh's own limit cut; DEADLINE is the reason of a request that failed by its deadline."""

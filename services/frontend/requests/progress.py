@@ -11,10 +11,10 @@ from typing import Final
 from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.order import Order
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.output import Output
+from services.frontend.requests.request_spec import Order
 
 CREDIT_WINDOW: Final = 64
 """Positions that may be sent ahead of what the client's transport took; credit grows by half of it at a time."""

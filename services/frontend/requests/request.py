@@ -14,13 +14,13 @@ from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError, internal
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.order import Order
 from services.frontend.requests import faults, timers
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.hub import Hub
 from services.frontend.requests.outcome import End, by_deadline, completed, finished
 from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
+from services.frontend.requests.request_spec import Order
 from services.frontend.requests.state import State
 from services.frontend.requests.takeover import Place
 from services.frontend.requests.upstream import CancelReason, Upstream

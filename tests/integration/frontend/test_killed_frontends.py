@@ -22,9 +22,9 @@ from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.charge_split import Earlier
 from services.frontend.accounts.executions import Claim
-from services.frontend.order import Order
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.outcome import End
+from services.frontend.requests.request_spec import Order
 from services.frontend.requests.takeover import Place
 from services.frontend.resume_token import ATTEMPT_STRIDE
 from tests.integration.frontend import test_executions

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvmesh import deadlines
-from services.frontend.order import RUNTIME_GRACE_S
+from services.frontend.requests.request_spec import RUNTIME_GRACE_S
 
 
 @given(st.integers(0, deadlines.REMAINING_MS_MAX), st.floats(0, 1e6))

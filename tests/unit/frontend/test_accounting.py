@@ -18,10 +18,10 @@ from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.accounts import bill
 from services.frontend.accounts.accounting import NEVER, Accounting, Hold
 from services.frontend.accounts.settlement import Settlements
-from services.frontend.order import Order
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.faults import given_up
 from services.frontend.requests.outcome import End
+from services.frontend.requests.request_spec import Order
 from services.frontend.requests.takeover import Place
 from tests.unit.frontend.fake_mesh import order
 

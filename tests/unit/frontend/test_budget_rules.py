@@ -17,12 +17,12 @@ from kvmesh.inference.v1 import inference_pb2
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend import wire
 from services.frontend.accounts import bill
-from services.frontend.order import RUNTIME_GRACE_S
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.admitted import Live
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import FirstTokens, Outlook
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.request_spec import RUNTIME_GRACE_S
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import Client, FakeMesh, order

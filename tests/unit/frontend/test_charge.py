@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.silence import LOOK_S
 from services.frontend.accounts import bill
-from services.frontend.order import Order
 from services.frontend.requests import charge
 from services.frontend.requests.charge import CLOSED_S, Reach
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.progress import CREDIT_WINDOW
+from services.frontend.requests.request_spec import Order
 from tests.unit.frontend.fake_mesh import COMPUTED_STRIDE, Client, FakeMesh, order
 from tests.unit.frontend.test_schedules import Schedule, core_of
 

@@ -17,12 +17,12 @@ from kvmesh.metrics import Metrics
 from services.frontend import messages
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.metrics import RequestMetrics
-from services.frontend.order import Order
 from services.frontend.requests import answers
 from services.frontend.requests.attempts import Attempt
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.outcome import outcome_of
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.request_spec import Order
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.tries import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order

@@ -8,7 +8,7 @@ from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
 from kvmesh.tenants.labels import NAMES_MAX
 from services.frontend.accounts.tenant_metrics import TenantMetrics
-from services.frontend.order import NOBODY
+from services.frontend.requests.request_spec import NOBODY
 
 
 def caller(name: str) -> object:
