@@ -56,12 +56,12 @@ from services.frontend.metrics import RequestMetrics, watch_core, watch_executio
 from services.frontend.readiness import follow_routers
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.retry_budget import RetryBudget
+from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.watchdog import Watchdog
 from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.routers import RouterLinks
 from services.frontend.service import SERVICE_NAME, InferenceService, Terms
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
-from services.frontend.tries import Limits
 from services.frontend.validation import Bounds
 
 log = logging.getLogger(__name__)

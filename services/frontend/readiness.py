@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from kvmesh.clock import Clock
+from services.frontend.requests.retry_state import ROUTER_WAIT_S
 from services.frontend.requests.router_peers import Peers
-from services.frontend.tries import ROUTER_WAIT_S
 
 LOOK_S: Final = 0.1
 

@@ -14,7 +14,7 @@ from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.retry_budget import RetryBudget
-from services.frontend.tries import Limits
+from services.frontend.requests.retry_state import Limits
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.router.forwarding.admission import RelayLimits

@@ -24,9 +24,9 @@ from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.retry_budget import RetryBudget
+from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.router_peers import Link, Peer, Peers
 from services.frontend.requests.verdicts import Verdict, Verdicts
-from services.frontend.tries import Limits
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from kvmesh.membership.member import Member
 from kvmesh.server import SERVER_OPTIONS
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.retry_budget import RetryBudget
+from services.frontend.requests.retry_state import Limits
 from services.frontend.routers import RouterLinks
-from services.frontend.tries import Limits
 
 
 class Quiet:

@@ -24,7 +24,7 @@ from services.frontend.requests.feasibility import FirstTokens, Outlook
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RUNTIME_GRACE_S
 from services.frontend.requests.retry_budget import RetryBudget
-from services.frontend.tries import Limits
+from services.frontend.requests.retry_state import Limits
 from tests.unit.frontend.fake_mesh import Client, FakeMesh, order
 
 ROOM = pb.Refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from services.frontend.readiness import Readiness
-from services.frontend.tries import ROUTER_WAIT_S
+from services.frontend.requests.retry_state import ROUTER_WAIT_S
 
 
 def test_it_is_ready_until_no_router_was_there_for_a_restart_and_again_at_once() -> None:

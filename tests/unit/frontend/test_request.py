@@ -24,7 +24,7 @@ from services.frontend.requests.outcome import outcome_of
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.retry_budget import RetryBudget
-from services.frontend.tries import Limits
+from services.frontend.requests.retry_state import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order
 
 LONG = 4

@@ -10,7 +10,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.retry_budget import RetryBudget
-from services.frontend.tries import Limits
+from services.frontend.requests.retry_state import Limits
 from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, Router, oracle, order
 
 REFUSALS = [
