@@ -24,7 +24,7 @@ from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
 from services.frontend.requests.request_spec import Order
-from services.frontend.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
+from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
 from services.frontend.tokenizer import ModelTokenizer
 from services.frontend.validation import Asked, Bounds
 

@@ -55,10 +55,10 @@ from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_executions
 from services.frontend.readiness import follow_routers
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.resume_token import SECRET_BYTES, Seal
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.watchdog import Watchdog
-from services.frontend.resume_token import SECRET_BYTES, Seal
 from services.frontend.routers import RouterLinks
 from services.frontend.service import SERVICE_NAME, InferenceService, Terms
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer

@@ -11,7 +11,7 @@ import logging
 from typing import Final
 
 from kvmesh.redis_link import RedisAway, RedisLink, key
-from services.frontend.resume_token import SECRET_BYTES, Seal
+from services.frontend.requests.resume_token import SECRET_BYTES, Seal
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.attempts import of_s
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import Order
+from services.frontend.requests.resume_token import Seal
 from services.frontend.requests.takeover import Place
-from services.frontend.resume_token import Seal
 
 EXPLAINED_ATTEMPTS_MAX: Final = 32
 """Attempts in an explanation: the first and the last of them when there were more."""

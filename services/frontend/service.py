@@ -32,8 +32,8 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.resume_token import Seal
 from services.frontend.requests.takeover import Place
-from services.frontend.resume_token import Seal
 from services.frontend.tokenizer import ModelTokenizer
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import xxhash
 
 from kvmesh.errors import MAX_VIOLATIONS, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend import resume_token
-from services.frontend.resume_token import ResumeToken, Seal
+from services.frontend.requests import resume_token
+from services.frontend.requests.resume_token import ResumeToken, Seal
 
 TEMPERATURE_MAX: Final = 10.0
 TOP_K_MAX: Final = 1_000_000

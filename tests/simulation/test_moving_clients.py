@@ -8,8 +8,8 @@ import pytest
 
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.request_spec import Order
+from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import Place
-from services.frontend.resume_token import ATTEMPT_STRIDE
 from tests.simulation.mesh import Client
 from tests.simulation.test_mesh import WHOLE, Schedule
 

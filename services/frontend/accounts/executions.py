@@ -26,7 +26,7 @@ from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import end, persist
 from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.charge_split import RUNS, Earlier
-from services.frontend.resume_token import EPOCH_MAX
+from services.frontend.requests.resume_token import EPOCH_MAX
 
 log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from services.frontend.requests.outcome import End, by_deadline, completed, fini
 from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
 from services.frontend.requests.request_spec import Order
+from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.retry_state import Limits, Tries
 from services.frontend.requests.state import State
 from services.frontend.requests.takeover import Place
 from services.frontend.requests.upstream import CancelReason, Upstream
-from services.frontend.resume_token import ATTEMPT_STRIDE
 
 
 def _nothing() -> None:

@@ -16,8 +16,8 @@ from kvmesh.buckets.limits import Account
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.accounts.charge_split import Earlier
+from services.frontend.requests.resume_token import ATTEMPT_STRIDE, ResumeToken
 from services.frontend.requests.takeover import Place
-from services.frontend.resume_token import ATTEMPT_STRIDE, ResumeToken
 
 RUNTIME_GRACE_S: Final = 0.25
 """What a class's end is later for the hops behind, each of which takes its margin off: the frontend ends the request

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.attempts import Attempt, Cause
+from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.router_peers import Peer
 from services.frontend.requests.takeover import Adoption, Place
-from services.frontend.resume_token import ATTEMPT_STRIDE
 
 if TYPE_CHECKING:
     from services.frontend.requests.request import LiveRequest

@@ -25,8 +25,8 @@ from services.frontend.accounts.executions import Claim
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.outcome import End
 from services.frontend.requests.request_spec import Order
+from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import Place
-from services.frontend.resume_token import ATTEMPT_STRIDE
 from tests.integration.frontend import test_executions
 from tests.integration.frontend.conftest import until
 from tests.integration.frontend.test_executions import MESH, RUNTIME_MAX_S

@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from kvmesh.redis_link import RedisLink
-from services.frontend import resume_token
 from services.frontend.mesh_secret import MeshSecret
-from services.frontend.resume_token import SECRET_BYTES, ResumeToken, Seal
+from services.frontend.requests import resume_token
+from services.frontend.requests.resume_token import SECRET_BYTES, ResumeToken, Seal
 
 TOKEN = ResumeToken("0" * 31 + "1", 7, 0, 99, "v1")
 

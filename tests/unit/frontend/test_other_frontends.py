@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import Place
-from services.frontend.resume_token import ATTEMPT_STRIDE
 from tests.unit.frontend.fake_mesh import ORPHAN_S, Client, FakeMesh, order
 from tests.unit.frontend.test_request import LONG, begin, finish, mesh_of, run, whole
 
