@@ -60,7 +60,7 @@ from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.watchdog import Watchdog
 from services.frontend.routers import RouterLinks
-from services.frontend.service import SERVICE_NAME, InferenceService, Terms
+from services.frontend.surface.service import SERVICE_NAME, InferenceService, Terms
 from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
 from services.frontend.validation import Bounds
 

@@ -23,7 +23,7 @@ from kvmesh.membership.membership import read_members
 from kvmesh.membership.registration import Registration
 from kvmesh.redis_link import RedisLink
 from services.frontend.requests.retry_state import ROUTER_WAIT_S
-from services.frontend.service import SERVICE_NAME
+from services.frontend.surface.service import SERVICE_NAME
 from tests.integration.frontend.scripted_router import Pool, serving_router
 
 COMMAND = [sys.executable, "-m", "services.frontend"]

@@ -14,7 +14,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.accounts.settlement import Report
 from services.frontend.requests import charge
 from services.frontend.requests.progress import CREDIT_WINDOW
-from services.frontend.service import SERVICE_NAME
+from services.frontend.surface.service import SERVICE_NAME
 from tests.integration.frontend.calls import asking
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool

@@ -9,7 +9,7 @@ import pytest
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.progress import CREDIT_WINDOW
-from services.frontend.service import SERVICE_NAME
+from services.frontend.surface.service import SERVICE_NAME
 from tests.integration.generation import generate_all, token_request
 from tests.integration.harness import configure, running_mesh, until
 from tests.integration.scraped import sample

@@ -1,0 +1,1 @@
+"""From a client's bytes to requests, and from answers to bytes."""
