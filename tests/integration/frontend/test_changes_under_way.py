@@ -18,11 +18,11 @@ from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.tenants.overrides import Override
-from services.frontend import intake
 from services.frontend.accounts.executions import execution_key
 from services.frontend.accounts.progress_reports import NOTE_TOKENS
 from services.frontend.requests import resume_token
 from services.frontend.requests.progress import CREDIT_WINDOW
+from services.frontend.surface import intake
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
 from tests.integration.frontend.test_generate import PROMPT, request
