@@ -17,7 +17,7 @@ from kvmesh.call import Call
 from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
 from kvmesh.tenants.caller import Caller, ServiceClass
-from services.frontend import validation, wire
+from services.frontend import wire
 from services.frontend.accounts.executions import Claim, Execution, Executions
 from services.frontend.draining import HAND_OVER_METADATA
 from services.frontend.requests import faults, feasibility
@@ -25,8 +25,9 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
+from services.frontend.surface import validation
+from services.frontend.surface.validation import Asked, Bounds
 from services.frontend.tokenizer import ModelTokenizer
-from services.frontend.validation import Asked, Bounds
 
 THREAD_BYTES_MIN: Final = 8192
 """A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that
