@@ -22,7 +22,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.redis_link import RedisLink
 from services.frontend.main import Frontend, Place
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.surface.tokenizer import ModelTokenizer
 
 KEY = "kvm_bench"
 TABLES: dict[str, dict[str, Any]] = {

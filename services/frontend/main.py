@@ -61,8 +61,8 @@ from services.frontend.requests.watchdog import Watchdog
 from services.frontend.routers import RouterLinks
 from services.frontend.surface.intake import Intake
 from services.frontend.surface.service import SERVICE_NAME, InferenceService, Terms
+from services.frontend.surface.tokenizer import ModelFolderError, ModelTokenizer
 from services.frontend.surface.validation import Bounds
-from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from services.frontend.requests.feasibility import Outlook
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
 from services.frontend.surface import validation
+from services.frontend.surface.tokenizer import ModelTokenizer
 from services.frontend.surface.validation import Asked, Bounds
-from services.frontend.tokenizer import ModelTokenizer
 
 THREAD_BYTES_MIN: Final = 8192
 """A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that

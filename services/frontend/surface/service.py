@@ -34,7 +34,7 @@ from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.resume_token import Seal
 from services.frontend.requests.takeover import Place
 from services.frontend.surface.intake import Arrival, Intake
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.surface.tokenizer import ModelTokenizer
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from kvmesh.membership.member import Member
 from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisLink
 from services.frontend.main import Frontend, Place
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.surface.tokenizer import ModelTokenizer
 from tests.integration.frontend.scripted_router import Pool, serving_router
 
 CONFIG = configuration.MeshConfig()

@@ -17,7 +17,7 @@ from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.surface.tokenizer import ModelTokenizer
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import PHASES, Pool, oracle, serving_router
 

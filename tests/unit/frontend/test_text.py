@@ -15,7 +15,7 @@ from kvmesh.config import ROOT
 from services.frontend.requests.detokenizer import Detokenizer
 from services.frontend.requests.output import Output
 from services.frontend.requests.stop_strings import StopStrings
-from services.frontend.tokenizer import ModelFolderError, ModelTokenizer
+from services.frontend.surface.tokenizer import ModelFolderError, ModelTokenizer
 
 MODEL = ROOT / "engines/reference/model"
 TOKENIZER = ModelTokenizer.load(MODEL)
