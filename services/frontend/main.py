@@ -49,7 +49,6 @@ from services.frontend.accounts.executions import Executions
 from services.frontend.accounts.settlement import Settlements
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.draining import drain
-from services.frontend.identity import identify
 from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_executions
 from services.frontend.readiness import follow_routers
@@ -59,6 +58,7 @@ from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.watchdog import Watchdog
 from services.frontend.routers import RouterLinks
+from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
 from services.frontend.surface.service import SERVICE_NAME, InferenceService, Terms
 from services.frontend.surface.tokenizer import ModelFolderError, ModelTokenizer

@@ -18,7 +18,7 @@ from kvmesh.server import MeshServer
 from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.peers import Trust
-from services.frontend.identity import identify
+from services.frontend.surface.identity import identify
 from tests.certificates import Folder
 
 KEY = "kvm_of-search"
