@@ -25,7 +25,6 @@ from kvmesh.tenants.caller import Caller
 from services.frontend import messages
 from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.accounts.executions import Executions
-from services.frontend.reader import Reader
 from services.frontend.requests import faults
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.detokenizer import Detokenizer
@@ -34,6 +33,7 @@ from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.resume_token import Seal
 from services.frontend.requests.takeover import Place
 from services.frontend.surface.intake import Arrival, Intake
+from services.frontend.surface.slow_reader import Reader
 from services.frontend.surface.tokenizer import ModelTokenizer
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend import reader
 from services.frontend.requests.progress import CREDIT_WINDOW
+from services.frontend.surface import slow_reader
 from tests.integration.frontend.calls import StuckCall, asking
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool, oracle
@@ -55,7 +55,7 @@ async def test_who_does_not_read_the_end_is_cut(
     serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
     """Its request is over: place and budget are free a little later, whatever the client does; until then they are not."""
-    monkeypatch.setattr(reader, "TAIL_S", 0.3)
+    monkeypatch.setattr(slow_reader, "TAIL_S", 0.3)
     live = serving.frontend.core.live
     live.places = 1
     stuck = StuckCall(asking(20))
@@ -87,7 +87,7 @@ async def test_who_was_cut_at_decode_has_had_its_time(serving: Serving, pool: Po
         pool.drop(run)
     for call in calls:
         with pytest.raises(MeshError, match="SLOW_READER"):
-            await asyncio.wait_for(call, reader.TAIL_S / 3)
+            await asyncio.wait_for(call, slow_reader.TAIL_S / 3)
     assert sum(len(message.tokens.ids) for message in reading.messages) == 100
     await serving.until_empty()
 
@@ -96,7 +96,7 @@ async def test_who_reads_slowly_gets_all(
     serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left after the end takes many times the time of one write: nobody is cut while writes come through."""
-    monkeypatch.setattr(reader, "TAIL_S", TAIL_S)
+    monkeypatch.setattr(slow_reader, "TAIL_S", TAIL_S)
     stuck = StuckCall(asking(20))
     slow = asyncio.create_task(serving.frontend.service.serve(stuck))
     live = serving.frontend.core.live
