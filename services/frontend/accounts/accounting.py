@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final
 
 from kvmesh.tenants.caller import Caller
-from services.frontend import wire
 from services.frontend.accounts import bill as bills
 from services.frontend.accounts.bill import NOT_STARTED, Bill
 from services.frontend.accounts.budgets.budgets import Budgets
@@ -22,6 +21,7 @@ from services.frontend.accounts.settlement import Charge, Report, Settlements
 from services.frontend.accounts.trailers import of_remaining
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import Order
+from services.frontend.surface import wire
 
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""

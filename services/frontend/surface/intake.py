@@ -17,7 +17,6 @@ from kvmesh.call import Call
 from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
 from kvmesh.tenants.caller import Caller, ServiceClass
-from services.frontend import wire
 from services.frontend.accounts.executions import Claim, Execution, Executions
 from services.frontend.draining import HAND_OVER_METADATA
 from services.frontend.requests import faults, feasibility
@@ -25,7 +24,7 @@ from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
-from services.frontend.surface import validation
+from services.frontend.surface import validation, wire
 from services.frontend.surface.tokenizer import ModelTokenizer
 from services.frontend.surface.validation import Asked, Bounds
 

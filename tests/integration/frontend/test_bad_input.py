@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend import wire
+from services.frontend.surface import wire
 from tests.integration.frontend.conftest import Serving
 from tests.integration.frontend.scripted_router import Pool
 

@@ -15,7 +15,6 @@ from kvmesh.buckets.limits import Account
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
-from services.frontend import wire
 from services.frontend.accounts import bill
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.admitted import Live
@@ -25,6 +24,7 @@ from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import RUNTIME_GRACE_S
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
+from services.frontend.surface import wire
 from tests.unit.frontend.fake_mesh import Client, FakeMesh, order
 
 ROOM = pb.Refusal

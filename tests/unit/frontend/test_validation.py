@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from kvmesh.errors import MAX_VIOLATIONS, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend import wire
 from services.frontend.requests import resume_token
 from services.frontend.requests.resume_token import SECRET_BYTES, ResumeToken, Seal
 from services.frontend.requests.takeover import Place
-from services.frontend.surface import validation
+from services.frontend.surface import validation, wire
 from services.frontend.surface.validation import Bounds
 
 BOUNDS = Bounds(

@@ -29,7 +29,7 @@ BUILTINS = frozenset({"open", "input", "print", "exec", "eval"})
 
 FIRST_PURE_MODULES = (
     "kvmesh/blocks.py",
-    "services/frontend/wire.py",
+    "services/frontend/surface/wire.py",
 )
 """If the marker were misread, nothing would be checked: these are known to carry it."""
 
