@@ -22,7 +22,6 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.reception import Reception, no_message
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
 from kvmesh.tenants.caller import Caller
-from services.frontend import messages
 from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.accounts.executions import Executions
 from services.frontend.requests import faults
@@ -32,6 +31,7 @@ from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.resume_token import Seal
 from services.frontend.requests.takeover import Place
+from services.frontend.surface import messages
 from services.frontend.surface.intake import Arrival, Intake
 from services.frontend.surface.slow_reader import Reader
 from services.frontend.surface.tokenizer import ModelTokenizer

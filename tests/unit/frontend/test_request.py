@@ -14,7 +14,6 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import TABLE, MeshError
 from kvmesh.inference.v1 import inference_pb2
 from kvmesh.metrics import Metrics
-from services.frontend import messages
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.metrics import RequestMetrics
 from services.frontend.requests import answers
@@ -25,6 +24,7 @@ from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
+from services.frontend.surface import messages
 from tests.unit.frontend.fake_mesh import ORPHAN_S, TOKEN_BYTES, Client, FakeMesh, oracle, order
 
 LONG = 4
