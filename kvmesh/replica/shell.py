@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from kvmesh.alarm import Alarm
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.server import Session
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
+from kvmesh.timer import Alarm
 from kvmesh.triton.port import EngineLoad, EnginePort, EngineSink
 
 log = logging.getLogger(__name__)

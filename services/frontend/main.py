@@ -18,7 +18,6 @@ from functools import partial
 from kvmesh import server as shell
 from kvmesh import service_options, telemetry
 from kvmesh.advertise import AS_LISTENED, Advertised
-from kvmesh.alarm import Alarm
 from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.server import PROTOCOL_VERSION
 from kvmesh.attach.v1 import attach_pb2
@@ -38,6 +37,7 @@ from kvmesh.redis_url import BUDGETS_VARIABLE
 from kvmesh.tasks import end
 from kvmesh.tenants.labels import Labels
 from kvmesh.tenants.store import CatalogueStore
+from kvmesh.timer import Alarm
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust

@@ -18,7 +18,6 @@ from typing import Final
 from kvmesh import server as mesh_server
 from kvmesh import service_options
 from kvmesh.advertise import AS_LISTENED, Advertised
-from kvmesh.alarm import Alarm
 from kvmesh.attach.dialing import Dialer
 from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
 from kvmesh.attach.server import PROTOCOL_VERSION, AttachService
@@ -37,6 +36,7 @@ from kvmesh.redis_link import RedisLink
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of
+from kvmesh.timer import Alarm
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
