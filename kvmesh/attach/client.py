@@ -21,7 +21,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.attach.writer import OutboxStuck, Writer
 from kvmesh.clock import Clock
-from kvmesh.silence import LOOK_S, Silence
+from kvmesh.failure_detector import LOOK_S, Silence
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvmesh.clock import Clock
-from kvmesh.silence import LOOK_S
+from kvmesh.failure_detector import LOOK_S
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.client import Responses, TritonClient, opened
 from kvmesh.triton.debts import Debts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvmesh.silence import Silence
+from kvmesh.failure_detector import Silence
 
 SILENCE_S: Final = 3.0
 MODEL_SILENCE_S: Final = 6.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvmesh.silence import LOOK_S, STANDSTILL_S, Silence
+from kvmesh.failure_detector import LOOK_S, STANDSTILL_S, Silence
 
 
 def test_silence_is_noticed_at_the_limit_and_never_before() -> None:

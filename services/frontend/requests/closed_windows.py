@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from kvmesh.silence import LOOK_S, STANDSTILL_S
+from kvmesh.failure_detector import LOOK_S, STANDSTILL_S
 
 if TYPE_CHECKING:
     from services.frontend.requests.request import LiveRequest

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvmesh.failure_detector import LOOK_S
 from kvmesh.inference.v1 import inference_pb2 as pb
-from kvmesh.silence import LOOK_S
 from services.frontend.accounts import bill
 from services.frontend.requests import charge
 from services.frontend.requests.charge import CLOSED_S, Reach

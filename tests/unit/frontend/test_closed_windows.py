@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvmesh.silence import LOOK_S
+from kvmesh.failure_detector import LOOK_S
 from services.frontend.requests.closed_windows import CLOSED_S
 from tests.unit.frontend.fake_mesh import Client, FakeMesh, Router, order
 from tests.unit.frontend.test_request import begin, mesh_of, run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvmesh.silence import LOOK_S
+from kvmesh.failure_detector import LOOK_S
 from kvmesh.triton import debts
 from kvmesh.triton.debts import Debts
 from kvmesh.triton.watch import MODEL_SILENCE_S, SILENCE_S, EngineWatch
