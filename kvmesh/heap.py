@@ -11,7 +11,7 @@ import ctypes
 from typing import Final
 
 from kvmesh.metrics import resident_bytes
-from kvmesh.trims import Trims
+from kvmesh.trim_schedule import Trims
 
 LOOK_S: Final = 5.0
 

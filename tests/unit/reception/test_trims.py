@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.trims import FOLLOW_UPS, GROWTH_BYTES, Trims
+from kvmesh.trim_schedule import FOLLOW_UPS, GROWTH_BYTES, Trims
 
 
 def test_growth_is_followed_until_it_is_freed() -> None:
