@@ -26,7 +26,7 @@ from kvmesh.health import HEALTH_SERVICE, HealthServicer
 from kvmesh.heap import keep_trimmed
 from kvmesh.interceptors import ErrorInterceptor
 from kvmesh.metrics import resident_bytes
-from kvmesh.reception import Reception, ReceptionInterceptor
+from kvmesh.request_reader import Reception, ReceptionInterceptor
 from kvmesh.tasks import end
 
 log = logging.getLogger(__name__)

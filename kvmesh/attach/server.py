@@ -20,7 +20,7 @@ from kvmesh.attach.writer import OutboxStuck, Writer
 from kvmesh.call import Call, GrpcCall
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
-from kvmesh.reception import Reception
+from kvmesh.request_reader import Reception
 
 log = logging.getLogger(__name__)
 

@@ -31,11 +31,11 @@ from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.prefix_index import telemetry as index_telemetry
 from kvmesh.prefix_index.publisher import Publisher
-from kvmesh.reception import Reception, watch_reception
 from kvmesh.redis_link import RedisLink
 from kvmesh.replica import options as command_line
 from kvmesh.replica.options import Options, ReplicaRole
 from kvmesh.replica.shell import ReplicaCore, ReplicaShell
+from kvmesh.request_reader import Reception, watch_reception
 from kvmesh.tasks import end
 from kvmesh.telemetry import Tracing, start_logging, tracing_of
 from kvmesh.triton.capabilities import ModelFacts, ModelRefused

@@ -31,9 +31,9 @@ from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
-from kvmesh.reception import Reception, watch_reception
 from kvmesh.redis_link import RedisLink
 from kvmesh.redis_url import BUDGETS_VARIABLE
+from kvmesh.request_reader import Reception, watch_reception
 from kvmesh.tasks import end
 from kvmesh.tenants.labels import Labels
 from kvmesh.tenants.store import CatalogueStore

@@ -31,8 +31,8 @@ from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.queue_order import ORDERS
-from kvmesh.reception import Reception, watch_reception
 from kvmesh.redis_link import RedisLink
+from kvmesh.request_reader import Reception, watch_reception
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of

@@ -19,7 +19,7 @@ from kvmesh.clock import Clock, wall_ns, wall_s
 from kvmesh.errors import MeshError
 from kvmesh.fair_queue import Path
 from kvmesh.inference.v1 import inference_pb2 as pb
-from kvmesh.reception import Reception, no_message
+from kvmesh.request_reader import Reception, no_message
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.accounting import Accounting, Hold

@@ -18,7 +18,7 @@ from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
-from kvmesh.reception import Reception
+from kvmesh.request_reader import Reception
 from kvmesh.server import SERVER_OPTIONS
 
 CLOCK = MonotonicClock()

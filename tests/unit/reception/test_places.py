@@ -7,10 +7,10 @@ import asyncio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvmesh import reception as module
+from kvmesh import request_reader as module
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
-from kvmesh.reception import Reception
+from kvmesh.request_reader import Reception
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
 
 TICK_S = 0.0625

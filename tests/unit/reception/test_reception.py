@@ -12,12 +12,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvmesh import reception as module
+from kvmesh import request_reader as module
 from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
 from kvmesh.clock import VirtualClock
 from kvmesh.errors import MeshError
 from kvmesh.interceptors import rewrapped
-from kvmesh.reception import Reception
+from kvmesh.request_reader import Reception
 from kvmesh.server import MeshServer
 from kvmesh.unread import LOOK_S
 from tests.raw_frames import framed
