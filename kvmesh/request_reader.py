@@ -19,7 +19,7 @@ from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.fair_queue import Path
 from kvmesh.interceptors import Context, answered
 from kvmesh.metrics import Metrics
-from kvmesh.unread import UnreadCall, UnreadCalls, full
+from kvmesh.unread_calls import UnreadCall, UnreadCalls, full
 from kvmesh.watches import Watches
 
 log = logging.getLogger(__name__)

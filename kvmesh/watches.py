@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from kvmesh.unread import full
+from kvmesh.unread_calls import full
 
 Watch = TypeVar("Watch", bound=Hashable)
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from kvmesh.errors import MeshError
-from kvmesh.unread import UnreadCall, UnreadCalls
+from kvmesh.unread_calls import UnreadCall, UnreadCalls
 
 TIMEOUT_S = 10.0
 

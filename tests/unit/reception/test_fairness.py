@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvmesh.unread import LOOK_S, WAIT_S, UnreadCalls
+from kvmesh.unread_calls import LOOK_S, WAIT_S, UnreadCalls
 from tests.unit.reception.crowd import Arrival, Crowd
 
 READERS, CALLS_MAX = 15, 2_000

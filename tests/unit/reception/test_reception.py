@@ -19,7 +19,7 @@ from kvmesh.errors import MeshError
 from kvmesh.interceptors import rewrapped
 from kvmesh.request_reader import Reception
 from kvmesh.server import MeshServer
-from kvmesh.unread import LOOK_S
+from kvmesh.unread_calls import LOOK_S
 from tests.raw_frames import framed
 from tests.raw_http2 import RawConnection, RawStream
 

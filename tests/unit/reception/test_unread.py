@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.errors import MeshError
-from kvmesh.unread import LOOK_S, WAIT_S, UnreadCall, UnreadCalls
+from kvmesh.unread_calls import LOOK_S, WAIT_S, UnreadCall, UnreadCalls
 
 STEPS = st.lists(
     st.tuples(
