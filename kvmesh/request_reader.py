@@ -19,8 +19,8 @@ from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.fair_queue import Path
 from kvmesh.interceptors import Context, answered
 from kvmesh.metrics import Metrics
+from kvmesh.stream_limit import Watches
 from kvmesh.unread_calls import UnreadCall, UnreadCalls, full
-from kvmesh.watches import Watches
 
 log = logging.getLogger(__name__)
 

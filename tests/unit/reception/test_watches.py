@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.errors import MeshError
-from kvmesh.watches import Watches
+from kvmesh.stream_limit import Watches
 
 MANY = 10
 
