@@ -33,7 +33,7 @@ from redis.exceptions import (
 
 from kvmesh.config import ConfigError
 from kvmesh.redis_cluster import cluster_client, is_cluster
-from kvmesh.redis_line import RedisLine
+from kvmesh.redis_dedicated import RedisLine
 from kvmesh.redis_script import Call, Script
 from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 
