@@ -15,7 +15,7 @@ from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.replica.admission import Refused, check_submit, not_serving, not_the_highest
-from kvmesh.replica.pulse import Pulse
+from kvmesh.replica.load_heartbeat import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort

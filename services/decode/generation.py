@@ -16,7 +16,7 @@ from kvmesh.replica.calls import (
     valid_count,
 )
 from kvmesh.replica.engine_view import EngineView
-from kvmesh.replica.pulse import Pulse
+from kvmesh.replica.load_heartbeat import Pulse
 from kvmesh.triton.errors import (
     CallError,
     EngineError,

@@ -11,7 +11,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
 from kvmesh.replica.admission import Refused, check_submit, not_serving, not_the_highest, too_late
-from kvmesh.replica.pulse import Pulse
+from kvmesh.replica.load_heartbeat import Pulse
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort

@@ -5,7 +5,7 @@ The one place where these change together, so that their counts cannot part.
 
 from __future__ import annotations
 
-from kvmesh.replica.pulse import Pulse
+from kvmesh.replica.load_heartbeat import Pulse
 from kvmesh.replica.timetable import Timetable
 from services.prefill.limits import PrefillLimits
 from services.prefill.queue import PrefillQueue

@@ -12,7 +12,7 @@ from typing import Literal
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
-from kvmesh.replica.pulse import Pulse
+from kvmesh.replica.load_heartbeat import Pulse
 from services.router.forwarding.admission import Admission, RelayLimits
 from services.router.forwarding.answers import Answers
 from services.router.forwarding.attempt import Relayed, Stage

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvmesh.replica.pulse import CHANGE_S, IDLE_S, Pulse
+from kvmesh.replica.load_heartbeat import CHANGE_S, IDLE_S, Pulse
 from kvmesh.replica.timetable import Timetable
 
 
