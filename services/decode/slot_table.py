@@ -5,9 +5,9 @@ The one place where these change together, so that their counts cannot part.
 
 from __future__ import annotations
 
+from kvmesh.deadline_heap import Timetable
 from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.replica.load_heartbeat import Pulse
-from kvmesh.replica.timetable import Timetable
 from services.decode.closed_windows import ClosedWindows
 from services.decode.finished import FinishedLogs
 from services.decode.reservations import Reservations

@@ -5,8 +5,8 @@ The one place where these change together, so that their counts cannot part.
 
 from __future__ import annotations
 
+from kvmesh.deadline_heap import Timetable
 from kvmesh.replica.load_heartbeat import Pulse
-from kvmesh.replica.timetable import Timetable
 from services.prefill.limits import PrefillLimits
 from services.prefill.queue import PrefillQueue
 from services.prefill.session import PrefillSession

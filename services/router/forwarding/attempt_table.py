@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.replica.timetable import Timetable
+from kvmesh.deadline_heap import Timetable
 from services.router.forwarding.attempt import Relayed, Stage
 from services.router.forwarding.failed_replicas import FailedPlaces
 from services.router.forwarding.replicas import Replica

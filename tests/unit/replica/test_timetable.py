@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from kvmesh.deadline_heap import Timetable
 from kvmesh.replica.load_heartbeat import CHANGE_S, IDLE_S, Pulse
-from kvmesh.replica.timetable import Timetable
 
 
 @pytest.mark.parametrize("seed", range(20))
