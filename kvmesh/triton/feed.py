@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from kvmesh.triton.client import Responses, TritonClient, opened
-from kvmesh.triton.course import Course
 from kvmesh.triton.errors import CallError
+from kvmesh.triton.subscription_policy import Course
 from kvmesh.triton.tensors import RequestTensors, payload_of
 
 log = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ import pytest
 
 from kvmesh.attach import frames
 from kvmesh.clock import MonotonicClock
-from kvmesh.triton import course
+from kvmesh.triton import subscription_policy
 from kvmesh.triton.capabilities import Capabilities, ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
-from kvmesh.triton.course import Course
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import EngineLost, HandoffLost, InvalidRequest
 from kvmesh.triton.port import EngineCall, Kind
+from kvmesh.triton.subscription_policy import Course
 from tests.allocated import allocated_bytes
 from tests.chaos.census import resident_bytes
 from tests.conftest import unused_port
@@ -81,7 +81,7 @@ async def test_streams_that_follow_each_other_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Opened anew after every message, load and KV events come on: no event is lost or told twice, nothing flickers."""
-    monkeypatch.setattr(course, "RENEW_BYTES", 1)
+    monkeypatch.setattr(subscription_policy, "RENEW_BYTES", 1)
     opened: list[dict[str, str]] = []
     open_one = Course.open
 

@@ -2,8 +2,8 @@
 
 import random
 
-from kvmesh.triton import course
-from kvmesh.triton.course import Course
+from kvmesh.triton import subscription_policy
+from kvmesh.triton.subscription_policy import Course
 
 
 def events(boot: str, first: int, count: int) -> dict[str, object]:
@@ -19,17 +19,17 @@ def test_a_server_never_keeps_more_of_a_stream_than_a_snapshot_and_the_bound() -
             one.open()
             kept = snapshot = 0
             for part in range(rng.randrange(4)):
-                size = rng.randrange(3 * course.RENEW_BYTES)
-                snapshot += size + course.RESPONSE_BYTES
+                size = rng.randrange(3 * subscription_policy.RENEW_BYTES)
+                snapshot += size + subscription_policy.RESPONSE_BYTES
                 message = {"boot_id": "b", "event_id": event_id, "part": part, "more": True, "snapshot": []}
                 assert not one.took(message, size), f"seed={seed}"
             assert not one.took({"boot_id": "b", "event_id": event_id, "more": False, "snapshot": []}, 0)
-            snapshot += course.RESPONSE_BYTES
-            bound, is_due = max(course.LEAVE_BYTES, snapshot), False
+            snapshot += subscription_policy.RESPONSE_BYTES
+            bound, is_due = max(subscription_policy.LEAVE_BYTES, snapshot), False
             while not is_due:
                 assert kept <= bound, f"seed={seed}"
-                size = rng.randrange(course.RENEW_BYTES // 3)
-                kept += size + course.RESPONSE_BYTES
+                size = rng.randrange(subscription_policy.RENEW_BYTES // 3)
+                kept += size + subscription_policy.RESPONSE_BYTES
                 is_due = one.took(events("b", event_id + 1, 2), size)
                 event_id += 2
             assert kept > bound, f"seed={seed}: opened anew for nothing"
@@ -38,7 +38,7 @@ def test_a_server_never_keeps_more_of_a_stream_than_a_snapshot_and_the_bound() -
 def test_the_next_stream_goes_on_behind_the_last_event() -> None:
     """The first one begins with a snapshot, so does one behind a broken one or in the middle of a snapshot."""
     one = Course("kv_events")
-    assert one.open() == {"request_type": "kv_events", "max_bytes": str(course.RENEW_BYTES)}
+    assert one.open() == {"request_type": "kv_events", "max_bytes": str(subscription_policy.RENEW_BYTES)}
     one.took({"boot_id": "b", "event_id": 4, "part": 0, "more": True, "snapshot": []}, 10)
     assert "after" not in one.open()
     one.took({"boot_id": "b", "event_id": 4, "part": 1, "more": False, "snapshot": []}, 10)
@@ -53,12 +53,14 @@ def test_the_next_stream_goes_on_behind_the_last_event() -> None:
 def test_load_reports_have_no_position() -> None:
     """They are opened anew like events, by their number too: a small response is kept with all around it."""
     one = Course("load_report")
-    asked = {"request_type": "load_report", "max_bytes": str(course.RENEW_BYTES)}
+    asked = {"request_type": "load_report", "max_bytes": str(subscription_policy.RENEW_BYTES)}
     assert one.open() == asked
     taken = 1
     while not one.took({"boot_id": "b", "blocks_total": 5}, 300):
         taken += 1
-        assert one.is_full() == (taken > course.RENEW_BYTES // (300 + course.RESPONSE_BYTES) + 1)
-    assert taken == course.LEAVE_BYTES // (300 + course.RESPONSE_BYTES) + 1
+        assert one.is_full() == (
+            taken > subscription_policy.RENEW_BYTES // (300 + subscription_policy.RESPONSE_BYTES) + 1
+        )
+    assert taken == subscription_policy.LEAVE_BYTES // (300 + subscription_policy.RESPONSE_BYTES) + 1
     assert one.open() == asked
     assert not one.is_full()
