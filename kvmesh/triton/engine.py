@@ -16,7 +16,7 @@ from kvmesh.clock import Clock
 from kvmesh.failure_detector import LOOK_S
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.client import Responses, TritonClient, opened
-from kvmesh.triton.debts import Debts
+from kvmesh.triton.deferred_calls import Debts
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
 from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
 from kvmesh.triton.subscription import RETRY_S, Feed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from kvmesh.failure_detector import LOOK_S
-from kvmesh.triton import debts
-from kvmesh.triton.debts import Debts
+from kvmesh.triton import deferred_calls
+from kvmesh.triton.deferred_calls import Debts
 from kvmesh.triton.watch import MODEL_SILENCE_S, SILENCE_S, EngineWatch
 
 
@@ -70,7 +70,7 @@ def test_debts_are_told_to_the_boot_that_has_them() -> None:
                 assert set(due.stops) == (stops if answers_as == boot else set()), f"seed={seed}"
                 assert len(owed) == 0
                 boot, stops = answers_as, set()
-    for number in range(debts.DEBTS_MAX + 10):
+    for number in range(deferred_calls.DEBTS_MAX + 10):
         owed.owe_release(b"%d" % number)
-    assert len(owed) == debts.DEBTS_MAX + len(stops)
+    assert len(owed) == deferred_calls.DEBTS_MAX + len(stops)
     assert b"0" not in owed.settle(boot).releases, "the oldest go first"
