@@ -18,10 +18,10 @@ from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.client import Responses, TritonClient, opened
 from kvmesh.triton.deferred_calls import Debts
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
+from kvmesh.triton.liveness import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineWatch
 from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
 from kvmesh.triton.subscription import RETRY_S, Feed
 from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of
-from kvmesh.triton.watch import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineWatch
 
 log = logging.getLogger(__name__)
 

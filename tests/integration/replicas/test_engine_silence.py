@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvmesh.triton.errors import EngineLost
+from kvmesh.triton.liveness import MODEL_SILENCE_S, SILENCE_S
 from kvmesh.triton.port import Kind
-from kvmesh.triton.watch import MODEL_SILENCE_S, SILENCE_S
 from tests.family import family
 from tests.integration.harness import START_S_MAX, engine_part, engine_ready, until
 from tests.integration.replicas.test_engine_port import CONFIG, running_port

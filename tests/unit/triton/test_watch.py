@@ -7,7 +7,7 @@ import random
 from kvmesh.failure_detector import LOOK_S
 from kvmesh.triton import deferred_calls
 from kvmesh.triton.deferred_calls import Debts
-from kvmesh.triton.watch import MODEL_SILENCE_S, SILENCE_S, EngineWatch
+from kvmesh.triton.liveness import MODEL_SILENCE_S, SILENCE_S, EngineWatch
 
 
 def lost_after_s(watch: EngineWatch, now_s: float, *, answers_probes: bool) -> float | None:
