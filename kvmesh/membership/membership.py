@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvmesh.clock import Clock, MonotonicClock
-from kvmesh.membership.gate import Gate
+from kvmesh.membership.address_filter import Gate
 from kvmesh.membership.member import FAREWELL, Member, read
 from kvmesh.membership.registration import Registration
 from kvmesh.membership.view import View

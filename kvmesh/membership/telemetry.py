@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvmesh.membership.gate import Gate
+from kvmesh.membership.address_filter import Gate
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics
 

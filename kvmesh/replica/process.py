@@ -24,7 +24,7 @@ from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.config import ConfigError
 from kvmesh.membership import telemetry as name_telemetry
-from kvmesh.membership.gate import Gate
+from kvmesh.membership.address_filter import Gate
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration

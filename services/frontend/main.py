@@ -26,7 +26,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.config import Frontend as FrontendSection
 from kvmesh.membership import telemetry as name_telemetry
-from kvmesh.membership.gate import Gate
+from kvmesh.membership.address_filter import Gate
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration

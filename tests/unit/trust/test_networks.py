@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvmesh.config import ConfigError, describe, parse
-from kvmesh.membership.gate import TOLD_MAX, Gate
+from kvmesh.membership.address_filter import TOLD_MAX, Gate
 from kvmesh.trust.networks import Networks
 from tests.unit.membership.test_view import member
 
