@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvmesh.buckets.mending import MEND
 from kvmesh.buckets.operations import Answer, Operation
+from kvmesh.buckets.repair import MEND
 from kvmesh.buckets.script import TEXT
 from kvmesh.buckets.wire import answers, calls
 from kvmesh.redis_link import RedisAway, RedisLink
