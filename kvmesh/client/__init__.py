@@ -3,6 +3,7 @@
 See docs/client.md. Imports gRPC, protobuf and the stubs, and nothing of a service.
 """
 
+from kvmesh.client.call_state import Chunk
 from kvmesh.client.client import Client
 from kvmesh.client.connections import Remaining
 from kvmesh.client.errors import (
@@ -17,7 +18,6 @@ from kvmesh.client.errors import (
     Superseded,
 )
 from kvmesh.client.generation import Generation
-from kvmesh.client.journey import Chunk
 from kvmesh.client.order import order
 from kvmesh.client.patience import Patience
 

@@ -11,9 +11,9 @@ from typing import Any, Unpack
 
 import grpc
 
+from kvmesh.client.call_state import Journey
 from kvmesh.client.connections import Connections, Remaining, dial
 from kvmesh.client.generation import Generation
-from kvmesh.client.journey import Journey
 from kvmesh.client.order import Options, order
 from kvmesh.client.patience import Patience
 from kvmesh.inference.v1 import inference_pb2 as pb

@@ -14,9 +14,9 @@ from typing import Any
 
 import grpc
 
+from kvmesh.client.call_state import Chunk, Journey
 from kvmesh.client.connections import Connections, Stream
 from kvmesh.client.errors import GenerateError
-from kvmesh.client.journey import Chunk, Journey
 from kvmesh.client.retries import Again, GiveUp, is_frontends_fault
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from kvmesh.client.call_state import Chunk, Journey
 from kvmesh.client.errors import (
     DeadlinePassed,
     GenerateError,
@@ -20,7 +21,6 @@ from kvmesh.client.errors import (
     Superseded,
     error_of,
 )
-from kvmesh.client.journey import Chunk, Journey
 from kvmesh.client.patience import Patience
 from kvmesh.client.retries import REFUSED_S, Again, GiveUp
 from kvmesh.errors import ErrorDetails

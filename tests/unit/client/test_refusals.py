@@ -6,9 +6,9 @@ import grpc
 import pytest
 
 from kvmesh.client import MeshFull, Patience, QuotaExceeded
+from kvmesh.client.call_state import Journey
 from kvmesh.client.connections import Remaining, remaining_of
 from kvmesh.client.errors import error_of
-from kvmesh.client.journey import Journey
 from kvmesh.client.retries import Again, GiveUp
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
