@@ -19,7 +19,7 @@ from kvmesh.client.errors import (
 )
 from kvmesh.client.generation import Generation
 from kvmesh.client.order import order
-from kvmesh.client.patience import Patience
+from kvmesh.client.retry_policy import Patience
 
 __all__ = [
     "Chunk",

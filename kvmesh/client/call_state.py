@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh.client.errors import GenerateError, ProtocolBroken
-from kvmesh.client.patience import Patience
 from kvmesh.client.retries import Again, GiveUp, Moment, Retries
+from kvmesh.client.retry_policy import Patience
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 

@@ -15,7 +15,7 @@ from kvmesh.client.call_state import Journey
 from kvmesh.client.connections import Connections, Remaining, dial
 from kvmesh.client.generation import Generation
 from kvmesh.client.order import Options, order
-from kvmesh.client.patience import Patience
+from kvmesh.client.retry_policy import Patience
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 DEADLINE_S = 120.0

@@ -18,7 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from kvmesh.client.frontends import Frontends
-from kvmesh.client.patience import Patience
+from kvmesh.client.retry_policy import Patience
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 PING_S: Final = 1.0

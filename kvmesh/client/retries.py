@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh.client.errors import DeadlinePassed, GenerateError, MeshFull, MeshUnavailable, error_of
-from kvmesh.client.patience import Patience
+from kvmesh.client.retry_policy import Patience
 from kvmesh.errors import ErrorDetails
 
 SENDS_TOTAL_MAX: Final = 256

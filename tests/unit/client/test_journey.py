@@ -21,8 +21,8 @@ from kvmesh.client.errors import (
     Superseded,
     error_of,
 )
-from kvmesh.client.patience import Patience
 from kvmesh.client.retries import REFUSED_S, Again, GiveUp
+from kvmesh.client.retry_policy import Patience
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.detokenizer import Detokenizer
