@@ -18,7 +18,7 @@ from kvmesh.client.errors import (
     Superseded,
 )
 from kvmesh.client.generation import Generation
-from kvmesh.client.order import order
+from kvmesh.client.request_builder import order
 from kvmesh.client.retry_policy import Patience
 
 __all__ = [

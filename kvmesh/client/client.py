@@ -14,7 +14,7 @@ import grpc
 from kvmesh.client.call_state import Journey
 from kvmesh.client.connections import Connections, Remaining, dial
 from kvmesh.client.generation import Generation
-from kvmesh.client.order import Options, order
+from kvmesh.client.request_builder import Options, order
 from kvmesh.client.retry_policy import Patience
 from kvmesh.inference.v1 import inference_pb2 as pb
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvmesh.client.order import Options, order
+from kvmesh.client.request_builder import Options, order
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 
