@@ -21,7 +21,6 @@ from rich.console import Console
 from kvmesh import __version__
 from kvmesh.cli.certificates import OpensslMissing
 from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_mesh
-from kvmesh.cli.mesh_redis import named_redis, with_redis
 from kvmesh.cli.options import (
     BadOption,
     ConfigOption,
@@ -33,6 +32,7 @@ from kvmesh.cli.options import (
     settings_of,
 )
 from kvmesh.cli.processes import PortInUse
+from kvmesh.cli.redis_choice import named_redis, with_redis
 from kvmesh.cli.tenant_commands import tenants
 from kvmesh.config import RUNTIME_MAX_S, ConfigError, describe
 from kvmesh.redis_binary import RedisMissing

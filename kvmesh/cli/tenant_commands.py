@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from kvmesh.cli.mesh_file import NoMesh, read_mesh
-from kvmesh.cli.mesh_redis import named_redis, redis_url_of
 from kvmesh.cli.options import (
     BadOption,
     ConfigOption,
@@ -22,6 +21,7 @@ from kvmesh.cli.options import (
     settings_given,
     settings_of,
 )
+from kvmesh.cli.redis_choice import named_redis, redis_url_of
 from kvmesh.config import MeshConfig
 from kvmesh.redis_url import BUDGETS_VARIABLE
 

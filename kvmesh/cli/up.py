@@ -14,9 +14,9 @@ from rich.console import Console
 from kvmesh.cli.dial import Dial
 from kvmesh.cli.held_names import held_names
 from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
-from kvmesh.cli.mesh_redis import EMBEDDED
 from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
+from kvmesh.cli.redis_choice import EMBEDDED
 from kvmesh.cli.screen import StartProgress, address_table
 from kvmesh.cli.shared_memory import clear_orphans
 from kvmesh.cli.status import live_requests

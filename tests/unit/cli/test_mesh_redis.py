@@ -17,8 +17,8 @@ from kvmesh.cli import up as up_module
 from kvmesh.cli.held_names import held_names
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import Member, MeshFile, read_mesh, write_mesh
-from kvmesh.cli.mesh_redis import EMBEDDED, NamedRedis, named_redis, redis_url_of, with_redis
 from kvmesh.cli.options import BadOption
+from kvmesh.cli.redis_choice import EMBEDDED, NamedRedis, named_redis, redis_url_of, with_redis
 from kvmesh.cli.status import status
 from kvmesh.cli.supervisor import Stopped
 from kvmesh.config import ConfigError, MeshConfig, Redis, Trust
