@@ -22,7 +22,7 @@ from kvmesh.prefix_index.publisher import FLUSH_ENTRIES_MAX, Publisher
 from kvmesh.prefix_index.translation import EngineEventError
 from kvmesh.redis_link import RedisAway
 from kvmesh.tasks import end
-from services.router.index import index_reader as index_reader
+from services.router.index import index_reader
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
 from tests.unit.prefix_index.test_translation import BLOCK, SALT, FakeEngine

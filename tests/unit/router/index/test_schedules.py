@@ -12,8 +12,7 @@ import pytest
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch
 from kvmesh.redis_link import RedisAway
-from services.router.index import index_reader as index_reader
-from services.router.index import local_index
+from services.router.index import index_reader, local_index
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
 from tests.unit.router.index.test_mirror import Cache, Tree, depth

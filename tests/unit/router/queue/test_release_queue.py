@@ -319,9 +319,9 @@ def test_the_least_important_goes_first() -> None:
                     for one in victims
                     if lane_of(one)[0] == -item.band and one.is_sheddable == item.is_sheddable
                 ), "nobody drives out its own"
-                lanes: dict[tuple[str, int, bool], list[Item]] = defaultdict(list)
+                tenant_queues: dict[tuple[str, int, bool], list[Item]] = defaultdict(list)
                 for one in before:
-                    lanes[one.tenant, one.band, one.is_sheddable].append(one)
+                    tenant_queues[one.tenant, one.band, one.is_sheddable].append(one)
                 for lane in tenant_queues.values():  # of each tenant those that it would have served last
                     lane.sort(key=lambda one: (-one.priority, one.order))
                     gone = [one for one in lane if one in victims]
