@@ -11,7 +11,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock, wall_ns
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
-from services.router.forwarding.attempt import Relayed
+from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import Relay
 from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.index.index_reader import IndexReader
@@ -78,7 +78,7 @@ class RelayTelemetry:
                 "placed_seconds", "Expected prefill seconds of prompts computed at a replica.", replica=name
             )
 
-    def __call__(self, item: Relayed, outcome: str, now_s: float) -> None:
+    def __call__(self, item: Attempt, outcome: str, now_s: float) -> None:
         """Count the attempt, and record its span if its trace is sampled."""
         ended = self._ended.get(outcome)
         if ended is None:
@@ -111,7 +111,7 @@ class RelayTelemetry:
         if work is not None:
             work.value += placement.prefill_s
 
-    def _record_span(self, item: Relayed, outcome: str, now_s: float) -> None:
+    def _record_span(self, item: Attempt, outcome: str, now_s: float) -> None:
         parent = parse_traceparent(item.traceparent)
         if parent is None or not parent.sampled:
             return

@@ -12,7 +12,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.queue_order import OrderKey, shortest
-from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.dispatcher import Releases
 from services.router.forwarding.frontend_session import FrontendSession
@@ -130,7 +130,7 @@ class Admission:
             message = f"{adopt.decode_replica} cannot be reached"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
             return
-        item = Relayed(
+        item = Attempt(
             request_id=adopt.request_id,
             attempt=adopt.attempt,
             slot=adopt.slot,
@@ -159,7 +159,7 @@ class Admission:
         )
         self._holdings.add(item)
 
-    def cancel(self, item: Relayed, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+    def cancel(self, item: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `item` everywhere, without a word to its frontend."""
         self._holdings.cancel(item, reason)
         self._holdings.end(item, now_s, "cancelled")
@@ -177,14 +177,14 @@ class Admission:
             else:
                 self.cancel(item, pb.Cancel.REASON_ABANDONED, now_s)
 
-    def _take(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> Relayed:
+    def _take(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> Attempt:
         budget = submit.budget
         tokens = len(submit.token_ids) // 4
         deadline_s = from_remaining_ms(budget.remaining_ms, now_s)
         ttft_deadline_s = None
         if budget.HasField("ttft_remaining_ms"):
             ttft_deadline_s = from_remaining_ms(budget.ttft_remaining_ms, now_s)
-        return Relayed(
+        return Attempt(
             request_id=submit.request_id,
             attempt=submit.attempt,
             slot=submit.slot,
@@ -219,7 +219,7 @@ class Admission:
             traceparent=submit.traceparent,
         )
 
-    def _supersede(self, item: Relayed, now_s: float) -> None:
+    def _supersede(self, item: Attempt, now_s: float) -> None:
         """A higher attempt took its place."""
         self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
@@ -245,7 +245,7 @@ class Admission:
             return Refused(pb.Refusal.REASON_NO_REPLICA, "no decode replica is there")
         return None
 
-    def _no_room(self, item: Relayed, victims: list[Relayed] | None, now_s: float) -> Refused | None:
+    def _no_room(self, item: Attempt, victims: list[Attempt] | None, now_s: float) -> Refused | None:
         """Return why `item` cannot wait here: it would wait too long, or nobody less important makes room for it."""
         queue, drain = self._holdings.queue, self._releases.drain
         if victims is None:
@@ -276,7 +276,7 @@ class Admission:
         retry_ms = drain.retry_after_ms(ahead, now_s) if wait_s else 0
         return Refused(pb.Refusal.REASON_DEADLINE, message, retry_ms, estimate_ms=estimate_ms)
 
-    def _evict(self, item: Relayed, now_s: float) -> None:
+    def _evict(self, item: Attempt, now_s: float) -> None:
         """A more important request needs its place."""
         queue = self._holdings.queue
         queue.evicted_total += 1

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.completion import Endings
 from services.router.forwarding.dispatcher import Releases
@@ -37,7 +37,7 @@ class Answers:
         self._releases = releases
         self._endings = endings
         self._block_tokens = block_tokens
-        self.takers: Mapping[str, Callable[[Relayed, Replica, Any, float], None]] = {
+        self.takers: Mapping[str, Callable[[Attempt, Replica, Any, float], None]] = {
             "acceptances": self.on_accepted,
             "starts": self.on_start,
             "first_tokens": self.on_first_token,
@@ -48,7 +48,7 @@ class Answers:
         }
         """Who takes the rows of a field of AttachResponse."""
 
-    def on_accepted(self, item: Relayed, replica: Replica, _: pb.Acceptance, now_s: float) -> None:
+    def on_accepted(self, item: Attempt, replica: Replica, _: pb.Acceptance, now_s: float) -> None:
         """Decode holds KV blocks: prefill may start. Prefill's own acceptance tells nothing new."""
         if replica is not item.decode:
             return
@@ -68,14 +68,14 @@ class Answers:
                     item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.name, now_s
                 )
 
-    def on_start(self, item: Relayed, replica: Replica, start: pb.Start, now_s: float) -> None:
+    def on_start(self, item: Attempt, replica: Replica, start: pb.Start, now_s: float) -> None:
         """The engine has the prompt. Decode's start of a generation is no news to a frontend."""
         if replica is item.prefill or item.is_local:
             self._holdings.started(item, now_s)
             if item.outbox is not None:
                 item.outbox.start(item.slot, min(start.queue_us, US_MAX))
 
-    def on_first_token(self, item: Relayed, replica: Replica, first: pb.FirstToken, now_s: float) -> None:
+    def on_first_token(self, item: Attempt, replica: Replica, first: pb.FirstToken, now_s: float) -> None:
         """The prompt is computed: pass the token on, the handoff to decode; or end it, if the token did."""
         is_prefill = replica is item.prefill
         if is_prefill and item.stage is not Stage.PREFILLING:
@@ -112,7 +112,7 @@ class Answers:
         else:
             self._hand_over(item, replica, handoff)
 
-    def on_transfer(self, item: Relayed, replica: Replica, transfer: pb.Transfer, now_s: float) -> None:
+    def on_transfer(self, item: Attempt, replica: Replica, transfer: pb.Transfer, now_s: float) -> None:
         """Decode has the KV blocks: prefill may forget them."""
         if item.stage is Stage.TRANSFERRING:
             item.stage = Stage.GENERATING
@@ -122,7 +122,7 @@ class Answers:
         if item.outbox is not None:
             item.outbox.transfer(item.slot, min(transfer.transfer_us, US_MAX))
 
-    def on_finish(self, item: Relayed, replica: Replica, finish: pb.Finish, now_s: float) -> None:
+    def on_finish(self, item: Attempt, replica: Replica, finish: pb.Finish, now_s: float) -> None:
         """The attempt is over at `replica`."""
         reason = finish.reason
         if replica is item.prefill:
@@ -148,7 +148,7 @@ class Answers:
             self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
         self._endings.finish(item, reason, now_s)
 
-    def on_failure(self, item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
+    def on_failure(self, item: Attempt, replica: Replica, failure: pb.Failure, now_s: float) -> None:
         """Something broke at `replica`."""
         if replica is item.prefill and item.stage is not Stage.PREFILLING:
             self._endings.prefill_over(item, now_s)
@@ -165,7 +165,7 @@ class Answers:
             item, failure.code, message, name, now_s, untouched=untouched, contestable=contestable
         )
 
-    def on_refusal(self, item: Relayed, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
+    def on_refusal(self, item: Attempt, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
         """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
         if replica is item.decode and item.stage in (Stage.RESERVING, Stage.PREFILLING):
             if refusal.reason in PLACE_AGAIN:
@@ -202,7 +202,7 @@ class Answers:
             )
         self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, refusal.reason))
 
-    def on_gap(self, item: Relayed, replica: Replica, message: str, now_s: float) -> None:
+    def on_gap(self, item: Attempt, replica: Replica, message: str, now_s: float) -> None:
         """Tokens are missing: the attempt has failed."""
         replica.failed(item.released_s, now_s, message)
         self._endings.fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
@@ -212,7 +212,7 @@ class Answers:
         self._holdings.policy.observe(seen)
         self._holdings.is_news = True
 
-    def on_lost(self, replica: Replica, items: Sequence[Relayed], reason: str, now_s: float) -> None:
+    def on_lost(self, replica: Replica, items: Sequence[Attempt], reason: str, now_s: float) -> None:
         """The stream to `replica` broke; `items` were on it."""
         for item in items:
             if replica is item.prefill and item.stage is not Stage.PREFILLING:
@@ -236,7 +236,7 @@ class Answers:
             self._holdings.policy.observe(ReplicaGone(replica.name))
         self._holdings.is_news = True
 
-    def _hand_over(self, item: Relayed, prefill: Replica, handoff: bytes) -> None:
+    def _hand_over(self, item: Attempt, prefill: Replica, handoff: bytes) -> None:
         """Give decode the handoff."""
         assert item.decode is not None, item
         item.stage, item.submit = Stage.TRANSFERRING, None
@@ -249,14 +249,14 @@ class Answers:
             )
         )
 
-    def _complete(self, item: Relayed, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
+    def _complete(self, item: Attempt, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """The first token ended it: nobody is needed any more."""
         if item.prefill is not None:
             item.prefill.ended_well(item.released_s)
         self._holdings.cancel(item, pb.Cancel.REASON_COMPLETE)
         self._endings.finish(item, reason, now_s)
 
-    def _adopted(self, item: Relayed, now_s: float) -> None:
+    def _adopted(self, item: Attempt, now_s: float) -> None:
         """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
         known = self._holdings.live.get(item.request_id)
         if known is not None and known.attempt > item.attempt:

@@ -42,7 +42,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Relayed:
+class Attempt:
     """An attempt. `slot` is its frontend's, `decode_slot` and `prefill_slot` are ours at the replicas; 0: none there.
 
     Invariants: it is in `session.slots`, `decode.slots`, `prefill.slots` exactly under these numbers; everything below

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadline_heap import Timetable
-from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.failed_replicas import FailedPlaces
 from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import (
@@ -26,7 +26,7 @@ from services.router.queue.replica_reservation import Shares
 CLOSED_ORDER: Final = 1e6
 """Added to the order in the queue of a request whose client does not read: more than any order is apart from another."""
 
-Record = Callable[[Relayed, str, float], None]
+Record = Callable[[Attempt, str, float], None]
 """Hears of each attempt that ended: the attempt, how, when."""
 
 
@@ -37,7 +37,7 @@ class Holdings:
         self,
         router: str,
         policy: PlacementPolicy,
-        queue: ReleaseQueue[Relayed],
+        queue: ReleaseQueue[Attempt],
         note: Callable[[Note], None],
         record: Record,
     ) -> None:
@@ -45,10 +45,10 @@ class Holdings:
         self.policy = policy
         self.queue = queue
         self.shares = Shares()
-        self.items: set[Relayed] = set()
-        self.live: dict[str, Relayed] = {}
+        self.items: set[Attempt] = set()
+        self.live: dict[str, Attempt] = {}
         """Request id -> its highest attempt."""
-        self.timetable: Timetable[Relayed] = Timetable()
+        self.timetable: Timetable[Attempt] = Timetable()
         self.failed_places = FailedPlaces()
         self.orphan_count = 0
         self.is_news = False
@@ -56,13 +56,13 @@ class Holdings:
         self._note = note
         self._record = record
 
-    def add(self, item: Relayed) -> None:
+    def add(self, item: Attempt) -> None:
         """Hold `item` from now on."""
         self.items.add(item)
         if item.session is not None:
             item.session.slots[item.slot] = item
 
-    def set_window(self, item: Relayed, *, is_closed: bool) -> None:
+    def set_window(self, item: Attempt, *, is_closed: bool) -> None:
         """The window of its client closed or opened. While it is closed, others of its tenant and priority go first."""
         item.is_window_closed = is_closed
         is_queued = item.stage is Stage.QUEUED
@@ -73,7 +73,7 @@ class Holdings:
             self.queue.add(item)
             self.is_news = True
 
-    def end(self, item: Relayed, now_s: float, outcome: str) -> None:
+    def end(self, item: Attempt, now_s: float, outcome: str) -> None:
         """Hold `item` no more. Tells nobody but the policy and the record: sends nothing."""
         if item.stage is Stage.ENDED:
             return
@@ -100,14 +100,14 @@ class Holdings:
         if is_first_end:
             self._record(item, outcome, now_s)
 
-    def orphan(self, item: Relayed, until_s: float) -> None:
+    def orphan(self, item: Attempt, until_s: float) -> None:
         """Its frontend's stream broke: keep it for whoever adopts it."""
         self.detach_session(item)
         item.expire_s = until_s
         self.orphan_count += 1
         self.timetable.by(item, until_s)
 
-    def linger(self, item: Relayed, now_s: float, until_s: float, outcome: str) -> None:
+    def linger(self, item: Attempt, now_s: float, until_s: float, outcome: str) -> None:
         """Keep only its handoff until then; it has ended for everybody else."""
         prefill, prefill_slot = item.prefill, item.prefill_slot
         if prefill is not None:
@@ -119,45 +119,45 @@ class Holdings:
         self.items.add(item)
         self.timetable.by(item, until_s)
 
-    def detach_session(self, item: Relayed) -> None:
+    def detach_session(self, item: Attempt) -> None:
         """Nobody reads it any more."""
         if item.session is not None:
             item.session.slots.pop(item.slot, None)
         item.session = item.outbox = None
 
-    def detach_decode(self, item: Relayed) -> None:
+    def detach_decode(self, item: Attempt) -> None:
         """Decode holds it no more, or will not be heard about it."""
         decode = item.decode
         if decode is not None:
             decode.forget(item.decode_slot, item.blocks)
             item.decode, item.decode_slot = None, 0
 
-    def detach_prefill(self, item: Relayed) -> None:
+    def detach_prefill(self, item: Attempt) -> None:
         """Prefill holds it no more, or will not be heard about it."""
         if item.prefill is not None:
             item.prefill.slots.pop(item.prefill_slot, None)
             item.prefill.left(item)  # also one that waits for decode's word: it may be the trial
             item.prefill, item.prefill_slot = None, 0
 
-    def detach(self, item: Relayed, replica: Replica) -> None:
+    def detach(self, item: Attempt, replica: Replica) -> None:
         """`replica`, its prefill or its decode, holds it no more."""
         if replica is item.prefill:
             self.detach_prefill(item)
         else:
             self.detach_decode(item)
 
-    def cancel(self, item: Relayed, reason: pb.Cancel.Reason.ValueType) -> None:
+    def cancel(self, item: Attempt, reason: pb.Cancel.Reason.ValueType) -> None:
         """Tell whoever has it that it is not wanted any more."""
         self.cancel_decode(item, reason)
         self.cancel_prefill(item, reason)
 
-    def cancel_decode(self, item: Relayed, reason: pb.Cancel.Reason.ValueType) -> None:
+    def cancel_decode(self, item: Attempt, reason: pb.Cancel.Reason.ValueType) -> None:
         """Tell decode that it is not wanted any more."""
         if item.decode is not None:
             item.decode.outbox.cancel(item.decode_slot, reason)
             self.detach_decode(item)
 
-    def cancel_prefill(self, item: Relayed, reason: pb.Cancel.Reason.ValueType) -> None:
+    def cancel_prefill(self, item: Attempt, reason: pb.Cancel.Reason.ValueType) -> None:
         """Tell prefill, if it has it, that it is not wanted any more."""
         if item.prefill is not None:
             if item.prefill_slot:
@@ -166,7 +166,7 @@ class Holdings:
 
     # What the policy is told.
 
-    def dispatched(self, item: Relayed, now_s: float) -> None:
+    def dispatched(self, item: Attempt, now_s: float) -> None:
         """It was sent to the replica that runs its prompt."""
         placement = item.placement
         assert placement is not None, item
@@ -190,7 +190,7 @@ class Holdings:
             )
         )
 
-    def started(self, item: Relayed, now_s: float) -> None:
+    def started(self, item: Attempt, now_s: float) -> None:
         """Its engine has it."""
         item.was_taken = True
         self.is_news = True
@@ -199,7 +199,7 @@ class Holdings:
         if item.is_dispatched:
             self._tell(Started(self.router, item.request_id, now_s))
 
-    def settle(self, item: Relayed, now_s: float, hit: Hit | None = None) -> None:
+    def settle(self, item: Attempt, now_s: float, hit: Hit | None = None) -> None:
         """Its prompt was computed, or never will be."""
         if item.is_dispatched:
             item.is_dispatched = False
@@ -231,7 +231,7 @@ class Holdings:
             _check(item)
 
 
-def _check(item: Relayed) -> None:
+def _check(item: Attempt) -> None:
     stage = item.stage
     assert stage is not Stage.ENDED, item
     assert item.share is None or item.is_dispatched, item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.reports import failed_at
 
@@ -16,7 +16,7 @@ class Endings:
         self._holdings = holdings
         self._orphan_s = orphan_s
 
-    def finish(self, item: Relayed, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
+    def finish(self, item: Attempt, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """It ended as `reason` says; its replicas know."""
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, reason)
@@ -24,7 +24,7 @@ class Endings:
 
     def fail(
         self,
-        item: Relayed,
+        item: Attempt,
         code: pb.Failure.Code.ValueType,
         message: str,
         replica: str,
@@ -44,7 +44,7 @@ class Endings:
             )
         self._holdings.end(item, now_s, name_of(pb.Failure.Code, code))
 
-    def fail_softly(self, item: Relayed, reason: str, now_s: float) -> None:
+    def fail_softly(self, item: Attempt, reason: str, now_s: float) -> None:
         """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
         assert item.decode is not None, item
         name = item.decode.name
@@ -54,7 +54,7 @@ class Endings:
             item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
         self._linger(item, now_s, "CODE_REPLICA_LOST")
 
-    def adopted_away(self, item: Relayed, now_s: float) -> None:
+    def adopted_away(self, item: Attempt, now_s: float) -> None:
         """Another stream reads it now, perhaps another one of ours. Its handoff may still be on the move."""
         self._holdings.detach_decode(item)
         if item.outbox is not None:
@@ -73,13 +73,13 @@ class Endings:
         else:
             self._holdings.end(item, now_s, "REASON_ADOPTED")
 
-    def prefill_over(self, item: Relayed, now_s: float) -> None:
+    def prefill_over(self, item: Attempt, now_s: float) -> None:
         """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
         self._holdings.detach_prefill(item)
         if item.stage is Stage.LINGERING:
             self._holdings.end(item, now_s, item.outcome)
 
-    def _linger(self, item: Relayed, now_s: float, outcome: str) -> None:
+    def _linger(self, item: Attempt, now_s: float, outcome: str) -> None:
         if item.prefill_slot:
             self._holdings.linger(item, now_s, now_s + self._orphan_s, outcome)
         else:

@@ -15,7 +15,7 @@ from kvmesh.deadlines import earliest
 from kvmesh.replica.load_heartbeat import Pulse
 from services.router.forwarding.admission import Admission, RelayLimits
 from services.router.forwarding.answers import Answers
-from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings, Record
 from services.router.forwarding.completion import Endings
 from services.router.forwarding.dispatcher import Forecast, Releases
@@ -31,7 +31,7 @@ def _unheard(note: Note) -> None:
     """Nobody else needs to know."""
 
 
-def _unrecorded(item: Relayed, outcome: str, now_s: float) -> None:
+def _unrecorded(item: Attempt, outcome: str, now_s: float) -> None:
     """Nobody counts."""
 
 
@@ -60,7 +60,7 @@ class Relay:
         """Called after every event: the place to look at `next_wake_s`."""
         self.replicas: dict[str, Replica] = {}
         self.sessions: list[FrontendSession] = []
-        self.queue: ReleaseQueue[Relayed] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
+        self.queue: ReleaseQueue[Attempt] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
         self.holdings = Holdings(router, policy, self.queue, note, record)
         endings = Endings(self.holdings, limits.orphan_s)
         self.releases = Releases(self.holdings, self.replicas, endings, forecast)
@@ -201,7 +201,7 @@ class Relay:
         for replica in self.replicas.values():
             trial = replica.ejection.trial
             if trial is not None:
-                assert isinstance(trial, Relayed) and replica in (trial.decode, trial.prefill), replica
+                assert isinstance(trial, Attempt) and replica in (trial.decode, trial.prefill), replica
             for slot, item in replica.slots.items():
                 assert item in self.holdings.items, f"{replica} holds {item}"
                 mine = item.decode_slot if item.decode is replica else item.prefill_slot

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.completion import Endings
 from services.router.forwarding.eligible_replicas import Roster
@@ -84,7 +84,7 @@ class Releases:
         """Return after how long what waits now is likely to have drained."""
         return self.drain.retry_after_ms(self._holdings.queue.work, now_s)
 
-    def expect(self, item: Relayed) -> None:
+    def expect(self, item: Attempt) -> None:
         """Look up what the prompt of `item`, which is new, will take.
 
         Once: its place in the queue and whether it is in time follow from it, however long it waits, and whatever comes
@@ -97,7 +97,7 @@ class Releases:
             prefill, _ = self.roster.look(item.arrived_s)
             item.work, item.expected_s = self.forecast.expected(item.hashes, item.token_count, prefill)
 
-    def foreseen_s(self, item: Relayed, wait_s: float) -> float | None:
+    def foreseen_s(self, item: Attempt, wait_s: float) -> float | None:
         """Return the seconds to the first token of `item` after a wait of `wait_s`, if it is known and too long.
 
         It may take as long as the deadlines leave; a resumed one is never too late.
@@ -155,7 +155,7 @@ class Releases:
             has_gone = has_gone or is_gone
         return has_gone
 
-    def _try(self, item: Relayed, now_s: float) -> bool:
+    def _try(self, item: Attempt, now_s: float) -> bool:
         """Let `item` go if it may; True if it did."""
         answer = self._ask(item, now_s)
         if isinstance(answer, Wait):
@@ -171,7 +171,7 @@ class Releases:
         self._release(item, answer, now_s)
         return True
 
-    def _is_late(self, item: Relayed, placement: Placement, now_s: float) -> bool:
+    def _is_late(self, item: Attempt, placement: Placement, now_s: float) -> bool:
         """End `item` if its first token would come too late, before anything is taken for it; True if it would."""
         if self.forecast is None or item.is_resumed or item.is_probe or not self.forecast.knows_costs():
             return False
@@ -216,7 +216,7 @@ class Releases:
 
         return has_place
 
-    def _ask(self, item: Relayed, now_s: float) -> Placement | Wait:
+    def _ask(self, item: Attempt, now_s: float) -> Placement | Wait:
         if now_s < item.not_before_s:
             return Wait("refused just now", item.not_before_s)
         view = self.view(now_s)
@@ -251,7 +251,7 @@ class Releases:
                 return Wait("others are about", now_s + wait_s, answer.prefill)
         return answer
 
-    def _avoided(self, item: Relayed, view: PoolView, now_s: float) -> frozenset[str]:
+    def _avoided(self, item: Attempt, view: PoolView, now_s: float) -> frozenset[str]:
         """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
         failed = self._holdings.failed_places.of(item.request_id, now_s) | item.contested
         avoided = item.excluded
@@ -271,7 +271,7 @@ class Releases:
         prefill, decode = self.roster.look(now_s)
         return PoolView(prefill, decode, max(0, len(self._holdings.queue) - 1))
 
-    def _release(self, item: Relayed, placement: Placement, now_s: float) -> None:
+    def _release(self, item: Attempt, placement: Placement, now_s: float) -> None:
         """Submit to decode, which reserves KV; where it runs the prompt too, that is all."""
         assert item.submit is not None and item.outbox is not None, item
         decode = self._replicas[placement.decode]
@@ -299,7 +299,7 @@ class Releases:
             # Decode will not refuse: waiting for its word would cost a round trip before every first token.
             self.prefill(item, now_s)
 
-    def prefill(self, item: Relayed, now_s: float) -> None:
+    def prefill(self, item: Attempt, now_s: float) -> None:
         """Decode holds KV for it, or surely will: submit to prefill."""
         prefill = item.prefill
         assert prefill is not None and item.stage is Stage.RESERVING, item
@@ -311,7 +311,7 @@ class Releases:
         submit = self._submit(item, item.prefill_slot, pb.PHASE_CONTEXT_ONLY)
         prefill.outbox.submit(submit, item.deadline_s, item.ttft_deadline_s)
 
-    def requeue(self, item: Relayed, now_s: float) -> None:
+    def requeue(self, item: Attempt, now_s: float) -> None:
         """A decode replica refused it: back to the head of its lane, to be placed elsewhere, or later."""
         assert item.decode is not None, item
         refused_by = item.decode.name
@@ -338,7 +338,7 @@ class Releases:
             prefill.left_s = now_s
         return may_leave
 
-    def can_place_again(self, item: Relayed) -> bool:
+    def can_place_again(self, item: Attempt) -> bool:
         """True if no engine had `item`, its frontend waits, and other replicas may be asked."""
         return (
             item.stage in (Stage.RESERVING, Stage.PREFILLING)
@@ -347,7 +347,7 @@ class Releases:
             and item.placed_again < PLACED_AGAIN_MAX
         )
 
-    def again(self, item: Relayed, by: str, now_s: float) -> None:
+    def again(self, item: Attempt, by: str, now_s: float) -> None:
         """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
         assert self.can_place_again(item), item
         self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
@@ -355,7 +355,7 @@ class Releases:
         item.excluded = frozenset((by,))
         self._enqueue(item, now_s)
 
-    def _enqueue(self, item: Relayed, now_s: float) -> None:
+    def _enqueue(self, item: Attempt, now_s: float) -> None:
         holdings = self._holdings
         holdings.settle(item, now_s)
         holdings.detach_decode(item)
@@ -369,7 +369,7 @@ class Releases:
         self._not_before_s = float("-inf")
         holdings.is_news = True
 
-    def _submit(self, item: Relayed, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
+    def _submit(self, item: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
         assert item.submit is not None and item.placement is not None, item
         submit = pb.Submit()
         submit.CopyFrom(item.submit)

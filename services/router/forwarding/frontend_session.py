@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.rules import check_numbers, uneven_credits
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.attempt import Relayed
+from services.router.forwarding.attempt import Attempt
 
 if TYPE_CHECKING:
     from services.router.forwarding.core import Relay
@@ -19,7 +19,7 @@ class FrontendSession:
     def __init__(self, relay: Relay, peer: str, outbox: DownwardOutbox) -> None:
         self.peer = peer
         self.outbox = outbox
-        self.slots: dict[int, Relayed] = {}
+        self.slots: dict[int, Attempt] = {}
         self._relay = relay
         self._last_slot = 0
 

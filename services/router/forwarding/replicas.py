@@ -11,7 +11,7 @@ from kvmesh.attach.outbox import UpwardOutbox
 from kvmesh.attach.rules import check_computed
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.outlier_ejection import Ejection
 from services.router.placement.policy import LoadSeen, ReplicaState
 
@@ -81,7 +81,7 @@ class Replica:
         self.role = role
         self.address = address
         self.kv_address = kv_address
-        self.slots: dict[int, Relayed] = {}
+        self.slots: dict[int, Attempt] = {}
         self.state = ReplicaState(name)
         self.report: pb.LoadReport | None = None
         self.reported_s = 0.0
@@ -193,12 +193,12 @@ class Replica:
             self._trust_changed()
             log.info("replica readmitted", extra={"replica": self.name})
 
-    def sent(self, item: Relayed, now_s: float) -> None:
+    def sent(self, item: Attempt, now_s: float) -> None:
         """`item` is placed here."""
         if self.ejection.sent(item, now_s):
             self._trust_changed()
 
-    def left(self, item: Relayed) -> None:
+    def left(self, item: Attempt) -> None:
         """`item` is not here any more."""
         if self.ejection.left(item):
             self._trust_changed()
@@ -298,7 +298,7 @@ class Replica:
             if item is not None and item.outbox is not None and item.decode is self:
                 item.outbox.computed(item.slot, position)
 
-    def _on_odd_row(self, item: Relayed, row: frames.Row, now_s: float) -> None:
+    def _on_odd_row(self, item: Attempt, row: frames.Row, now_s: float) -> None:
         """Drop what is known already; tokens missing in between end the attempt."""
         try:
             rest = admit(row, item.next_position)

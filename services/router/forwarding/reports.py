@@ -7,7 +7,7 @@ from typing import Final
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
-from services.router.forwarding.attempt import Relayed
+from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import Hit
 
@@ -25,7 +25,7 @@ TOGETHER_S: Final = 0.02
 """First tokens of one decode replica that come closer together than this may be of one step of its engine."""
 
 
-def clamp(first: pb.FirstToken, item: Relayed, now_s: float) -> None:
+def clamp(first: pb.FirstToken, item: Attempt, now_s: float) -> None:
     """Cut what a replica claims down to what can be: it is learned from, and goes on into narrower fields."""
     cached = min(first.cached_token_count, item.token_count)
     computed = min(first.computed_token_count, item.token_count - cached)
@@ -61,7 +61,7 @@ def _local_s(seconds: float, decode: Replica, now_s: float) -> float:
     return gap_s if gap_s > TOGETHER_S else 0.0
 
 
-def blame(item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) -> None:
+def blame(item: Attempt, replica: Replica, failure: pb.Failure, now_s: float) -> None:
     """Count what failed against whose doing it was."""
     if failure.untouched and not (item.is_local and item.was_taken):
         return  # it had no room, or gave back what it had not begun
@@ -78,7 +78,7 @@ def blame(item: Relayed, replica: Replica, failure: pb.Failure, now_s: float) ->
             replica.failed(item.released_s, now_s, name)
 
 
-def handed_over(item: Relayed, decode: Replica, now_s: float) -> None:
+def handed_over(item: Attempt, decode: Replica, now_s: float) -> None:
     """`decode` has the KV blocks: that is the good end of what prefill does, and a good beginning at decode."""
     decode.answered_well(item.released_s)
     decode.lost_handoffs.clear()
@@ -87,7 +87,7 @@ def handed_over(item: Relayed, decode: Replica, now_s: float) -> None:
         item.prefill.gave_s = now_s
 
 
-def failed_at(item: Relayed, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:
+def failed_at(item: Attempt, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:
     """Return the replicas that the next attempt should keep away from, after `replica` failed this one."""
     if code == pb.Failure.CODE_HANDOFF_LOST and item.placement is not None:
         return (item.placement.prefill or replica, item.placement.decode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.attempt import Relayed
+from services.router.forwarding.attempt import Attempt
 from services.router.placement.explanation import why
 from services.router.placement.policy import Placement
 
@@ -15,7 +15,7 @@ US_MAX: Final = 1 << 53
 """Times on the wire are bounded by this (285 years), whatever somebody claimed: it fits every field on the way."""
 
 
-def placement_row(item: Relayed, placement: Placement, now_s: float) -> pb.Placement:
+def placement_row(item: Attempt, placement: Placement, now_s: float) -> pb.Placement:
     """Return what the frontend hears of `placement`."""
     row = pb.Placement(
         slot=item.slot,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.completion import Endings
 from services.router.forwarding.dispatcher import ACCEPT_S, LEAVE_S, Releases
@@ -19,7 +19,7 @@ class Timeouts:
         self._releases = releases
         self._endings = endings
 
-    def look_at(self, item: Relayed, now_s: float) -> None:
+    def look_at(self, item: Attempt, now_s: float) -> None:
         """The time has come that was noted for `item`; it may have been noted for something that is past."""
         if item.stage is Stage.QUEUED:
             self._give_up_waiting(item, now_s)
@@ -30,7 +30,7 @@ class Timeouts:
                 self._holdings.timetable.by(item, item.expire_s)
             self._look_at_placed(item, now_s)
 
-    def _give_up_waiting(self, item: Relayed, now_s: float) -> None:
+    def _give_up_waiting(self, item: Attempt, now_s: float) -> None:
         """It waited in the queue as long as it may."""
         if now_s < item.queue_until_s:
             self._holdings.timetable.by(item, item.queue_until_s)
@@ -45,13 +45,13 @@ class Timeouts:
             item.outbox.refuse(item.slot, reason, message, retry_after_ms=retry_ms)
         self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, reason))
 
-    def _expire(self, item: Relayed, now_s: float) -> None:
+    def _expire(self, item: Attempt, now_s: float) -> None:
         """Nobody adopted it, or nobody needs its handoff any more."""
         self._holdings.cancel_decode(item, pb.Cancel.REASON_ABANDONED)
         self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
         self._holdings.end(item, now_s, "abandoned")
 
-    def _look_at_placed(self, item: Relayed, now_s: float) -> None:
+    def _look_at_placed(self, item: Attempt, now_s: float) -> None:
         """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
         decode, prefill = item.decode, item.prefill
         if decode is not None and decode.is_unanswered(item.decode_slot):
@@ -70,7 +70,7 @@ class Timeouts:
                 item.start_by_s = now_s + LEAVE_S
                 self._holdings.timetable.by(item, item.start_by_s)
 
-    def _give_up(self, item: Relayed, replica: Replica, why: str, now_s: float) -> None:
+    def _give_up(self, item: Attempt, replica: Replica, why: str, now_s: float) -> None:
         replica.failed(item.released_s, now_s, why)
         if self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)

@@ -12,7 +12,7 @@ from kvmesh.clock import VirtualClock
 from kvmesh.config import MeshConfig
 from kvmesh.metrics import Metrics
 from services.router import telemetry
-from services.router.forwarding.attempt import Relayed, Stage
+from services.router.forwarding.attempt import Attempt, Stage
 from services.router.main import Place, Router
 from services.router.placement.policy import Dispatched, Placement
 from tests.unit.router.desk import Desk
@@ -20,8 +20,8 @@ from tests.unit.router.desk import Desk
 BLOCK = 4
 
 
-def ended(matched: int, cached: int, estimate_s: float, real_s: float, replica: str = "prefill-0") -> Relayed:
-    item = Relayed(
+def ended(matched: int, cached: int, estimate_s: float, real_s: float, replica: str = "prefill-0") -> Attempt:
+    item = Attempt(
         request_id="a" * 32,
         attempt=1,
         slot=1,

@@ -9,7 +9,7 @@ import pytest
 
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.attempt import Relayed
+from services.router.forwarding.attempt import Attempt
 from services.router.placement.policy import Placement, PlacementRequest, PoolView, Wait
 from tests.unit.router.desk import A, B, Desk, frame
 
@@ -91,7 +91,7 @@ def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptu
             raise ZeroDivisionError
         return real_place(request, view, now_s)
 
-    def submit(item: Relayed, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
+    def submit(item: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
         if item.request_id == B:
             raise ValueError
         return real_submit(item, slot, phase)
