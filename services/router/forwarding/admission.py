@@ -14,7 +14,7 @@ from kvmesh.deadlines import from_remaining_ms
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
-from services.router.forwarding.dispatcher import Releases
+from services.router.forwarding.dispatcher import Dispatcher
 from services.router.forwarding.frontend_session import FrontendSession
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX
@@ -58,7 +58,7 @@ class Admission:
     def __init__(
         self,
         holdings: Holdings,
-        releases: Releases,
+        releases: Dispatcher,
         replicas: Mapping[str, Replica],
         limits: RelayLimits,
         model_version: str,

@@ -61,7 +61,7 @@ class Forecast(Protocol):
         ...
 
 
-class Releases:
+class Dispatcher:
     """Moves attempts from QUEUED to RESERVING, and on to PREFILLING."""
 
     def __init__(

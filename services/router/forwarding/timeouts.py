@@ -7,14 +7,14 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.completion import Endings
-from services.router.forwarding.dispatcher import ACCEPT_S, LEAVE_S, Releases
+from services.router.forwarding.dispatcher import ACCEPT_S, LEAVE_S, Dispatcher
 from services.router.forwarding.replicas import Replica
 
 
 class Timeouts:
     """Looks at attempts when the timetable says so."""
 
-    def __init__(self, holdings: Holdings, releases: Releases, endings: Endings) -> None:
+    def __init__(self, holdings: Holdings, releases: Dispatcher, endings: Endings) -> None:
         self._holdings = holdings
         self._releases = releases
         self._endings = endings
