@@ -10,7 +10,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.completion import Endings
-from services.router.forwarding.eligible_replicas import Roster
+from services.router.forwarding.eligible_replicas import EligibleReplicas
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_ms, as_us, placement_row
 from services.router.placement.policy import Placement, PlacementRequest, PoolView, ReplicaState, Wait
@@ -75,7 +75,7 @@ class Dispatcher:
         self.forecast = forecast
         self._holdings = holdings
         self._endings = endings
-        self.roster = Roster(replicas)
+        self.roster = EligibleReplicas(replicas)
         self._replicas = replicas
         self._pump_at_s = float("inf")
         self._not_before_s = float("-inf")

@@ -16,7 +16,7 @@ STALE_S: Final = 1.25
 """A report is at most this old: one comes each second. An older one does not tell how full the replica is."""
 
 
-class Roster:
+class EligibleReplicas:
     """The replicas of both roles, as views have them: the same lists until one changed."""
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
