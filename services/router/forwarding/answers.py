@@ -9,7 +9,7 @@ from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
-from services.router.forwarding.completion import Endings
+from services.router.forwarding.completion import Completion
 from services.router.forwarding.dispatcher import Dispatcher
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.reports import VERDICTS, blame, clamp, handed_over, hit_of
@@ -32,7 +32,9 @@ SUPERSEDED: Final = pb.Cancel.REASON_SUPERSEDED
 class Answers:
     """Takes the rows of replicas. `replica` is always the one whose slot it is: the decode or the prefill of `item`."""
 
-    def __init__(self, holdings: Holdings, releases: Dispatcher, endings: Endings, block_tokens: int) -> None:
+    def __init__(
+        self, holdings: Holdings, releases: Dispatcher, endings: Completion, block_tokens: int
+    ) -> None:
         self._holdings = holdings
         self._releases = releases
         self._endings = endings

@@ -9,7 +9,7 @@ from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.reports import failed_at
 
 
-class Endings:
+class Completion:
     """An attempt whose handoff is on the move lingers behind its end: decode may be pulling it for somebody else."""
 
     def __init__(self, holdings: Holdings, orphan_s: float) -> None:

@@ -17,7 +17,7 @@ from services.router.forwarding.admission import Admission, RelayLimits
 from services.router.forwarding.answers import Answers
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings, Record
-from services.router.forwarding.completion import Endings
+from services.router.forwarding.completion import Completion
 from services.router.forwarding.dispatcher import Dispatcher, Forecast
 from services.router.forwarding.frontend_session import FrontendSession
 from services.router.forwarding.replicas import Replica
@@ -62,7 +62,7 @@ class Relay:
         self.sessions: list[FrontendSession] = []
         self.queue: ReleaseQueue[Attempt] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
         self.holdings = Holdings(router, policy, self.queue, note, record)
-        endings = Endings(self.holdings, limits.orphan_s)
+        endings = Completion(self.holdings, limits.orphan_s)
         self.releases = Dispatcher(self.holdings, self.replicas, endings, forecast)
         self.answers = Answers(self.holdings, self.releases, endings, block_tokens)
         self.timeouts = Timeouts(self.holdings, self.releases, endings)

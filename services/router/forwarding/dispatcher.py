@@ -9,7 +9,7 @@ from typing import Final, Protocol, runtime_checkable
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
-from services.router.forwarding.completion import Endings
+from services.router.forwarding.completion import Completion
 from services.router.forwarding.eligible_replicas import EligibleReplicas
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_ms, as_us, placement_row
@@ -68,7 +68,7 @@ class Dispatcher:
         self,
         holdings: Holdings,
         replicas: Mapping[str, Replica],
-        endings: Endings,
+        endings: Completion,
         forecast: Forecast | None = None,
     ) -> None:
         self.drain = Drain()

@@ -6,7 +6,7 @@ from kvmesh.attach.names import name_of
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings
-from services.router.forwarding.completion import Endings
+from services.router.forwarding.completion import Completion
 from services.router.forwarding.dispatcher import ACCEPT_S, LEAVE_S, Dispatcher
 from services.router.forwarding.replicas import Replica
 
@@ -14,7 +14,7 @@ from services.router.forwarding.replicas import Replica
 class Timeouts:
     """Looks at attempts when the timetable says so."""
 
-    def __init__(self, holdings: Holdings, releases: Dispatcher, endings: Endings) -> None:
+    def __init__(self, holdings: Holdings, releases: Dispatcher, endings: Completion) -> None:
         self._holdings = holdings
         self._releases = releases
         self._endings = endings
