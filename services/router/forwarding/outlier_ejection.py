@@ -22,7 +22,7 @@ EJECT_MIN_S: Final = 1.0
 EJECT_MAX_S: Final = 30.0
 
 
-class Ejection:
+class OutlierEjection:
     """Of one replica that is known since `since_s`. What was sent before its present state began tells nothing about it."""
 
     __slots__ = ("_level", "_noticed_s", "_since_s", "failures", "trial", "until_s")

@@ -12,7 +12,7 @@ from kvmesh.attach.rules import check_computed
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt, Stage
-from services.router.forwarding.outlier_ejection import Ejection
+from services.router.forwarding.outlier_ejection import OutlierEjection
 from services.router.placement.policy import LoadSeen, ReplicaState
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Replica:
         self.down_since_s: float | None = None
         self.open_failures = 0
         """Times in a row that its stream could not be opened."""
-        self.ejection = Ejection()
+        self.ejection = OutlierEjection()
         self.left_s = float("-inf")
         """When a prompt last left it for a shorter queue."""
         self.gave_s = float("-inf")
@@ -315,7 +315,7 @@ class Replica:
         self.reported_s = now_s
         if report.engine_boot_id and report.engine_boot_id != self._engine_boot_id:
             if self._engine_boot_id:
-                self.ejection = Ejection(now_s)
+                self.ejection = OutlierEjection(now_s)
                 self._trust_changed()
             self._engine_boot_id = report.engine_boot_id
         state = self.state

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from services.router.forwarding.outlier_ejection import EJECT_AFTER, EJECT_MAX_S, EJECT_MIN_S, Ejection
+from services.router.forwarding.outlier_ejection import EJECT_AFTER, EJECT_MAX_S, EJECT_MIN_S, OutlierEjection
 
 
-def eject(ejection: Ejection, now_s: float) -> None:
+def eject(ejection: OutlierEjection, now_s: float) -> None:
     """Fail as often as it takes."""
     assert not any(ejection.on_failure(now_s, now_s) for _ in range(EJECT_AFTER - 1))
     assert ejection.on_failure(now_s, now_s)
@@ -19,7 +19,7 @@ def eject(ejection: Ejection, now_s: float) -> None:
 def test_the_state_is_what_the_history_says(seed: int) -> None:
     """Trusted below the limit; one trial at a time; ejected 1 s, then twice as long, never longer than the maximum."""
     draw = random.Random(seed)
-    ejection, now_s = Ejection(), 100.0
+    ejection, now_s = OutlierEjection(), 100.0
     level, row, until_s, trial = 0, 0, None, None
     for number in range(300):
         now_s += draw.choice((0.01, 0.3, 2.0, 40.0))
@@ -52,7 +52,7 @@ def test_the_state_is_what_the_history_says(seed: int) -> None:
 
 def test_what_was_sent_before_says_nothing() -> None:
     """The crowd that failed together ejects once; its stragglers neither fail nor pass the trial."""
-    ejection = Ejection()
+    ejection = OutlierEjection()
     eject(ejection, 10.0)
     assert not ejection.on_failure(9.0, 11.5) and not ejection.on_success(9.0) and not ejection.on_answer(9.0)
     assert ejection.is_ejected and ejection.may_take(11.0) and not ejection.may_take(10.9)
@@ -65,7 +65,7 @@ def test_what_was_sent_before_says_nothing() -> None:
 
 def test_probation_ends_with_a_request_that_ended_well() -> None:
     """After a trial one failure is enough; after an end it takes as many as ever, and the time is short again."""
-    ejection = Ejection()
+    ejection = OutlierEjection()
     eject(ejection, 10.0)
     assert ejection.on_answer(11.0) and ejection.on_failure(11.1, 11.2)
     assert ejection.until_s == pytest.approx(13.2)
@@ -78,7 +78,7 @@ def test_probation_ends_with_a_request_that_ended_well() -> None:
 def test_the_many_requests_of_one_stall_count_once(seed: int) -> None:
     """Whatever was in flight when a failure was noticed fails with it; only what is sent later can fail again."""
     draw = random.Random(seed)
-    ejection, now_s = Ejection(), 100.0
+    ejection, now_s = OutlierEjection(), 100.0
     for stall in range(1, EJECT_AFTER):
         sent = sorted(now_s + draw.random() for _ in range(draw.randrange(1, 30)))
         for number, sent_s in enumerate(sent):
@@ -91,7 +91,7 @@ def test_the_many_requests_of_one_stall_count_once(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_each_contradiction_counts_unless_a_newer_state_knows_better(seed: int) -> None:
     """Verdicts of one moment count one by one, older ones than the state do not; a good end between them forgives."""
-    draw, ejection, now_s = random.Random(seed), Ejection(50.0), 60.0
+    draw, ejection, now_s = random.Random(seed), OutlierEjection(50.0), 60.0
     row = 0
     while row < EJECT_AFTER:
         if draw.random() < 0.3:
