@@ -9,7 +9,7 @@ from typing import Final
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadline_heap import Timetable
 from services.router.forwarding.attempt import Attempt, Stage
-from services.router.forwarding.failed_replicas import FailedPlaces
+from services.router.forwarding.failed_replicas import FailedReplicas
 from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,
@@ -49,7 +49,7 @@ class Holdings:
         self.live: dict[str, Attempt] = {}
         """Request id -> its highest attempt."""
         self.timetable: Timetable[Attempt] = Timetable()
-        self.failed_places = FailedPlaces()
+        self.failed_places = FailedReplicas()
         self.orphan_count = 0
         self.is_news = False
         """True if something changed that may let a waiting request go."""

@@ -9,7 +9,7 @@ REMEMBER_S: Final = 10.0
 REMEMBERED_MAX: Final = 4096
 
 
-class FailedPlaces:
+class FailedReplicas:
     """Names of replicas by request id, for REMEMBER_S after the last failure. Full, it forgets the oldest."""
 
     def __init__(self) -> None:

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from services.router.forwarding.failed_replicas import REMEMBER_S, REMEMBERED_MAX, FailedPlaces
+from services.router.forwarding.failed_replicas import REMEMBER_S, REMEMBERED_MAX, FailedReplicas
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_places_are_remembered_for_their_time(seed: int) -> None:
     """Each failure adds to those that are remembered and renews their time; then they are forgotten together."""
     draw = random.Random(seed)
-    places, model, now_s = FailedPlaces(), dict[str, tuple[float, set[str]]](), 100.0
+    places, model, now_s = FailedReplicas(), dict[str, tuple[float, set[str]]](), 100.0
     for _ in range(200):
         now_s += draw.choice((0.01, 1.0, 6.0))
         request, name = f"r-{draw.randrange(4)}", f"decode-{draw.randrange(3)}"
@@ -27,7 +27,7 @@ def test_places_are_remembered_for_their_time(seed: int) -> None:
 
 def test_the_memory_is_bounded() -> None:
     """The oldest are forgotten first, by number and by time."""
-    places = FailedPlaces()
+    places = FailedReplicas()
     for number in range(REMEMBERED_MAX + 10):
         places.add(f"r-{number}", ("decode-0",), 1.0)
     assert len(places) == REMEMBERED_MAX
