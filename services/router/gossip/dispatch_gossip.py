@@ -18,7 +18,7 @@ from services.router.cooperative_yield import Turns
 from services.router.gossip import messages
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Entry, NoteError
-from services.router.gossip.peer_routers import ROLL_S, Known, Neighbours
+from services.router.gossip.peer_routers import ROLL_S, Known, PeerRouters
 from services.router.placement.policy import Event, Note
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Dispatches:
         has_replica: Callable[[str], bool],
         clock: Clock | None = None,
     ) -> None:
-        self.neighbours = Neighbours(router, boot_id, observe, known, has_replica)
+        self.neighbours = PeerRouters(router, boot_id, observe, known, has_replica)
         self.exchange = Exchange(router, boot_id, self.neighbours)
         self.unreadable_total = 0
         self._redis = redis

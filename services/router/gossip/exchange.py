@@ -9,7 +9,7 @@ from typing import Final
 from services.router.gossip import messages
 from services.router.gossip.messages import NOTES_MAX, Entry, Told
 from services.router.gossip.open_dispatches import OpenDispatches
-from services.router.gossip.peer_routers import ALL, Neighbours
+from services.router.gossip.peer_routers import ALL, PeerRouters
 from services.router.gossip.propagation_delay import Transit
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Finished, Note, Started
 
@@ -29,7 +29,7 @@ class Exchange:
     While there is no other router nothing is written but answers to one that starts.
     """
 
-    def __init__(self, router: str, boot_id: str, neighbours: Neighbours) -> None:
+    def __init__(self, router: str, boot_id: str, neighbours: PeerRouters) -> None:
         self.neighbours = neighbours
         self.open = OpenDispatches()
         self.transit = Transit()

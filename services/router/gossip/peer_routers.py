@@ -62,7 +62,7 @@ class _Router:
     asked_s: float = float("-inf")
 
 
-class Neighbours:
+class PeerRouters:
     """Hears entries and tells the policy, by `observe`.
 
     `known` returns the dispatches of a router that are counted here, by request id; it may change with what is observed.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Ask, Entry, RollCall
-from services.router.gossip.peer_routers import ROLL_S, SILENT_S, Neighbours, counted_in
+from services.router.gossip.peer_routers import ROLL_S, SILENT_S, PeerRouters, counted_in
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import Backlog
 from services.router.placement.cost_policy import KappaPolicy
@@ -71,7 +71,7 @@ class Router:
         )
         for replica in self.world.replicas:
             mirror.add(replica)
-        neighbours = Neighbours(
+        neighbours = PeerRouters(
             self.name,
             self.boot_id,
             self.policy.observe,
@@ -321,7 +321,7 @@ def test_a_new_router_knows_what_its_neighbours_have_dispatched() -> None:
 
 def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
     """So much is open that to tell it takes longer than who starts waits; each ask for all is not answered anew."""
-    neighbours = Neighbours("r0", "boot-0", lambda _: None, lambda _: {}, lambda _: True)
+    neighbours = PeerRouters("r0", "boot-0", lambda _: None, lambda _: {}, lambda _: True)
     exchange = Exchange("r0", "boot-0", neighbours)
     exchange.set_routers([("r0", "boot-0"), ("r1", "boot-1")], 0.0)
     hashes = tuple(range(1000))

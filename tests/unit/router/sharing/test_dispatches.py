@@ -13,7 +13,7 @@ from services.router.gossip import messages
 from services.router.gossip.dispatch_gossip import Dispatches
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import FIELD, Entry
-from services.router.gossip.peer_routers import Neighbours
+from services.router.gossip.peer_routers import PeerRouters
 from services.router.placement.policy import Dispatched, Event
 from tests.unit.router.index.test_reader import SlowClock
 
@@ -82,7 +82,7 @@ async def test_what_nobody_wants_takes_the_loop_no_longer() -> None:
 def test_what_is_left_of_an_entry_is_nobodys_when_its_router_goes() -> None:
     """It was forgotten between two notes: nothing of it comes back."""
     heard: list[Event] = []
-    neighbours = Neighbours("r0", "boot-0", heard.append, lambda _: {}, lambda _: True)
+    neighbours = PeerRouters("r0", "boot-0", heard.append, lambda _: {}, lambda _: True)
     neighbours.set_routers({"r1": "boot-1"}, 0.0)
     slices = neighbours.taking(Entry("r1", "boot-1", 1, [dispatched(1), dispatched(2)]), 0.0)
     next(slices)
@@ -94,7 +94,7 @@ def test_what_is_left_of_an_entry_is_nobodys_when_its_router_goes() -> None:
 def test_entries_are_short() -> None:
     """One is encoded and decoded in one go: neither many small notes nor many blocks are in it."""
     for blocks, count in ((0, 2000), (512, 200), (20_000, 3)):
-        exchange = Exchange("r1", "boot-1", Neighbours("r1", "boot-1", print, lambda _: {}, lambda _: True))
+        exchange = Exchange("r1", "boot-1", PeerRouters("r1", "boot-1", print, lambda _: {}, lambda _: True))
         exchange.set_routers(EVERYBODY, 0.0)
         for number in range(count):
             exchange.note(dispatched(number, blocks))
