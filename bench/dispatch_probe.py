@@ -19,7 +19,7 @@ import uvloop
 from bench import control
 from kvmesh.clock import MonotonicClock
 from kvmesh.redis_link import RedisLink
-from services.router.gossip.dispatch_gossip import Dispatches
+from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.cost_policy import KappaPolicy
@@ -52,7 +52,7 @@ class DispatchProbe:
         )
         self.policy.mirror.add(REPLICA)
         self.redis = RedisLink(redis_url)
-        self.dispatches = Dispatches(
+        self.dispatches = DispatchGossip(
             self.redis,
             MESH,
             name,

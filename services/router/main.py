@@ -43,7 +43,7 @@ from services.router import telemetry
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replica_links import ReplicaLinks
-from services.router.gossip.dispatch_gossip import Dispatches
+from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
@@ -174,7 +174,7 @@ class Router:
             transfer_block_s=section.transfer_block_us / 1e6,
             order_key=ORDERS[config.prefill.queue_order],
         )
-        self.dispatches = Dispatches(
+        self.dispatches = DispatchGossip(
             self.redis,
             mesh,
             place.name,

@@ -13,7 +13,7 @@ from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
 from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import Relay
-from services.router.gossip.dispatch_gossip import Dispatches
+from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.index.index_reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.cost_policy import KappaPolicy
@@ -143,7 +143,7 @@ def export(
     relay: Relay,
     policy: KappaPolicy,
     index: IndexReader,
-    dispatches: Dispatches,
+    dispatches: DispatchGossip,
     metrics: Metrics,
     clock: Clock,
 ) -> None:
@@ -198,7 +198,7 @@ def imbalance(relay: Relay, policy: KappaPolicy, now_s: float) -> float:
     return max(work_s) * len(work_s) / total_s if 0 < enough_s <= total_s else 0.0
 
 
-def export_sharing(dispatches: Dispatches, policy: KappaPolicy, metrics: Metrics) -> None:
+def export_sharing(dispatches: DispatchGossip, policy: KappaPolicy, metrics: Metrics) -> None:
     """Export what routers tell each other, and what of it was lost."""
     neighbours, exchange = dispatches.neighbours, dispatches.exchange
     metrics.gauge("other_routers", "Routers that hold a lease beside this one.", lambda: len(neighbours))

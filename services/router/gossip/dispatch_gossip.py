@@ -47,7 +47,7 @@ LOOK_S: Final = ROLL_S / 2
 StreamId = tuple[int, int]
 
 
-class Dispatches:
+class DispatchGossip:
     """Owned by who calls `run`. `observe` gets the events of other routers; `note` takes our own.
 
     `known` and `has_replica`: see Neighbours.

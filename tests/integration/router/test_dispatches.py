@@ -11,7 +11,7 @@ from typing import Any
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.redis_link import RedisLink
-from services.router.gossip.dispatch_gossip import ENTRIES_MAX, LIFE_S, Dispatches
+from services.router.gossip.dispatch_gossip import ENTRIES_MAX, LIFE_S, DispatchGossip
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.cost_policy import KappaPolicy
@@ -34,7 +34,7 @@ class Side:
             local_prefill_tokens_max=0,
         )
         self.policy.mirror.add("prefill-0")
-        self.dispatches = Dispatches(
+        self.dispatches = DispatchGossip(
             self.link,
             "m",
             name,

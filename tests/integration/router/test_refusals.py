@@ -15,7 +15,7 @@ from kvmesh.membership.registration import Registration
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.tasks import end
-from services.router.gossip.dispatch_gossip import Dispatches
+from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.policy import Started
@@ -80,7 +80,7 @@ async def test_every_loop_outlives_a_redis_that_refuses(
     publisher = Publisher(link, "m", "a", 4, "m", snapshot_interval_s=0.5)
     publisher.on_engine_message(SNAPSHOT)
     reader = IndexReader(link, "m", PrefixMirror())
-    dispatches = Dispatches(
+    dispatches = DispatchGossip(
         link, "m", "router-0", "boot", lambda event: None, lambda router: {}, lambda replica: True
     )
     dispatches.set_routers([("router-1", "boot-1")])

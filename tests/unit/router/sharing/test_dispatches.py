@@ -10,7 +10,7 @@ import pytest
 
 from services.router.cooperative_yield import SLICE_S
 from services.router.gossip import messages
-from services.router.gossip.dispatch_gossip import Dispatches
+from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import FIELD, Entry
 from services.router.gossip.peer_routers import PeerRouters
@@ -56,7 +56,7 @@ async def turns_until(told: list[Entry], count: int) -> int:
     """Return how often the loop ran while `told` was read, until `count` notes were heard."""
     heard: list[Event] = []
     redis: Any = FullRedis(told)
-    dispatches = Dispatches(
+    dispatches = DispatchGossip(
         redis, "m", "r0", "boot-0", heard.append, lambda _: {}, lambda _: True, SlowClock()
     )
     dispatches.set_routers(EVERYBODY)
