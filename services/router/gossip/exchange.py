@@ -10,7 +10,7 @@ from services.router.gossip import messages
 from services.router.gossip.messages import NOTES_MAX, Entry, Told
 from services.router.gossip.open_dispatches import OpenDispatches
 from services.router.gossip.peer_routers import ALL, PeerRouters
-from services.router.gossip.propagation_delay import Transit
+from services.router.gossip.propagation_delay import PropagationDelay
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Finished, Note, Started
 
 WAITING_MAX: Final = 8 * NOTES_MAX
@@ -32,7 +32,7 @@ class Exchange:
     def __init__(self, router: str, boot_id: str, neighbours: PeerRouters) -> None:
         self.neighbours = neighbours
         self.open = OpenDispatches()
-        self.transit = Transit()
+        self.transit = PropagationDelay()
         self.dropped_total = 0
         """Dispatches, starts and finishes that were not written."""
         self.may_ask = False

@@ -16,7 +16,7 @@ SENT_MAX: Final = 4096
 """Entries under way at once, of which the time is known."""
 
 
-class Transit:
+class PropagationDelay:
     """Hears of each own entry that is written, and that is read. Some are never read."""
 
     def __init__(self) -> None:

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from services.router.gossip.propagation_delay import SENT_MAX, Transit
+from services.router.gossip.propagation_delay import SENT_MAX, PropagationDelay
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_it_is_what_most_own_entries_took(seed: int) -> None:
     """A tenth of them is lost, a tenth waits for a stall, some are read twice."""
     rng = random.Random(seed)
-    transit, now_s = Transit(), rng.uniform(-1e5, 1e5)
+    transit, now_s = PropagationDelay(), rng.uniform(-1e5, 1e5)
     usual_s = rng.uniform(0.001, 0.5)
     assert transit.seconds == 0.0
     for seq in range(1, 60):
@@ -30,7 +30,7 @@ def test_it_is_what_most_own_entries_took(seed: int) -> None:
 
 def test_several_are_under_way_at_once() -> None:
     """Entries come more often than one takes; those that are never read do not pile up."""
-    transit = Transit()
+    transit = PropagationDelay()
     for seq in range(1, 3 * SENT_MAX):
         transit.sent(seq, float(seq))
         if 100 < seq < 2 * SENT_MAX:
