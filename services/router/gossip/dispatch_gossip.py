@@ -17,7 +17,7 @@ from kvmesh.tasks import persist
 from services.router.cooperative_yield import Turns
 from services.router.gossip import messages
 from services.router.gossip.exchange import Exchange
-from services.router.gossip.messages import Entry, NoteError
+from services.router.gossip.messages import Entry, GossipError
 from services.router.gossip.peer_routers import ROLL_S, Known, PeerRouters
 from services.router.placement.policy import Event, Note
 
@@ -181,7 +181,7 @@ class DispatchGossip:
     async def _take(self, data: bytes, read_s: float) -> None:
         try:
             await self._turns.through(self.exchange.reading(data, read_s))
-        except NoteError as error:
+        except GossipError as error:
             self.unreadable_total += 1
             log.warning("notes of a router cannot be read: %s", error)
 

@@ -43,7 +43,7 @@ _TENANT_MAX: Final = 1024
 """Bytes; what is behind them does not decide any order."""
 
 
-class NoteError(ValueError):
+class GossipError(ValueError):
     """The bytes are no notes of ours; says what is wrong."""
 
 
@@ -142,7 +142,7 @@ def decode(data: bytes, now_s: float, life_s: float, under_way_s: float = 0.0) -
     try:
         return _Reader(data, now_s, life_s, under_way_s).entry()
     except (struct.error, UnicodeDecodeError, IndexError) as error:
-        raise NoteError(f"notes of {len(data)} bytes cannot be read: {error}") from None
+        raise GossipError(f"notes of {len(data)} bytes cannot be read: {error}") from None
 
 
 class _Reader:
@@ -155,14 +155,14 @@ class _Reader:
 
     def entry(self) -> Entry:
         if self._take(4) != _MAGIC:
-            raise NoteError(f"notes start with {self._data[:4]!r}; {_MAGIC!r} is needed")
+            raise GossipError(f"notes start with {self._data[:4]!r}; {_MAGIC!r} is needed")
         router, boot_id = self._text(), self._text()
         seq, count = self._numbers("<QH")
         if count > NOTES_MAX:
-            raise NoteError(f"{count} notes; {NOTES_MAX} are allowed")
+            raise GossipError(f"{count} notes; {NOTES_MAX} are allowed")
         notes = [self._note(router) for _ in range(count)]
         if self._at != len(self._data):
-            raise NoteError(f"{len(self._data) - self._at} bytes follow the notes")
+            raise GossipError(f"{len(self._data) - self._at} bytes follow the notes")
         return Entry(router, boot_id, seq, notes)
 
     def _note(self, router: str) -> Told:
@@ -175,7 +175,7 @@ class _Reader:
             request_id = self._request()
             (has_hit,) = self._numbers("<B")
             if has_hit > 1:
-                raise NoteError(f"has_hit is {has_hit}; 0 or 1 is allowed")
+                raise GossipError(f"has_hit is {has_hit}; 0 or 1 is allowed")
             hit = self._hit()
             return Finished(router, request_id, self._sent_s, hit if has_hit else None)
         if kind == b"\x04":
@@ -186,7 +186,7 @@ class _Reader:
         if kind == b"\x06":
             at_s, replica = self._moment(), self._text()
             return Measured(replica, self._hit(), at_s)
-        raise NoteError(f"note is of kind {kind!r}; 1 to 6 is allowed")
+        raise GossipError(f"note is of kind {kind!r}; 1 to 6 is allowed")
 
     def _hit(self) -> Hit:
         cached_tokens, computed_tokens, cached_blocks, prefill_us = self._numbers(_HIT)
@@ -208,7 +208,7 @@ class _Reader:
         )
         tenant = self._take(size).decode()
         if not 0 < weight < float("inf"):
-            raise NoteError(f"weight is {weight}; more than 0 is needed")
+            raise GossipError(f"weight is {weight}; more than 0 is needed")
         return Precedence(band, bool(is_resumed), tenant, weight, priority) if is_known else None
 
     def _roll_call(self) -> RollCall:
@@ -235,14 +235,14 @@ class _Reader:
     def _take(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._data):
-            raise NoteError(f"notes are cut at byte {len(self._data)}")
+            raise GossipError(f"notes are cut at byte {len(self._data)}")
         part, self._at = self._data[self._at : end], end
         return part
 
     def _text(self) -> str:
         text = self._take(self._take(1)[0]).decode()
         if not text:
-            raise NoteError("a text is empty")
+            raise GossipError("a text is empty")
         return text
 
     def _numbers(self, form: str) -> tuple[int, ...]:
@@ -276,5 +276,5 @@ def _us(seconds: float) -> int:
 def _text(text: str) -> bytes:
     data = text.encode()
     if not 1 <= len(data) <= 255:
-        raise NoteError(f"text has {len(data)} bytes; 1 to 255 are allowed")
+        raise GossipError(f"text has {len(data)} bytes; 1 to 255 are allowed")
     return bytes((len(data),)) + data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.gossip.messages import Ask, Entry, NoteError, RollCall, Told, decode, encode
+from services.router.gossip.messages import Ask, Entry, GossipError, RollCall, Told, decode, encode
 from services.router.placement.policy import Dispatched, Finished, Hit, Measured, Started
 from services.router.placement.precedence import Precedence
 
@@ -103,5 +103,5 @@ def test_damaged_notes_are_a_value_or_a_typed_error(notes: list[Told], data: st.
     for raw in (cut, bytes(damaged) + data.draw(st.binary(max_size=4)), data.draw(st.binary(max_size=60))):
         try:
             assert isinstance(decode(raw, HERE_S, 60.0), Entry)
-        except NoteError as error:
+        except GossipError as error:
             assert str(error)
