@@ -48,7 +48,7 @@ class GossipError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class RollCall:
+class Digest:
     """All that a router has dispatched and not finished."""
 
     open: Mapping[str, Mapping[str, float | None]]
@@ -69,7 +69,7 @@ class Ask:
 
 NO_HIT: Final = Hit(0, 0, 0, 0.0)
 
-Told = Note | Measured | RollCall | Ask
+Told = Note | Measured | Digest | Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def encode(entry: Entry, now_s: float) -> bytes:
                 parts.append(_hit(note.hit or NO_HIT))
             case Measured():
                 parts += [b"\x06", _age(note.at_s, now_s), _text(note.replica), _hit(note.hit)]
-            case RollCall():
+            case Digest():
                 parts += [b"\x04", struct.pack("<BH", note.is_full, len(note.open))]
                 for replica, prompts in note.open.items():
                     parts += [_text(replica), struct.pack("<I", len(prompts))]
@@ -211,7 +211,7 @@ class _Reader:
             raise GossipError(f"weight is {weight}; more than 0 is needed")
         return Precedence(band, bool(is_resumed), tenant, weight, priority) if is_known else None
 
-    def _roll_call(self) -> RollCall:
+    def _roll_call(self) -> Digest:
         open_: dict[str, Mapping[str, float | None]] = {}
         is_full, count = self._numbers("<BH")
         for _ in range(count):
@@ -221,7 +221,7 @@ class _Reader:
             for request, age_us in struct.iter_unpack("<16sQ", self._take(24 * open_count)):
                 prompts[request.hex()] = None if age_us == NOT_STARTED else self._ago(age_us)
             open_[replica] = prompts
-        return RollCall(open_, bool(is_full))
+        return Digest(open_, bool(is_full))
 
     def _request(self) -> str:
         return self._take(16).hex()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from services.router.gossip.messages import RollCall
+from services.router.gossip.messages import Digest
 from services.router.placement.policy import Dispatched, Finished, Measured, Note, Started
 
 MEASURED_MAX: Final = 64
@@ -45,13 +45,13 @@ class OpenDispatches:
                 if ended is not None and note.hit is not None and note.hit.prefill_s > 0:
                     self.measured.append(Measured(ended.dispatched.replica, note.hit, note.at_s))
 
-    def roll_call(self, *, is_full: bool) -> RollCall:
+    def roll_call(self, *, is_full: bool) -> Digest:
         """Return all that is open now."""
         replicas: dict[str, dict[str, float | None]] = {}
         for request_id, one in self._open.items():
             started_s = one.started.at_s if one.started is not None else None
             replicas.setdefault(one.dispatched.replica, {})[request_id] = started_s
-        return RollCall(replicas, is_full)
+        return Digest(replicas, is_full)
 
     def request_ids(self) -> list[str]:
         """Return the requests that are open, the oldest first."""

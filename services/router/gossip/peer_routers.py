@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from services.router.gossip.messages import Ask, Entry, RollCall
+from services.router.gossip.messages import Ask, Digest, Entry
 from services.router.placement.backlog import Backlog
 from services.router.placement.policy import Dispatched, Event, Finished, Measured, RouterGone, Started
 
@@ -133,7 +133,7 @@ class PeerRouters:
                 case Measured():
                     if one.misses_all and self._has_replica(note.replica):
                         self._observe(note)  # later ones were heard with their finishes
-                case RollCall():
+                case Digest():
                     self._roll_call(one, note, now_s)
             yield
 
@@ -142,7 +142,7 @@ class PeerRouters:
         here = self._known(one.name).get(note.request_id)
         return here is not None and here.replica == note.replica and note.request_id not in one.missing
 
-    def _roll_call(self, one: _Router, roll: RollCall, now_s: float) -> None:
+    def _roll_call(self, one: _Router, roll: Digest, now_s: float) -> None:
         if one.misses_all and not roll.is_full:
             return  # the answer is on its way, or will be asked for again
         known = self._known(one.name)

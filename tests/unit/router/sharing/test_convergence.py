@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.gossip.exchange import Exchange
-from services.router.gossip.messages import Ask, Entry, RollCall
+from services.router.gossip.messages import Ask, Digest, Entry
 from services.router.gossip.peer_routers import ROLL_S, SILENT_S, PeerRouters, counted_in
 from services.router.index.local_index import PrefixMirror
 from services.router.placement.backlog import Backlog
@@ -334,7 +334,7 @@ def test_who_asks_again_while_all_is_told_makes_it_no_longer() -> None:
         entry = exchange.next_entry(0.0)
         assert entry is not None
         told += [note.request_id for note in entry.notes if isinstance(note, Dispatched)]
-        if any(isinstance(note, RollCall) and note.is_full for note in entry.notes):
+        if any(isinstance(note, Digest) and note.is_full for note in entry.notes):
             break
     else:
         raise AssertionError(f"{len(told)} were told, and no end of it")

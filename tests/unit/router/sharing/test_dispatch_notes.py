@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.gossip.messages import Ask, Entry, GossipError, RollCall, Told, decode, encode
+from services.router.gossip.messages import Ask, Digest, Entry, GossipError, Told, decode, encode
 from services.router.placement.policy import Dispatched, Finished, Hit, Measured, Started
 from services.router.placement.precedence import Precedence
 
@@ -52,7 +52,7 @@ def at(clock_s: float) -> st.SearchStrategy[list[Told]]:
             ),
             st.builds(Measured, NAMES, HITS, moments),
             st.builds(
-                RollCall,
+                Digest,
                 st.dictionaries(
                     NAMES,
                     st.dictionaries(REQUESTS, st.one_of(st.none(), moments), max_size=3),
@@ -85,7 +85,7 @@ def test_times_are_of_the_readers_clock(data: st.DataObject) -> None:
             [
                 Dispatched("r", "a" * 32, "p", (1,), 0.5, clock_s - seed, clock_s + 65, heard_s=clock_s),
                 Started("r", "a" * 32, clock_s - seed),
-                RollCall({"p": {"a" * 32: clock_s - seed, "b" * 32: None}}),
+                Digest({"p": {"a" * 32: clock_s - seed, "b" * 32: None}}),
             ],
         )
         for clock_s in (THERE_S, HERE_S)
