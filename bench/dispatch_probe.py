@@ -21,7 +21,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import counted_in
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event, Finished, Started
 
@@ -44,7 +44,7 @@ class DispatchProbe:
         """From the dispatch by another router until its work was counted here."""
         self.policy = KappaPolicy(
             name,
-            PrefixMirror(),
+            LocalPrefixIndex(),
             random.Random(1),
             block_tokens=32,
             dispatch_ahead_s=1.0,

@@ -26,7 +26,7 @@ from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from kvmesh.redis_link import Command, RedisLink, key
 from services.router.index.index_reader import IndexReader
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 
 REPLICAS = 4
 BLOCKS_MAX = 20_000_000
@@ -89,7 +89,7 @@ class IndexProbe:
     """A mirror and its measurements."""
 
     def __init__(self, seed: int) -> None:
-        self.mirror = PrefixMirror(BLOCKS_MAX)
+        self.mirror = LocalPrefixIndex(BLOCKS_MAX)
         self._reader: IndexReader | None = None
         self._draw = random.Random(seed)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench import accounting, control
 from bench.index_probe import block_hash
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import (
     Dispatched,
@@ -57,7 +57,7 @@ class PlacementProbe:
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
-        self._mirror = PrefixMirror(BLOCKS_MAX)
+        self._mirror = LocalPrefixIndex(BLOCKS_MAX)
         self._policy = KappaPolicy(
             ROUTER,
             self._mirror,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvmesh.queue_order import ORDERS
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import PlacementPolicy
 from simulator.rivals.cache_aware import CacheAware, SmgEvents
@@ -22,7 +22,7 @@ from simulator.rivals.seen import Given
 
 def kvmesh(given: Given) -> PlacementPolicy:
     """Return the policy the router runs, made as the router makes it; decode runs no prompts here."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     for name in given.names:
         mirror.add(name)
     return KappaPolicy(

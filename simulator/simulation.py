@@ -16,7 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.queue_order import ORDERS
 from services.router.forwarding.dispatcher import PUMP_PAUSE_S, Forecast
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.policy import (
     DISPATCH_LIFE_S,
     Dispatched,
@@ -51,7 +51,7 @@ SLOW_REPLICA: Final = 0
 class Mirrored(Protocol):
     """A policy with a mirror of the caches: the simulation, as the index reader does, adds and drops its replicas."""
 
-    mirror: PrefixMirror
+    mirror: LocalPrefixIndex
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.index_reader import IndexReader
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.status import SERVICE_NAME, RouterStatus
 
@@ -163,7 +163,7 @@ class Router:
         dialer.export(self.metrics)
         self._tracing = tracing_of(config.telemetry, "router", place.name)
         self.redis = RedisLink(place.redis_url)
-        mirror = PrefixMirror(section.index_blocks_max)
+        mirror = LocalPrefixIndex(section.index_blocks_max)
         policy = KappaPolicy(
             place.name,
             mirror,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.policy import (
     Dispatched,
     Event,
@@ -111,7 +111,7 @@ class Rival(ABC):
         self.rng = given.rng
         self.cost = given.cost
         self.loads: dict[str, Load] = {name: Load() for name in given.names}
-        self.mirror = PrefixMirror()
+        self.mirror = LocalPrefixIndex()
         for name in given.names:
             self.mirror.add(name)
         self._replica_of: dict[tuple[str, str], str] = {}

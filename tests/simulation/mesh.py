@@ -19,7 +19,7 @@ from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from tests.simulation.streams import Stream, settle, tick
 from tests.unit.triton.fake_engine import END_TOKEN, VOCABULARY, FakeEngine, expected, facts
@@ -122,7 +122,7 @@ class Mesh:
     def _router(self, name: str) -> Relay:
         policy = KappaPolicy(
             name,
-            PrefixMirror(),
+            LocalPrefixIndex(),
             self.draw,
             block_tokens=BLOCK_TOKENS,
             dispatch_ahead_s=1.0,

@@ -20,7 +20,7 @@ from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from tests.simulation.streams import ServerEnd, Stream, settle, tick
 from tests.unit.triton.fake_engine import facts
@@ -151,7 +151,7 @@ class Pool:
         self.now_s = 1000.0
         self.policy = KappaPolicy(
             "router-0",
-            PrefixMirror(),
+            LocalPrefixIndex(),
             self.draw,
             block_tokens=BLOCK_TOKENS,
             dispatch_ahead_s=1.0,

@@ -19,7 +19,7 @@ from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
 from services.router.cooperative_yield import Turns
-from services.router.index.local_index import SLICE_BLOCKS, Load, Outcome, PrefixMirror
+from services.router.index.local_index import SLICE_BLOCKS, Load, LocalPrefixIndex, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,9 @@ StreamId = tuple[int, int]
 class IndexReader:
     """Owned by who calls `run`. `set_replicas` says whose caches are wanted."""
 
-    def __init__(self, redis: RedisLink, mesh: str, mirror: PrefixMirror, clock: Clock | None = None) -> None:
+    def __init__(
+        self, redis: RedisLink, mesh: str, mirror: LocalPrefixIndex, clock: Clock | None = None
+    ) -> None:
         self.reload_total = 0
         self.unreadable_total = 0
         self.is_caught_up = False

@@ -70,7 +70,7 @@ _Answer = tuple[Sequence[int], tuple[int, int, int], list[Group]]
 """What was asked last; after how many changes and of whom; the answer."""
 
 
-class PrefixMirror:
+class LocalPrefixIndex:
     """Answers how many leading blocks of a request each replica holds.
 
     Index bits come from events, snapshots and the hits of real requests; expected bits (the overlay) from dispatches. A

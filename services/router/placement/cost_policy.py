@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from kvmesh.queue_order import OrderKey, shortest
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import Backlog, Work
 from services.router.placement.comparison import with_decode_alone, with_prefills
 from services.router.placement.cost_model import CostModel
@@ -72,7 +72,7 @@ class KappaPolicy:
     def __init__(
         self,
         router: str,
-        mirror: PrefixMirror,
+        mirror: LocalPrefixIndex,
         rng: random.Random,
         *,
         block_tokens: int,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Final
 
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.index.prefix_lookup import Group
 from services.router.placement.policy import ReplicaState
 
@@ -37,7 +37,7 @@ Entry = tuple[ReplicaState, int]
 class Match:
     """Who holds how much of one prompt; looked up once, when it is first asked for."""
 
-    def __init__(self, mirror: PrefixMirror, hashes: Sequence[int]) -> None:
+    def __init__(self, mirror: LocalPrefixIndex, hashes: Sequence[int]) -> None:
         self._mirror = mirror
         self.groups = groups = mirror.groups(hashes)
         self.deepest = groups[0].depth if groups else 0

@@ -13,7 +13,7 @@ from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import ENTRIES_MAX, LIFE_S, DispatchGossip
 from services.router.gossip.peer_routers import counted_in
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import Dispatched, Finished, Hit, Started
 
@@ -27,7 +27,7 @@ class Side:
         self.link = link or RedisLink(url)
         self.policy = KappaPolicy(
             name,
-            PrefixMirror(),
+            LocalPrefixIndex(),
             random.Random(1),
             block_tokens=4,
             dispatch_ahead_s=1.0,

@@ -15,7 +15,7 @@ from kvmesh.prefix_index import events
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisLink
 from services.router.index.index_reader import IndexReader
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 
 BLOCK = 4
 SALT = "m"
@@ -71,7 +71,7 @@ class Mesh:
         self.server = server
         self.interval_s = interval_s
         self.link, self.reader_link = RedisLink(server.url), RedisLink(server.url)
-        self.mirror = PrefixMirror()
+        self.mirror = LocalPrefixIndex()
         self.reader = IndexReader(self.reader_link, "m", self.mirror)
         self.publishers: dict[str, Publisher] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}

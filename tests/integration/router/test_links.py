@@ -22,7 +22,7 @@ from kvmesh.server import SERVER_OPTIONS
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replica_links import ReplicaLinks
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 
 
@@ -66,7 +66,7 @@ def member(name: str, address: str, boot_id: str) -> Member:
 async def linked() -> AsyncIterator[tuple[ReplicaLinks, Relay]]:
     policy = KappaPolicy(
         "r",
-        PrefixMirror(),
+        LocalPrefixIndex(),
         random.Random(1),
         block_tokens=4,
         dispatch_ahead_s=1.0,

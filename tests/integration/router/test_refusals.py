@@ -17,7 +17,7 @@ from kvmesh.redis_link import RedisAway, RedisLink
 from kvmesh.tasks import end
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.index.index_reader import IndexReader
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.policy import Started
 
 OOM = (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"))
@@ -79,7 +79,7 @@ async def test_every_loop_outlives_a_redis_that_refuses(
     )
     publisher = Publisher(link, "m", "a", 4, "m", snapshot_interval_s=0.5)
     publisher.on_engine_message(SNAPSHOT)
-    reader = IndexReader(link, "m", PrefixMirror())
+    reader = IndexReader(link, "m", LocalPrefixIndex())
     dispatches = DispatchGossip(
         link, "m", "router-0", "boot", lambda event: None, lambda router: {}, lambda replica: True
     )

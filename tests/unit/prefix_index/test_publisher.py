@@ -24,7 +24,7 @@ from kvmesh.redis_link import RedisAway
 from kvmesh.tasks import end
 from services.router.index import index_reader
 from services.router.index.index_reader import IndexReader
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from tests.unit.prefix_index.test_translation import BLOCK, SALT, FakeEngine
 
 STREAM, SNAPSHOT = "m:kv", "m:snap:p"
@@ -212,7 +212,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_snapshot_is_one_moment_and_the_stream_tells_the_rest(seed: int) -> None:
     """Blocks come and go between the parts; messages, parts and Redis are lost; publishers end and start."""
     world = World(seed)
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     redis: Any = world.redis
     reader = IndexReader(redis, "m", mirror, StepClock())
     reader.set_replicas(["p"])
@@ -268,7 +268,7 @@ async def test_of_two_publishers_with_one_name_only_the_holder_is_heard() -> Non
         world.publisher = Publisher(redis, "m", "p", BLOCK, SALT, snapshot_interval_s=1e6, clock=StepClock())
         world.subscribe()
     one.redis.before = one.redis.on_snapshot = lambda: None
-    reader = IndexReader(redis, "m", mirror := PrefixMirror(), StepClock())
+    reader = IndexReader(redis, "m", mirror := LocalPrefixIndex(), StepClock())
     reader.set_replicas(["p"])
     tasks = [asyncio.create_task(part.run()) for part in (one.publisher, two.publisher, reader)]
     try:

@@ -13,7 +13,7 @@ from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replicas import Replica
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 
 A, B = "a" * 32, "b" * 32
@@ -43,7 +43,7 @@ class Desk:
         self.ended: list[str] = []
         self.policy = KappaPolicy(
             "router-0",
-            PrefixMirror(),
+            LocalPrefixIndex(),
             random.Random(5),
             block_tokens=4,
             dispatch_ahead_s=0.001,

@@ -10,7 +10,7 @@ from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from tests.unit.router.fake_frontend import Request, Stream
 from tests.unit.router.fake_replicas import FakeDecode, FakePrefill
@@ -37,7 +37,7 @@ class World:
         self.now_s = 100.0
         self.pulled: set[str] = set()
         self.ended: list[tuple[str, str]] = []
-        self.mirror = PrefixMirror()
+        self.mirror = LocalPrefixIndex()
         self.policy = KappaPolicy(
             "router-0",
             self.mirror,

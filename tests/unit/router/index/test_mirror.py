@@ -12,10 +12,10 @@ import pytest
 from kvmesh import blocks
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from services.router.index import masks
-from services.router.index.local_index import Load, Outcome, PrefixMirror
+from services.router.index.local_index import Load, LocalPrefixIndex, Outcome
 
 
-def apply(mirror: PrefixMirror, batch: Batch, entry_id: tuple[int, int]) -> Outcome:
+def apply(mirror: LocalPrefixIndex, batch: Batch, entry_id: tuple[int, int]) -> Outcome:
     """Apply a batch in one go."""
     slices = mirror.applying(batch, entry_id)
     while True:
@@ -76,7 +76,7 @@ class Cache:
         return Batch(self.name, self.epoch, self.told, self.seq, Op.SNAPSHOT, (), len(self.held))
 
 
-def deepest(mirror: PrefixMirror, hashes: Sequence[int]) -> int:
+def deepest(mirror: LocalPrefixIndex, hashes: Sequence[int]) -> int:
     """Return how many leading blocks the replica has that has most."""
     return max(mirror.matched(hashes).values(), default=0)
 
@@ -91,7 +91,7 @@ def depth(request: list[int], held: set[int]) -> int:
 class Twin:
     """Caches that tell a mirror what they do, by a way that loses, repeats and delays; and what each truly holds."""
 
-    def __init__(self, seed: int, mirror: PrefixMirror) -> None:
+    def __init__(self, seed: int, mirror: LocalPrefixIndex) -> None:
         self.rng = rng = random.Random(seed)
         self.tree = Tree(rng)
         self.mirror = mirror
@@ -207,7 +207,7 @@ class Twin:
 @pytest.mark.parametrize("seed", range(40))
 def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) -> None:
     """In whatever order events, losses, repeats, reboots and slices of reloads come, a replica without a gap is exact."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     twin = Twin(seed, mirror)
     upkeep: Iterator[None] = iter(())
     request = twin.tree.request(twin.rng)
@@ -237,7 +237,7 @@ def test_a_bounded_index_promises_no_block_that_is_not_there(seed: int) -> None:
     """Above its bound the mirror finds less than there is, never more; and what is missing asks for no reload."""
     rng = random.Random(f"bound {seed}")  # not the twin's: its tree's blocks would come again as fresh ones
     bound = rng.choice((8, 20, 40))
-    mirror = PrefixMirror(bound)
+    mirror = LocalPrefixIndex(bound)
     twin = Twin(seed, mirror)
     for index in range(300):
         twin.step()
@@ -254,7 +254,7 @@ def test_a_bounded_index_promises_no_block_that_is_not_there(seed: int) -> None:
     assert mirror.evicted_block_total or bound > 20
 
 
-def keep_within(mirror: PrefixMirror) -> None:
+def keep_within(mirror: LocalPrefixIndex) -> None:
     while mirror.needs_upkeep:
         list(mirror.upkeep())
 
@@ -263,7 +263,7 @@ def test_what_is_used_outlives_what_is_not() -> None:
     """Chains that requests go on hitting stay whole however much comes after them; the others are gone."""
     rng = random.Random(5)
     chains = [[rng.getrandbits(64) for _ in range(30)] for _ in range(100)]
-    mirror = PrefixMirror(4000)
+    mirror = LocalPrefixIndex(4000)
     mirror.add("a")
     packed = blocks.pack([value for chain in chains for value in chain])
     list(mirror.load(Snapshot("a", "e", 1, (1, 0), packed)))
@@ -280,7 +280,7 @@ def test_what_is_used_outlives_what_is_not() -> None:
 def test_of_snapshots_beyond_the_bound_every_replica_keeps_the_first_blocks() -> None:
     """No replica is left out because it was loaded late; ancestors stay, so that what is kept can be found."""
     rng = random.Random(6)
-    mirror = PrefixMirror(4000)
+    mirror = LocalPrefixIndex(4000)
     caches = {
         f"r{index}": [[rng.getrandbits(64) for _ in range(20)] for _ in range(100)] for index in range(8)
     }
@@ -299,7 +299,7 @@ def test_of_snapshots_beyond_the_bound_every_replica_keeps_the_first_blocks() ->
 
 def test_an_old_entry_is_not_applied_behind_its_snapshot() -> None:
     """Entries up to the snapshot's place in the stream are history, even of another epoch."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     mirror.add("a")
     list(mirror.load(Snapshot("a", "new", 5, (10, 0), blocks.pack((1, 2)))))
     assert apply(mirror, Batch("a", "old", 0, 9, Op.STORED, (3,)), (9, 7)) is Outcome.STALE
@@ -312,7 +312,7 @@ def test_an_old_entry_is_not_applied_behind_its_snapshot() -> None:
 
 def test_a_drifted_count_asks_for_a_reload() -> None:
     """Bits that no event would ever clear are found by the audit in each snapshot's note."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     mirror.add("a")
     list(mirror.load(Snapshot("a", "e", 5, (1, 0), blocks.pack(tuple(range(100))))))
     mirror.store("a", list(range(1000, 1016)))
@@ -323,7 +323,7 @@ def test_a_drifted_count_asks_for_a_reload() -> None:
 
 def test_real_hits_correct_the_index() -> None:
     """A hit sets what was missing, clears what was not there, counts both, and leaves no false depth elsewhere."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     mirror.add("a")
     mirror.add("b")
     mirror.store("a", [1, 2, 3, 4])
@@ -342,7 +342,7 @@ def test_real_hits_correct_the_index() -> None:
 
 def test_a_cleared_block_in_the_middle_of_other_chains_is_not_jumped_over() -> None:
     """After a hit showed that an ancestor is missing, long chains are scanned, not bisected, until the next snapshot."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     mirror.add("a")
     chain, branch = list(range(1, 40)), [*range(1, 20), *range(100, 120)]
     mirror.store("a", [*chain, *branch[19:]])
@@ -354,7 +354,7 @@ def test_a_cleared_block_in_the_middle_of_other_chains_is_not_jumped_over() -> N
 
 def test_content_of_an_engine_that_is_gone_answers_nothing_while_the_new_is_loaded() -> None:
     """A load of another epoch hides the old blocks at once, one of the same epoch only when it is complete."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     mirror.add("a")
     list(mirror.load(Snapshot("a", "one", 1, (1, 0), blocks.pack((1, 2, 3)))))
     fresh = blocks.pack(tuple(range(10_000, 20_000)))
@@ -373,7 +373,7 @@ def test_content_of_an_engine_that_is_gone_answers_nothing_while_the_new_is_load
 
 def test_a_dropped_replicas_bit_is_given_away_only_after_the_sweep() -> None:
     """A new replica never inherits blocks of a dead one, swept or not."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     for name in ("a", "b"):
         mirror.add(name)
         mirror.store(name, range(1, 500))
@@ -393,7 +393,7 @@ def test_a_dropped_replicas_bit_is_given_away_only_after_the_sweep() -> None:
 
 def test_a_replica_dropped_while_it_loads_leaves_nothing() -> None:
     """A load that is overtaken by a drop ends, and a sweep removes what it had set."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     mirror.add("a")
     mirror.store("a", [1])
     loading = mirror.load(Snapshot("a", "", 5, (1, 0), blocks.pack(tuple(range(5000)))))
@@ -411,7 +411,7 @@ def test_masks_that_were_seen_once_are_not_kept_for_ever(monkeypatch: pytest.Mon
     """Under many replicas that come to share blocks in all combinations, what is kept beside the blocks is bounded."""
     monkeypatch.setattr(masks, "MASKS_MIN", 50)
     rng = random.Random(4)
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     for index in range(9):
         mirror.add(f"idle{index}")  # Python keeps the integers up to 256 itself
     names = [f"p{index}" for index in range(12)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.router.index.in_flight import SLICE_BLOCKS, Overlay
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -62,7 +62,7 @@ def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
 
 def test_no_slice_takes_out_more_than_its_share() -> None:
     """A thousand blocks leave in a slice, of however many requests, and none before its descendants."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     mirror.add("p0")
     prompts = [tuple(range(index << 20, (index << 20) + 3000)) for index in range(20)]
     for prompt in prompts:

@@ -13,7 +13,7 @@ from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from kvmesh.redis_link import RedisAway
 from services.router.cooperative_yield import SLICE_S
 from services.router.index.index_reader import CHUNK_BYTES, READ_COUNT, IndexReader
-from services.router.index.local_index import SLICE_BLOCKS, PrefixMirror
+from services.router.index.local_index import SLICE_BLOCKS, LocalPrefixIndex
 from tests.unit.prefix_index.test_publisher import MemoryRedis
 
 
@@ -57,7 +57,7 @@ class StoredRedis:
         return [await self.execute(*command) for command in commands]
 
 
-async def follow(redis: StoredRedis, mirror: PrefixMirror) -> tuple[IndexReader, asyncio.Task[None]]:
+async def follow(redis: StoredRedis, mirror: LocalPrefixIndex) -> tuple[IndexReader, asyncio.Task[None]]:
     reader = IndexReader(redis, "m", mirror, SlowClock())  # type: ignore[arg-type]  # what it needs of a link
     reader.set_replicas(["p"])
     return reader, asyncio.create_task(reader.run())
@@ -73,7 +73,7 @@ async def caught_up(reader: IndexReader) -> int:
     return turns
 
 
-async def kept_up(mirror: PrefixMirror) -> None:
+async def kept_up(mirror: LocalPrefixIndex) -> None:
     """Return when the reader has nothing left to tidy."""
     async with asyncio.timeout(5):
         while mirror.needs_upkeep:
@@ -82,7 +82,7 @@ async def kept_up(mirror: PrefixMirror) -> None:
 
 async def test_a_replay_is_cut_into_slices() -> None:
     """A page of batches that costs 255 ms is not taken in one turn of the loop."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     reader, task = await follow(StoredRedis(), mirror)
     turns = await caught_up(reader)
     assert mirror.block_count == READ_COUNT - 1
@@ -93,7 +93,7 @@ async def test_a_replay_is_cut_into_slices() -> None:
 
 async def test_a_replica_that_comes_back_while_it_is_loaded_is_loaded_again() -> None:
     """What was read for its predecessor does not count for it, and one that left is not waited for."""
-    mirror, redis = PrefixMirror(), StoredRedis()
+    mirror, redis = LocalPrefixIndex(), StoredRedis()
     reader, task = await follow(redis, mirror)
     async with asyncio.timeout(5):
         while mirror.blocks_of("p") < READ_COUNT // 2:
@@ -144,7 +144,7 @@ class RewrittenRedis(StoredRedis):
 async def test_a_snapshot_read_in_parts_is_never_a_mixture(rewrites: int, reads_whole: bool) -> None:
     """One that is written anew meanwhile is read again, and in one go if that does not stop."""
     block_count = 3 * CHUNK_BYTES // 8 + 5
-    mirror, redis = PrefixMirror(), RewrittenRedis(block_count)
+    mirror, redis = LocalPrefixIndex(), RewrittenRedis(block_count)
     redis.rewrites_left = rewrites
     reader, task = await follow(redis, mirror)
     await caught_up(reader)
@@ -160,7 +160,7 @@ async def test_a_snapshot_read_in_parts_is_never_a_mixture(rewrites: int, reads_
 @pytest.mark.parametrize("change", ["cut", "longer", "foreign"])
 async def test_a_damaged_snapshot_leaves_what_was_known(change: str) -> None:
     """Whatever its first part promised, one that does not keep it changes nothing and is counted."""
-    mirror, redis = PrefixMirror(), RewrittenRedis(CHUNK_BYTES // 8 + 100)
+    mirror, redis = LocalPrefixIndex(), RewrittenRedis(CHUNK_BYTES // 8 + 100)
     redis.rewrites_left = 0
     if change == "cut":
         redis.snapshot = redis.snapshot[:-11]
@@ -190,7 +190,7 @@ class AwayRedis(StoredRedis):
 
 async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
     """What is expected no more is taken out all the same."""
-    mirror, many = PrefixMirror(), tuple(range(100_000))
+    mirror, many = LocalPrefixIndex(), tuple(range(100_000))
     _, task = await follow(AwayRedis(), mirror)
     mirror.expect("p", many)
     mirror.unexpect_later("p", many)
@@ -203,7 +203,7 @@ async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
 async def test_a_batch_of_many_blocks_is_cut_into_slices() -> None:
     """One entry with 60,000 blocks does not take the loop for itself, be it replayed or read as news."""
     many = tuple(index << 40 for index in range(60_000))
-    mirror, redis = PrefixMirror(), StoredRedis()
+    mirror, redis = LocalPrefixIndex(), StoredRedis()
     redis.entries = [(b"5-1", {events.FIELD: events.encode_batch(Batch("p", "e", 0, 1, Op.STORED, many))})]
     reader, task = await follow(redis, mirror)
     turns = await caught_up(reader)
@@ -215,7 +215,7 @@ async def test_a_batch_of_many_blocks_is_cut_into_slices() -> None:
 
 async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
     """A snapshot of many times the bound never makes the mirror much larger than the bound."""
-    mirror, redis = PrefixMirror(20_000), RewrittenRedis(CHUNK_BYTES // 8 * 3)
+    mirror, redis = LocalPrefixIndex(20_000), RewrittenRedis(CHUNK_BYTES // 8 * 3)
     redis.rewrites_left = 0
     reader, task = await follow(redis, mirror)
     most = 0
@@ -233,7 +233,7 @@ async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
 class TalkingRedis(MemoryRedis):
     """Tells a block of "b" with each command, and notes with each how many of them the mirror has."""
 
-    def __init__(self, mirror: PrefixMirror) -> None:
+    def __init__(self, mirror: LocalPrefixIndex) -> None:
         super().__init__()
         self.mirror = mirror
         self.seq = 0
@@ -281,7 +281,7 @@ async def reloaded(redis: TalkingRedis, *names: str) -> None:
 
 async def test_events_of_others_do_not_wait_for_a_snapshot() -> None:
     """While a large one is loaded, the mirror is never more than a few commands behind with another replica."""
-    redis = TalkingRedis(PrefixMirror())
+    redis = TalkingRedis(LocalPrefixIndex())
     redis.store("a", CHUNK_BYTES // 8 * 12, 1)
     redis.store("b", 0, 2)
     await reloaded(redis, "a", "b")
@@ -292,7 +292,7 @@ async def test_events_of_others_do_not_wait_for_a_snapshot() -> None:
 
 async def test_events_of_others_do_not_wait_for_a_replay() -> None:
     """While a replica's events are looked for in a long stream, those of another are taken."""
-    redis = TalkingRedis(PrefixMirror())
+    redis = TalkingRedis(LocalPrefixIndex())
     redis.store("a", 1, 1)
     redis.store("b", 0, 2)
     for seq in range(1, 12 * READ_COUNT):
@@ -306,7 +306,7 @@ async def test_events_of_others_do_not_wait_for_a_replay() -> None:
 async def test_who_is_loaded_does_not_wait_for_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many that are loaded, the first ones follow the stream before the last ones are loaded."""
     monkeypatch.setattr("services.router.index.index_reader.LOADS_S", 0.05)
-    redis = TalkingRedis(PrefixMirror())
+    redis = TalkingRedis(LocalPrefixIndex())
     names = [f"r{index:02}" for index in range(30)]
     for index, name in enumerate(["b", *names]):
         redis.store(name, 2000, index)
@@ -334,7 +334,7 @@ async def test_a_load_that_never_helps_does_not_keep_others_from_theirs(
     """Who has waited longest is loaded first, not who has failed last."""
     monkeypatch.setattr("services.router.index.index_reader.LOADS_S", 0.0)
     monkeypatch.setattr("services.router.index.index_reader.RELOAD_PAUSE_S", 0.0)
-    redis = TalkingRedis(PrefixMirror())
+    redis = TalkingRedis(LocalPrefixIndex())
     redis.store("a", CHUNK_BYTES // 8 * 3, 1)
     redis.keys["m:snap:a"] = redis.keys["m:snap:a"][:-1]
     for name in ("b", "c"):

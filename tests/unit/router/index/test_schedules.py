@@ -14,7 +14,7 @@ from kvmesh.prefix_index.events import Batch
 from kvmesh.redis_link import RedisAway
 from services.router.index import index_reader, local_index
 from services.router.index.index_reader import IndexReader
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from tests.unit.router.index.test_mirror import Cache, Tree, depth
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -118,7 +118,7 @@ async def test_after_fresh_snapshots_the_mirror_is_the_caches(
     monkeypatch.setattr(local_index, "SLICE_BLOCKS", 3)
     monkeypatch.setattr(index_reader, "SLICE_BLOCKS", 3)
     rng = random.Random(seed)
-    redis, index = WildRedis(rng), PrefixMirror(rng.choice((30, 10_000, 10_000)))
+    redis, index = WildRedis(rng), LocalPrefixIndex(rng.choice((30, 10_000, 10_000)))
     reader = IndexReader(redis, "m", index, StepClock())  # type: ignore[arg-type]  # what it needs of a link
     reader.set_replicas(NAMES)
     task = asyncio.create_task(reader.run())
@@ -152,5 +152,5 @@ async def test_after_fresh_snapshots_the_mirror_is_the_caches(
     await asyncio.wait([task])
 
 
-def is_up_to_date(index: PrefixMirror, redis: WildRedis) -> bool:
+def is_up_to_date(index: LocalPrefixIndex, redis: WildRedis) -> bool:
     return all(index.position_of(name) == (cache.epoch, cache.seq) for name, cache in redis.caches.items())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.explanation import why
 from services.router.placement.policy import (
@@ -172,7 +172,7 @@ def history(seed: int) -> Iterator[Placement]:
     decode = [ReplicaState(f"d{index}", 4000) for index in range(rng.choice((1, 3)))]
     policy = KappaPolicy(
         "r0",
-        PrefixMirror(),
+        LocalPrefixIndex(),
         random.Random(seed),
         block_tokens=BLOCK,
         dispatch_ahead_s=1000.0,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.queue_order import AGEING
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import RECHECK_S, KappaPolicy
 from services.router.placement.decode_choice import HANDOFF_S, DecodeChoice
 from services.router.placement.policy import (
@@ -39,7 +39,7 @@ def policy_of(
 ) -> KappaPolicy:
     policy = KappaPolicy(
         "router-0",
-        PrefixMirror(),
+        LocalPrefixIndex(),
         random.Random(seed),
         block_tokens=BLOCK,
         dispatch_ahead_s=ahead_s,
@@ -231,7 +231,7 @@ def test_decode_goes_where_most_is_free_counting_what_it_holds() -> None:
 
 def test_blocks_that_decode_holds_need_not_move() -> None:
     """Beside a prefill elsewhere it costs the handoff, the blocks that it lacks, and how full it would be."""
-    mirror = PrefixMirror()
+    mirror = LocalPrefixIndex()
     mirror.add("holder")
     mirror.store("holder", (1, 2, 3))
     choice = DecodeChoice(BLOCK, 0.5, random.Random(1))

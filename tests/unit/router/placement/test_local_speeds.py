@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.local_speeds import FADE_S, LocalSpeeds
 from services.router.placement.policy import (
@@ -69,7 +69,7 @@ class Mesh:
     def __init__(self, prefills: int) -> None:
         self.policy = KappaPolicy(
             "r0",
-            PrefixMirror(),
+            LocalPrefixIndex(),
             random.Random(3),
             block_tokens=32,
             dispatch_ahead_s=100.0,

@@ -8,7 +8,7 @@ from collections import Counter, deque
 import pytest
 
 from kvmesh.queue_order import OrderKey, fifo, shortest
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import Work
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import (
@@ -39,7 +39,7 @@ def policy_of(
 ) -> KappaPolicy:
     policy = KappaPolicy(
         router,
-        PrefixMirror(),
+        LocalPrefixIndex(),
         random.Random(seed),
         block_tokens=BLOCK,
         dispatch_ahead_s=1000.0,

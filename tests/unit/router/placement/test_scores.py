@@ -8,7 +8,7 @@ import random
 import pytest
 
 from kvmesh.queue_order import fifo, shortest
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import UTILISATION_S, Backlog
 from services.router.placement.collision_risk import BlindSpot
 from services.router.placement.cost_policy import KappaPolicy
@@ -130,7 +130,7 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
     prefill = [ReplicaState(f"p{index}") for index in range(rng.choice((2, 4, 12)))]
     policy = KappaPolicy(
         "r0",
-        PrefixMirror(),
+        LocalPrefixIndex(),
         random.Random(seed),
         block_tokens=BLOCK,
         dispatch_ahead_s=AHEAD_S,

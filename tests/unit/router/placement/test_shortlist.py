@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.decode_choice import NO_LOAD
 from services.router.placement.policy import ReplicaState, Started
 from services.router.placement.shortlist import ALL, HOLDERS, LIGHT, Match, Shortlist
@@ -51,7 +51,7 @@ def test_an_idle_holder_of_a_block_less_is_compared(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_holders_are_few_and_the_deepest_is_among_them(seed: int) -> None:
     """No more are compared than is said, nobody twice, each with what it holds."""
-    rng, mirror = random.Random(seed), PrefixMirror()
+    rng, mirror = random.Random(seed), LocalPrefixIndex()
     replicas = [ReplicaState(f"p{index}") for index in range(rng.randint(ALL + 1, 120))]
     hashes = tuple(range(60))
     held = {one.name: rng.choice((0, 0, 0, 1, 59, rng.randint(0, 60))) for one in replicas}

@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.replicas import STEPS_KEPT_S
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.decode_choice import DecodeChoice
 from services.router.placement.policy import (
@@ -190,7 +190,7 @@ def test_head_room_is_kept_free_unless_the_replica_is_empty() -> None:
     def has_room(state: ReplicaState, blocks: int, permille: int) -> bool:
         choice = DecodeChoice(1, 0.0, random.Random(1))
         request = PlacementRequest("r", (), blocks - 10, 10, kv_head_room_permille=permille)
-        return bool(choice.fitting(request, PoolView((), [state]), Match(PrefixMirror(), ())))
+        return bool(choice.fitting(request, PoolView((), [state]), Match(LocalPrefixIndex(), ())))
 
     state = ReplicaState("d", block_total=100, block_reserved=80)
     assert has_room(state, 15, 50) and not has_room(state, 15, 100)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.queue_order import ORDERS
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import (
     Dispatched,
@@ -359,7 +359,7 @@ def test_a_long_prompt_goes_though_more_short_ones_come_than_can_be_served(route
     cluster = Cluster(4, 1e9, FLAT, Order.SHORTEST, 0.002)
     policies = []
     for router in range(routers):
-        mirror = PrefixMirror()
+        mirror = LocalPrefixIndex()
         for name in cluster.names():
             mirror.add(name)
         policy = KappaPolicy(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Ask, Digest, Entry
 from services.router.gossip.peer_routers import ROLL_S, SILENT_S, PeerRouters, counted_in
-from services.router.index.local_index import PrefixMirror
+from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import Backlog
 from services.router.placement.cost_policy import KappaPolicy
 from services.router.placement.policy import (
@@ -60,7 +60,7 @@ class Router:
     roll_s: float = float("-inf")
 
     def __post_init__(self) -> None:
-        mirror = PrefixMirror()
+        mirror = LocalPrefixIndex()
         self.policy = KappaPolicy(
             self.name,
             mirror,
@@ -487,7 +487,7 @@ def test_load_reports_alone_bound_what_is_believed_of_others(seed: int, loss: fl
 def _policy() -> tuple[Backlog, KappaPolicy]:
     policy = KappaPolicy(
         "r0",
-        PrefixMirror(),
+        LocalPrefixIndex(),
         random.Random(0),
         block_tokens=4,
         dispatch_ahead_s=1.0,
