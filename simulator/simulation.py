@@ -48,7 +48,7 @@ SLOW_REPLICA: Final = 0
 
 
 @runtime_checkable
-class Mirrored(Protocol):
+class LocalIndexed(Protocol):
     """A policy with a mirror of the caches: the simulation, as the index reader does, adds and drops its replicas."""
 
     mirror: LocalPrefixIndex
@@ -362,14 +362,14 @@ class Simulation:
         lost = self._servers[replica].lose(self._now_s)
         for policy in self._policies:
             policy.observe(ReplicaGone(name))
-            if isinstance(policy, Mirrored):
+            if isinstance(policy, LocalIndexed):
                 policy.mirror.drop(name)
         for index in lost:
             self._arrive(index)
 
     def _return(self, replica: int) -> None:
         for policy in self._policies:
-            if isinstance(policy, Mirrored):
+            if isinstance(policy, LocalIndexed):
                 policy.mirror.add(self._names[replica])
         here = {one.name for one in self._replicas} | {self._names[replica]}
         self._replicas = [one for one in self._states if one.name in here]
