@@ -13,7 +13,7 @@ SLICE_BLOCKS: Final = 1024
 """Blocks taken out in one slice: about half a millisecond."""
 
 
-class Overlay:
+class InFlightBlocks:
     """`masks[hash]` tells the replicas that will have the block; counted, because requests share blocks."""
 
     def __init__(self) -> None:

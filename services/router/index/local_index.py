@@ -14,7 +14,7 @@ from typing import Final
 from kvmesh.prefix_index.events import Batch, Op, Snapshot, SnapshotHead
 from services.router.index import eviction_score, prefix_lookup
 from services.router.index.block_table import BlockTable
-from services.router.index.in_flight import Overlay
+from services.router.index.in_flight import InFlightBlocks
 from services.router.index.masks import ReplicaBits
 from services.router.index.prefix_lookup import Group
 
@@ -85,7 +85,7 @@ class LocalPrefixIndex:
         self.healed_block_total = 0
         """Blocks that the hits of real requests corrected."""
         self._table = BlockTable(blocks_max)
-        self._overlay = Overlay()
+        self._overlay = InFlightBlocks()
         self._bits = ReplicaBits()
         self._replicas: dict[str, _Replica] = {}
         self._live = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.router.index.in_flight import SLICE_BLOCKS, Overlay
+from services.router.index.in_flight import SLICE_BLOCKS, InFlightBlocks
 from services.router.index.local_index import LocalPrefixIndex
 
 
@@ -17,7 +17,7 @@ def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
     would be if all had left at once; before that more is expected, never less.
     """
     rng = random.Random(seed)
-    overlay, bits, free = Overlay(), {"a": 1, "b": 2}, [4, 8, 16]
+    overlay, bits, free = InFlightBlocks(), {"a": 1, "b": 2}, [4, 8, 16]
     expected: list[tuple[str, tuple[int, ...]]] = []
     slices: Iterator[None] = iter(())
 
