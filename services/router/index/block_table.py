@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
-from services.router.index.eviction_score import LOADED_MAX, USED, Worth
+from services.router.index.eviction_score import LOADED_MAX, USED, EvictionScores
 from services.router.index.masks import SharedMasks, bits
 
 SHARDS: Final = 4096
@@ -37,7 +37,7 @@ class BlockTable:
         self.evicted_total = 0
         """Blocks that were given up, or not taken from a snapshot, because of the bound."""
         self._blocks_max = blocks_max
-        self._worth = Worth()
+        self._worth = EvictionScores()
         self._coming = 0
         self._floor = 0
         """What was evicted the last time was not worth more than this."""
@@ -64,7 +64,7 @@ class BlockTable:
 
     def grow(self) -> Iterator[None]:
         """Have slots enough to tell apart what blocks are worth; what is known moves there shard by shard."""
-        old, new = self._worth, Worth(self._foreseen())
+        old, new = self._worth, EvictionScores(self._foreseen())
         self._worth = new
         was, fresh, was_last, last = old.slots, new.slots, old.last, new.last
         for shard in filter(None, self.shards):

@@ -34,7 +34,7 @@ def loaded_step(total: int) -> int:
     return total // LOADED_MAX + 1
 
 
-class Worth:
+class EvictionScores:
     """`slots[key & last]` is what the block with `key` is worth."""
 
     def __init__(self, blocks: int = 0) -> None:
