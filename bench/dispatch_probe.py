@@ -22,7 +22,7 @@ from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event, Finished, Started
 
 MESH = "bench"
@@ -42,7 +42,7 @@ class DispatchProbe:
         self.name = name
         self.delays_s: list[float] = []
         """From the dispatch by another router until its work was counted here."""
-        self.policy = KappaPolicy(
+        self.policy = CostPolicy(
             name,
             LocalPrefixIndex(),
             random.Random(1),

@@ -19,7 +19,7 @@ from typing import Any
 from bench import accounting, control
 from bench.index_probe import block_hash
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import (
     Dispatched,
     Finished,
@@ -58,7 +58,7 @@ class PlacementProbe:
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
         self._mirror = LocalPrefixIndex(BLOCKS_MAX)
-        self._policy = KappaPolicy(
+        self._policy = CostPolicy(
             ROUTER,
             self._mirror,
             self._draw,

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvmesh.queue_order import ORDERS
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import PlacementPolicy
 from simulator.rivals.cache_aware import CacheAware, SmgEvents
 from simulator.rivals.counting import LeastOutstanding, PowerOfTwo, Random, RoundRobin
@@ -25,7 +25,7 @@ def kvmesh(given: Given) -> PlacementPolicy:
     mirror = LocalPrefixIndex()
     for name in given.names:
         mirror.add(name)
-    return KappaPolicy(
+    return CostPolicy(
         given.router,
         mirror,
         given.rng,

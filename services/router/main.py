@@ -47,7 +47,7 @@ from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.status import SERVICE_NAME, RouterStatus
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Router:
         self._tracing = tracing_of(config.telemetry, "router", place.name)
         self.redis = RedisLink(place.redis_url)
         mirror = LocalPrefixIndex(section.index_blocks_max)
-        policy = KappaPolicy(
+        policy = CostPolicy(
             place.name,
             mirror,
             random.Random(),

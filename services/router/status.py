@@ -14,7 +14,7 @@ from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replicas import Replica
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 
 SERVICE_NAME = "kvmesh.router.v1.RouterService"
 
@@ -23,7 +23,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
     """Reads the core; changes nothing."""
 
     def __init__(
-        self, relay: Relay, policy: KappaPolicy, attach: AttachService, redis: RedisLink, clock: Clock
+        self, relay: Relay, policy: CostPolicy, attach: AttachService, redis: RedisLink, clock: Clock
     ) -> None:
         self._relay = relay
         self._policy = policy

@@ -16,7 +16,7 @@ from services.router.forwarding.core import Relay
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.index.index_reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import Placement
 from services.router.queue.waiting import BAND_MAX
 
@@ -141,7 +141,7 @@ class RelayTelemetry:
 
 def export(
     relay: Relay,
-    policy: KappaPolicy,
+    policy: CostPolicy,
     index: IndexReader,
     dispatches: DispatchGossip,
     metrics: Metrics,
@@ -186,7 +186,7 @@ def export(
     )
 
 
-def imbalance(relay: Relay, policy: KappaPolicy, now_s: float) -> float:
+def imbalance(relay: Relay, policy: CostPolicy, now_s: float) -> float:
     """Return the most work that a placeable prefill replica was sent lately by anybody, over the mean.
 
     0 while that is less than some typical prompts per replica, and half of what a replica can do in the time that counts.
@@ -198,7 +198,7 @@ def imbalance(relay: Relay, policy: KappaPolicy, now_s: float) -> float:
     return max(work_s) * len(work_s) / total_s if 0 < enough_s <= total_s else 0.0
 
 
-def export_sharing(dispatches: DispatchGossip, policy: KappaPolicy, metrics: Metrics) -> None:
+def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metrics) -> None:
     """Export what routers tell each other, and what of it was lost."""
     neighbours, exchange = dispatches.neighbours, dispatches.exchange
     metrics.gauge("other_routers", "Routers that hold a lease beside this one.", lambda: len(neighbours))

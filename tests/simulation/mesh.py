@@ -20,7 +20,7 @@ from services.prefill.limits import PrefillLimits
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from tests.simulation.streams import Stream, settle, tick
 from tests.unit.triton.fake_engine import END_TOKEN, VOCABULARY, FakeEngine, expected, facts
 
@@ -120,7 +120,7 @@ class Mesh:
         self.cores[name] = core
 
     def _router(self, name: str) -> Relay:
-        policy = KappaPolicy(
+        policy = CostPolicy(
             name,
             LocalPrefixIndex(),
             self.draw,

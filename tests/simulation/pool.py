@@ -21,7 +21,7 @@ from services.prefill.limits import PrefillLimits
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from tests.simulation.streams import ServerEnd, Stream, settle, tick
 from tests.unit.triton.fake_engine import facts
 
@@ -149,7 +149,7 @@ class Pool:
     def __init__(self, seed: int, *, prefills: int = 4, limits: RelayLimits | None = None) -> None:
         self.draw = random.Random(seed)
         self.now_s = 1000.0
-        self.policy = KappaPolicy(
+        self.policy = CostPolicy(
             "router-0",
             LocalPrefixIndex(),
             self.draw,

@@ -62,7 +62,7 @@ _tuple: Final = tuple.__new__
 """Makes a named tuple of a tuple, in a third of the time."""
 
 
-class KappaPolicy:
+class CostPolicy:
     """Prices replicas and chooses the cheapest pair.
 
     Owns the backlog and the cost model, and feeds the mirror.

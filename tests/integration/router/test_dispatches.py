@@ -14,7 +14,7 @@ from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import ENTRIES_MAX, LIFE_S, DispatchGossip
 from services.router.gossip.peer_routers import counted_in
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import Dispatched, Finished, Hit, Started
 
 
@@ -25,7 +25,7 @@ class Side:
         self, url: str, name: str, link: RedisLink | None = None, clock: Clock | None = None
     ) -> None:
         self.link = link or RedisLink(url)
-        self.policy = KappaPolicy(
+        self.policy = CostPolicy(
             name,
             LocalPrefixIndex(),
             random.Random(1),

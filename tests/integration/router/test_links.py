@@ -23,7 +23,7 @@ from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 
 
 class Quiet:
@@ -64,7 +64,7 @@ def member(name: str, address: str, boot_id: str) -> Member:
 
 @asynccontextmanager
 async def linked() -> AsyncIterator[tuple[ReplicaLinks, Relay]]:
-    policy = KappaPolicy(
+    policy = CostPolicy(
         "r",
         LocalPrefixIndex(),
         random.Random(1),

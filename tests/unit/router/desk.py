@@ -14,7 +14,7 @@ from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.forwarding.replicas import Replica
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 
 A, B = "a" * 32, "b" * 32
 HANDOFF = b"handoff"
@@ -41,7 +41,7 @@ class Desk:
     ) -> None:
         self.now_s = 50.0
         self.ended: list[str] = []
-        self.policy = KappaPolicy(
+        self.policy = CostPolicy(
             "router-0",
             LocalPrefixIndex(),
             random.Random(5),

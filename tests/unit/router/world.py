@@ -11,7 +11,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.admission import RelayLimits
 from services.router.forwarding.core import Relay
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from tests.unit.router.fake_frontend import Request, Stream
 from tests.unit.router.fake_replicas import FakeDecode, FakePrefill
 from tests.unit.router.peers import BLOCK, ORPHAN_S, VERSION, Link, Peer, token
@@ -38,7 +38,7 @@ class World:
         self.pulled: set[str] = set()
         self.ended: list[tuple[str, str]] = []
         self.mirror = LocalPrefixIndex()
-        self.policy = KappaPolicy(
+        self.policy = CostPolicy(
             "router-0",
             self.mirror,
             self.rng,

@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.explanation import why
 from services.router.placement.policy import (
     Candidate,
@@ -170,7 +170,7 @@ def history(seed: int) -> Iterator[Placement]:
     rng = random.Random(seed)
     prefill = [ReplicaState(f"p{index}", 4000) for index in range(rng.choice((2, 4)))]
     decode = [ReplicaState(f"d{index}", 4000) for index in range(rng.choice((1, 3)))]
-    policy = KappaPolicy(
+    policy = CostPolicy(
         "r0",
         LocalPrefixIndex(),
         random.Random(seed),

@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.queue_order import AGEING
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import RECHECK_S, KappaPolicy
+from services.router.placement.cost_policy import RECHECK_S, CostPolicy
 from services.router.placement.decode_choice import HANDOFF_S, DecodeChoice
 from services.router.placement.policy import (
     Dispatched,
@@ -36,8 +36,8 @@ BLOCK = 10
 
 def policy_of(
     prefills: int = 3, decodes: int = 2, local: int = 0, ahead_s: float = 100.0, seed: int = 0
-) -> KappaPolicy:
-    policy = KappaPolicy(
+) -> CostPolicy:
+    policy = CostPolicy(
         "router-0",
         LocalPrefixIndex(),
         random.Random(seed),

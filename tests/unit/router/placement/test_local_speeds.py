@@ -8,7 +8,7 @@ import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.local_speeds import FADE_S, LocalSpeeds
 from services.router.placement.policy import (
     Dispatched,
@@ -67,7 +67,7 @@ class Mesh:
     """A policy, and replicas that take as long as the test says."""
 
     def __init__(self, prefills: int) -> None:
-        self.policy = KappaPolicy(
+        self.policy = CostPolicy(
             "r0",
             LocalPrefixIndex(),
             random.Random(3),

@@ -10,7 +10,7 @@ import pytest
 from kvmesh.queue_order import OrderKey, fifo, shortest
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import Work
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import (
     Candidate,
     Dispatched,
@@ -36,8 +36,8 @@ def policy_of(
     router: str = "router-0",
     local: int = 0,
     order_key: OrderKey = shortest,
-) -> KappaPolicy:
-    policy = KappaPolicy(
+) -> CostPolicy:
+    policy = CostPolicy(
         router,
         LocalPrefixIndex(),
         random.Random(seed),
@@ -60,7 +60,7 @@ def request_of(
     )
 
 
-def send(policy: KappaPolicy, request: PlacementRequest, answer: Placement, now_s: float) -> Dispatched:
+def send(policy: CostPolicy, request: PlacementRequest, answer: Placement, now_s: float) -> Dispatched:
     told = Dispatched(
         policy.backlog._own_router,
         request.request_id,
@@ -74,7 +74,7 @@ def send(policy: KappaPolicy, request: PlacementRequest, answer: Placement, now_
     return told
 
 
-def end(policy: KappaPolicy, told: Dispatched, now_s: float, seconds: float) -> None:
+def end(policy: CostPolicy, told: Dispatched, now_s: float, seconds: float) -> None:
     policy.observe(Started(told.router, told.request_id, now_s - seconds))
     tokens = len(told.hashes) * BLOCK + 5
     policy.observe(Finished(told.router, told.request_id, now_s, Hit(0, tokens, 0, seconds)))
@@ -172,7 +172,7 @@ def test_only_those_in_view_with_room_are_chosen(seed: int) -> None:
 
 
 def scores(
-    policy: KappaPolicy, request: PlacementRequest, view: PoolView, now_s: float
+    policy: CostPolicy, request: PlacementRequest, view: PoolView, now_s: float
 ) -> dict[str, Candidate]:
     answer = policy.place(request, view, now_s)
     assert isinstance(answer, Placement)
@@ -213,7 +213,7 @@ def test_more_match_and_less_queue_are_never_worse(seed: int) -> None:
         assert more[name].score == pytest.approx(plain[name].score), seed
 
 
-def _work(policy: KappaPolicy, replica: str, seconds: float, now_s: float) -> Work:
+def _work(policy: CostPolicy, replica: str, seconds: float, now_s: float) -> Work:
     return Work((policy.backlog._own_router, "f" * 32), replica, (), seconds, now_s, now_s + 1e6)
 
 

@@ -11,7 +11,7 @@ from kvmesh.queue_order import fifo, shortest
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import UTILISATION_S, Backlog
 from services.router.placement.collision_risk import BlindSpot
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, waited_s
 from services.router.placement.policy import (
     Dispatched,
@@ -35,7 +35,7 @@ BANDS = (USUAL, Precedence(6), Precedence(3, tenant="a"), Precedence(3, tenant="
 class Twin:
     """Computes scores from the records of a policy, and from what it was told, each time from the beginning."""
 
-    def __init__(self, policy: KappaPolicy, *, is_in_order: bool) -> None:
+    def __init__(self, policy: CostPolicy, *, is_in_order: bool) -> None:
         self.policy = policy
         self.is_in_order = is_in_order
         self.told: list[Dispatched] = []
@@ -128,7 +128,7 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
     """Random histories with bands, tenants, held requests, silent queues and other routers: equal within 1e-9."""
     rng = random.Random(seed)
     prefill = [ReplicaState(f"p{index}") for index in range(rng.choice((2, 4, 12)))]
-    policy = KappaPolicy(
+    policy = CostPolicy(
         "r0",
         LocalPrefixIndex(),
         random.Random(seed),

@@ -11,7 +11,7 @@ import pytest
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.replicas import STEPS_KEPT_S
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.decode_choice import DecodeChoice
 from services.router.placement.policy import (
     Dispatched,
@@ -205,7 +205,7 @@ def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
     """And what it asks for reaches the policy, a resumed request's does not."""
     asked: list[PlacementRequest] = []
 
-    class Listening(KappaPolicy):
+    class Listening(CostPolicy):
         def place(self, request: PlacementRequest, *rest: Any) -> Any:
             asked.append(request)
             return super().place(request, *rest)

@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.queue_order import ORDERS
 from services.router.index.local_index import LocalPrefixIndex
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import (
     Dispatched,
     Event,
@@ -362,7 +362,7 @@ def test_a_long_prompt_goes_though_more_short_ones_come_than_can_be_served(route
         mirror = LocalPrefixIndex()
         for name in cluster.names():
             mirror.add(name)
-        policy = KappaPolicy(
+        policy = CostPolicy(
             f"router-{router}",
             mirror,
             random.Random(router),

@@ -14,7 +14,7 @@ from services.router.gossip.messages import Ask, Digest, Entry
 from services.router.gossip.peer_routers import ROLL_S, SILENT_S, PeerRouters, counted_in
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import Backlog
-from services.router.placement.cost_policy import KappaPolicy
+from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import (
     Dispatched,
     Event,
@@ -55,13 +55,13 @@ class Router:
     name: str
     boot_id: str
     offset_s: float
-    policy: KappaPolicy = field(init=False)
+    policy: CostPolicy = field(init=False)
     exchange: Exchange = field(init=False)
     roll_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         mirror = LocalPrefixIndex()
-        self.policy = KappaPolicy(
+        self.policy = CostPolicy(
             self.name,
             mirror,
             random.Random(1),
@@ -484,8 +484,8 @@ def test_load_reports_alone_bound_what_is_believed_of_others(seed: int, loss: fl
     policy.assert_consistent()
 
 
-def _policy() -> tuple[Backlog, KappaPolicy]:
-    policy = KappaPolicy(
+def _policy() -> tuple[Backlog, CostPolicy]:
+    policy = CostPolicy(
         "r0",
         LocalPrefixIndex(),
         random.Random(0),
