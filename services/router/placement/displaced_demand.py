@@ -36,7 +36,7 @@ class Seen(NamedTuple):
     since_s: float
 
 
-class Regulars:
+class DisplacedDemand:
     """Counts, per replica, the requests that came because they would have been later elsewhere."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, Regulars, waited_s
+from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, DisplacedDemand, waited_s
 
 
 def test_the_closed_form_is_the_integral() -> None:
@@ -21,7 +21,7 @@ def test_the_closed_form_is_the_integral() -> None:
 
 def test_work_delays_those_who_come_and_only_as_long_as_they_would_wait() -> None:
     """One a second for long, each of whom would lose 2 s elsewhere: 10 s of work cost 10 * 2 - 2, later on less."""
-    regulars = Regulars()
+    regulars = DisplacedDemand()
     for second in range(300):
         regulars.came("p0", 2.0, 0.1, float(second))
     cost_s = regulars.delay_s("p0", 0.0, 10.0, 0.0, 299.0)
@@ -36,7 +36,7 @@ def test_work_delays_those_who_come_and_only_as_long_as_they_would_wait() -> Non
 
 def test_who_loses_nothing_elsewhere_is_no_regular() -> None:
     """Requests that could have gone elsewhere as well will do so when the replica is busy."""
-    regulars = Regulars()
+    regulars = DisplacedDemand()
     regulars.came("p0", 0.0, 0.1, 1.0)
     assert regulars.delay_s("p0", 1.0, 1.0, 0.5, 1.0) == 0
 
@@ -46,7 +46,7 @@ def test_shortest_first_only_the_regulars_lengthen_their_wait() -> None:
 
     Regulars of 0.1 s that would lose 2 s count with nearly all of their seconds. First come, first served all work counts.
     """
-    regulars, guests = Regulars(), Regulars()
+    regulars, guests = DisplacedDemand(), DisplacedDemand()
     for tick in range(3000):
         at_s = tick / 10
         regulars.came("p0", 2.0, 0.05, at_s)
@@ -63,7 +63,7 @@ def test_shortest_first_only_the_regulars_lengthen_their_wait() -> None:
 
 def test_a_busy_replica_lengthens_a_wait_within_a_bound() -> None:
     """Whatever the share of busy time: at most 1 / (1 - BUSY_MAX) of what the work costs by itself."""
-    regulars = Regulars()
+    regulars = DisplacedDemand()
     for tick in range(3000):
         regulars.came("p0", 2.0, 5.0, tick / 10)
     bare = regulars.delay_s("p0", 0.0, 1.0, 0.0, 299.9)
