@@ -28,7 +28,7 @@ HEALED_S: Final = 1.0
 """What is heard later than this was told again, because its first news was lost: it does not tell how late news is."""
 
 
-class BlindSpot:
+class CollisionRisk:
     """Knows how late the others' dispatches are heard, and whose replica is whose."""
 
     def __init__(self, router: str) -> None:

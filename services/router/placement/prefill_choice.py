@@ -18,7 +18,7 @@ from typing import Final
 
 from kvmesh.queue_order import AGEING, OrderKey, fifo
 from services.router.placement.backlog import UTILISATION_S, Backlog, Key, Work
-from services.router.placement.collision_risk import BlindSpot
+from services.router.placement.collision_risk import CollisionRisk
 from services.router.placement.displaced_demand import DisplacedDemand
 from services.router.placement.policy import Dispatched, PlacementRequest, PoolView, ReplicaState
 from services.router.placement.shortlist import Match, Shortlist, below, window
@@ -77,7 +77,7 @@ class PrefillChoice:
         self._is_in_order = order_key is fifo
         """All work at a replica is served before what comes later."""
         self._regulars = DisplacedDemand()
-        self._blind_spot = BlindSpot(router)
+        self._blind_spot = CollisionRisk(router)
         self._wishes = Backlog(router, order_key)
         """Requests held here, at the replicas they wait for: their next look may show a better one."""
         self._dispatch_total = 0

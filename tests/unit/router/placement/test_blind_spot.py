@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.router.placement.collision_risk import BlindSpot
+from services.router.placement.collision_risk import CollisionRisk
 from services.router.placement.policy import ReplicaState
 
 
@@ -25,7 +25,7 @@ class Counted(list[ReplicaState]):
 def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
     """Routers and replicas come and go: one that sees the same sequence answers like one that sees a copy each time."""
     rng = random.Random(seed)
-    kept, anew = BlindSpot("r1"), BlindSpot("r1")
+    kept, anew = CollisionRisk("r1"), CollisionRisk("r1")
     names, now_s = [f"p{index}" for index in range(12)], 100.0
     replicas = [ReplicaState(name) for name in names[:8]]
     for _ in range(300):
@@ -48,7 +48,7 @@ def test_risks_are_those_of_a_look_at_each(seed: int) -> None:
 
 def test_a_sequence_is_gone_through_once() -> None:
     """A decision among a thousand replicas must not look at each of them."""
-    spot, replicas = BlindSpot("r1"), Counted(ReplicaState(f"p{index}") for index in range(8))
+    spot, replicas = CollisionRisk("r1"), Counted(ReplicaState(f"p{index}") for index in range(8))
     for moment in range(20):
         spot.heard("r2", float(moment))
         spot.look(replicas, 3, float(moment))
@@ -63,7 +63,7 @@ def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decisio
     """Heard at once nothing is dearer, however seldom is decided; heard late it is the dearer the later."""
     names, risks = [f"p{index}" for index in range(6)], []
     for lag_s in (0.0, 0.05, 0.5):
-        spot, now_s = BlindSpot("r1"), 0.0
+        spot, now_s = CollisionRisk("r1"), 0.0
         for number in range(400):
             spot.heard(f"r{2 + number % 2}", now_s - lag_s, now_s)
             spot.look([ReplicaState(name) for name in names], 6, now_s + gap_s / 2)
@@ -74,7 +74,7 @@ def test_only_the_way_of_the_news_counts_and_not_the_time_until_the_next_decisio
 
 def test_what_is_told_again_changes_nothing() -> None:
     """After a loss others tell all that is still open, which is old: live news alone says how late and how many."""
-    spot, replicas, now_s = BlindSpot("r1"), [ReplicaState(f"p{index}") for index in range(6)], 100.0
+    spot, replicas, now_s = CollisionRisk("r1"), [ReplicaState(f"p{index}") for index in range(6)], 100.0
 
     def risk() -> float:
         spot.look(replicas, 6, now_s)

@@ -10,7 +10,7 @@ import pytest
 from kvmesh.queue_order import fifo, shortest
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.backlog import UTILISATION_S, Backlog
-from services.router.placement.collision_risk import BlindSpot
+from services.router.placement.collision_risk import CollisionRisk
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.displaced_demand import BUSY_MAX, MEMORY_S, waited_s
 from services.router.placement.policy import (
@@ -176,7 +176,7 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
         if not isinstance(answer, Placement):
             continue
         assert len(answer.candidates) == len(prefill)
-        spot: BlindSpot = policy.prefills._blind_spot
+        spot: CollisionRisk = policy.prefills._blind_spot
         for offer in answer.candidates:
             risk_s = spot.risk(offer.replica) * typical_s if spot.routers > 1 else 0.0
             assert offer.score == pytest.approx(scores[offer.replica] + risk_s, rel=1e-9), (seed, index)
