@@ -15,7 +15,7 @@ PRIORITY_MAX: Final = 100
 """Priorities beyond +-100 count as +-100."""
 
 
-class Shelf(Generic[Item]):
+class PriorityQueue(Generic[Item]):
     """Items by priority, then by `order`, then first come, first served. Who comes back stands before all of its priority.
 
     Not `by_priority`: by order alone, where items of several tenants stand together and none shall go first because its

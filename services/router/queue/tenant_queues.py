@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from services.router.queue.fairness import Account, Fairness
-from services.router.queue.priority_queue import Shelf
+from services.router.queue.priority_queue import PriorityQueue
 from services.router.queue.waiting import Waiting
 
 Item = TypeVar("Item", bound=Waiting)
@@ -24,7 +24,7 @@ TENANTS_COUNTED: Final = 16
 """So many tenants are counted one by one to foresee a wait: some microseconds."""
 
 
-class Flow(Shelf[Item]):
+class Flow(PriorityQueue[Item]):
     """What waits of one tenant."""
 
     __slots__ = ("account", "last_stamp", "stamp")
@@ -186,7 +186,7 @@ class Band(Generic[Item]):
     def __init__(self, band: int) -> None:
         self.band = band
         self.fairness = Fairness()
-        self.resumed: Shelf[Item] = Shelf(by_priority=False)
+        self.resumed: PriorityQueue[Item] = PriorityQueue(by_priority=False)
         self.lines: dict[bool, Line[Item]] = {False: Line(), True: Line()}
         """By whether they may be shed."""
         self.count = 0
@@ -287,7 +287,7 @@ class Band(Generic[Item]):
         return sum(waits.values())
 
     def __iter__(self) -> Iterator[Item]:
-        shelves: Iterable[Shelf[Item]] = (
+        shelves: Iterable[PriorityQueue[Item]] = (
             self.resumed,
             *self.lines[False].flows.values(),
             *self.lines[True].flows.values(),
