@@ -21,7 +21,7 @@ from services.router.placement.policy import (
     Started,
 )
 from services.router.queue.release_queue import ReleaseQueue
-from services.router.queue.replica_reservation import Shares
+from services.router.queue.replica_reservation import ReplicaReservation
 
 CLOSED_ORDER: Final = 1e6
 """Added to the order in the queue of a request whose client does not read: more than any order is apart from another."""
@@ -44,7 +44,7 @@ class Holdings:
         self.router = router
         self.policy = policy
         self.queue = queue
-        self.shares = Shares()
+        self.shares = ReplicaReservation()
         self.items: set[Attempt] = set()
         self.live: dict[str, Attempt] = {}
         """Request id -> its highest attempt."""

@@ -39,7 +39,7 @@ AHEAD_S: Final = 0.05
 whose it is, and early enough that the engine never waits for it."""
 
 
-class Shares:
+class ReplicaReservation:
     """Who may hold which replica."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from services.router.queue.active_tenants import ABOUT_S
 from services.router.queue.prompts import Prompt
-from services.router.queue.replica_reservation import AHEAD_S, PATIENCE, Shares, replicas_for
+from services.router.queue.replica_reservation import AHEAD_S, PATIENCE, ReplicaReservation, replicas_for
 
 A, B, LOW, HIGH = ("a", 4), ("b", 4), ("low", 2), ("high", 6)
 GREED = 1_000_000
@@ -18,18 +18,20 @@ GREED = 1_000_000
 POOL = ["p0", "p1", "p2", "p3"]
 
 
-def use(shares: Shares, tenant: tuple[str, int], seconds: float, now_s: float, weight: float = 1.0) -> None:
+def use(
+    shares: ReplicaReservation, tenant: tuple[str, int], seconds: float, now_s: float, weight: float = 1.0
+) -> None:
     """Let `tenant` have used `seconds` of prefill lately, and hold nothing."""
     shares.end(shares.dispatch(tenant, weight, "p9", seconds, 1000, now_s), now_s)
 
 
 def test_a_tenant_alone_is_held_by_nothing() -> None:
     """It may have every replica, and an anonymous one as much ahead as the policy lets it."""
-    shares = Shares()
+    shares = ReplicaReservation()
     for name in POOL:
         shares.dispatch(A, 1.0, name, 1.0, 1000, 0.0)
     assert shares.allowance(A, 4, 0.0) == 4 and list(shares.may_hold(A, POOL, 0.0)) == POOL
-    anonymous = Shares()
+    anonymous = ReplicaReservation()
     anonymous.dispatch(("", 4), 1.0, "p0", 1.0, 1000, 0.0)
     assert anonymous.wait_s(("", 4), "p0", 0.0) == 0.0
 
@@ -38,14 +40,14 @@ def test_what_others_used_is_kept_for_them_up_to_their_share() -> None:
     """More use keeps more replicas, never more than leaves a tenant its weighted share."""
     last = 4
     for used_s in (0.1, 1.0, 5.0, 50.0):
-        shares = Shares()
+        shares = ReplicaReservation()
         use(shares, B, used_s, 0.0)
         shares.dispatch(A, 1.0, "p0", 1.0, 1000, 0.0)
         allowed = shares.allowance(A, 4, 0.0, GREED)
         assert 2 <= allowed < 4 and allowed <= last
         last = allowed
     assert last == 2
-    heavy = Shares()
+    heavy = ReplicaReservation()
     use(heavy, B, 50.0, 0.0, weight=1.0)
     heavy.dispatch(A, 3.0, "p0", 1.0, 1000, 0.0)
     assert heavy.allowance(A, 4, 0.0, GREED) == 3, "three parts of four by weight"
@@ -53,7 +55,7 @@ def test_what_others_used_is_kept_for_them_up_to_their_share() -> None:
 
 def test_it_keeps_to_what_it_holds_once_it_holds_its_part() -> None:
     """The replicas it holds stay open to it; the others are for others until it lets go, or they were idle for long."""
-    shares = Shares()
+    shares = ReplicaReservation()
     use(shares, B, 5.0, 0.0)
     held = [shares.dispatch(A, 1.0, name, 1.0, 1000, 0.0) for name in POOL[:2]]
     assert list(shares.may_hold(A, POOL, 0.0)) == POOL, "others take longer themselves"
@@ -70,7 +72,7 @@ def test_it_keeps_to_what_it_holds_once_it_holds_its_part() -> None:
 
 def test_a_burst_is_held_at_the_prompt_that_makes_it_one() -> None:
     """What runs and what waits of a tenant, over all replicas, against the patience of others: no past is needed."""
-    shares = Shares()
+    shares = ReplicaReservation()
     for number in range(10):
         use(shares, B, 0.1, 0.1 * number)
     patience = PATIENCE * 0.1 * len(POOL)
@@ -88,7 +90,7 @@ def test_a_burst_is_held_at_the_prompt_that_makes_it_one() -> None:
 
 def test_one_that_sends_many_short_prompts_makes_nobody_else_a_burst() -> None:
     """Each tenant's mean counts by its weight, not by how many prompts it sends."""
-    shares = Shares()
+    shares = ReplicaReservation()
     for number in range(200):
         use(shares, B, 0.01, 0.01 * number)
     use(shares, ("c", 4), 1.99, 2.0)
@@ -101,7 +103,7 @@ def test_one_that_sends_many_short_prompts_makes_nobody_else_a_burst() -> None:
 
 def test_lower_bands_leave_room_for_higher_ones_and_not_the_other_way_round() -> None:
     """A higher band owes nothing to a lower one."""
-    shares = Shares()
+    shares = ReplicaReservation()
     use(shares, HIGH, 5.0, 0.0)
     use(shares, LOW, 5.0, 0.0)
     assert shares.allowance(HIGH, 4, 0.0, GREED) == 4
@@ -110,7 +112,7 @@ def test_lower_bands_leave_room_for_higher_ones_and_not_the_other_way_round() ->
 
 def test_the_next_prompt_goes_when_the_last_one_is_nearly_done() -> None:
     """Prompts of an engine run one after the other: the second's time begins when the first one ends."""
-    shares = Shares()
+    shares = ReplicaReservation()
     first = shares.dispatch(A, 1.0, "p0", 1.0, 1000, 0.0)
     shares.start(first, 0.0)
     assert shares.wait_s(B, "p0", 0.0) == pytest.approx(1.0 - AHEAD_S)
@@ -132,7 +134,7 @@ def test_erlang() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_happens_the_counts_are_right(seed: int) -> None:
     """Random dispatches, starts, ends and pauses; in the end nothing is left."""
-    draw, shares, now_s = random.Random(seed), Shares(), 0.0
+    draw, shares, now_s = random.Random(seed), ReplicaReservation(), 0.0
     prompts: list[Prompt] = []
     for _ in range(400):
         now_s += draw.choice((0.0, 0.01, 1.0, 20.0 if draw.random() < 0.05 else 0.1))
