@@ -14,7 +14,7 @@ from services.router.forwarding.eligible_replicas import EligibleReplicas
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_ms, as_us, placement_row
 from services.router.placement.policy import Placement, PlacementRequest, PoolView, ReplicaState, Wait
-from services.router.queue.queue_delay import Drain
+from services.router.queue.queue_delay import QueueDelay
 from services.router.queue.release_queue import anybody
 from services.router.queue.tenant_queues import MayGo
 
@@ -71,7 +71,7 @@ class Dispatcher:
         endings: Completion,
         forecast: Forecast | None = None,
     ) -> None:
-        self.drain = Drain()
+        self.drain = QueueDelay()
         self.forecast = forecast
         self._holdings = holdings
         self._endings = endings

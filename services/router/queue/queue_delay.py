@@ -16,7 +16,7 @@ REQUEST_TOKENS_MIN: Final = 16
 RETRY_MS_UNKNOWN: Final = 1000
 
 
-class Drain:
+class QueueDelay:
     """Tokens released per second, measured only while something waits: then it is what the replicas can take.
 
     Tokens that are expected to be computed, not those of the prompts: in the order of the queue cached prompts go first, so

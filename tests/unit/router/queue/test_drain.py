@@ -8,10 +8,10 @@ import random
 import pytest
 
 from kvmesh.drain_rate import RETRY_MS_MAX, RETRY_MS_MIN
-from services.router.queue.queue_delay import RELEASES_MIN, RETRY_MS_UNKNOWN, Drain
+from services.router.queue.queue_delay import RELEASES_MIN, RETRY_MS_UNKNOWN, QueueDelay
 
 
-def run(drain: Drain, per_s: float, tokens: int, start_s: float, end_s: float) -> None:
+def run(drain: QueueDelay, per_s: float, tokens: int, start_s: float, end_s: float) -> None:
     """Release evenly while something waits."""
     drain.waits(True, start_s)
     for number in range(1, int((end_s - start_s) * per_s) + 1):
@@ -20,7 +20,7 @@ def run(drain: Drain, per_s: float, tokens: int, start_s: float, end_s: float) -
 
 def test_nothing_is_known_at_first_and_nobody_waits_behind_nothing() -> None:
     """Unknown is not zero; without anything ahead there is no wait."""
-    drain = Drain()
+    drain = QueueDelay()
     assert drain.wait_s(1000.0, 0.0) is None and drain.retry_after_ms(1000.0, 0.0) == RETRY_MS_UNKNOWN
     assert drain.wait_s(0.0, 0.0) == 0.0
     for _ in range(RELEASES_MIN * 2):
@@ -34,7 +34,7 @@ def test_nothing_is_known_at_first_and_nobody_waits_behind_nothing() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_rate_is_that_of_busy_times(seed: int) -> None:
     """Whatever idle times lie between, the rate is within a tenth of what was released while something waited."""
-    draw, drain, now_s = random.Random(seed), Drain(), 0.0
+    draw, drain, now_s = random.Random(seed), QueueDelay(), 0.0
     for _ in range(10):
         length_s = draw.uniform(1.0, 5.0)
         run(drain, 50.0, 200, now_s, now_s + length_s)
@@ -46,7 +46,7 @@ def test_the_rate_is_that_of_busy_times(seed: int) -> None:
 
 def test_it_follows_a_pool_that_shrinks_or_stands_still() -> None:
     """After some seconds the new rate holds, and a queue that does not move is seen as such."""
-    drain = Drain()
+    drain = QueueDelay()
     run(drain, 50.0, 200, 0.0, 30.0)
     run(drain, 10.0, 200, 30.0, 70.0)
     assert drain.wait_s(1000.0, 70.0) == pytest.approx(0.5, rel=0.15)
@@ -56,7 +56,7 @@ def test_it_follows_a_pool_that_shrinks_or_stands_still() -> None:
 
 def test_retries_are_told_within_bounds() -> None:
     """From 50 ms to 30 s."""
-    drain = Drain()
+    drain = QueueDelay()
     run(drain, 50.0, 200, 0.0, 10.0)
     assert drain.retry_after_ms(1.0, 10.0) == RETRY_MS_MIN
     assert drain.retry_after_ms(1e9, 10.0) == RETRY_MS_MAX

@@ -8,7 +8,7 @@ from kvmesh import blocks
 from kvmesh.attach.frames import FrameError, pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import AGEING, ORDERS
-from services.router.queue.queue_delay import Drain
+from services.router.queue.queue_delay import QueueDelay
 from tests.unit.router.desk import A, Desk
 
 
@@ -161,7 +161,7 @@ def test_the_drain_is_told_of_what_is_to_be_computed(monkeypatch: pytest.MonkeyP
     desk, told = Desk(), []
     desk.relay.releases.forecast = desk.policy
     desk.policy.mirror.store("prefill-0", blocks.chain(pack_ids(range(400)), 4, "m"))
-    monkeypatch.setattr(Drain, "released", lambda _, tokens, now_s: told.append(tokens))
+    monkeypatch.setattr(QueueDelay, "released", lambda _, tokens, now_s: told.append(tokens))
     desk.submit(tokens=404)
     assert told == [4]
 
