@@ -26,7 +26,7 @@ from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord, Recorder
 from services.decode.slot import Slot, State
 from services.decode.slot_table import Holdings
-from services.decode.step_batch import Gather
+from services.decode.step_batch import StepBatch
 
 COMPUTED_STRIDE: Final = 32
 """Tokens that may be computed beyond the credit before the reader is told of them: half a credit window."""
@@ -48,7 +48,7 @@ class Generation:
         pulse: Pulse,
         record: Recorder,
     ) -> None:
-        self.gather: Gather[Slot] = Gather(limits.gather_max_s)
+        self.gather: StepBatch[Slot] = StepBatch(limits.gather_max_s)
         self.view = EngineView()
         self.is_ready = False
         self.calls: dict[int, Slot] = {}

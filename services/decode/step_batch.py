@@ -18,7 +18,7 @@ STEP_FRESH_S: Final = 2.0
 """An older measure is of another batch. It also could never be corrected if it kept everybody away."""
 
 
-class Gather(Generic[Key]):
+class StepBatch(Generic[Key]):
     """Collects the reports of one step.
 
     Invariant: reported is a subset of live. `join` when a slot's first token came, `leave` when its engine call ended.

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from services.decode.step_batch import Gather
+from services.decode.step_batch import StepBatch
 
 
-def gather_of(*keys: str, max_s: float = 0.010) -> Gather[str]:
+def gather_of(*keys: str, max_s: float = 0.010) -> StepBatch[str]:
     """Return a gather that waits for `keys`."""
-    gather: Gather[str] = Gather(max_s)
+    gather: StepBatch[str] = StepBatch(max_s)
     for key in keys:
         gather.join(key)
     return gather
@@ -80,7 +80,7 @@ def test_no_report_waits_longer_than_the_bound(seed: int) -> None:
     """Under any order of reports, joins and leaves, what is collected is due within the bound, and nothing is lost."""
     print(f"seed={seed}")
     rng = random.Random(seed)
-    gather: Gather[int] = Gather(0.010)
+    gather: StepBatch[int] = StepBatch(0.010)
     live: set[int] = set()
     waiting: dict[int, float] = {}
     now_s = 0.0
