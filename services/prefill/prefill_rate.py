@@ -18,7 +18,7 @@ STRETCH_MAX: Final = 4.0
 _SMOOTHING: Final = 0.1
 
 
-class Pace:
+class PrefillRate:
     """Smoothed seconds and prompt tokens of the calls that ended with a first token."""
 
     __slots__ = ("_seen_s", "_tokens", "run_s")

@@ -27,7 +27,7 @@ from kvmesh.triton.errors import (
 )
 from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
 from services.prefill.limits import PrefillLimits
-from services.prefill.prefill_rate import Pace
+from services.prefill.prefill_rate import PrefillRate
 from services.prefill.records import CallRecord, Recorder
 from services.prefill.slot import Slot, State
 from services.prefill.slot_table import Holdings
@@ -55,7 +55,7 @@ class Prefilling:
         self.calls: dict[int, Slot] = {}
         self.computed_token_total = 0
         self.cached_token_total = 0
-        self.pace = Pace()
+        self.pace = PrefillRate()
         self._replica = replica
         self._tokens_per_block = tokens_per_block
         self._limits = limits
