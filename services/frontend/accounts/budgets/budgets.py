@@ -21,7 +21,7 @@ from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.maintenance import Upkeep
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.pending import Asking
-from services.frontend.accounts.budgets.redis_outage import Absence
+from services.frontend.accounts.budgets.redis_outage import RedisOutage
 from services.frontend.accounts.budgets.refusals import OVERRUN, denied_error
 from services.frontend.accounts.budgets.reservation import EXTEND_TOKENS, MARGIN_TOKENS, Holder, Reservation
 
@@ -45,7 +45,7 @@ class Budgets:
         pump = self._pump = Pump(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
         teller = self._teller = Teller(pump, self._detour, boot_id, clock, metrics)
         self._standings = Standings(teller.newest, teller.name)
-        self._absence = Absence(self._detour, pump, teller, self._standings, clock, metrics)
+        self._absence = RedisOutage(self._detour, pump, teller, self._standings, clock, metrics)
         self._asking = Asking(
             pump, teller, self._detour, self._absence, clock, metrics, give_back=self._give_back
         )

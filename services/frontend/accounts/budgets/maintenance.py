@@ -16,7 +16,7 @@ from services.frontend.accounts.budgets.batcher import Pump, Question
 from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.pending import Asking
-from services.frontend.accounts.budgets.redis_outage import Absence
+from services.frontend.accounts.budgets.redis_outage import RedisOutage
 
 TICK_S: Final = 0.25
 """Between two looks at the slabs, and between two attempts at a Redis that is away."""
@@ -30,7 +30,7 @@ class Upkeep:
         pump: Pump,
         teller: Teller,
         detour: Detour,
-        absence: Absence,
+        absence: RedisOutage,
         asking: Asking,
         standings: Standings,
         clock: Clock,

@@ -18,7 +18,7 @@ from services.frontend.accounts.budgets.batcher import Pump, Question
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S, Teller
 from services.frontend.accounts.budgets.local_fallback import Detour
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
-from services.frontend.accounts.budgets.redis_outage import Absence
+from services.frontend.accounts.budgets.redis_outage import RedisOutage
 from services.frontend.accounts.budgets.refusals import denied_error
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
 
@@ -45,7 +45,7 @@ class Asking:
         pump: Pump,
         teller: Teller,
         detour: Detour,
-        absence: Absence,
+        absence: RedisOutage,
         clock: Clock,
         metrics: BudgetMetrics,
         give_back: Callable[[Reservation], None],

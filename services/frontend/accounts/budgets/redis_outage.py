@@ -20,7 +20,7 @@ from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
 
 
-class Absence:
+class RedisOutage:
     """From `begin` until Redis was back for long enough."""
 
     def __init__(
