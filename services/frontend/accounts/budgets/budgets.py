@@ -17,7 +17,7 @@ from services.frontend.accounts.budgets.batcher import ANSWER_S, Ledger, Pump
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
 from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_buckets import Outage
-from services.frontend.accounts.budgets.local_fallback import Detour
+from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.maintenance import Upkeep
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.pending import Asking
@@ -40,7 +40,7 @@ class Budgets:
     ) -> None:
         self.metrics = metrics
         self._clock = clock
-        self._detour = Detour()
+        self._detour = LocalFallback()
         self._estimates = Estimates()
         pump = self._pump = Pump(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
         teller = self._teller = Teller(pump, self._detour, boot_id, clock, metrics)

@@ -14,7 +14,7 @@ from services.frontend.accounts.budgets.refusals import away_error, denied_error
 from services.frontend.accounts.budgets.reservation import Reservation
 
 
-class Detour:
+class LocalFallback:
     """Admits locally between `begin` and `end`; outside of that it knows nothing and changes nothing."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from kvmesh.tasks import persist
 from services.frontend.accounts.budgets.account_states import Standings
 from services.frontend.accounts.budgets.batcher import Pump, Question
 from services.frontend.accounts.budgets.ledger_writer import Teller
-from services.frontend.accounts.budgets.local_fallback import Detour
+from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.pending import Asking
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
 
@@ -29,7 +29,7 @@ class Upkeep:
         self,
         pump: Pump,
         teller: Teller,
-        detour: Detour,
+        detour: LocalFallback,
         absence: RedisOutage,
         asking: Asking,
         standings: Standings,

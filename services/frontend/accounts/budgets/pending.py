@@ -16,7 +16,7 @@ from kvmesh.errors import MeshError, internal
 from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.batcher import Pump, Question
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S, Teller
-from services.frontend.accounts.budgets.local_fallback import Detour
+from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
 from services.frontend.accounts.budgets.refusals import denied_error
@@ -44,7 +44,7 @@ class Asking:
         self,
         pump: Pump,
         teller: Teller,
-        detour: Detour,
+        detour: LocalFallback,
         absence: RedisOutage,
         clock: Clock,
         metrics: BudgetMetrics,

@@ -15,7 +15,7 @@ from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.account_states import Standings
 from services.frontend.accounts.budgets.batcher import Pump, Question
 from services.frontend.accounts.budgets.ledger_writer import Teller
-from services.frontend.accounts.budgets.local_fallback import Detour
+from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
 
@@ -25,7 +25,7 @@ class RedisOutage:
 
     def __init__(
         self,
-        detour: Detour,
+        detour: LocalFallback,
         pump: Pump,
         teller: Teller,
         standings: Standings,
