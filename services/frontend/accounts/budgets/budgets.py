@@ -20,7 +20,7 @@ from services.frontend.accounts.budgets.local_buckets import Outage
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.maintenance import Upkeep
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
-from services.frontend.accounts.budgets.pending import Asking
+from services.frontend.accounts.budgets.pending import PendingReservations
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
 from services.frontend.accounts.budgets.refusals import OVERRUN, denied_error
 from services.frontend.accounts.budgets.reservation import EXTEND_TOKENS, MARGIN_TOKENS, Holder, Reservation
@@ -46,7 +46,7 @@ class Budgets:
         teller = self._teller = Teller(pump, self._detour, boot_id, clock, metrics)
         self._standings = Standings(teller.newest, teller.name)
         self._absence = RedisOutage(self._detour, pump, teller, self._standings, clock, metrics)
-        self._asking = Asking(
+        self._asking = PendingReservations(
             pump, teller, self._detour, self._absence, clock, metrics, give_back=self._give_back
         )
         self._upkeep = Upkeep(pump, teller, self._detour, self._absence, self._asking, self._standings, clock)

@@ -15,7 +15,7 @@ from services.frontend.accounts.budgets.account_states import Standings
 from services.frontend.accounts.budgets.batcher import Pump, Question
 from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
-from services.frontend.accounts.budgets.pending import Asking
+from services.frontend.accounts.budgets.pending import PendingReservations
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
 
 TICK_S: Final = 0.25
@@ -31,7 +31,7 @@ class Upkeep:
         teller: Teller,
         detour: LocalFallback,
         absence: RedisOutage,
-        asking: Asking,
+        asking: PendingReservations,
         standings: Standings,
         clock: Clock,
     ) -> None:

@@ -37,7 +37,7 @@ class _Asked:
         """True if it was admitted or refused without Redis."""
 
 
-class Asking:
+class PendingReservations:
     """Those that wait. `give_back(reservation)` settles one that was admitted as its caller left."""
 
     def __init__(
