@@ -10,7 +10,7 @@ from typing import Final
 
 from kvmesh.buckets.limits import Account
 from services.frontend.accounts.budgets.account_state import Standing
-from services.frontend.accounts.budgets.current_limits import Newest
+from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.quota_lease import Slab
 
 IDLE_S: Final = 60.0
@@ -20,7 +20,7 @@ IDLE_S: Final = 60.0
 class Standings:
     """What is known of each. `newest` learns the limits that hold; `name(what)` returns a name that nothing else has."""
 
-    def __init__(self, newest: Newest, name: Callable[[str], str]) -> None:
+    def __init__(self, newest: CurrentLimits, name: Callable[[str], str]) -> None:
         self._newest = newest
         self._name = name
         self._frontends = 1

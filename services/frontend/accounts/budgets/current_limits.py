@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvmesh.buckets.limits import Account, Limit, Scope
 
 
-class Newest:
+class CurrentLimits:
     """The newest limit of each scope that was seen, as many as there are scopes."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ from kvmesh.buckets.operations import (
 from kvmesh.clock import Clock
 from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.batcher import Pump, Question
-from services.frontend.accounts.budgets.current_limits import Newest
+from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.quota_lease import Ask, Slab
@@ -54,7 +54,7 @@ class Teller:
         self.adopting: dict[str, Reservation] = {}
         """Admitted locally and not settled: Redis shall know of them."""
         self.frontends = 1
-        self.newest = Newest()
+        self.newest = CurrentLimits()
         self._pump = pump
         self._detour = detour
         self._boot_id = boot_id
