@@ -58,7 +58,7 @@ class Question:
         """True if it can never be answered."""
 
 
-class Pump:
+class Batcher:
     """Sends questions. `on_silence()` hears that Redis answers nobody, `on_answer()` that it answers."""
 
     def __init__(

@@ -13,7 +13,7 @@ from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.account_states import Standings
-from services.frontend.accounts.budgets.batcher import ANSWER_S, Ledger, Pump
+from services.frontend.accounts.budgets.batcher import ANSWER_S, Batcher, Ledger
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
 from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_buckets import Outage
@@ -42,7 +42,7 @@ class Budgets:
         self._clock = clock
         self._detour = LocalFallback()
         self._estimates = Estimates()
-        pump = self._pump = Pump(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
+        pump = self._pump = Batcher(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
         teller = self._teller = Teller(pump, self._detour, boot_id, clock, metrics)
         self._standings = Standings(teller.newest, teller.name)
         self._absence = RedisOutage(self._detour, pump, teller, self._standings, clock, metrics)

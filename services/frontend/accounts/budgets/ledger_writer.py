@@ -31,7 +31,7 @@ from kvmesh.buckets.operations import (
 )
 from kvmesh.clock import Clock
 from services.frontend.accounts.budgets.account_state import Standing
-from services.frontend.accounts.budgets.batcher import Pump, Question
+from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
@@ -49,7 +49,7 @@ class Teller:
     """The way to Redis of all that nobody waits for. `boot_id` makes names unique."""
 
     def __init__(
-        self, pump: Pump, detour: LocalFallback, boot_id: str, clock: Clock, metrics: BudgetMetrics
+        self, pump: Batcher, detour: LocalFallback, boot_id: str, clock: Clock, metrics: BudgetMetrics
     ) -> None:
         self.adopting: dict[str, Reservation] = {}
         """Admitted locally and not settled: Redis shall know of them."""

@@ -12,7 +12,7 @@ from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.tasks import persist
 from services.frontend.accounts.budgets.account_states import Standings
-from services.frontend.accounts.budgets.batcher import Pump, Question
+from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.pending import PendingReservations
@@ -27,7 +27,7 @@ class Upkeep:
 
     def __init__(
         self,
-        pump: Pump,
+        pump: Batcher,
         teller: Teller,
         detour: LocalFallback,
         absence: RedisOutage,

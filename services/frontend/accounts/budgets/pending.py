@@ -14,7 +14,7 @@ from kvmesh.buckets.operations import Answer, Denied, Granted, Reserve, Settle
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, internal
 from services.frontend.accounts.budgets.account_state import Standing
-from services.frontend.accounts.budgets.batcher import Pump, Question
+from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S, Teller
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
@@ -42,7 +42,7 @@ class PendingReservations:
 
     def __init__(
         self,
-        pump: Pump,
+        pump: Batcher,
         teller: Teller,
         detour: LocalFallback,
         absence: RedisOutage,

@@ -13,7 +13,7 @@ from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.account_states import Standings
-from services.frontend.accounts.budgets.batcher import Pump, Question
+from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
@@ -26,7 +26,7 @@ class RedisOutage:
     def __init__(
         self,
         detour: LocalFallback,
-        pump: Pump,
+        pump: Batcher,
         teller: Teller,
         standings: Standings,
         clock: Clock,

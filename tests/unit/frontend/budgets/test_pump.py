@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kvmesh.buckets.operations import Answer, Operation, Sweep, Swept
-from services.frontend.accounts.budgets.batcher import Pump, Question
+from services.frontend.accounts.budgets.batcher import Batcher, Question
 
 STALL_S = 0.08
 
@@ -38,7 +38,7 @@ class Wire:
 async def test_a_process_that_did_not_listen_blames_nobody(has_answer: bool) -> None:
     """An answer that lay there while the loop stood still has come in time; one that never comes has not."""
     wire, silent, answers = Wire(has_answer=has_answer), asyncio.Event(), list[Answer | None]()
-    pump = Pump(wire, silent.set, lambda: None)
+    pump = Batcher(wire, silent.set, lambda: None)
     pump.put(Question(Sweep("acme"), answers.append))
     if has_answer:
         await pump.drained()
