@@ -11,7 +11,7 @@ from typing import Final
 from kvmesh.buckets.limits import Account
 from kvmesh.buckets.operations import Denied, Remaining, Spend
 from kvmesh.drain_rate import DrainRate, Stock
-from services.frontend.accounts.budgets.quota_lease import Slab
+from services.frontend.accounts.budgets.quota_lease import QuotaLease
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
 
 MEMO_S: Final = 0.1
@@ -53,7 +53,7 @@ class Standing:
         ),
     )
 
-    def __init__(self, account: Account, slab: Slab, now_s: float) -> None:
+    def __init__(self, account: Account, slab: QuotaLease, now_s: float) -> None:
         self.account = account
         self.told_account = account
         """The same with the limits that held as of `told_version`: see Newest."""

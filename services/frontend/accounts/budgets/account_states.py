@@ -11,7 +11,7 @@ from typing import Final
 from kvmesh.buckets.limits import Account
 from services.frontend.accounts.budgets.account_state import Standing
 from services.frontend.accounts.budgets.current_limits import CurrentLimits
-from services.frontend.accounts.budgets.quota_lease import Slab
+from services.frontend.accounts.budgets.quota_lease import QuotaLease
 
 IDLE_S: Final = 60.0
 """An account that nobody used for so long is forgotten."""
@@ -47,7 +47,7 @@ class Standings:
         self._newest.see(account)
         standing = self._by_account.get(account)
         if standing is None:
-            slab = Slab(self._name("slab"), account, self._frontends, now_s)
+            slab = QuotaLease(self._name("slab"), account, self._frontends, now_s)
             standing = self._by_account[account] = Standing(account, slab, now_s)
         self._by_id[id(account)] = account, standing
         return standing

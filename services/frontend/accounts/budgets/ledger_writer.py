@@ -35,7 +35,7 @@ from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
-from services.frontend.accounts.budgets.quota_lease import Ask, Slab
+from services.frontend.accounts.budgets.quota_lease import Ask, QuotaLease
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
 
 LEASE_S: Final = 15.0
@@ -218,7 +218,7 @@ class Teller:
             standing.spending = None
             standing.tell(answer.remaining, self._clock.now_s())
 
-    def _drawn(self, standing: Standing, slab: Slab, answer: Answer | None) -> None:
+    def _drawn(self, standing: Standing, slab: QuotaLease, answer: Answer | None) -> None:
         if not isinstance(answer, Drawn):
             slab.lost()
             return
@@ -232,10 +232,10 @@ class Teller:
         self._replace(standing, now_s)
 
     def _replace(self, standing: Standing, now_s: float) -> None:
-        standing.slab = Slab(self.name("slab"), standing.account, self.frontends, now_s)
+        standing.slab = QuotaLease(self.name("slab"), standing.account, self.frontends, now_s)
 
 
-def _draw(account: Account, slab: Slab, ask: Ask) -> Draw:
+def _draw(account: Account, slab: QuotaLease, ask: Ask) -> Draw:
     return Draw(
         account,
         slab.rid,

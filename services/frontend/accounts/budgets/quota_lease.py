@@ -59,7 +59,7 @@ class Ask:
     least_overrun: int = 0
 
 
-class Slab:
+class QuotaLease:
     """The slab of one account at one frontend, named `rid` in Redis. It is opened by its first draw, and once.
 
     Free requests and slots are below 0 only where Redis had lost its memory, free tokens also after an overrun.

@@ -13,7 +13,7 @@ from kvmesh.tenants.caller import Caller
 
 if TYPE_CHECKING:
     from services.frontend.accounts.budgets.account_state import Standing
-    from services.frontend.accounts.budgets.quota_lease import Slab
+    from services.frontend.accounts.budgets.quota_lease import QuotaLease
 
 
 EXTEND_TOKENS: Final = 256
@@ -80,7 +80,7 @@ class Reservation:
         self.position = 0
         """Output tokens, as it was last told."""
         self.holder = Holder.NOBODY
-        self.slab: Slab | None = None
+        self.slab: QuotaLease | None = None
         self.is_live = True
         """False once its slot is given back."""
         self.is_settled = False

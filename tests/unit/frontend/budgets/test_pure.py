@@ -12,7 +12,7 @@ from kvmesh.tenants.caller import Tenant
 from services.frontend.accounts.budgets import estimates, local_buckets, quota_lease, refusals
 from services.frontend.accounts.budgets.estimates import COLD_OUTPUT, LEARNERS_MAX, Estimates, Learner
 from services.frontend.accounts.budgets.local_buckets import LocalBuckets, Outage
-from services.frontend.accounts.budgets.quota_lease import Slab
+from services.frontend.accounts.budgets.quota_lease import QuotaLease
 from tests.unit.frontend.budgets.twin import account
 from tests.unit.frontend.budgets.world import caller
 
@@ -80,7 +80,7 @@ def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
     """Random admissions, ends, overruns, draws that are granted in part, lost or answered late: Redis always held it."""
     draw = random.Random(seed)
     who = account(burst_s=draw.choice((5, 60)), overrun=draw.choice((0, 20_000)))
-    slab, now_s = Slab("s", who, draw.randint(1, 4), 0.0), 0.0
+    slab, now_s = QuotaLease("s", who, draw.randint(1, 4), 0.0), 0.0
     held = [0, 0, 0, 0]  # tokens, requests, slots, open overrun: what Redis holds
     told = [0, 0]  # used tokens and requests, as Redis knows them
     open_: list[tuple[int, int, bool]] = []
@@ -156,7 +156,7 @@ def test_a_slab_gives_out_what_it_was_granted_and_no_more(seed: int) -> None:
 
 def test_a_slab_of_a_redis_that_lost_its_memory_asks_for_what_can_be_asked() -> None:
     """It gave out what Redis grants no more, and goes on renewing its lease."""
-    slab = Slab("s", account(), 1, 0.0)
+    slab = QuotaLease("s", account(), 1, 0.0)
     for _ in range(40):
         slab.want(10)
     ask = slab.draw(1.0)
@@ -176,7 +176,7 @@ def test_a_slab_of_a_redis_that_lost_its_memory_asks_for_what_can_be_asked() -> 
 def test_a_slab_opens_overrun_within_its_share() -> None:
     """What requests may use beyond their promises is held in Redis first; a slab that cannot hold two of them is none."""
     for beyond, is_served in ((100, True), (2000, False)):
-        slab, now_s, admitted = Slab("s", account(overrun=20_000), 2, 0.0), 0.0, 0
+        slab, now_s, admitted = QuotaLease("s", account(overrun=20_000), 2, 0.0), 0.0, 0
         for _ in range(400):
             now_s += 0.01
             slab.want(10, beyond)
@@ -202,7 +202,7 @@ def test_one_frontend_alone_admits_a_request_that_is_larger_than_its_share() -> 
 def test_a_slab_follows_the_demand_within_its_share() -> None:
     """Never more free than the share of the burst by the number of frontends; nothing once nobody comes."""
     who, now_s = account(burst_s=60), 0.0
-    slab = Slab("s", who, 2, now_s)
+    slab = QuotaLease("s", who, 2, now_s)
     most = 0
     for _ in range(2000):
         now_s += 0.01
