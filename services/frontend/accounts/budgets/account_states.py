@@ -17,7 +17,7 @@ IDLE_S: Final = 60.0
 """An account that nobody used for so long is forgotten."""
 
 
-class Standings:
+class AccountStates:
     """What is known of each. `newest` learns the limits that hold; `name(what)` returns a name that nothing else has."""
 
     def __init__(self, newest: CurrentLimits, name: Callable[[str], str]) -> None:

@@ -12,7 +12,7 @@ from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.budgets.account_state import Standing
-from services.frontend.accounts.budgets.account_states import Standings
+from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import ANSWER_S, Batcher, Ledger
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
 from services.frontend.accounts.budgets.ledger_writer import Teller
@@ -44,7 +44,7 @@ class Budgets:
         self._estimates = Estimates()
         pump = self._pump = Batcher(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
         teller = self._teller = Teller(pump, self._detour, boot_id, clock, metrics)
-        self._standings = Standings(teller.newest, teller.name)
+        self._standings = AccountStates(teller.newest, teller.name)
         self._absence = RedisOutage(self._detour, pump, teller, self._standings, clock, metrics)
         self._asking = PendingReservations(
             pump, teller, self._detour, self._absence, clock, metrics, give_back=self._give_back

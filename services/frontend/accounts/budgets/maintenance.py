@@ -11,7 +11,7 @@ from typing import Final
 from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.tasks import persist
-from services.frontend.accounts.budgets.account_states import Standings
+from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
@@ -32,7 +32,7 @@ class Upkeep:
         detour: LocalFallback,
         absence: RedisOutage,
         asking: PendingReservations,
-        standings: Standings,
+        standings: AccountStates,
         clock: Clock,
     ) -> None:
         self._pump = pump

@@ -12,7 +12,7 @@ from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from services.frontend.accounts.budgets.account_state import Standing
-from services.frontend.accounts.budgets.account_states import Standings
+from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.ledger_writer import Teller
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
@@ -28,7 +28,7 @@ class RedisOutage:
         detour: LocalFallback,
         pump: Batcher,
         teller: Teller,
-        standings: Standings,
+        standings: AccountStates,
         clock: Clock,
         metrics: BudgetMetrics,
     ) -> None:
