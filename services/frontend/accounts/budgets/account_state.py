@@ -26,7 +26,7 @@ END_WAIT_MIN_S: Final = 0.02
 END_WAIT_MAX_S: Final = 60.0
 
 
-class Standing:
+class AccountState:
     """One account at one frontend."""
 
     __slots__ = (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvmesh.buckets.limits import Account
-from services.frontend.accounts.budgets.account_state import Standing
+from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.quota_lease import QuotaLease
 
@@ -24,22 +24,22 @@ class AccountStates:
         self._newest = newest
         self._name = name
         self._frontends = 1
-        self._by_account: dict[Account, Standing] = {}
-        self._by_id: dict[int, tuple[Account, Standing]] = {}
+        self._by_account: dict[Account, AccountState] = {}
+        self._by_id: dict[int, tuple[Account, AccountState]] = {}
         """The same by identity: comparing accounts costs more than admitting a request."""
 
     def __len__(self) -> int:
         return len(self._by_account)
 
-    def __iter__(self) -> Iterator[Standing]:
+    def __iter__(self) -> Iterator[AccountState]:
         return iter(self._by_account.values())
 
-    def known(self, account: Account) -> Standing | None:
+    def known(self, account: Account) -> AccountState | None:
         """Return what is known of `account`, if a request brought this very object before."""
         known = self._by_id.get(id(account))
         return None if known is None else known[1]
 
-    def of(self, account: Account, now_s: float) -> Standing:
+    def of(self, account: Account, now_s: float) -> AccountState:
         """Return what is known of `account`; from now on it is known."""
         known = self._by_id.get(id(account))
         if known is not None:
@@ -48,7 +48,7 @@ class AccountStates:
         standing = self._by_account.get(account)
         if standing is None:
             slab = QuotaLease(self._name("slab"), account, self._frontends, now_s)
-            standing = self._by_account[account] = Standing(account, slab, now_s)
+            standing = self._by_account[account] = AccountState(account, slab, now_s)
         self._by_id[id(account)] = account, standing
         return standing
 

@@ -11,7 +11,7 @@ from kvmesh.buckets.operations import Denied, Lower
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
-from services.frontend.accounts.budgets.account_state import Standing
+from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import ANSWER_S, Batcher, Ledger
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
@@ -269,7 +269,7 @@ class Budgets:
         return await self._upkeep.flush(timeout_s)
 
     def _estimated(
-        self, standing: Standing, caller: Caller, rid: str, prompt_tokens: int, max_output_tokens: int
+        self, standing: AccountState, caller: Caller, rid: str, prompt_tokens: int, max_output_tokens: int
     ) -> Reservation:
         learner = self._estimates.learner(caller.tenant.name, caller.service_class.name)
         prompt, output = estimate(caller.tenant, learner, prompt_tokens, max_output_tokens)
@@ -279,7 +279,7 @@ class Budgets:
         most = prompt_tokens + max_output_tokens if standing.has_tokens else 0
         return Reservation(rid, caller, standing, prompt, output, most)
 
-    def _known_denial(self, standing: Standing, tokens: int, overrun: int, now_s: float) -> Denied | None:
+    def _known_denial(self, standing: AccountState, tokens: int, overrun: int, now_s: float) -> Denied | None:
         """Return why Redis would refuse, where that is known without asking."""
         burst, scope = standing.burst
         if tokens > burst:

@@ -30,7 +30,7 @@ from kvmesh.buckets.operations import (
     Spent,
 )
 from kvmesh.clock import Clock
-from services.frontend.accounts.budgets.account_state import Standing
+from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
@@ -62,14 +62,14 @@ class Teller:
         self._metrics = metrics
         self._names = itertools.count(1)
         self._renewed_at_s = clock.now_s()
-        self._owed: deque[tuple[Standing, Operation]] = deque()
+        self._owed: deque[tuple[AccountState, Operation]] = deque()
 
     @property
     def owed_count(self) -> int:
         """Settlements that wait for Redis."""
         return len(self._owed)
 
-    def account(self, standing: Standing) -> Account:
+    def account(self, standing: AccountState) -> Account:
         """Return the account of `standing` by the limits that hold now."""
         if standing.told_version != self.newest.version:
             standing.told_account = self.newest.of(standing.account)
@@ -80,9 +80,9 @@ class Teller:
         """Return a name that nothing else has."""
         return f"{self._boot_id}-{what}-{next(self._names)}"
 
-    def tell(self, standings: Iterable[Standing]) -> None:
+    def tell(self, standings: Iterable[AccountState]) -> None:
         """Tell what Redis missed. What is given back goes first, so that what was spent can be taken."""
-        running: dict[Standing, list[Reservation]] = {}
+        running: dict[AccountState, list[Reservation]] = {}
         for reservation in self.adopting.values():
             assert reservation.standing is not None
             running.setdefault(reservation.standing, []).append(reservation)
@@ -94,7 +94,7 @@ class Teller:
         for standing in standings:
             self._spend(standing)
 
-    def owe(self, standing: Standing, operation: Operation) -> None:
+    def owe(self, standing: AccountState, operation: Operation) -> None:
         """Have `operation` done, now or when Redis is back."""
         if not self._detour.is_on:
             self._put(standing, operation)
@@ -136,7 +136,7 @@ class Teller:
         self._renewed_at_s = now_s
         return True
 
-    def renew(self, standing: Standing, reservations: Iterable[Reservation]) -> None:
+    def renew(self, standing: AccountState, reservations: Iterable[Reservation]) -> None:
         """Renew leases; reserve what running streams are behind their estimates; let Redis know what it does not."""
         pairs = []
         for each in reservations:
@@ -149,7 +149,7 @@ class Teller:
             operation = Renew(self.account(standing), tuple(item for _, item in part), LEASE_S)
             self._pump.put(Question(operation, partial(self._renewed, standing, part)))
 
-    def draw(self, standing: Standing, now_s: float) -> None:
+    def draw(self, standing: AccountState, now_s: float) -> None:
         """Have the account's slab filled, renewed, or given back, whatever is due."""
         slab = standing.slab
         if slab.is_over:
@@ -169,7 +169,7 @@ class Teller:
             self._pump.put(Question(operation, partial(self._drawn, standing, slab)))
 
     def _renewed(
-        self, standing: Standing, pairs: list[tuple[Reservation, Renewal]], answer: Answer | None
+        self, standing: AccountState, pairs: list[tuple[Reservation, Renewal]], answer: Answer | None
     ) -> None:
         if not isinstance(answer, Renewed):
             return
@@ -182,7 +182,7 @@ class Teller:
             if reservation.holder is Holder.LOCAL and not reservation.is_settled:
                 self.adopted(reservation)
 
-    def _put(self, standing: Standing, operation: Operation) -> None:
+    def _put(self, standing: AccountState, operation: Operation) -> None:
         question = Question(operation, _ignore)
         question.take = partial(self._paid, standing, question)
         if standing.has_slots:  # somebody may wait for this one
@@ -190,7 +190,7 @@ class Teller:
         else:
             self._pump.put_soon(question)
 
-    def _paid(self, standing: Standing, question: Question, answer: Answer | None) -> None:
+    def _paid(self, standing: AccountState, question: Question, answer: Answer | None) -> None:
         if isinstance(answer, Settled | Renewed | Lowered):
             standing.tell(answer.remaining, self._clock.now_s())
         elif question.is_wrong:
@@ -198,7 +198,7 @@ class Teller:
         else:
             self.owe(standing, question.operation)
 
-    def _spend(self, standing: Standing) -> None:
+    def _spend(self, standing: AccountState) -> None:
         if standing.is_spending:
             return
         if standing.spending is None:
@@ -212,13 +212,13 @@ class Teller:
         standing.is_spending = True
         self._pump.put(Question(standing.spending, partial(self._spent, standing)))
 
-    def _spent(self, standing: Standing, answer: Answer | None) -> None:
+    def _spent(self, standing: AccountState, answer: Answer | None) -> None:
         standing.is_spending = False
         if isinstance(answer, Spent):
             standing.spending = None
             standing.tell(answer.remaining, self._clock.now_s())
 
-    def _drawn(self, standing: Standing, slab: QuotaLease, answer: Answer | None) -> None:
+    def _drawn(self, standing: AccountState, slab: QuotaLease, answer: Answer | None) -> None:
         if not isinstance(answer, Drawn):
             slab.lost()
             return
@@ -231,7 +231,7 @@ class Teller:
         slab.forfeit()
         self._replace(standing, now_s)
 
-    def _replace(self, standing: Standing, now_s: float) -> None:
+    def _replace(self, standing: AccountState, now_s: float) -> None:
         standing.slab = QuotaLease(self.name("slab"), standing.account, self.frontends, now_s)
 
 

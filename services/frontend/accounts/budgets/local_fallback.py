@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvmesh.errors import MeshError
-from services.frontend.accounts.budgets.account_state import Standing
+from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.local_buckets import LocalBuckets, Outage
 from services.frontend.accounts.budgets.refusals import away_error, denied_error, shed_error
 from services.frontend.accounts.budgets.reservation import Reservation
@@ -23,7 +23,7 @@ class LocalFallback:
         self._frontends = 1
         self._place = 0
         self._local = LocalBuckets(1)
-        self._opened: set[Standing] = set()
+        self._opened: set[AccountState] = set()
         """Those that the local buckets know."""
 
     def resize(self, frontends: int, place: int) -> None:
@@ -31,7 +31,7 @@ class LocalFallback:
         self._frontends, self._place = frontends, place
         self._local.resize(frontends, place)
 
-    def begin(self, standings: Iterable[Standing], now_s: float) -> None:
+    def begin(self, standings: Iterable[AccountState], now_s: float) -> None:
         """Redis answers nobody. May be called again while it lasts."""
         self.outage.lose(now_s)
         if self.is_on:
@@ -76,22 +76,22 @@ class LocalFallback:
             return None
         return denied_error(account, standing.timed(denied, now_s, self._frontends), tokens)
 
-    def hold(self, standing: Standing) -> None:
+    def hold(self, standing: AccountState) -> None:
         """Count a request that runs and was admitted elsewhere."""
         if self.is_on and standing in self._opened:
             self._local.hold(standing.account)
 
-    def release(self, standing: Standing) -> None:
+    def release(self, standing: AccountState) -> None:
         """Count one that has ended."""
         if self.is_on and standing in self._opened:
             self._local.release(standing.account)
 
-    def give_back(self, standing: Standing, tokens: int, requests: int, now_s: float) -> None:
+    def give_back(self, standing: AccountState, tokens: int, requests: int, now_s: float) -> None:
         """Put back what was taken here and not used; tokens below 0 are taken besides."""
         if self.is_on and standing in self._opened:
             self._local.give_back(standing.account, tokens, requests, now_s)
 
-    def _open(self, standing: Standing, now_s: float) -> None:
+    def _open(self, standing: AccountState, now_s: float) -> None:
         if standing not in self._opened:
             self._opened.add(standing)
             age_s = now_s - standing.remaining_at_s

@@ -13,7 +13,7 @@ from functools import partial
 from kvmesh.buckets.operations import Answer, Denied, Granted, Reserve, Settle
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, internal
-from services.frontend.accounts.budgets.account_state import Standing
+from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S, Teller
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
@@ -28,7 +28,7 @@ class _Asked:
 
     __slots__ = ("future", "is_decided", "question", "reservation", "standing")
 
-    def __init__(self, reservation: Reservation, standing: Standing) -> None:
+    def __init__(self, reservation: Reservation, standing: AccountState) -> None:
         self.reservation = reservation
         self.standing = standing
         self.future: asyncio.Future[Reservation | MeshError] = asyncio.get_running_loop().create_future()
@@ -62,7 +62,7 @@ class PendingReservations:
     def __len__(self) -> int:
         return len(self._asked)
 
-    async def ask(self, reservation: Reservation, standing: Standing) -> Reservation | MeshError:
+    async def ask(self, reservation: Reservation, standing: AccountState) -> Reservation | MeshError:
         """Return the reservation, now held by somebody, or why it is refused."""
         asked = _Asked(reservation, standing)
         operation = Reserve(
@@ -118,7 +118,7 @@ class PendingReservations:
         else:
             self._decide(asked)
 
-    def _reserved_late(self, reservation: Reservation, standing: Standing, answer: Answer | None) -> None:
+    def _reserved_late(self, reservation: Reservation, standing: AccountState, answer: Answer | None) -> None:
         """Redis speaks of a request that was decided on without it."""
         if reservation.holder is not Holder.LOCAL:
             if not isinstance(answer, Denied):  # it was refused
@@ -131,7 +131,7 @@ class PendingReservations:
             self._detour.give_back(standing, reservation.tokens, 1, now_s)
             standing.reopen(reservation, now_s)
 
-    def _cancel(self, reservation: Reservation, standing: Standing) -> None:
+    def _cancel(self, reservation: Reservation, standing: AccountState) -> None:
         """Have Redis take back what it holds, or may hold, for nobody."""
         account = self._teller.account(standing)
         self._teller.owe(standing, Settle(account, reservation.id, 0, refund_request=True))

@@ -11,7 +11,7 @@ from functools import partial
 from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
-from services.frontend.accounts.budgets.account_state import Standing
+from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import Batcher, Question
 from services.frontend.accounts.budgets.ledger_writer import Teller
@@ -43,7 +43,9 @@ class RedisOutage:
         """Redis answers nobody. May be called again while it lasts."""
         self._detour.begin(self._standings, now_s)
 
-    def decide(self, reservation: Reservation, standing: Standing, now_s: float) -> Reservation | MeshError:
+    def decide(
+        self, reservation: Reservation, standing: AccountState, now_s: float
+    ) -> Reservation | MeshError:
         """Admit or refuse a request; Redis hears of it when it is back."""
         error = self._detour.admit(reservation, now_s)
         if error is not None:

@@ -12,7 +12,7 @@ from kvmesh.buckets.operations import Remaining
 from kvmesh.tenants.caller import Caller
 
 if TYPE_CHECKING:
-    from services.frontend.accounts.budgets.account_state import Standing
+    from services.frontend.accounts.budgets.account_state import AccountState
     from services.frontend.accounts.budgets.quota_lease import QuotaLease
 
 
@@ -57,7 +57,7 @@ class Reservation:
         self,
         rid: str,
         caller: Caller,
-        standing: Standing | None,
+        standing: AccountState | None,
         prompt_tokens: int,
         output_tokens: int,
         max_tokens: int = 0,

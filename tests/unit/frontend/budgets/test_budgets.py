@@ -14,7 +14,7 @@ from kvmesh.buckets.wire import calls
 from kvmesh.errors import MeshError
 from kvmesh.redis_link import RedisAway
 from services.frontend.accounts.budgets import local_buckets
-from services.frontend.accounts.budgets.account_state import Standing
+from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
 from tests.unit.frontend.budgets.twin import TwinLedger, TwinRedis, account
@@ -320,14 +320,14 @@ def test_whoever_is_cancelled_as_the_answer_comes_holds_nothing(
         redis, (frontend,) = world(random.Random(1), 1)
         budgets = frontend.budgets
         redis.is_gone = state == "gone"
-        decide, admitted_ = Standing.admit, []
+        decide, admitted_ = AccountState.admit, []
 
-        def admit(standing: Standing, reservation: Reservation, holder: Holder, now_s: float) -> None:
+        def admit(standing: AccountState, reservation: Reservation, holder: Holder, now_s: float) -> None:
             decide(standing, reservation, holder, now_s)
             admitted_.append(reservation)
             asyncio.get_running_loop().call_soon(asking.cancel)
 
-        monkeypatch.setattr(Standing, "admit", admit)
+        monkeypatch.setattr(AccountState, "admit", admit)
         asking = asyncio.create_task(budgets.reserve(caller(account()), "r", 50, 50))
         await asyncio.wait([asking])
         assert asking.cancelled() and len(admitted_) == 1 and budgets.open_count == 0
