@@ -15,7 +15,7 @@ from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import ANSWER_S, Batcher, Ledger
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
-from services.frontend.accounts.budgets.ledger_writer import Teller
+from services.frontend.accounts.budgets.ledger_writer import LedgerWriter
 from services.frontend.accounts.budgets.local_buckets import Outage
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.maintenance import Upkeep
@@ -43,7 +43,7 @@ class Budgets:
         self._detour = LocalFallback()
         self._estimates = Estimates()
         pump = self._pump = Batcher(ledger, self._on_silence, self._on_answer, answer_s=answer_s)
-        teller = self._teller = Teller(pump, self._detour, boot_id, clock, metrics)
+        teller = self._teller = LedgerWriter(pump, self._detour, boot_id, clock, metrics)
         self._standings = AccountStates(teller.newest, teller.name)
         self._absence = RedisOutage(self._detour, pump, teller, self._standings, clock, metrics)
         self._asking = PendingReservations(

@@ -45,7 +45,7 @@ RENEWALS_MAX: Final = 256
 """Renewals in one operation: a script blocks everybody."""
 
 
-class Teller:
+class LedgerWriter:
     """The way to Redis of all that nobody waits for. `boot_id` makes names unique."""
 
     def __init__(

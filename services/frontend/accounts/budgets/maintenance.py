@@ -13,7 +13,7 @@ from kvmesh.clock import Clock
 from kvmesh.tasks import persist
 from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import Batcher, Question
-from services.frontend.accounts.budgets.ledger_writer import Teller
+from services.frontend.accounts.budgets.ledger_writer import LedgerWriter
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.pending import PendingReservations
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
@@ -28,7 +28,7 @@ class Upkeep:
     def __init__(
         self,
         pump: Batcher,
-        teller: Teller,
+        teller: LedgerWriter,
         detour: LocalFallback,
         absence: RedisOutage,
         asking: PendingReservations,

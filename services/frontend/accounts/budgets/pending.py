@@ -15,7 +15,7 @@ from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, internal
 from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.batcher import Batcher, Question
-from services.frontend.accounts.budgets.ledger_writer import LEASE_S, Teller
+from services.frontend.accounts.budgets.ledger_writer import LEASE_S, LedgerWriter
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
@@ -43,7 +43,7 @@ class PendingReservations:
     def __init__(
         self,
         pump: Batcher,
-        teller: Teller,
+        teller: LedgerWriter,
         detour: LocalFallback,
         absence: RedisOutage,
         clock: Clock,

@@ -14,7 +14,7 @@ from kvmesh.errors import MeshError
 from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import Batcher, Question
-from services.frontend.accounts.budgets.ledger_writer import Teller
+from services.frontend.accounts.budgets.ledger_writer import LedgerWriter
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.reservation import Holder, Reservation
@@ -27,7 +27,7 @@ class RedisOutage:
         self,
         detour: LocalFallback,
         pump: Batcher,
-        teller: Teller,
+        teller: LedgerWriter,
         standings: AccountStates,
         clock: Clock,
         metrics: BudgetMetrics,
