@@ -18,7 +18,7 @@ from services.frontend.accounts.budgets.estimates import Estimates, charge, esti
 from services.frontend.accounts.budgets.ledger_writer import LedgerWriter
 from services.frontend.accounts.budgets.local_buckets import Outage
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
-from services.frontend.accounts.budgets.maintenance import Upkeep
+from services.frontend.accounts.budgets.maintenance import Maintenance
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.pending import PendingReservations
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
@@ -49,7 +49,9 @@ class Budgets:
         self._asking = PendingReservations(
             pump, teller, self._detour, self._absence, clock, metrics, give_back=self._give_back
         )
-        self._upkeep = Upkeep(pump, teller, self._detour, self._absence, self._asking, self._standings, clock)
+        self._upkeep = Maintenance(
+            pump, teller, self._detour, self._absence, self._asking, self._standings, clock
+        )
 
     def __repr__(self) -> str:
         return (

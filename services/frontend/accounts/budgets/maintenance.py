@@ -22,7 +22,7 @@ TICK_S: Final = 0.25
 """Between two looks at the slabs, and between two attempts at a Redis that is away."""
 
 
-class Upkeep:
+class Maintenance:
     """See the module."""
 
     def __init__(
