@@ -26,7 +26,7 @@ GATHER_S: Final = 0.05
 """Notes of so long travel together."""
 
 
-class ProgressNotes:
+class ProgressReports:
     """Takes positions at any time and tells Redis while `run` runs."""
 
     def __init__(self, redis: RedisLink, mesh: str) -> None:

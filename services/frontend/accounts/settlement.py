@@ -26,7 +26,7 @@ from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
 from services.frontend.accounts.charge_split import RUNS
 from services.frontend.accounts.executions import AGAIN_MAX, execution_key, ttl_ms
-from services.frontend.accounts.progress_reports import ProgressNotes
+from services.frontend.accounts.progress_reports import ProgressReports
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Settlements:
         self._mesh = mesh
         self._ttl_ms = ttl_ms(runtime_max_s)
         self._on_charge = on_charge
-        self.notes = ProgressNotes(redis, mesh)
+        self.notes = ProgressReports(redis, mesh)
         self._waiting: deque[_Waiting] = deque()
         self._ready = asyncio.Event()
         self._awaited = asyncio.Event()
