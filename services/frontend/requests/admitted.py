@@ -22,7 +22,7 @@ RETRY_AFTER_S: Final = 1.0
 """What it is told before any request has ended."""
 
 
-class Live:
+class AdmittedRequests:
     """Requests whose client waits, and those that only still clean up behind them (leaving).
 
     Being read and being served takes a place each; there are `places`. Who has a handler keeps its place until that is

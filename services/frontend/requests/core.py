@@ -17,7 +17,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError
 from services.frontend.requests import answers, faults, verdicts
-from services.frontend.requests.admitted import Live
+from services.frontend.requests.admitted import AdmittedRequests
 from services.frontend.requests.closed_windows import ClosedWindows
 from services.frontend.requests.feasibility import BAND_TOLD, FirstTokens, Outlook
 from services.frontend.requests.output import Output
@@ -65,7 +65,7 @@ class FrontendCore:
         jitter: Callable[[], float],
         observer: Observer | None = None,
     ) -> None:
-        self.live = Live(places)
+        self.live = AdmittedRequests(places)
         self.closed_windows = ClosedWindows()
         self.peers = Peers()
         self.retries = retries

@@ -17,7 +17,7 @@ from kvmesh.inference.v1 import inference_pb2
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.accounts import bill
 from services.frontend.requests import faults, feasibility
-from services.frontend.requests.admitted import Live
+from services.frontend.requests.admitted import AdmittedRequests
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import FirstTokens, Outlook
 from services.frontend.requests.request import LiveRequest
@@ -231,7 +231,7 @@ def test_work_that_may_be_shed_leaves_half_of_the_retries_to_others() -> None:
 def test_clients_that_are_refused_together_are_told_different_times() -> None:
     """Places come free one by one, at the rate at which requests end."""
     core = mesh_of().core
-    live = Live(2)
+    live = AdmittedRequests(2)
     ends = [begin(mesh_of(), at) for at in range(1, 40)]
     assert core is not None
     now_s = 50.0
@@ -257,7 +257,7 @@ def test_clients_that_are_refused_together_are_told_different_times() -> None:
 
 def test_a_crowd_after_an_idle_hour_is_told_what_it_takes() -> None:
     """The hour in which nobody could end says nothing of how fast a full frontend empties."""
-    live, now_s = Live(4), 50.0
+    live, now_s = AdmittedRequests(4), 50.0
     requests = [begin(mesh_of(), at).request for at in range(1, 5)]
     for idle_s in (0.0, 3600.0):
         for request in requests:
