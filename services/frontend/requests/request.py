@@ -22,7 +22,7 @@ from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
-from services.frontend.requests.retry_state import Limits, Tries
+from services.frontend.requests.retry_state import Limits, RetryState
 from services.frontend.requests.state import State
 from services.frontend.requests.takeover import Place
 from services.frontend.requests.upstream import CancelReason, Upstream
@@ -42,7 +42,7 @@ class LiveRequest:
         self.order = order
         self.progress = Progress(order, output)
         self.upstream = Upstream(order.attempt_base)
-        self.tries = Tries(limits.attempts_max)
+        self.tries = RetryState(limits.attempts_max)
         self.on_ready: Callable[[], None] = _nothing
         self.state = State.WAITING
         self.end: End | None = None

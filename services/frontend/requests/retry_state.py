@@ -39,7 +39,7 @@ class Limits:
     """A request of which nothing is here does not go to a router with less time left."""
 
 
-class Tries:
+class RetryState:
     """Counts one request's tries. Invariants: executions <= attempts_max; retries of untouched work < attempts_max."""
 
     __slots__ = (
