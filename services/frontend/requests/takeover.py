@@ -26,7 +26,7 @@ class Place:
     decode_replica: str
 
 
-class Adoption:
+class Takeover:
     """What a request remembers of its adoptions."""
 
     __slots__ = ("base", "fault", "steals", "total", "until_s")

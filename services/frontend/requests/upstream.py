@@ -12,7 +12,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.attempts import Attempt, Cause
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.router_peers import Peer
-from services.frontend.requests.takeover import Adoption, Place
+from services.frontend.requests.takeover import Place, Takeover
 
 if TYPE_CHECKING:
     from services.frontend.requests.request import LiveRequest
@@ -45,7 +45,7 @@ class Upstream:
         self.peer: Peer | None = None
         self.slot = 0
         self.attempts: list[Attempt] = []
-        self.adoption = Adoption(attempt_base)
+        self.adoption = Takeover(attempt_base)
         self.cause: Cause = pb.AttemptExplanation.CAUSE_FIRST
         """Of the next attempt."""
         self.avoid = ""
