@@ -21,7 +21,7 @@ class Timed(Protocol):
         ...
 
 
-class Alarm:
+class Timer:
     """Keeps one loop timer at the core's next wake time. Owned by the service; `close` before the loop ends.
 
     Call `update` after every event that went into the core; it costs a comparison unless the wake time came nearer.

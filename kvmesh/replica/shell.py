@@ -11,7 +11,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.server import Session
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
-from kvmesh.timer import Alarm
+from kvmesh.timer import Timer
 from kvmesh.triton.port import EngineLoad, EnginePort, EngineSink
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class ReplicaShell:
 
     def __init__(self, core: ReplicaCore, clock: Clock) -> None:
         self._core = core
-        self._alarm = Alarm(core, clock, _log_bug)
+        self._alarm = Timer(core, clock, _log_bug)
         self._told: tuple[bool, str] = (False, "")
         self._news = asyncio.Event()
         self._idle = asyncio.Event()

@@ -37,7 +37,7 @@ from kvmesh.request_reader import Reception, watch_reception
 from kvmesh.tasks import end
 from kvmesh.tenants.labels import Labels
 from kvmesh.tenants.store import CatalogueStore
-from kvmesh.timer import Alarm
+from kvmesh.timer import Timer
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
@@ -249,7 +249,7 @@ class Frontend:
             redis, config.mesh.name, max(section.runtime_max_s, config.runtime_longest_s), counts.on_charge
         )
         watch_executions(self.metrics, self.executions, self.settlements)
-        self._alarm = Alarm(self.core, clock, lambda error: log.error("bug in a timer", exc_info=error))
+        self._alarm = Timer(self.core, clock, lambda error: log.error("bug in a timer", exc_info=error))
         self.core.on_event = self._alarm.update
         hello = attach_pb2.Hello(
             process_id=place.name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION

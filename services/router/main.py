@@ -36,7 +36,7 @@ from kvmesh.request_reader import Reception, watch_reception
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of
-from kvmesh.timer import Alarm
+from kvmesh.timer import Timer
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
@@ -202,7 +202,7 @@ class Router:
             record=self._telemetry,
             forecast=policy,
         )
-        self._alarm = Alarm(self.relay, clock, _log_bug)
+        self._alarm = Timer(self.relay, clock, _log_bug)
         self.relay.on_change = self._alarm.update
         self.index = IndexReader(self.redis, mesh, mirror, clock)
         hello = attach_pb2.Hello(

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from services.frontend.requests.request import LiveRequest
 
 Action: TypeAlias = "Callable[[LiveRequest, float], None]"
-Alarm: TypeAlias = tuple[float | None, Action]
+Timer: TypeAlias = tuple[float | None, Action]
 """When something is due, None while it is not waited for, and what is done then."""
 
 
-def of(request: LiveRequest) -> tuple[Alarm, ...]:
+def of(request: LiveRequest) -> tuple[Timer, ...]:
     """Return what `request` waits for, the most important first."""
     if request.state is State.ENDED:
         return ()
