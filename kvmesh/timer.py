@@ -9,7 +9,7 @@ from typing import Protocol
 from kvmesh.clock import Clock
 
 
-class Timed(Protocol):
+class TimedCore(Protocol):
     """A core that wants to be called at a time."""
 
     def next_wake_s(self) -> float | None:
@@ -27,7 +27,7 @@ class Timer:
     Call `update` after every event that went into the core; it costs a comparison unless the wake time came nearer.
     """
 
-    def __init__(self, core: Timed, clock: Clock, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, core: TimedCore, clock: Clock, on_error: Callable[[Exception], None]) -> None:
         self._core = core
         self._clock = clock
         self._on_error = on_error

@@ -50,7 +50,7 @@ class Observer(Protocol):
 
 
 class FrontendCore:
-    """Implements `Hub` for its requests, `Sink` for its links and `Timed` for its alarm.
+    """Implements `Hub` for its requests, `Sink` for its links and `TimedCore` for its alarm.
 
     `jitter` returns a random number in [0, 1). `on_event` is called after everything that may have changed the next wake
     time; a shell sets it to update its alarm.
