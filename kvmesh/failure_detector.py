@@ -15,7 +15,7 @@ STANDSTILL_S: Final = 0.75
 """Looks that lie further apart than this: we stood still ourselves."""
 
 
-class Silence:
+class FailureDetector:
     """Tells when nothing was heard for `limit_s`, while somebody looks every LOOK_S."""
 
     __slots__ = ("_heard_s", "_looked_s", "limit_s")

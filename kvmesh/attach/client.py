@@ -21,7 +21,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.attach.writer import OutboxStuck, Writer
 from kvmesh.clock import Clock
-from kvmesh.failure_detector import LOOK_S, Silence
+from kvmesh.failure_detector import LOOK_S, FailureDetector
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class AttachLink:
         """Since the last stream of STEADY_S."""
         self._attached_s = 0.0
         self._ready = asyncio.Event()
-        self._silence: Silence | None = None
+        self._silence: FailureDetector | None = None
         """Of the present stream, once its peer has reported its load."""
         self.outbox = self._new_outbox()
 
@@ -237,7 +237,7 @@ class AttachLink:
                 self._silence.heard(now_s)
             elif message.HasField("load_report"):
                 # A peer that reports its load does so each second; one that never does may be silent.
-                self._silence = Silence(SILENT_S, now_s)
+                self._silence = FailureDetector(SILENT_S, now_s)
             self._sink.on_response(self, message, now_s)
             message = await call.read()
         return await _status(call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvmesh.failure_detector import Silence
+from kvmesh.failure_detector import FailureDetector
 
 SILENCE_S: Final = 3.0
 MODEL_SILENCE_S: Final = 6.0
@@ -31,8 +31,8 @@ class EngineWatch:
         self.is_lost = False
         self._missed = 0
         """Probes in a row since something was heard."""
-        self._any = Silence(SILENCE_S, now_s)
-        self._model = Silence(MODEL_SILENCE_S if has_load_report else float("inf"), now_s)
+        self._any = FailureDetector(SILENCE_S, now_s)
+        self._model = FailureDetector(MODEL_SILENCE_S if has_load_report else float("inf"), now_s)
 
     def on_model(self, now_s: float) -> None:
         """The model said something: a load report, an answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvmesh.failure_detector import LOOK_S, STANDSTILL_S, Silence
+from kvmesh.failure_detector import LOOK_S, STANDSTILL_S, FailureDetector
 
 
 def test_silence_is_noticed_at_the_limit_and_never_before() -> None:
@@ -12,7 +12,7 @@ def test_silence_is_noticed_at_the_limit_and_never_before() -> None:
     for seed in range(200):
         draw = random.Random(seed)
         now_s = heard_s = 100.0
-        silence = Silence(3.0, now_s)
+        silence = FailureDetector(3.0, now_s)
         for _ in range(100):
             now_s += draw.uniform(0.0, STANDSTILL_S * 0.99)
             if draw.random() < 0.2:
@@ -26,7 +26,7 @@ def test_time_we_stood_still_does_not_count() -> None:
     for seed in range(200):
         draw = random.Random(seed)
         now_s = 100.0
-        silence = Silence(3.0, now_s)
+        silence = FailureDetector(3.0, now_s)
         listened_s = 0.0
         for _ in range(8):
             step_s = draw.choice((LOOK_S, draw.uniform(1.0, 60.0)))
