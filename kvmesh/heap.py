@@ -1,7 +1,7 @@
 """Gives freed memory back to the kernel.
 
 The C library keeps what gRPC frees: after a flood of calls a process stays as large as it was at its peak. A shell around
-`Trims`.
+`TrimSchedule`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 from typing import Final
 
 from kvmesh.metrics import resident_bytes
-from kvmesh.trim_schedule import Trims
+from kvmesh.trim_schedule import TrimSchedule
 
 LOOK_S: Final = 5.0
 
@@ -24,7 +24,7 @@ async def keep_trimmed(idle_bytes: int) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return
-    trims = Trims(idle_bytes)
+    trims = TrimSchedule(idle_bytes)
     while True:
         await asyncio.sleep(LOOK_S)
         if trims.is_due(resident_bytes()):

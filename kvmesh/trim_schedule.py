@@ -11,7 +11,7 @@ FOLLOW_UPS: Final = 6
 """Looks after such a trim that trim as well: what made the process grow is freed bit by bit."""
 
 
-class Trims:
+class TrimSchedule:
     """Invariant: a process that neither grows nor has just grown is left alone, however large it is."""
 
     def __init__(self, resident_bytes: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.trim_schedule import FOLLOW_UPS, GROWTH_BYTES, Trims
+from kvmesh.trim_schedule import FOLLOW_UPS, GROWTH_BYTES, TrimSchedule
 
 
 def test_growth_is_followed_until_it_is_freed() -> None:
     """A process that has grown is trimmed at once and for some looks more, then no more."""
-    trims = Trims(100 << 20)
+    trims = TrimSchedule(100 << 20)
     looks = []
     for _ in range(FOLLOW_UPS + 4):
         looks.append(trims.is_due(300 << 20))
@@ -23,5 +23,5 @@ def test_growth_is_followed_until_it_is_freed() -> None:
 @given(st.lists(st.integers(0, GROWTH_BYTES - 1), min_size=1))
 def test_a_process_that_does_not_grow_is_left_alone(noise: list[int]) -> None:
     """Whatever its size is, it is not trimmed for moving within the growth that is worth while."""
-    trims = Trims(1 << 30)
+    trims = TrimSchedule(1 << 30)
     assert not any(trims.is_due((1 << 30) + each) for each in noise)
