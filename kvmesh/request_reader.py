@@ -41,7 +41,7 @@ WATCHES_MAX: Final = 1_000
 """Open calls of each method that answers one message with a stream, as Health.Watch does."""
 
 
-class Reception:
+class RequestReader:
     """Waits for the first messages of calls. One for the requests that a service takes, one for everything else.
 
     `timeout_s`: longest wait for a message. `setting`: the configuration key of that, for the text of the refusal.
@@ -141,7 +141,7 @@ class Reception:
         )
 
 
-def watch_reception(metrics: Metrics, reception: Reception) -> None:
+def watch_reception(metrics: Metrics, reception: RequestReader) -> None:
     """Export how many calls wait for their first message, and what became of those that did in vain."""
     unread = reception.unread
     metrics.gauge("unread_calls", "Calls whose message has not arrived.", lambda: len(unread))
@@ -162,7 +162,7 @@ class ReceptionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
     itself; its iterator waits for each no longer than `reception` does. Bytes that cannot be parsed are INVALID_ARGUMENT.
     """
 
-    def __init__(self, reception: Reception) -> None:
+    def __init__(self, reception: RequestReader) -> None:
         self._reception = reception
         self._watches: dict[str, Watches[asyncio.Timeout]] = {}
         """Open calls by method; the timeouts end them."""

@@ -26,7 +26,7 @@ from kvmesh.health import HEALTH_SERVICE, HealthServicer
 from kvmesh.heap import keep_trimmed
 from kvmesh.interceptors import ErrorInterceptor
 from kvmesh.metrics import resident_bytes
-from kvmesh.request_reader import Reception, ReceptionInterceptor
+from kvmesh.request_reader import ReceptionInterceptor, RequestReader
 from kvmesh.tasks import end
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class MeshServer:
         credentials: grpc.ServerCredentials | None = None,
         guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         limits: ServerLimits = ServerLimits(),  # frozen
-        reception: Reception | None = None,
+        reception: RequestReader | None = None,
     ) -> None:
         """Build the server; no I/O yet. `service_names` are the full names, for health and reflection.
 
@@ -177,7 +177,7 @@ class MeshServer:
         self.grpc: grpc.aio.Server = aio_server(
             interceptors=(
                 *(*interceptors, ErrorInterceptor(), *guards),
-                ReceptionInterceptor(reception or Reception(limits.message_bytes_max)),
+                ReceptionInterceptor(reception or RequestReader(limits.message_bytes_max)),
             ),
             options=(*_keepalive(keepalive_s), *SERVER_OPTIONS, *limits.options()),
         )

@@ -20,7 +20,7 @@ from kvmesh.attach.writer import OutboxStuck, Writer
 from kvmesh.call import Call, GrpcCall
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
-from kvmesh.request_reader import Reception
+from kvmesh.request_reader import RequestReader
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ class AttachService(attach_pb2_grpc.AttachServiceServicer):
     """Serves Attach over grpc.aio for one `Attachable`."""
 
     def __init__(
-        self, service: Attachable, hello: pb.Hello, clock: Clock, reception: Reception | None = None
+        self, service: Attachable, hello: pb.Hello, clock: Clock, reception: RequestReader | None = None
     ) -> None:
         """`reception`: waits for hellos."""
-        self._reception = reception or Reception(MESSAGE_BYTES_MAX)
+        self._reception = reception or RequestReader(MESSAGE_BYTES_MAX)
         self._service = service
         self._hello = hello
         self._clock = clock

@@ -33,7 +33,7 @@ from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.redis_url import BUDGETS_VARIABLE
-from kvmesh.request_reader import Reception, watch_reception
+from kvmesh.request_reader import RequestReader, watch_reception
 from kvmesh.tasks import end
 from kvmesh.tenants.labels import Labels
 from kvmesh.tenants.store import CatalogueStore
@@ -289,7 +289,7 @@ class Frontend:
             message_bytes_max=section.message_bytes_max,
             start_min_s=section.start_min_s,
         )
-        reception = Reception(
+        reception = RequestReader(
             section.message_bytes_max + MESSAGE_SLACK_BYTES,
             calls_max=section.unread_calls_max,
             timeout_s=section.request_timeout_s,

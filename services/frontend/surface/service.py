@@ -19,7 +19,7 @@ from kvmesh.clock import Clock, wall_ns, wall_s
 from kvmesh.errors import MeshError
 from kvmesh.fair_queue import Path
 from kvmesh.inference.v1 import inference_pb2 as pb
-from kvmesh.request_reader import Reception, no_message
+from kvmesh.request_reader import RequestReader, no_message
 from kvmesh.telemetry import TraceContext, Tracing, format_traceparent
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.accounting import Accounting, Hold
@@ -64,7 +64,7 @@ class InferenceService:
     def __init__(
         self,
         core: FrontendCore,
-        reception: Reception,
+        reception: RequestReader,
         intake: Intake,
         accounting: Accounting,
         identify: Callable[[Call[Any, Any]], Caller],

@@ -18,7 +18,7 @@ from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
-from kvmesh.request_reader import Reception
+from kvmesh.request_reader import RequestReader
 from kvmesh.server import SERVER_OPTIONS
 
 CLOCK = MonotonicClock()
@@ -86,7 +86,7 @@ class Collector:
 
 @asynccontextmanager
 async def serving(
-    echo: Echo, port: int = 0, reception: Reception | None = None
+    echo: Echo, port: int = 0, reception: RequestReader | None = None
 ) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = pb.Hello(process_id="echo", boot_id="boot", protocol_version=1)
@@ -279,7 +279,7 @@ async def test_a_bug_in_the_sink_does_not_end_a_link() -> None:
 
 async def test_a_caller_that_never_says_hello_is_sent_away() -> None:
     """A stream without a caller holds nothing for long."""
-    echo, reception = Echo(), Reception(MESSAGE_BYTES_MAX, timeout_s=0.2)
+    echo, reception = Echo(), RequestReader(MESSAGE_BYTES_MAX, timeout_s=0.2)
     async with serving(echo, reception=reception) as (_, port), _channel(f"127.0.0.1:{port}") as channel:
         call = attach_pb2_grpc.AttachServiceStub(channel).Attach()  # type: ignore[call-arg]
         with pytest.raises(grpc.aio.AioRpcError, match="no hello"):

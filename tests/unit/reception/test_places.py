@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvmesh import request_reader as module
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
-from kvmesh.request_reader import Reception
+from kvmesh.request_reader import RequestReader
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
 
 TICK_S = 0.0625
@@ -35,7 +35,7 @@ async def arrives(after_ticks: int) -> bytes:
     return b"x"
 
 
-async def call(reception: Reception, after_ticks: int, reset_ticks: int | None) -> str:
+async def call(reception: RequestReader, after_ticks: int, reset_ticks: int | None) -> str:
     """Make one call; return its outcome."""
     try:
         async with asyncio.timeout(None if reset_ticks is None else reset_ticks * TICK_S):
@@ -52,7 +52,7 @@ async def schedule(steps: list[tuple[int, int, int | None]]) -> None:
     assert isinstance(loop, VirtualLoop)
     clock: Clock = loop
     message_bytes_max = module.BODY_BYTES_MAX // module.READERS_MIN
-    reception = Reception(
+    reception = RequestReader(
         message_bytes_max, calls_max=CALLS_MAX, timeout_s=TIMEOUT_TICKS * TICK_S, clock=clock
     )
     calls = []

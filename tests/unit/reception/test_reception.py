@@ -17,7 +17,7 @@ from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
 from kvmesh.clock import VirtualClock
 from kvmesh.errors import MeshError
 from kvmesh.interceptors import rewrapped
-from kvmesh.request_reader import Reception
+from kvmesh.request_reader import RequestReader
 from kvmesh.server import MeshServer
 from kvmesh.unread_calls import LOOK_S
 from tests.raw_frames import framed
@@ -31,7 +31,7 @@ INVALID_ARGUMENT, DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 
 
 
 @asynccontextmanager
-async def serving(reception: Reception, guards: Any = ()) -> AsyncIterator[str]:
+async def serving(reception: RequestReader, guards: Any = ()) -> AsyncIterator[str]:
     """Serve health and reflection alone."""
     server = MeshServer("frontend", "frontend-0", [], reception=reception, guards=guards)
     address = await server.listen("127.0.0.1:0")
@@ -42,7 +42,7 @@ async def serving(reception: Reception, guards: Any = ()) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def calling(reception: Reception, method: str, guards: Any = ()) -> AsyncIterator[RawStream]:
+async def calling(reception: RequestReader, method: str, guards: Any = ()) -> AsyncIterator[RawStream]:
     """Serve, and open a call of which the headers were sent."""
     async with serving(reception, guards) as address, RawConnection.connect(address) as connection:
         yield connection.call(method)
@@ -51,7 +51,7 @@ async def calling(reception: Reception, method: str, guards: Any = ()) -> AsyncI
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_message_that_does_not_come_ends_the_call(method: str) -> None:
     """Headers alone hold a call for the timeout, and not longer."""
-    reception = Reception(MESSAGE_BYTES_MAX, timeout_s=0.1)
+    reception = RequestReader(MESSAGE_BYTES_MAX, timeout_s=0.1)
     async with calling(reception, method) as stream:
         await stream.ended()
         assert stream.status == DEADLINE_EXCEEDED and "within 0.1 s" in stream.message
@@ -64,7 +64,7 @@ async def test_bytes_that_cannot_be_parsed_are_the_callers_fault(
 ) -> None:
     """INVALID_ARGUMENT, one line in the log, no traceback."""
     caplog.set_level(logging.INFO)
-    async with calling(Reception(MESSAGE_BYTES_MAX), method) as stream:
+    async with calling(RequestReader(MESSAGE_BYTES_MAX), method) as stream:
         await stream.send_message(JUNK)
         await stream.ended()
         assert stream.status == INVALID_ARGUMENT and method in stream.message
@@ -74,7 +74,7 @@ async def test_bytes_that_cannot_be_parsed_are_the_callers_fault(
 
 async def test_a_call_without_a_message_is_refused() -> None:
     """A client that half-closes at once is told what is missing."""
-    async with calling(Reception(MESSAGE_BYTES_MAX), CHECK) as stream:
+    async with calling(RequestReader(MESSAGE_BYTES_MAX), CHECK) as stream:
         await stream.send_data(b"", end=True)
         await stream.ended()
         assert stream.status == INVALID_ARGUMENT and "missing" in stream.message
@@ -82,7 +82,7 @@ async def test_a_call_without_a_message_is_refused() -> None:
 
 async def test_too_many_unread_calls_are_refused_at_once() -> None:
     """Of a connection with more than its share, in words; calls before it, and those of another connection, are served."""
-    reception = Reception(MESSAGE_BYTES_MAX, calls_max=6, timeout_s=60)
+    reception = RequestReader(MESSAGE_BYTES_MAX, calls_max=6, timeout_s=60)
     async with serving(reception) as address, RawConnection.connect(address) as connection:
         *waiting, refused = [connection.call(CHECK) for _ in range(4)]
         await refused.ended()
@@ -98,7 +98,7 @@ async def test_too_many_unread_calls_are_refused_at_once() -> None:
 async def test_half_messages_give_way_to_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that wait for their turn behind endless messages get it; an endless one is refused, and told to come back."""
     monkeypatch.setattr(module, "BODY_BYTES_MAX", 4 * MESSAGE_BYTES_MAX)
-    reception = Reception(MESSAGE_BYTES_MAX, timeout_s=60)
+    reception = RequestReader(MESSAGE_BYTES_MAX, timeout_s=60)
     assert reception.unread.readers_max == 4
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(serving(reception))
@@ -119,7 +119,7 @@ async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One connection does not keep others out; a place that is left is free."""
     monkeypatch.setattr(module, "WATCHES_MAX", 2)
     async with (
-        serving(Reception(MESSAGE_BYTES_MAX)) as address,
+        serving(RequestReader(MESSAGE_BYTES_MAX)) as address,
         RawConnection.connect(address) as connection,
     ):
 
@@ -161,7 +161,7 @@ class Refusing(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
 @pytest.mark.parametrize("method", METHODS)
 async def test_guards_refuse_before_the_message(method: str) -> None:
     """Of a caller that may not call, no byte of its message is waited for."""
-    reception = Reception(MESSAGE_BYTES_MAX, timeout_s=60, calls_max=1)
+    reception = RequestReader(MESSAGE_BYTES_MAX, timeout_s=60, calls_max=1)
     async with calling(reception, method, (Refusing(),)) as stream:
         await stream.ended()
         assert stream.status == PERMISSION_DENIED
@@ -170,7 +170,7 @@ async def test_guards_refuse_before_the_message(method: str) -> None:
 async def test_a_call_that_must_give_way_as_its_time_ends_is_ended_once() -> None:
     """Both come in one turn of the loop; the call that waited is read."""
     clock = VirtualClock()
-    reception = Reception(module.BODY_BYTES_MAX // module.READERS_MIN, timeout_s=60, clock=clock)
+    reception = RequestReader(module.BODY_BYTES_MAX // module.READERS_MIN, timeout_s=60, clock=clock)
     loop, faults = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda _, context: faults.append(context))
     calls = [
