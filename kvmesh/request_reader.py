@@ -155,7 +155,7 @@ def watch_reception(metrics: Metrics, reception: RequestReader) -> None:
     )
 
 
-class ReceptionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Serves every method as one that streams its input. Stands innermost: guards have seen the headers before.
 
     A handler of one message gets it from `reception`. One of many reads them from its context, and sees to its first

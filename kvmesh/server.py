@@ -26,7 +26,7 @@ from kvmesh.health import HEALTH_SERVICE, HealthServicer
 from kvmesh.heap import keep_trimmed
 from kvmesh.interceptors import ErrorInterceptor
 from kvmesh.metrics import resident_bytes
-from kvmesh.request_reader import ReceptionInterceptor, RequestReader
+from kvmesh.request_reader import RequestReader, RequestReaderInterceptor
 from kvmesh.tasks import end
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class MeshServer:
         self.grpc: grpc.aio.Server = aio_server(
             interceptors=(
                 *(*interceptors, ErrorInterceptor(), *guards),
-                ReceptionInterceptor(reception or RequestReader(limits.message_bytes_max)),
+                RequestReaderInterceptor(reception or RequestReader(limits.message_bytes_max)),
             ),
             options=(*_keepalive(keepalive_s), *SERVER_OPTIONS, *limits.options()),
         )
