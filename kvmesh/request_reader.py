@@ -141,7 +141,7 @@ class RequestReader:
         )
 
 
-def watch_reception(metrics: Metrics, reception: RequestReader) -> None:
+def watch_request_reader(metrics: Metrics, reception: RequestReader) -> None:
     """Export how many calls wait for their first message, and what became of those that did in vain."""
     unread = reception.unread
     metrics.gauge("unread_calls", "Calls whose message has not arrived.", lambda: len(unread))

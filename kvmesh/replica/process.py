@@ -35,7 +35,7 @@ from kvmesh.redis_link import RedisLink
 from kvmesh.replica import options as command_line
 from kvmesh.replica.options import Options, ReplicaRole
 from kvmesh.replica.shell import ReplicaCore, ReplicaShell
-from kvmesh.request_reader import RequestReader, watch_reception
+from kvmesh.request_reader import RequestReader, watch_request_reader
 from kvmesh.tasks import end
 from kvmesh.telemetry import Tracing, start_logging, tracing_of
 from kvmesh.triton.capabilities import ModelFacts, ModelRefused
@@ -161,7 +161,7 @@ class _Replica:
         role.core.connect(self._engine)
         hello = pb.Hello(process_id=options.process_id, boot_id=boot_id, protocol_version=PROTOCOL_VERSION)
         reception = RequestReader(MESSAGE_BYTES_MAX, clock=clock)
-        watch_reception(metrics, reception)
+        watch_request_reader(metrics, reception)
         attach = AttachService(self._shell, hello, clock, reception)
         self._server = mesh_server.MeshServer(
             options.role,

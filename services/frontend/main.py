@@ -33,7 +33,7 @@ from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.redis_url import BUDGETS_VARIABLE
-from kvmesh.request_reader import RequestReader, watch_reception
+from kvmesh.request_reader import RequestReader, watch_request_reader
 from kvmesh.tasks import end
 from kvmesh.tenants.labels import Labels
 from kvmesh.tenants.store import CatalogueStore
@@ -296,7 +296,7 @@ class Frontend:
             setting="frontend.request_timeout_s",
             clock=clock,
         )
-        watch_reception(self.metrics, reception)
+        watch_request_reader(self.metrics, reception)
         self.service = InferenceService(
             self.core,
             reception,

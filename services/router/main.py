@@ -32,7 +32,7 @@ from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics, exposed
 from kvmesh.queue_order import ORDERS
 from kvmesh.redis_link import RedisLink
-from kvmesh.request_reader import RequestReader, watch_reception
+from kvmesh.request_reader import RequestReader, watch_request_reader
 from kvmesh.router.v1 import router_pb2_grpc
 from kvmesh.tasks import end
 from kvmesh.telemetry import start_logging, tracing_of
@@ -222,7 +222,7 @@ class Router:
         telemetry.export(self.relay, policy, self.index, self.dispatches, self.metrics, clock)
         self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
         reception = RequestReader(MESSAGE_BYTES_MAX, clock=clock)
-        watch_reception(self.metrics, reception)
+        watch_request_reader(self.metrics, reception)
         self.server = mesh_server.MeshServer(
             "router",
             place.name,
