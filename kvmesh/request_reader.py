@@ -19,7 +19,7 @@ from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.fair_queue import Path
 from kvmesh.interceptors import Context, answered
 from kvmesh.metrics import Metrics
-from kvmesh.stream_limit import Watches
+from kvmesh.stream_limit import StreamLimit
 from kvmesh.unread_calls import UnreadCall, UnreadCalls, full
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
 
     def __init__(self, reception: RequestReader) -> None:
         self._reception = reception
-        self._watches: dict[str, Watches[asyncio.Timeout]] = {}
+        self._watches: dict[str, StreamLimit[asyncio.Timeout]] = {}
         """Open calls by method; the timeouts end them."""
 
     async def intercept_service(
@@ -193,7 +193,7 @@ class RequestReaderInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type
         return call
 
     def _watch(self, inner: Any, method: str) -> Any:
-        self._watches.setdefault(method, Watches(method, WATCHES_MAX))
+        self._watches.setdefault(method, StreamLimit(method, WATCHES_MAX))
 
         async def call(_: Any, context: Context) -> None:
             request = await self._only(context, method)

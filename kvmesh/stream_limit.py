@@ -14,7 +14,7 @@ from kvmesh.unread_calls import full
 Watch = TypeVar("Watch", bound=Hashable)
 
 
-class Watches(Generic[Watch]):
+class StreamLimit(Generic[Watch]):
     """INVARIANT: at most `watches_max` are open; a connection without a watch is forgotten."""
 
     def __init__(self, method: str, watches_max: int) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.errors import MeshError
-from kvmesh.stream_limit import Watches
+from kvmesh.stream_limit import StreamLimit
 
 MANY = 10
 
@@ -15,7 +15,7 @@ MANY = 10
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcd"), st.integers(0, 99)), max_size=80))
 def test_the_largest_connection_gives_way(steps: list[tuple[bool, str, int]]) -> None:
     """Never more than allowed; a connection is refused only while it has as many as any other."""
-    watches: Watches[int] = Watches("/Watch", MANY)
+    watches: StreamLimit[int] = StreamLimit("/Watch", MANY)
     live: dict[int, str] = {}
     for number, (is_opening, connection, chosen) in enumerate(steps):
         held = {each: list(live.values()).count(each) for each in "abcd"}
@@ -43,7 +43,7 @@ def test_the_largest_connection_gives_way(steps: list[tuple[bool, str, int]]) ->
 
 def test_one_connection_does_not_hold_all_watches() -> None:
     """Another connection gets in, the first one loses its oldest; one that holds them all is refused."""
-    watches: Watches[int] = Watches("/Watch", MANY)
+    watches: StreamLimit[int] = StreamLimit("/Watch", MANY)
     for number in range(MANY):
         assert watches.open("one", number) is None
     with pytest.raises(MeshError, match="10 calls of /Watch are open, 10 of them of this connection; 10 are"):
