@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 Words: TypeAlias = Sequence[str | bytes | int | float]
 
 
-class RedisLine:
+class DedicatedRedis:
     """A connection as those of `client`, a redis.asyncio.Redis: each exchange is answered within its `socket_timeout`.
 
     It carries one exchange at a time: ask `is_busy` first.

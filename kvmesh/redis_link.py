@@ -33,7 +33,7 @@ from redis.exceptions import (
 
 from kvmesh.config import ConfigError
 from kvmesh.redis_cluster import cluster_client, is_cluster
-from kvmesh.redis_dedicated import RedisLine
+from kvmesh.redis_dedicated import DedicatedRedis
 from kvmesh.redis_script import Call, Script
 from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 
@@ -109,7 +109,7 @@ class RedisLink:
                 "or rediss:// for TLS, with special characters of the password as %XX; redis+cluster:// and "
                 "rediss+cluster:// without /db, with one or more host:port between commas."
             ) from None
-        self._line = None if self._is_cluster else RedisLine(self._client)
+        self._line = None if self._is_cluster else DedicatedRedis(self._client)
         """For scripts. A Cluster has many nodes, and the library knows which has which keys."""
 
     async def execute(self, *command: str | bytes | int | float) -> Any:
