@@ -59,7 +59,7 @@ Command = Sequence[str | bytes | int | float]
 Answer = TypeVar("Answer")
 
 
-class RedisAway(Exception):
+class RedisUnavailable(Exception):
     """Redis cannot be reached or did not take a command. Go on with what is known and try again later."""
 
     def __init__(self, message: str, *, may_pass: bool = True, is_spoilt: bool = False) -> None:
@@ -177,7 +177,7 @@ class RedisLink:
         task = asyncio.current_task()
         assert task is not None
         cancels = task.cancelling()
-        away: RedisAway
+        away: RedisUnavailable
         try:
             answer = await awaitable
         except (RedisError, RedisClusterException, OSError) as error:
@@ -214,7 +214,7 @@ class RedisLink:
             self.is_connected = True
             log.info("connected to Redis at %s", self.shown)
 
-    def _failed(self, error: Exception, command: str) -> RedisAway:
+    def _failed(self, error: Exception, command: str) -> RedisUnavailable:
         reason = _reason(error)
         # The client of a Cluster wraps the last node's refusal.
         if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
@@ -229,9 +229,9 @@ class RedisLink:
             log.log(level, "Redis at %s refuses %s: %s", self.shown, command, reason)
         is_spoilt = any(words in reason for words in SPOILT)
         message = f"Redis at {self.shown} refuses {command}: {reason}"
-        return RedisAway(message, may_pass=may_pass, is_spoilt=is_spoilt)
+        return RedisUnavailable(message, may_pass=may_pass, is_spoilt=is_spoilt)
 
-    def _lost(self, reason: str, what: str = "is away") -> RedisAway:
+    def _lost(self, reason: str, what: str = "is away") -> RedisUnavailable:
         if self.is_connected or self.break_total == 0:
             self.break_total += 1
             self._lost_how = ""
@@ -239,7 +239,7 @@ class RedisLink:
             self._lost_how = what
             log.warning("Redis at %s %s: %s", self.shown, what, reason)
         self.is_connected = False
-        return RedisAway(f"Redis at {self.shown} {what}: {reason}")
+        return RedisUnavailable(f"Redis at {self.shown} {what}: {reason}")
 
 
 def _client(url: str) -> redis.asyncio.Redis:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, NoReturn
 
-from kvmesh.redis_link import RedisAway
+from kvmesh.redis_link import RedisUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def persist(
         started_s = loop.time()
         try:
             await work()
-        except RedisAway:
+        except RedisUnavailable:
             _in_order(on_failure, what)
         except Exception as error:
             text = repr(error)

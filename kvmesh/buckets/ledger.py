@@ -13,7 +13,7 @@ from kvmesh.buckets.operations import Answer, Operation
 from kvmesh.buckets.repair import MEND
 from kvmesh.buckets.script import TEXT
 from kvmesh.buckets.wire import answers, calls
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Call, Script
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Ledger:
         wanted = calls(self._mesh, operations, now_ms)
         try:
             replies = await self._redis.scripts(SCRIPT, wanted)
-        except RedisAway as away:
+        except RedisUnavailable as away:
             accounts = {tuple(keys) for keys, _ in wanted}
             if not away.is_spoilt or len(accounts) > 1:
                 raise
@@ -52,7 +52,7 @@ class Ledger:
             replies = await self._redis.scripts(SCRIPT, wanted)
         return answers(operations, replies)
 
-    async def _mend(self, wanted: Call, why: RedisAway) -> None:
+    async def _mend(self, wanted: Call, why: RedisUnavailable) -> None:
         """Remove from the budget of `wanted` what no script can read; all else stays."""
         budget_keys, (now_ms, *_) = wanted
         log.error(

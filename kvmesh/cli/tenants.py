@@ -16,7 +16,7 @@ from kvmesh.buckets.limits import Account, Scope
 from kvmesh.buckets.operations import Show, Shown
 from kvmesh.cli import tenant_tables
 from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_url import without_password
 from kvmesh.tenants import minting, store
 from kvmesh.tenants.caller import Caller
@@ -54,7 +54,7 @@ class Desk:
         """The same; without Redis the configuration alone counts, and stderr tells so."""
         try:
             await self.read()
-        except RedisAway as away:
+        except RedisUnavailable as away:
             _say(f"Shown is the configuration, without what was changed since and without live use: {away}")
             return False
         return True
@@ -103,7 +103,7 @@ async def show(config: MeshConfig, url: str, name: str, *, as_json: bool, budget
         if is_there:
             try:
                 found["use"], found["book"] = await _use(desk, organisation, scopes)
-            except RedisAway as away:
+            except RedisUnavailable as away:
                 _say(f"Shown is no live use: {away}")
                 is_there = False
     if as_json:
@@ -130,7 +130,7 @@ async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], 
             await desk.read()
             refuse_unknown_name("NAME", name, desk.catalogue.tables.named(kind))
             override = await store.change(desk.redis, desk.mesh, f"{kind}:{name}", made)
-        except (RedisAway, store.Contended) as error:
+        except (RedisUnavailable, store.Contended) as error:
             _say(f"Nothing was changed: {error}")
             return 1
     if as_json:
@@ -165,7 +165,7 @@ async def make_key(
                 return {"tenant": tenant, "sha256": hashed, **({"gateway": True} if is_gateway else {})}
 
             await store.change(desk.redis, desk.mesh, f"key:{key_name}", first)
-        except (RedisAway, store.Contended) as error:
+        except (RedisUnavailable, store.Contended) as error:
             _say(f"No key was made: {error}")
             return 1
     if as_json:
@@ -198,7 +198,7 @@ async def delete_key(config: MeshConfig, url: str, tenant: str, key_name: str, *
                     f"`kvmesh tenants disable key:{key_name}` refuses it until the frontends have started again."
                 )
             override = await store.change(desk.redis, desk.mesh, f"key:{key_name}", lambda _: dict(DELETED))
-        except (RedisAway, store.Contended) as error:
+        except (RedisUnavailable, store.Contended) as error:
             _say(f"No key was deleted: {error}")
             return 1
     if as_json:

@@ -11,7 +11,7 @@ from kvmesh.membership.address_filter import Gate
 from kvmesh.membership.member import FAREWELL, Member, read
 from kvmesh.membership.registration import Registration
 from kvmesh.membership.view import View
-from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.tasks import persist
 from kvmesh.trust.networks import Networks
 
@@ -110,6 +110,6 @@ async def read_members(redis: RedisLink, mesh: str) -> list[Member]:
         else:
             members.append(member)
     if gone:  # a live process writes its name again at its next renewal
-        with suppress(RedisAway):  # a Redis that takes no writes can be read all the same
+        with suppress(RedisUnavailable):  # a Redis that takes no writes can be read all the same
             await redis.execute("SREM", key(mesh, "procs"), *gone)
     return members

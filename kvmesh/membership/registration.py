@@ -13,7 +13,7 @@ import msgspec
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.membership.election import Election, State
 from kvmesh.membership.member import FAREWELL, LEASE_S, Member
-from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.tasks import persist
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Registration:
 
     async def deregister(self) -> None:
         """Give the lease back, unless another process of the same name holds it. Never raises RedisAway."""
-        with suppress(RedisAway):
+        with suppress(RedisUnavailable):
             await self._redis.execute(
                 "EVAL",
                 _DEREGISTER,

@@ -20,7 +20,7 @@ from kvmesh.prefix_index.block_log import PART_BLOCKS
 from kvmesh.prefix_index.events import Batch, Op
 from kvmesh.prefix_index.retention import Retention
 from kvmesh.prefix_index.translation import EngineEventError, Translation
-from kvmesh.redis_link import Command, RedisAway, RedisLink, key
+from kvmesh.redis_link import Command, RedisLink, RedisUnavailable, key
 from kvmesh.tasks import persist
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class Publisher:
                 await self._write_snapshot()
                 while self._pending:
                     await self._flush()
-        except (RedisAway, TimeoutError):
+        except (RedisUnavailable, TimeoutError):
             log.info("the last snapshot of the cache could not be written")
         except Exception:
             log.exception("the last snapshot of the cache could not be written")

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from kvmesh.config import MeshConfig
-from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.tasks import persist
 from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.tenants.overrides import Override, read
@@ -47,7 +47,7 @@ class CatalogueStore:
 
     async def start(self) -> None:
         """Look once, before the first request; where Redis is away, what the configuration says holds."""
-        with suppress(RedisAway):
+        with suppress(RedisUnavailable):
             await self.poll()
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class CatalogueStore:
             log.warning("Redis lost what was changed; it is put back", extra={"changed": sorted(lacking)})
         self._lacking = lacking
         if lacking:
-            with suppress(RedisAway):  # one that takes no writes can be read all the same
+            with suppress(RedisUnavailable):  # one that takes no writes can be read all the same
                 await restore(self._redis, self._config.mesh.name, lacking)
 
     async def _follow(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Final
 
-from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from services.frontend.requests.resume_token import SECRET_BYTES, Seal
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class MeshSecret:
             _, found = await self._redis.pipeline(
                 [("SET", self._key, self._seal.secret, "NX"), ("GET", self._key)]
             )
-        except RedisAway:
+        except RedisUnavailable:
             self._tell("resume tokens hold at this frontend only until Redis is there")
             return
         if not isinstance(found, bytes) or len(found) != SECRET_BYTES:

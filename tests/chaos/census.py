@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.operations import Show, Shown
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.server import channel
 from kvmesh.tenants.catalogue import Catalogue
 from tests.chaos.records import Budget, Census, Placing, Process
@@ -132,7 +132,7 @@ async def open_reservations(rig: Rig) -> int:
     redis_link = RedisLink(f"redis://{rig.mesh.parts['redis'].address}")
     try:
         (shown,) = await Ledger(redis_link, config.mesh.name).run([Show(payer.account)])
-    except RedisAway as away:
+    except RedisUnavailable as away:
         raise Unreachable(f"Redis does not answer: {away}") from away
     finally:
         await redis_link.close()

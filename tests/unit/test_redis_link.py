@@ -9,7 +9,7 @@ import pytest
 from redis.exceptions import AuthenticationError, RedisClusterException
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 
 REFUSES = "asks for a password, or refuses the one of this URL"
 
@@ -21,7 +21,7 @@ async def fail(error: Exception, cause: Exception | None = None) -> None:
 
 async def told(link: RedisLink, call: Awaitable[None]) -> str:
     """Return the sentence of a call that fails."""
-    with pytest.raises(RedisAway) as away:
+    with pytest.raises(RedisUnavailable) as away:
         await link.watch(call)
     return str(away.value)
 

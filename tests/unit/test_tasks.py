@@ -8,13 +8,19 @@ import logging
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.tasks import end, persist
 
 
 async def test_work_that_fails_is_run_again(caplog: pytest.LogCaptureFixture) -> None:
     """Each failure puts the state in order and runs the work again; a bug is told once, an absent Redis not at all."""
-    failures: list[Exception | None] = [RedisAway("x"), KeyError("a"), KeyError("a"), None, ValueError("b")]
+    failures: list[Exception | None] = [
+        RedisUnavailable("x"),
+        KeyError("a"),
+        KeyError("a"),
+        None,
+        ValueError("b"),
+    ]
     put_in_order = 0
     went_on = asyncio.Event()
 

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, Violation, invalid
-from kvmesh.redis_link import RedisAway, RedisLink, key
+from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import end, persist
 from services.frontend.accounts.budgets.batcher import ANSWER_S
@@ -202,7 +202,7 @@ class Executions:
     async def _answers(self, claims: list[Claim]) -> list[Answer]:
         try:
             return await self._redis.scripts(_BEGIN, [self._call(each) for each in claims])
-        except RedisAway:
+        except RedisUnavailable:
             if not self._redis.is_connected or len(claims) == 1:
                 return [None] * len(claims)
         # It refuses one of them at least. Those that it took are numbered again, which costs nothing but a number.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
 from services.frontend.accounts.charge_split import RUNS
@@ -138,7 +138,7 @@ class Settlements:
             batch = list(islice(self._waiting, BATCH_MAX))
             try:
                 answers = await self._redis.scripts(_SETTLE, [self._call(each.report) for each in batch])
-            except RedisAway as away:
+            except RedisUnavailable as away:
                 if away.may_pass:
                     self._go_without()
                     raise
@@ -168,7 +168,7 @@ class Settlements:
         try:
             (answer,) = await self._redis.scripts(_SETTLE, [self._call(report)])
             return answer
-        except RedisAway as away:
+        except RedisUnavailable as away:
             if away.may_pass:
                 raise
             self.dropped_total += 1

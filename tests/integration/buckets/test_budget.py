@@ -35,7 +35,7 @@ from kvmesh.buckets.operations import (
 )
 from kvmesh.buckets.script import TEXT
 from kvmesh.buckets.wire import keys
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
 
 MESH, LEASE_S = "budget-test", 15.0
@@ -446,7 +446,7 @@ async def test_a_script_that_redis_forgot_is_sent_again(budget: Budget) -> None:
 async def test_redis_is_away(free_port: int) -> None:
     """Whoever asks hears RedisAway, nothing else."""
     link = RedisLink(f"redis://127.0.0.1:{free_port}/0")
-    with pytest.raises(RedisAway):
+    with pytest.raises(RedisUnavailable):
         await Ledger(link, MESH).run([Show(ACCOUNT)])
     await link.close()
 

@@ -12,7 +12,7 @@ from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import Granted, Reserve, Settle, Settled, Show, Shown
 from kvmesh.buckets.wire import keys
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from tests.integration.buckets.cluster import Cluster, ask, running
 from tests.integration.buckets.schedules import Step, schedules
 from tests.integration.buckets.test_twin import Bench
@@ -98,7 +98,7 @@ async def test_a_node_that_answers_nobody_is_redis_away(cluster: Cluster, link: 
     here = {cluster.node_of(keys(MESH, each.organisation)[0]): each for each in accounts}
     assert len(await ledger.run([Reserve(each, "r", 1, 15) for each in here.values()])) == 3
     ask(cluster.nodes[1], "CLIENT", "PAUSE", 1500, "ALL")
-    with pytest.raises(RedisAway) as caught:
+    with pytest.raises(RedisUnavailable) as caught:
         await ledger.run([Reserve(here[1], "s", 1, 15)])
     assert caught.value.may_pass
     assert isinstance((await ledger.run([Reserve(here[0], "s", 1, 15)]))[0], Granted)

@@ -22,7 +22,7 @@ import pytest
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.operations import Book, Denied, Granted, Reserve, Settle, Show, Shown
 from kvmesh.redis_binary import redis_binaries, redis_command
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from tests.integration.buckets.frontend_process import LEASE_S, LIMIT, MAX_OUTPUT, RENEW_S, caller
 
 FRONTENDS, KILLED_EARLY, KILLED_LATE = 8, 2, 2
@@ -255,7 +255,7 @@ async def _answers(ledger: Ledger) -> None:
         while True:
             try:
                 await ledger.run([Show(SEARCH)])
-            except RedisAway:
+            except RedisUnavailable:
                 await asyncio.sleep(0.02)
             else:
                 return

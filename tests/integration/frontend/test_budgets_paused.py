@@ -21,7 +21,7 @@ from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.operations import Show, Shown
 from kvmesh.child import bound_command
 from kvmesh.redis_binary import redis_binary, redis_command
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from services.frontend.accounts.budgets import local_buckets
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S, RENEW_S
 from tests.integration.frontend.conftest import until
@@ -108,6 +108,6 @@ async def until_there(link: RedisLink) -> None:
     """Wait until Redis answers."""
     async with asyncio.timeout(10):
         while not link.is_connected:
-            with suppress(RedisAway):
+            with suppress(RedisUnavailable):
                 await link.execute("PING")
             await asyncio.sleep(0.01)

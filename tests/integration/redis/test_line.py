@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
 
 ECHO = Script("return ARGV[1]")
@@ -91,17 +91,17 @@ async def test_an_answer_that_comes_late_is_nobody_elses(
     elif ends == "closed":
         await asyncio.sleep(0.01)
         await other.execute("CLIENT", "KILL", "ID", held)
-        with pytest.raises(RedisAway, match="closed the connection"):
+        with pytest.raises(RedisUnavailable, match="closed the connection"):
             await asking
     else:
-        with pytest.raises(RedisAway, match=r"no answer within 0\.5 s"):
+        with pytest.raises(RedisUnavailable, match=r"no answer within 0\.5 s"):
             await asking
     async with asyncio.timeout(5):
         while True:
             try:
                 assert await echo(link, "next") == [b"next"]
                 break
-            except RedisAway:
+            except RedisUnavailable:
                 await asyncio.sleep(0.05)
     assert held not in await others(other)
 
@@ -132,7 +132,7 @@ async def test_user_password_and_database_are_those_of_the_url(redis_url: str, o
             assert await mine.scripts(READ, [(("here",), ())]) == [login.encode()]
             await mine.close()
         wrong = RedisLink(f"redis://liner:wrong-horse@{place}/3")
-        with pytest.raises(RedisAway) as away:
+        with pytest.raises(RedisUnavailable) as away:
             await wrong.scripts(READ, [(("here",), ())])
         assert "horse" not in str(away.value) and "refuses the one of this URL: WRONGPASS" in str(away.value)
         await wrong.close()
@@ -143,7 +143,7 @@ async def test_user_password_and_database_are_those_of_the_url(redis_url: str, o
 async def test_a_script_that_fails_is_told_from_a_redis_that_is_away(link: RedisLink) -> None:
     """The connection stays, and the others of the batch were run."""
     await echo(link, "x")
-    with pytest.raises(RedisAway) as away:
+    with pytest.raises(RedisUnavailable) as away:
         await link.scripts(Script("return redis.call(ARGV[1])"), [((), ("PING",)), ((), ("NONSENSE",))])
     assert not away.value.may_pass and link.is_connected
     assert await echo(link, "y") == [b"y"]
@@ -155,7 +155,7 @@ async def test_a_redis_that_takes_no_more_connections_is_away(link: RedisLink, o
     await other.execute("CONFIG", "SET", "maxclients", 1)
     try:
         for _ in range(20):  # it may be heard, or the end of the connection before it
-            with pytest.raises(RedisAway) as away:
+            with pytest.raises(RedisUnavailable) as away:
                 await echo(link, "x")
             assert away.value.may_pass and not link.is_connected, away.value
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.ports import free_ports
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 
 
 class RedisServer:
@@ -49,7 +49,7 @@ class RedisServer:
                 try:
                     await link.execute("PING")
                     break
-                except RedisAway:
+                except RedisUnavailable:
                     await asyncio.sleep(0.02)
         await link.close()
 

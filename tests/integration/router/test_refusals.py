@@ -13,7 +13,7 @@ from kvmesh.membership.member import LEASE_S, Member
 from kvmesh.membership.membership import Membership, read_members
 from kvmesh.membership.registration import Registration
 from kvmesh.prefix_index.publisher import Publisher
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.tasks import end
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.index.index_reader import IndexReader
@@ -121,21 +121,21 @@ async def test_every_error_of_redis_is_redis_away(redis_server: Any, control: Re
         blocked = asyncio.create_task(link.execute("XREAD", "BLOCK", 700, "STREAMS", "s", "0-0"))
         await link.execute("PING")
         await control.execute(*fault[0])
-        with pytest.raises(RedisAway):
+        with pytest.raises(RedisUnavailable):
             await link.execute(*command)
         for atomic in (False, True):
-            with pytest.raises(RedisAway):
+            with pytest.raises(RedisUnavailable):
                 await link.pipeline([command, command], atomic=atomic)
-        with pytest.raises(RedisAway):
+        with pytest.raises(RedisUnavailable):
             await link.execute(*script)
         if fault is DEMOTED:
-            with pytest.raises(RedisAway):
+            with pytest.raises(RedisUnavailable):
                 await blocked
         else:
             assert not await blocked, name
         await control.execute(*fault[1])
     await link.execute("SADD", "of-another-type", "1")
-    with pytest.raises(RedisAway, match="WRONGTYPE"):
+    with pytest.raises(RedisUnavailable, match="WRONGTYPE"):
         await link.execute("GET", "of-another-type")
     await link.close()
 
@@ -150,7 +150,7 @@ async def test_a_refusal_is_told_once(
         await control.execute(*command[0])
         caplog.clear()
         for value in range(5):
-            with pytest.raises(RedisAway):
+            with pytest.raises(RedisUnavailable):
                 await link.pipeline([("SET", "x", value), ("SADD", "y", value)])
             await link.execute("PING")
         told = [record for record in caplog.records if "refuses SADD+SET" in record.message]
@@ -160,7 +160,7 @@ async def test_a_refusal_is_told_once(
         await link.pipeline([("SET", "x", 1), ("SADD", "y", 1)])
     caplog.clear()
     for _ in range(5):
-        with pytest.raises(RedisAway):
+        with pytest.raises(RedisUnavailable):
             await link.execute("LPUSH", "x", 1)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     await link.close()

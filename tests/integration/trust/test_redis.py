@@ -11,7 +11,7 @@ import pytest
 
 from kvmesh.child import bound_command
 from kvmesh.redis_binary import redis_binaries
-from kvmesh.redis_link import RedisAway, RedisLink
+from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
 from kvmesh.redis_url import VARIABLE
 from tests.certificates import Folder
@@ -143,9 +143,9 @@ async def test_a_redis_that_refuses_is_away_and_the_reason_has_no_password(
     link = RedisLink(wrong)
     try:
         async with asyncio.timeout(10):
-            with pytest.raises(RedisAway) as away:
+            with pytest.raises(RedisUnavailable) as away:
                 await link.execute("GET", "kvmesh:x")
-            with pytest.raises(RedisAway) as script:
+            with pytest.raises(RedisUnavailable) as script:
                 await link.scripts(Script("return 1"), [((), ())])
     finally:
         await link.close()

@@ -12,7 +12,7 @@ import pytest
 
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.inference.v1 import inference_pb2
-from kvmesh.redis_link import RedisAway
+from kvmesh.redis_link import RedisUnavailable
 from kvmesh.redis_script import Call, Script
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
 from services.frontend.accounts import bill
@@ -100,7 +100,7 @@ class Redis:
     async def scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         await asyncio.sleep(0)
         if self.is_away or self.is_full:
-            raise RedisAway("gone", may_pass=self.is_away)
+            raise RedisUnavailable("gone", may_pass=self.is_away)
         return [self._settle(*each) for each in calls]
 
     def _settle(self, keys: Sequence[str], arguments: Sequence[Any]) -> Any:

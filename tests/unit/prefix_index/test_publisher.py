@@ -20,7 +20,7 @@ from kvmesh.prefix_index.block_log import PART_BLOCKS, BlockLog
 from kvmesh.prefix_index.events import EventError, Snapshot
 from kvmesh.prefix_index.publisher import FLUSH_ENTRIES_MAX, Publisher
 from kvmesh.prefix_index.translation import EngineEventError
-from kvmesh.redis_link import RedisAway
+from kvmesh.redis_link import RedisUnavailable
 from kvmesh.tasks import end
 from services.router.index import index_reader
 from services.router.index.index_reader import IndexReader
@@ -78,7 +78,7 @@ class MemoryRedis:
             answer = len(self.keys[key])
         elif name == "RENAME":
             if key not in self.keys:
-                raise RedisAway("no such key", may_pass=False)
+                raise RedisUnavailable("no such key", may_pass=False)
             key = command[2]
             self.keys[key] = self.keys.pop(command[1])
             answer = 1
@@ -178,7 +178,7 @@ class World:
             self.redis.keys.clear()
         elif kind < 0.78:
             self.redis.break_total += 1
-            raise RedisAway("it is away")
+            raise RedisUnavailable("it is away")
 
     def check_snapshot(self) -> None:
         try:

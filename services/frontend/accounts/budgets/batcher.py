@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
 
 from kvmesh.buckets.operations import Answer, Operation
-from kvmesh.redis_link import RedisAway
+from kvmesh.redis_link import RedisUnavailable
 from kvmesh.tasks import end
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Batcher:
             self._listen(LATE_MAX)
             try:
                 answers = await self._ledger.run([question.operation for question in batch])
-            except RedisAway as away:
+            except RedisUnavailable as away:
                 self._listened()
                 if away.may_pass:
                     self._tell_silence()
@@ -180,7 +180,7 @@ class Batcher:
         for at, question in enumerate(batch):
             try:
                 (answer,) = await self._ledger.run([question.operation])
-            except RedisAway as away:
+            except RedisUnavailable as away:
                 if away.may_pass:
                     self._tell_silence()
                     self._fail(batch[at:])

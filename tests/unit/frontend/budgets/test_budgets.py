@@ -12,7 +12,7 @@ from kvmesh.buckets.limits import Account
 from kvmesh.buckets.operations import TOKENS_MAX, Answer, Denied, Operation, Remaining, Reserve, Sweep
 from kvmesh.buckets.wire import calls
 from kvmesh.errors import MeshError
-from kvmesh.redis_link import RedisAway
+from kvmesh.redis_link import RedisUnavailable
 from services.frontend.accounts.budgets import local_buckets
 from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S
@@ -547,7 +547,7 @@ class Picky(TwinLedger):
 
     async def run(self, operations: list[Operation]) -> list[Answer]:
         if any("bad" in repr(operation) for operation in operations):
-            raise RedisAway("WRONGTYPE", may_pass=False)
+            raise RedisUnavailable("WRONGTYPE", may_pass=False)
         return await super().run(operations)
 
 

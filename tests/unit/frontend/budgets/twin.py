@@ -33,7 +33,7 @@ from kvmesh.buckets.operations import (
     Swept,
 )
 from kvmesh.clock import Clock
-from kvmesh.redis_link import RedisAway
+from kvmesh.redis_link import RedisUnavailable
 
 STALL_S = 1.0
 """After so long without an answer the link breaks."""
@@ -396,7 +396,7 @@ class TwinLedger:
         redis = self.redis
         await asyncio.sleep(redis.latency_s * redis.draw.uniform(0.5, 2.0))
         if redis.is_gone or self.is_cut_off:
-            raise RedisAway("gone")
+            raise RedisUnavailable("gone")
         if redis.running.is_set():
             answers = redis.run(operations)
         else:
@@ -406,9 +406,9 @@ class TwinLedger:
                 async with asyncio.timeout(STALL_S):
                     answers = await answer
             except TimeoutError:
-                raise RedisAway("no answer") from None
+                raise RedisUnavailable("no answer") from None
         if redis.draw.random() < redis.lose_answers:
-            raise RedisAway("the answer is lost")
+            raise RedisUnavailable("the answer is lost")
         return answers
 
 

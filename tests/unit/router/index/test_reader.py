@@ -10,7 +10,7 @@ import pytest
 from kvmesh import blocks
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
-from kvmesh.redis_link import RedisAway
+from kvmesh.redis_link import RedisUnavailable
 from services.router.cooperative_yield import SLICE_S
 from services.router.index.index_reader import CHUNK_BYTES, READ_COUNT, IndexReader
 from services.router.index.local_index import SLICE_BLOCKS, LocalPrefixIndex
@@ -185,7 +185,7 @@ class AwayRedis(StoredRedis):
     """Never answers."""
 
     async def execute(self, *command: Any) -> Any:
-        raise RedisAway("it is away")
+        raise RedisUnavailable("it is away")
 
 
 async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:

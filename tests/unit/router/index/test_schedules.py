@@ -11,7 +11,7 @@ import pytest
 
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch
-from kvmesh.redis_link import RedisAway
+from kvmesh.redis_link import RedisUnavailable
 from services.router.index import index_reader, local_index
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
@@ -80,7 +80,7 @@ class WildRedis:
             self.snapshots[name] = self.snapshots.get(name, b"KVS1")[: rng.randrange(120)]
         elif kind < 0.82:
             self.break_total += 1
-            raise RedisAway("it is away")
+            raise RedisUnavailable("it is away")
 
     async def execute(self, *command: Any) -> Any:
         await asyncio.sleep(0)
