@@ -8,7 +8,7 @@ CHANGE_S: Final = 0.05
 IDLE_S: Final = 1.0
 
 
-class Pulse:
+class LoadHeartbeat:
     """Tells when the next report is due. Quiet while nobody listens."""
 
     __slots__ = ("_has_changed", "_sent_s", "is_heard")

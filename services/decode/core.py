@@ -15,7 +15,7 @@ from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.replica.admission import Refused, check_submit, not_serving, not_the_highest
-from kvmesh.replica.load_heartbeat import Pulse
+from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort
@@ -48,7 +48,7 @@ class DecodeCore:
         self.limits = limits
         self.is_draining = False
         self.adoption_total = 0
-        self._pulse = Pulse()
+        self._pulse = LoadHeartbeat()
         self.slow_reader_cuts = {"time": 0, "share": 0}
         """Slots that were cut because their client did not read: by the slow-reader time, or by the share of slots."""
         places = min(limits.slots_max, facts.max_sequences or limits.slots_max)

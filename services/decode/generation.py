@@ -16,7 +16,7 @@ from kvmesh.replica.calls import (
     valid_count,
 )
 from kvmesh.replica.engine_view import EngineView
-from kvmesh.replica.load_heartbeat import Pulse
+from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.errors import (
     CallError,
     EngineError,
@@ -45,7 +45,7 @@ class Generation:
         tokens_per_block: int,
         limits: DecodeLimits,
         holdings: Holdings,
-        pulse: Pulse,
+        pulse: LoadHeartbeat,
         record: Recorder,
     ) -> None:
         self.gather: StepBatch[Slot] = StepBatch(limits.gather_max_s)

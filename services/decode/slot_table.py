@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvmesh.deadline_heap import Timetable
 from kvmesh.drain_rate import DrainRate, Stock
-from kvmesh.replica.load_heartbeat import Pulse
+from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.decode.closed_windows import ClosedWindows
 from services.decode.finished import FinishedLogs
 from services.decode.reservations import Reservations
@@ -18,7 +18,7 @@ from services.decode.slot import Slot, State
 class Holdings:
     """Slots by request id, with what belongs to each."""
 
-    def __init__(self, kv_blocks: int, places: int, pulse: Pulse) -> None:
+    def __init__(self, kv_blocks: int, places: int, pulse: LoadHeartbeat) -> None:
         """`places`: requests that may be held and that the engine runs at once."""
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known, FINISHED ones too."""

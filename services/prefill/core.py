@@ -11,7 +11,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
 from kvmesh.replica.admission import Refused, check_submit, not_serving, not_the_highest, too_late
-from kvmesh.replica.load_heartbeat import Pulse
+from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort
@@ -34,7 +34,7 @@ class PrefillCore:
         self.facts = facts
         self.limits = limits
         self.is_draining = False
-        self._pulse = Pulse()
+        self._pulse = LoadHeartbeat()
         self.holdings = Holdings(facts.kv_blocks, limits, self._pulse)
         self.prefilling = Prefilling(
             replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record

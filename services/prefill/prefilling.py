@@ -17,7 +17,7 @@ from kvmesh.replica.calls import (
     valid_count,
 )
 from kvmesh.replica.engine_view import EngineView
-from kvmesh.replica.load_heartbeat import Pulse
+from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.errors import (
     CallError,
     EngineBusy,
@@ -47,7 +47,7 @@ class Prefilling:
         tokens_per_block: int,
         limits: PrefillLimits,
         holdings: Holdings,
-        pulse: Pulse,
+        pulse: LoadHeartbeat,
         record: Recorder,
     ) -> None:
         self.view = EngineView()

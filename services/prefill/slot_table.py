@@ -6,7 +6,7 @@ The one place where these change together, so that their counts cannot part.
 from __future__ import annotations
 
 from kvmesh.deadline_heap import Timetable
-from kvmesh.replica.load_heartbeat import Pulse
+from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.prefill.limits import PrefillLimits
 from services.prefill.queue import PrefillQueue
 from services.prefill.session import PrefillSession
@@ -19,7 +19,7 @@ class Holdings:
     Invariant: `blocks_reserved` = blocks of RUNNING and HELD slots <= `blocks_total`.
     """
 
-    def __init__(self, kv_blocks: int, limits: PrefillLimits, pulse: Pulse) -> None:
+    def __init__(self, kv_blocks: int, limits: PrefillLimits, pulse: LoadHeartbeat) -> None:
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known."""
         self.sessions: list[PrefillSession] = []

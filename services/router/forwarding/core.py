@@ -12,7 +12,7 @@ from typing import Literal
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
-from kvmesh.replica.load_heartbeat import Pulse
+from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.router.forwarding.admission import Admission, RelayLimits
 from services.router.forwarding.answers import Answers
 from services.router.forwarding.attempt import Attempt, Stage
@@ -71,7 +71,7 @@ class Relay:
         )
         self.ejection_total = 0
         self.contradiction_total = 0
-        self._pulse = Pulse()
+        self._pulse = LoadHeartbeat()
         self._now_s = 0.0
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kvmesh.deadline_heap import Timetable
-from kvmesh.replica.load_heartbeat import CHANGE_S, IDLE_S, Pulse
+from kvmesh.replica.load_heartbeat import CHANGE_S, IDLE_S, LoadHeartbeat
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -42,7 +42,7 @@ def test_timetable_agrees_with_a_dict(seed: int) -> None:
 
 def test_pulse_is_quick_after_a_change_and_slow_without() -> None:
     """Reports leave at most each 50 ms, and each second when nothing happens; nobody listening hears none."""
-    pulse = Pulse()
+    pulse = LoadHeartbeat()
     pulse.touch()
     assert pulse.next_s() is None and not pulse.take(0.0)
     pulse.is_heard = True
