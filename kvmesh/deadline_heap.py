@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 
-class Timetable(Generic[Item]):
+class DeadlineHeap(Generic[Item]):
     """Items with the time each is to be looked at. At most one time per item: the earliest that was asked for."""
 
     __slots__ = ("_at_s", "_count", "_heap")

@@ -5,7 +5,7 @@ The one place where these change together, so that their counts cannot part.
 
 from __future__ import annotations
 
-from kvmesh.deadline_heap import Timetable
+from kvmesh.deadline_heap import DeadlineHeap
 from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.decode.closed_windows import ClosedWindows
@@ -26,7 +26,7 @@ class Holdings:
         self.finished = FinishedLogs()
         self.closed_windows = ClosedWindows(places)
         self.reservations = Reservations(kv_blocks)
-        self.timetable: Timetable[Slot] = Timetable()
+        self.timetable: DeadlineHeap[Slot] = DeadlineHeap()
         self.freed_blocks = DrainRate(Stock.HELD)
         self.freed_slots = DrainRate(Stock.HELD)
         self._pulse = pulse

@@ -5,7 +5,7 @@ The one place where these change together, so that their counts cannot part.
 
 from __future__ import annotations
 
-from kvmesh.deadline_heap import Timetable
+from kvmesh.deadline_heap import DeadlineHeap
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.prefill.limits import PrefillLimits
 from services.prefill.queue import PrefillQueue
@@ -26,7 +26,7 @@ class Holdings:
         self.queue = PrefillQueue(limits.queue_max_requests, limits.order_key)
         self.held: dict[Slot, None] = {}
         """Oldest first."""
-        self.timetable: Timetable[Slot] = Timetable()
+        self.timetable: DeadlineHeap[Slot] = DeadlineHeap()
         self.blocks_total = kv_blocks
         self.blocks_reserved = 0
         self._pulse = pulse

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.deadline_heap import Timetable
+from kvmesh.deadline_heap import DeadlineHeap
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.failed_replicas import FailedReplicas
 from services.router.forwarding.replicas import Replica
@@ -48,7 +48,7 @@ class Holdings:
         self.items: set[Attempt] = set()
         self.live: dict[str, Attempt] = {}
         """Request id -> its highest attempt."""
-        self.timetable: Timetable[Attempt] = Timetable()
+        self.timetable: DeadlineHeap[Attempt] = DeadlineHeap()
         self.failed_places = FailedReplicas()
         self.orphan_count = 0
         self.is_news = False

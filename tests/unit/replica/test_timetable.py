@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvmesh.deadline_heap import Timetable
+from kvmesh.deadline_heap import DeadlineHeap
 from kvmesh.replica.load_heartbeat import CHANGE_S, IDLE_S, LoadHeartbeat
 
 
@@ -15,7 +15,7 @@ def test_timetable_agrees_with_a_dict(seed: int) -> None:
     """Whatever is asked and forgotten, what is due comes out once, in order, and not too late."""
     print(f"seed={seed}")
     rng = random.Random(seed)
-    timetable: Timetable[int] = Timetable()
+    timetable: DeadlineHeap[int] = DeadlineHeap()
     twin: dict[int, float] = {}
     now_s = 0.0
     for _ in range(2000):
