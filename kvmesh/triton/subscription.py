@@ -11,7 +11,7 @@ import msgspec
 
 from kvmesh.triton.client import Responses, TritonClient, opened
 from kvmesh.triton.errors import CallError
-from kvmesh.triton.subscription_policy import Course
+from kvmesh.triton.subscription_policy import SubscriptionPolicy
 from kvmesh.triton.tensors import RequestTensors, payload_of
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Feed:
         self._what = what
         self._take = take
         self._renew = renew
-        self._course = Course(what)
+        self._course = SubscriptionPolicy(what)
 
     async def run(self) -> None:
         """Follow until cancelled."""

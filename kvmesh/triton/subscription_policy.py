@@ -19,7 +19,7 @@ RESPONSE_BYTES: Final = 1024
 """What a response is kept with beside its payload; 1.1 KB were measured."""
 
 
-class Course:
+class SubscriptionPolicy:
     """One subscription, on one stream after the other."""
 
     __slots__ = ("_after", "_snapshot_bytes", "_told_bytes", "_what")

@@ -21,7 +21,7 @@ from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import EngineLost, HandoffLost, InvalidRequest
 from kvmesh.triton.port import EngineCall, Kind
-from kvmesh.triton.subscription_policy import Course
+from kvmesh.triton.subscription_policy import SubscriptionPolicy
 from tests.allocated import allocated_bytes
 from tests.chaos.census import resident_bytes
 from tests.conftest import unused_port
@@ -83,13 +83,13 @@ async def test_streams_that_follow_each_other_make_one(
     """Opened anew after every message, load and KV events come on: no event is lost or told twice, nothing flickers."""
     monkeypatch.setattr(subscription_policy, "RENEW_BYTES", 1)
     opened: list[dict[str, str]] = []
-    open_one = Course.open
+    open_one = SubscriptionPolicy.open
 
-    def counted(one: Course) -> dict[str, str]:
+    def counted(one: SubscriptionPolicy) -> dict[str, str]:
         opened.append(open_one(one))
         return opened[-1]
 
-    monkeypatch.setattr(Course, "open", counted)
+    monkeypatch.setattr(SubscriptionPolicy, "open", counted)
     events: list[dict[str, Any]] = []
     async with running_engine(CONFIG, tmp_path) as address, running_port(address, events) as (rig, _):
         ready: list[bool] = []

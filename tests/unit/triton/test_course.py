@@ -3,7 +3,7 @@
 import random
 
 from kvmesh.triton import subscription_policy
-from kvmesh.triton.subscription_policy import Course
+from kvmesh.triton.subscription_policy import SubscriptionPolicy
 
 
 def events(boot: str, first: int, count: int) -> dict[str, object]:
@@ -14,7 +14,7 @@ def test_a_server_never_keeps_more_of_a_stream_than_a_snapshot_and_the_bound() -
     """Whatever comes, what the server holds stays below the bound, or twice the snapshot, and one message."""
     for seed in range(100):
         rng = random.Random(seed)
-        one, event_id = Course("kv_events"), 0
+        one, event_id = SubscriptionPolicy("kv_events"), 0
         for _ in range(5):
             one.open()
             kept = snapshot = 0
@@ -37,7 +37,7 @@ def test_a_server_never_keeps_more_of_a_stream_than_a_snapshot_and_the_bound() -
 
 def test_the_next_stream_goes_on_behind_the_last_event() -> None:
     """The first one begins with a snapshot, so does one behind a broken one or in the middle of a snapshot."""
-    one = Course("kv_events")
+    one = SubscriptionPolicy("kv_events")
     assert one.open() == {"request_type": "kv_events", "max_bytes": str(subscription_policy.RENEW_BYTES)}
     one.took({"boot_id": "b", "event_id": 4, "part": 0, "more": True, "snapshot": []}, 10)
     assert "after" not in one.open()
@@ -52,7 +52,7 @@ def test_the_next_stream_goes_on_behind_the_last_event() -> None:
 
 def test_load_reports_have_no_position() -> None:
     """They are opened anew like events, by their number too: a small response is kept with all around it."""
-    one = Course("load_report")
+    one = SubscriptionPolicy("load_report")
     asked = {"request_type": "load_report", "max_bytes": str(subscription_policy.RENEW_BYTES)}
     assert one.open() == asked
     taken = 1
