@@ -20,7 +20,7 @@ from kvmesh.triton.deferred_calls import Debts
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
 from kvmesh.triton.liveness import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineWatch
 from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
-from kvmesh.triton.subscription import RETRY_S, Feed
+from kvmesh.triton.subscription import RETRY_S, Subscription
 from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of
 
 log = logging.getLogger(__name__)
@@ -216,8 +216,10 @@ class TritonEngine:
 
     # What the engine tells by itself.
 
-    def _feed(self, what: str, take: Callable[[dict[str, Any]], None]) -> Feed:
-        return Feed(self._client, self._tensors, what, take, lambda: self._errand(self._client.renew()))
+    def _feed(self, what: str, take: Callable[[dict[str, Any]], None]) -> Subscription:
+        return Subscription(
+            self._client, self._tensors, what, take, lambda: self._errand(self._client.renew())
+        )
 
     def _take_load(self, report: dict[str, Any]) -> None:
         now_s = self._clock.now_s()

@@ -21,7 +21,7 @@ RETURN_S: Final = 1.5
 """A stream that is awaited and brings nothing for this long is opened again on another connection."""
 
 
-class Feed:
+class Subscription:
     """Opened again whenever it broke, or has brought so much that it costs the server memory. Owned by who calls `run`.
 
     `take` gets each message; one that it fails at breaks the stream. `renew` is to replace the connection.
