@@ -19,7 +19,7 @@ class Due(NamedTuple):
     releases: tuple[bytes, ...]
 
 
-class Debts:
+class DeferredCalls:
     """Belongs to one boot of an engine at a time. Empty: nothing is owed."""
 
     def __init__(self) -> None:

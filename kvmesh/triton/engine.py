@@ -16,7 +16,7 @@ from kvmesh.clock import Clock
 from kvmesh.failure_detector import LOOK_S
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.client import Responses, TritonClient, opened
-from kvmesh.triton.deferred_calls import Debts
+from kvmesh.triton.deferred_calls import DeferredCalls
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
 from kvmesh.triton.liveness import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineWatch
 from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
@@ -74,7 +74,7 @@ class TritonEngine:
         self._errands: set[asyncio.Task[None]] = set()
         """Stops and releases that are under way."""
         self._watch = EngineWatch(clock.now_s(), has_load_report=facts.load_report)
-        self._debts = Debts()
+        self._debts = DeferredCalls()
         self._probing: asyncio.Task[None] | None = None
 
     def start(self, call_id: int, call: EngineCall) -> None:

@@ -6,7 +6,7 @@ import random
 
 from kvmesh.failure_detector import LOOK_S
 from kvmesh.triton import deferred_calls
-from kvmesh.triton.deferred_calls import Debts
+from kvmesh.triton.deferred_calls import DeferredCalls
 from kvmesh.triton.liveness import MODEL_SILENCE_S, SILENCE_S, EngineWatch
 
 
@@ -56,7 +56,7 @@ def test_debts_are_told_to_the_boot_that_has_them() -> None:
     """In any order: the same boot hears each once, another one nothing, and nothing grows beyond its bound."""
     for seed in range(100):
         draw = random.Random(seed)
-        owed, boot = Debts(), "a"
+        owed, boot = DeferredCalls(), "a"
         owed.settle(boot)
         stops: set[str] = set()
         for number in range(200):
