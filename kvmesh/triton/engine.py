@@ -18,7 +18,7 @@ from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.client import Responses, TritonClient, opened
 from kvmesh.triton.deferred_calls import DeferredCalls
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
-from kvmesh.triton.liveness import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineWatch
+from kvmesh.triton.liveness import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineLiveness
 from kvmesh.triton.port import EngineCall, EngineSink, First, Kind
 from kvmesh.triton.subscription import RETRY_S, Subscription
 from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of
@@ -73,7 +73,7 @@ class TritonEngine:
         self._calls: dict[int, _Live] = {}
         self._errands: set[asyncio.Task[None]] = set()
         """Stops and releases that are under way."""
-        self._watch = EngineWatch(clock.now_s(), has_load_report=facts.load_report)
+        self._watch = EngineLiveness(clock.now_s(), has_load_report=facts.load_report)
         self._debts = DeferredCalls()
         self._probing: asyncio.Task[None] | None = None
 

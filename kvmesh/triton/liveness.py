@@ -24,7 +24,7 @@ PROBE_PAUSE_S: Final = 1.0
 """Between two answered probes of an engine without load reports."""
 
 
-class EngineWatch:
+class EngineLiveness:
     """Look at it every LOOK_S. `is_lost` from the silence on until `on_return`."""
 
     def __init__(self, now_s: float, *, has_load_report: bool) -> None:
