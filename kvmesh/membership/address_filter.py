@@ -15,7 +15,7 @@ TOLD_MAX: Final = 256
 """Refused members of one moment that are logged; further ones are counted alone."""
 
 
-class Gate:
+class AddressFilter:
     """`take` the members of each poll. A member is refused for its address, or for that of its KV blocks.
 
     Engines resolve names themselves, so a KV address must be an address where `trust.networks` is set.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvmesh.clock import Clock, MonotonicClock
-from kvmesh.membership.address_filter import Gate
+from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import FAREWELL, Member, read
 from kvmesh.membership.registration import Registration
 from kvmesh.membership.view import View
@@ -35,7 +35,7 @@ class Membership:
         clock: Clock | None = None,
         *,
         own: Registration | None = None,
-        gate: Gate | None = None,
+        gate: AddressFilter | None = None,
     ) -> None:
         """`gate` leaves out members that may not be dialled; without one all are believed.
 
@@ -43,7 +43,7 @@ class Membership:
         self._redis = redis
         self._mesh = mesh
         self._own = own
-        self._gate = gate or Gate(Networks())
+        self._gate = gate or AddressFilter(Networks())
         self._on_change = on_change
         self._clock = clock or MonotonicClock()
         self._view = View()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvmesh.membership.address_filter import Gate
+from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics
 
 
-def export(registration: Registration, gate: Gate, metrics: Metrics) -> None:
+def export(registration: Registration, gate: AddressFilter, metrics: Metrics) -> None:
     """Export it, and how many members are refused; read at each scrape."""
     metrics.gauge(
         "name_held",

@@ -24,7 +24,7 @@ from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.config import ConfigError
 from kvmesh.membership import telemetry as name_telemetry
-from kvmesh.membership.address_filter import Gate
+from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
@@ -185,7 +185,7 @@ class _Replica:
         member = self._member(self._options.advertise.address(address))
         registration = Registration(self._redis, mesh, member, self._on_standing)
         self._registration = registration
-        gate = Gate(Networks(self._options.config.trust.networks))
+        gate = AddressFilter(Networks(self._options.config.trust.networks))
         name_telemetry.export(registration, gate, self._metrics)
         membership = Membership(self._redis, mesh, self._role.on_members, own=registration, gate=gate)
         async with asyncio.TaskGroup() as tasks:

@@ -26,7 +26,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.config import Frontend as FrontendSection
 from kvmesh.membership import telemetry as name_telemetry
-from kvmesh.membership.address_filter import Gate
+from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
@@ -132,7 +132,7 @@ async def serve(config: MeshConfig, place: Place, tokenizer: ModelTokenizer) -> 
         frontend.metrics.process_gauges()
         member = frontend.member(place.advertise.address(address))
         registration = Registration(redis, config.mesh.name, member, frontend.server.stand_by)
-        gate = Gate(frontend.networks)
+        gate = AddressFilter(frontend.networks)
         name_telemetry.export(registration, gate, frontend.metrics)
         membership = Membership(redis, config.mesh.name, frontend.on_members, own=registration, gate=gate)
         secret = MeshSecret(redis, config.mesh.name, frontend.seal)

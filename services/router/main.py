@@ -25,7 +25,7 @@ from kvmesh.attach.v1 import attach_pb2, attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.membership import telemetry as name_telemetry
-from kvmesh.membership.address_filter import Gate
+from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.registration import Registration
@@ -109,7 +109,7 @@ async def serve(config: MeshConfig, place: Place) -> int:
         address = await router.server.listen(place.listen)
         member = router.member(place.advertise.address(address))
         registration = Registration(router.redis, config.mesh.name, member, router.server.stand_by)
-        gate = Gate(router.networks)
+        gate = AddressFilter(router.networks)
         name_telemetry.export(registration, gate, router.metrics)
         membership = Membership(
             router.redis, config.mesh.name, router.on_members, own=registration, gate=gate

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvmesh.config import ConfigError, describe, parse
-from kvmesh.membership.address_filter import TOLD_MAX, Gate
+from kvmesh.membership.address_filter import TOLD_MAX, AddressFilter
 from kvmesh.trust.networks import Networks
 from tests.unit.membership.test_view import member
 
@@ -46,7 +46,7 @@ def test_of_a_resolved_name_the_first_address_inside_is_dialled() -> None:
 
 def test_members_outside_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """By their own address or that of their KV blocks, which engines resolve: a name there is refused."""
-    gate = Gate(INSIDE)
+    gate = AddressFilter(INSIDE)
     good = msgspec.structs.replace(member("good"), address="10.0.0.1:1", kv_address="10.0.0.1:2")
     outside = msgspec.structs.replace(good, process_id="a", address="127.0.0.1:1")
     kv_outside = msgspec.structs.replace(good, process_id="b", kv_address="127.0.0.1:1")
@@ -64,12 +64,12 @@ def test_members_outside_are_left_out_and_told_once(caplog: pytest.LogCaptureFix
     gate.take([good])
     gate.take([good, outside])
     assert gate.refused_total == 4, "it came again"
-    assert Gate(Networks()).take([outside, kv_name]) == [outside, kv_name]
+    assert AddressFilter(Networks()).take([outside, kv_name]) == [outside, kv_name]
 
 
 def test_a_flood_of_refused_members_is_no_flood_of_lines(caplog: pytest.LogCaptureFixture) -> None:
     """Ten thousand are counted; the log has the first ones."""
-    gate = Gate(INSIDE)
+    gate = AddressFilter(INSIDE)
     flood = [
         msgspec.structs.replace(member(f"m{number}"), address=f"127.0.0.1:{number}")
         for number in range(10_000)
