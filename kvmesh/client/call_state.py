@@ -43,7 +43,7 @@ class Chunk:
     """Natural log-probabilities, parallel to `ids`; empty unless asked for."""
 
 
-class Journey:
+class CallState:
     """See the module. `has_own_key`: the idempotency key is this journey's alone, nobody else can supersede it.
 
     The caller gave it the time from `began_s` to `deadline_s`.

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import grpc
 
-from kvmesh.client.call_state import Journey
+from kvmesh.client.call_state import CallState
 from kvmesh.client.connections import Connections, Remaining, dial
 from kvmesh.client.generation import Generation
 from kvmesh.client.request_builder import Options, order
@@ -72,7 +72,9 @@ class Client:
             keyed.idempotency_key = uuid.uuid4().hex
             request = keyed
         now_s = asyncio.get_running_loop().time()
-        journey = Journey(request, self._patience, now_s + deadline_s, has_own_key=has_own_key, began_s=now_s)
+        journey = CallState(
+            request, self._patience, now_s + deadline_s, has_own_key=has_own_key, began_s=now_s
+        )
         return Generation(self._connections, journey)
 
     @property

@@ -1,6 +1,6 @@
 """One answer on its way: an async iterator over its chunks, which goes on elsewhere when its frontend is lost.
 
-A shell around `Journey`.
+A shell around `CallState`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from kvmesh.client.call_state import Chunk, Journey
+from kvmesh.client.call_state import CallState, Chunk
 from kvmesh.client.connections import Connections, Stream
 from kvmesh.client.errors import GenerateError
 from kvmesh.client.retries import Again, GiveUp, is_frontends_fault
@@ -29,7 +29,7 @@ class Generation:
     cancelling the task that waits for a chunk ends it at once, here and in the engine.
     """
 
-    def __init__(self, connections: Connections, journey: Journey) -> None:
+    def __init__(self, connections: Connections, journey: CallState) -> None:
         self._connections = connections
         self._journey = journey
         self._chunks = self._run()

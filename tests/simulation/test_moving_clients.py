@@ -41,7 +41,7 @@ class Reader(Client):
 
 
 @dataclasses.dataclass
-class Journey:
+class CallState:
     """One request of a client: the call it reads, and those it left."""
 
     reader: Reader
@@ -54,7 +54,7 @@ class Moving(Schedule):
 
     def __init__(self, seed: int, fault_share: float, redis_share: float) -> None:
         super().__init__(seed, fault_share)
-        self.journeys: list[Journey] = []
+        self.journeys: list[CallState] = []
         self.epochs: dict[str, int] = {}
         self.news: list[tuple[str, str, int]] = []
         """(frontend, request, epoch) on its way."""
@@ -72,14 +72,14 @@ class Moving(Schedule):
                 reader = mesh.clients[at]
                 assert isinstance(reader, Reader)
                 reader.place = None
-                self.journeys.append(Journey(reader))
+                self.journeys.append(CallState(reader))
         if self.news and draw.random() < 0.3:
             self.tell(self.news.pop(draw.randrange(len(self.news))))
         if self.journeys and draw.random() < 0.02:
             running = [each for each in self.journeys if each.reader.ids and not each.reader.is_done]
             self.move(draw.choice(running if running and draw.random() < 0.8 else self.journeys))
 
-    def move(self, journey: Journey) -> None:
+    def move(self, journey: CallState) -> None:
         """The client goes on elsewhere: its frontend is killed, or frozen, or only cut off from it."""
         mesh, draw, old = self.mesh, self.draw, journey.reader
         if old.is_done or old.has_left or old.request.end is not None:

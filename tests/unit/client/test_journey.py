@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from kvmesh.client.call_state import Chunk, Journey
+from kvmesh.client.call_state import CallState, Chunk
 from kvmesh.client.errors import (
     DeadlinePassed,
     GenerateError,
@@ -99,7 +99,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
     stop = draw.choice(((), (), ("twice",), ("🦊",), ("ż", "rest")))
     expected, expected_text = undisturbed(ids, stop)
     frontend = Frontend(ids, stop, draw)
-    journey = Journey(request(), Patience(sends_max=500, refusals_max=100), 1e6, has_own_key=True)
+    journey = CallState(request(), Patience(sends_max=500, refusals_max=100), 1e6, has_own_key=True)
     chunks: list[Chunk] = []
     now_s, bounded = 0.0, set[str]()
     while journey.finished is None:
@@ -154,7 +154,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
     )
 
 
-def started(journey: Journey) -> Journey:
+def started(journey: CallState) -> CallState:
     """Let the journey's first call say `started` and two tokens."""
     journey.outgoing()
     journey.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
@@ -162,9 +162,9 @@ def started(journey: Journey) -> Journey:
     return journey
 
 
-def journey(*, deadline_s: float = 100.0, has_own_key: bool = True) -> Journey:
+def journey(*, deadline_s: float = 100.0, has_own_key: bool = True) -> CallState:
     """Return a journey with the default patience."""
-    return Journey(request(), Patience(), deadline_s, has_own_key=has_own_key)
+    return CallState(request(), Patience(), deadline_s, has_own_key=has_own_key)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_resume_token_of_the_callers_own_is_refused_once() -> None:
     """No frontend reads what no frontend made."""
     asked = request()
     asked.options.resume.resume_token = b"garbage"
-    one = Journey(asked, Patience(), 100.0, has_own_key=False)
+    one = CallState(asked, Patience(), 100.0, has_own_key=False)
     one.outgoing()
     refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
     step = one.on_error(refused, has_other=True, now_s=0, jitter=0)
@@ -317,7 +317,7 @@ def test_a_loss_behind_the_deadline_is_the_deadline() -> None:
 
 def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
     """The caller learns what failed last, and of the whole time that it gave."""
-    one = Journey(request(), Patience(), 120.0, has_own_key=True, began_s=100.0)
+    one = CallState(request(), Patience(), 120.0, has_own_key=True, began_s=100.0)
     one.outgoing()
     away = details("UNAVAILABLE", "NO_ROUTER", 1.0)
     assert isinstance(one.on_error(away, has_other=False, now_s=105.0, jitter=0), Again)
@@ -345,7 +345,7 @@ def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
 def test_a_frontend_knows_only_what_was_left_of_the_callers_time() -> None:
     """What it says of the deadline becomes the whole time, and the fault that it waited for stays."""
     for metadata, last in (({"fault": "NO_ROUTER"}, "NO_ROUTER"), ({}, "FRONTEND_LOST")):
-        one = started(Journey(request(), Patience(), 60.0, has_own_key=True))
+        one = started(CallState(request(), Patience(), 60.0, has_own_key=True))
         assert isinstance(one.on_lost("gone", has_other=True, now_s=58.0, jitter=0), Again)
         one.outgoing()
         over = details("DEADLINE_EXCEEDED", "DEADLINE", metadata=metadata)
@@ -398,7 +398,7 @@ def test_the_wait_for_the_first_token_is_one_over_all_sends() -> None:
     """Each send asks for what is left of it; when nothing is, the caller is told, though its deadline is far."""
     asked = pb.GenerateRequest(text="x", idempotency_key="k")
     asked.limits.ttft_timeout.FromMilliseconds(2000)
-    one = Journey(asked, Patience(), 200.0, has_own_key=True, began_s=100.0)
+    one = CallState(asked, Patience(), 200.0, has_own_key=True, began_s=100.0)
     assert one.outgoing(100.0).limits.ttft_timeout.ToMilliseconds() == 2000
     assert isinstance(one.on_lost("frozen", has_other=True, now_s=101.5, jitter=0), Again)
     assert not one.is_over(101.5)
@@ -415,11 +415,11 @@ def test_a_pause_beyond_the_wait_for_the_first_token_is_not_begun() -> None:
     asked = pb.GenerateRequest(text="x", idempotency_key="k")
     asked.limits.ttft_timeout.FromMilliseconds(2000)
     full = details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0)
-    one = Journey(asked, Patience(), 200.0, has_own_key=True, began_s=100.0)
+    one = CallState(asked, Patience(), 200.0, has_own_key=True, began_s=100.0)
     one.outgoing(100.0)
     step = one.on_error(full, has_other=True, now_s=100.5, jitter=0)
     assert isinstance(step, GiveUp) and isinstance(step.error, MeshFull)
-    two = started(Journey(asked, Patience(), 200.0, has_own_key=True, began_s=100.0))
+    two = started(CallState(asked, Patience(), 200.0, has_own_key=True, began_s=100.0))
     assert isinstance(two.on_error(full, has_other=True, now_s=100.5, jitter=0), Again)
     assert not two.is_over(150.0)
     assert isinstance(two.on_lost("frozen", has_other=True, now_s=150.0, jitter=0), Again)
@@ -444,7 +444,7 @@ def test_a_caller_who_resumes_by_itself_keeps_its_own_token() -> None:
     """It may be one that every release reads; what the first frontend says may be newer."""
     asked = request()
     asked.options.resume.resume_token = b"own"
-    one = started(Journey(asked, Patience(), 100.0, has_own_key=True))
+    one = started(CallState(asked, Patience(), 100.0, has_own_key=True))
     one.on_lost("gone", has_other=True, now_s=0, jitter=0)
     newest = one.outgoing().options.resume.resume_token
     assert newest != b"own"

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from kvmesh.client import MeshFull, Patience, QuotaExceeded
-from kvmesh.client.call_state import Journey
+from kvmesh.client.call_state import CallState
 from kvmesh.client.connections import Remaining, remaining_of
 from kvmesh.client.errors import error_of
 from kvmesh.client.retries import Again, GiveUp
@@ -20,8 +20,8 @@ def refused(reason: str, retry_after_s: float | None, code: str = "RESOURCE_EXHA
     return ErrorDetails(grpc.StatusCode[code], "why", reason, {}, retry_after_s, {}, QUOTA)
 
 
-def journey(**patience: float) -> Journey:
-    made = Journey(pb.GenerateRequest(text="x"), Patience(**patience), 100.0, has_own_key=True)  # type: ignore[arg-type]
+def journey(**patience: float) -> CallState:
+    made = CallState(pb.GenerateRequest(text="x"), Patience(**patience), 100.0, has_own_key=True)  # type: ignore[arg-type]
     made.outgoing()
     return made
 
