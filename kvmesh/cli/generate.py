@@ -13,13 +13,13 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from kvmesh.cli.screen import candidates_table, explanation_table, reason
-from kvmesh.client import Client, GenerateError, MeshUnavailable, Patience
+from kvmesh.client import Client, GenerateError, MeshUnavailable, RetryPolicy
 from kvmesh.config import ConfigError
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.server import channel
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
-PATIENCE: Final = Patience(sends_max=6, refusals_max=1, retry_after_max_s=2.0)
+PATIENCE: Final = RetryPolicy(sends_max=6, refusals_max=1, retry_after_max_s=2.0)
 """Somebody waits at a terminal: a mesh that is full or away is told of soon."""
 
 Message = tuple[inference.ChatMessage.Role.ValueType, str]

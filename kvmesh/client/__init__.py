@@ -19,7 +19,7 @@ from kvmesh.client.errors import (
 )
 from kvmesh.client.generation import Generation
 from kvmesh.client.request_builder import order
-from kvmesh.client.retry_policy import Patience
+from kvmesh.client.retry_policy import RetryPolicy
 
 __all__ = [
     "Chunk",

@@ -17,7 +17,7 @@ from typing import Final
 
 from kvmesh.client.errors import GenerateError, ProtocolBroken
 from kvmesh.client.retries import Again, GiveUp, Moment, Retries
-from kvmesh.client.retry_policy import Patience
+from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -52,7 +52,7 @@ class CallState:
     def __init__(
         self,
         request: pb.GenerateRequest,
-        patience: Patience,
+        patience: RetryPolicy,
         deadline_s: float,
         *,
         has_own_key: bool,

@@ -15,7 +15,7 @@ from kvmesh.client.call_state import CallState
 from kvmesh.client.connections import Connections, Remaining, dial
 from kvmesh.client.generation import Generation
 from kvmesh.client.request_builder import Options, order
-from kvmesh.client.retry_policy import Patience
+from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 DEADLINE_S = 120.0
@@ -34,7 +34,7 @@ class Client:
         key: str = "",
         tenant: str = "",
         credentials: grpc.ChannelCredentials | None = None,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         channel_options: Sequence[tuple[str, Any]] = (),
         open_channel: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
@@ -46,7 +46,7 @@ class Client:
         how to connect to an address, instead of those two; the channel must ping (`grpc.keepalive_time_ms`). Raises
         ValueError.
         """
-        self._patience = patience or Patience()
+        self._patience = patience or RetryPolicy()
         connect = open_channel or partial(dial, credentials=credentials, options=channel_options)
         self._connections = Connections(addresses, self._patience, connect, _who(key, tenant))
 

@@ -18,7 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from kvmesh.client.frontends import Frontends
-from kvmesh.client.retry_policy import Patience
+from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 PING_S: Final = 1.0
@@ -120,7 +120,7 @@ class Connections:
     def __init__(
         self,
         addresses: Sequence[str],
-        patience: Patience,
+        patience: RetryPolicy,
         open_channel: Callable[[str], grpc.aio.Channel],
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:

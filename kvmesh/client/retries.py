@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh.client.errors import DeadlinePassed, GenerateError, MeshFull, MeshUnavailable, error_of
-from kvmesh.client.retry_policy import Patience
+from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 
 SENDS_TOTAL_MAX: Final = 256
@@ -74,7 +74,7 @@ class Retries:
 
     def __init__(
         self,
-        patience: Patience,
+        patience: RetryPolicy,
         deadline_s: float,
         token_count: int,
         *,

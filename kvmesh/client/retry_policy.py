@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long a client waits and how often it tries. Times in seconds.
 
     The defaults notice a frozen frontend within 3 s and give up a mesh that is away after about 10 s.

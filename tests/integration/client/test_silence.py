@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 import pytest
 
-from kvmesh.client import Client, DeadlinePassed, MeshUnavailable, Patience
+from kvmesh.client import Client, DeadlinePassed, MeshUnavailable, RetryPolicy
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.certificates import MESH, Folder
 from tests.integration.client.scripted_frontend import IDS, ScriptedFrontend, begin, scripted, stalls, well
 from tests.integration.harness import until
 
-PATIENCE = Patience(silence_s=0.4, answer_s=0.8)
+PATIENCE = RetryPolicy(silence_s=0.4, answer_s=0.8)
 """A little shorter than the defaults."""
 
 
@@ -190,7 +190,7 @@ async def test_cancelling_the_reader_cancels_the_call() -> None:
 
 async def test_a_mesh_that_is_away_is_given_up_with_a_type(free_port: int) -> None:
     """Nobody listens: bounded sends, and an error that says what may be done."""
-    patience = Patience(sends_max=4)
+    patience = RetryPolicy(sends_max=4)
     async with Client([f"127.0.0.1:{free_port}"], patience=patience) as client:
         answer = client.generate("x", deadline_s=30)
         with pytest.raises(MeshUnavailable) as caught:
@@ -220,7 +220,7 @@ async def test_a_frontend_under_tls_is_reached_by_its_authority(tmp_path: Path) 
     async with scripted(well, grpc.ssl_server_credentials([(key, chain)])) as frontend:
         async with Client([frontend.address], credentials=credentials, channel_options=name) as client:
             assert (await client.generate("x").all()).ids == IDS
-        async with Client([frontend.address], patience=Patience(sends_max=2)) as client:
+        async with Client([frontend.address], patience=RetryPolicy(sends_max=2)) as client:
             with pytest.raises(MeshUnavailable):
                 await client.generate("x", deadline_s=10).all()
 

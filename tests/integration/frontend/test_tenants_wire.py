@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.operations import Show, Shown
-from kvmesh.client import Client, Patience, QuotaExceeded
+from kvmesh.client import Client, QuotaExceeded, RetryPolicy
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.redis_link import RedisLink
@@ -266,7 +266,7 @@ async def test_the_client_knows_what_is_left(served: Serving) -> None:
         await until(lambda: client.remaining is not None, "what is left")
         assert client.remaining is not None and client.remaining.tokens is not None
         assert 0 <= client.remaining.tokens < 200 and client.remaining.requests is None
-    patience = Patience(retry_after_max_s=0.0)
+    patience = RetryPolicy(retry_after_max_s=0.0)
     async with Client([served.address], key=KEYS["batch"], patience=patience) as client:
         with pytest.raises(QuotaExceeded) as caught:
             await client.generate(prompt_tokens=PROMPT, max_output_tokens=800).all()

@@ -22,7 +22,7 @@ from kvmesh.client.errors import (
     error_of,
 )
 from kvmesh.client.retries import REFUSED_S, Again, GiveUp
-from kvmesh.client.retry_policy import Patience
+from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.detokenizer import Detokenizer
@@ -99,7 +99,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
     stop = draw.choice(((), (), ("twice",), ("🦊",), ("ż", "rest")))
     expected, expected_text = undisturbed(ids, stop)
     frontend = Frontend(ids, stop, draw)
-    journey = CallState(request(), Patience(sends_max=500, refusals_max=100), 1e6, has_own_key=True)
+    journey = CallState(request(), RetryPolicy(sends_max=500, refusals_max=100), 1e6, has_own_key=True)
     chunks: list[Chunk] = []
     now_s, bounded = 0.0, set[str]()
     while journey.finished is None:
@@ -164,7 +164,7 @@ def started(journey: CallState) -> CallState:
 
 def journey(*, deadline_s: float = 100.0, has_own_key: bool = True) -> CallState:
     """Return a journey with the default patience."""
-    return CallState(request(), Patience(), deadline_s, has_own_key=has_own_key)
+    return CallState(request(), RetryPolicy(), deadline_s, has_own_key=has_own_key)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_resume_token_of_the_callers_own_is_refused_once() -> None:
     """No frontend reads what no frontend made."""
     asked = request()
     asked.options.resume.resume_token = b"garbage"
-    one = CallState(asked, Patience(), 100.0, has_own_key=False)
+    one = CallState(asked, RetryPolicy(), 100.0, has_own_key=False)
     one.outgoing()
     refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
     step = one.on_error(refused, has_other=True, now_s=0, jitter=0)
@@ -305,7 +305,7 @@ def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> N
     ):
         waits.append(step.after_s)
         one.outgoing()
-    assert len(waits) == Patience().refusals_max - 1 and all(3.0 <= each <= 3.75 for each in waits)
+    assert len(waits) == RetryPolicy().refusals_max - 1 and all(3.0 <= each <= 3.75 for each in waits)
     assert isinstance(step.error, MeshFull) and step.error.retry_after_s == 3.0
 
 
@@ -317,7 +317,7 @@ def test_a_loss_behind_the_deadline_is_the_deadline() -> None:
 
 def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
     """The caller learns what failed last, and of the whole time that it gave."""
-    one = CallState(request(), Patience(), 120.0, has_own_key=True, began_s=100.0)
+    one = CallState(request(), RetryPolicy(), 120.0, has_own_key=True, began_s=100.0)
     one.outgoing()
     away = details("UNAVAILABLE", "NO_ROUTER", 1.0)
     assert isinstance(one.on_error(away, has_other=False, now_s=105.0, jitter=0), Again)
@@ -345,7 +345,7 @@ def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
 def test_a_frontend_knows_only_what_was_left_of_the_callers_time() -> None:
     """What it says of the deadline becomes the whole time, and the fault that it waited for stays."""
     for metadata, last in (({"fault": "NO_ROUTER"}, "NO_ROUTER"), ({}, "FRONTEND_LOST")):
-        one = started(CallState(request(), Patience(), 60.0, has_own_key=True))
+        one = started(CallState(request(), RetryPolicy(), 60.0, has_own_key=True))
         assert isinstance(one.on_lost("gone", has_other=True, now_s=58.0, jitter=0), Again)
         one.outgoing()
         over = details("DEADLINE_EXCEEDED", "DEADLINE", metadata=metadata)
@@ -384,7 +384,7 @@ def test_a_mesh_that_is_away_is_given_up() -> None:
         waits.append(step.after_s)
         one.outgoing()
     assert isinstance(step.error, MeshUnavailable)
-    assert len(waits) == Patience().sends_max - 1
+    assert len(waits) == RetryPolicy().sends_max - 1
     assert waits == sorted(waits) and 5 <= sum(waits) <= 30
 
 
@@ -398,7 +398,7 @@ def test_the_wait_for_the_first_token_is_one_over_all_sends() -> None:
     """Each send asks for what is left of it; when nothing is, the caller is told, though its deadline is far."""
     asked = pb.GenerateRequest(text="x", idempotency_key="k")
     asked.limits.ttft_timeout.FromMilliseconds(2000)
-    one = CallState(asked, Patience(), 200.0, has_own_key=True, began_s=100.0)
+    one = CallState(asked, RetryPolicy(), 200.0, has_own_key=True, began_s=100.0)
     assert one.outgoing(100.0).limits.ttft_timeout.ToMilliseconds() == 2000
     assert isinstance(one.on_lost("frozen", has_other=True, now_s=101.5, jitter=0), Again)
     assert not one.is_over(101.5)
@@ -415,11 +415,11 @@ def test_a_pause_beyond_the_wait_for_the_first_token_is_not_begun() -> None:
     asked = pb.GenerateRequest(text="x", idempotency_key="k")
     asked.limits.ttft_timeout.FromMilliseconds(2000)
     full = details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0)
-    one = CallState(asked, Patience(), 200.0, has_own_key=True, began_s=100.0)
+    one = CallState(asked, RetryPolicy(), 200.0, has_own_key=True, began_s=100.0)
     one.outgoing(100.0)
     step = one.on_error(full, has_other=True, now_s=100.5, jitter=0)
     assert isinstance(step, GiveUp) and isinstance(step.error, MeshFull)
-    two = started(CallState(asked, Patience(), 200.0, has_own_key=True, began_s=100.0))
+    two = started(CallState(asked, RetryPolicy(), 200.0, has_own_key=True, began_s=100.0))
     assert isinstance(two.on_error(full, has_other=True, now_s=100.5, jitter=0), Again)
     assert not two.is_over(150.0)
     assert isinstance(two.on_lost("frozen", has_other=True, now_s=150.0, jitter=0), Again)
@@ -444,7 +444,7 @@ def test_a_caller_who_resumes_by_itself_keeps_its_own_token() -> None:
     """It may be one that every release reads; what the first frontend says may be newer."""
     asked = request()
     asked.options.resume.resume_token = b"own"
-    one = started(CallState(asked, Patience(), 100.0, has_own_key=True))
+    one = started(CallState(asked, RetryPolicy(), 100.0, has_own_key=True))
     one.on_lost("gone", has_other=True, now_s=0, jitter=0)
     newest = one.outgoing().options.resume.resume_token
     assert newest != b"own"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kvmesh.client import Patience
+from kvmesh.client import RetryPolicy
 
 
 @pytest.mark.parametrize("field", ["silence_s", "answer_s", "backoff_min_s", "sends_max", "refusals_max"])
 def test_patience_refuses_what_makes_no_sense(field: str) -> None:
     """The message names field and value."""
     with pytest.raises(ValueError, match=f"{field} is 0"):
-        Patience(**{field: 0})
+        RetryPolicy(**{field: 0})
 
 
 def test_patience_names_what_is_wrong() -> None:
     """Less than nothing is no patience."""
     with pytest.raises(ValueError, match=r"retry_after_max_s is -1: 0 s or more is allowed"):
-        Patience(retry_after_max_s=-1)
+        RetryPolicy(retry_after_max_s=-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from kvmesh.client import MeshFull, Patience, QuotaExceeded
+from kvmesh.client import MeshFull, QuotaExceeded, RetryPolicy
 from kvmesh.client.call_state import CallState
 from kvmesh.client.connections import Remaining, remaining_of
 from kvmesh.client.errors import error_of
@@ -21,7 +21,7 @@ def refused(reason: str, retry_after_s: float | None, code: str = "RESOURCE_EXHA
 
 
 def journey(**patience: float) -> CallState:
-    made = CallState(pb.GenerateRequest(text="x"), Patience(**patience), 100.0, has_own_key=True)  # type: ignore[arg-type]
+    made = CallState(pb.GenerateRequest(text="x"), RetryPolicy(**patience), 100.0, has_own_key=True)  # type: ignore[arg-type]
     made.outgoing()
     return made
 
