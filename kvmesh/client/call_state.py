@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh.client.errors import GenerateError, ProtocolBroken
-from kvmesh.client.retries import Again, GiveUp, Moment, Retries
+from kvmesh.client.retries import Again, GiveUp, Retries, RetryContext
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -137,13 +137,13 @@ class CallState:
 
         `has_other`: a frontend is there that has not just failed.
         """
-        return self._retries.on_lost(what, Moment(len(self.ids), has_other, now_s, jitter))
+        return self._retries.on_lost(what, RetryContext(len(self.ids), has_other, now_s, jitter))
 
     def on_error(
         self, details: ErrorDetails, *, has_other: bool, now_s: float, jitter: float
     ) -> Again | GiveUp:
         """The call ended with a status other than OK."""
-        moment = Moment(len(self.ids), has_other, now_s, jitter)
+        moment = RetryContext(len(self.ids), has_other, now_s, jitter)
         reason = details.reason
         if reason in TOKEN_REFUSED and self._may_be_read_elsewhere(reason, has_other=has_other):
             return self._retries.on_unread_token(details, moment)

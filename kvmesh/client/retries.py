@@ -48,7 +48,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RetryContext:
     """When a call failed."""
 
     token_count: int
@@ -120,7 +120,7 @@ class Retries:
         text = f"{what} within the {given_s:g} s that it was given; {token_count} tokens came"
         return DeadlinePassed.after(reason, text, last_reason, last_message)
 
-    def on_lost(self, what: str, moment: Moment) -> Again | GiveUp:
+    def on_lost(self, what: str, moment: RetryContext) -> Again | GiveUp:
         """The call broke without a word of the mesh, or its frontend fell silent."""
         self._progress(moment)
         self._superseded = 0
@@ -128,7 +128,7 @@ class Retries:
         at_once = moment.has_other or not self._streak
         return self._again(error, moment, self._backoff_s(moment, at_once=at_once))
 
-    def on_error(self, details: ErrorDetails, moment: Moment) -> Again | GiveUp:
+    def on_error(self, details: ErrorDetails, moment: RetryContext) -> Again | GiveUp:
         """The call ended with a status other than OK."""
         if _is_lost(details):
             return self.on_lost(details.message, moment)
@@ -146,13 +146,13 @@ class Retries:
             return GiveUp(error)
         return self._again(error, moment, self._pause_s(details, moment))
 
-    def on_unread_token(self, details: ErrorDetails, moment: Moment) -> Again | GiveUp:
+    def on_unread_token(self, details: ErrorDetails, moment: RetryContext) -> Again | GiveUp:
         """The call's frontend could not read a resume token that another one may read, or has an older one."""
         self._progress(moment)
         self._superseded = 0
         return self._again(error_of(details), moment, self._backoff_s(moment, at_once=not self._streak))
 
-    def _over(self, error: DeadlinePassed, details: ErrorDetails, moment: Moment) -> DeadlinePassed:
+    def _over(self, error: DeadlinePassed, details: ErrorDetails, moment: RetryContext) -> DeadlinePassed:
         """Return what the caller is told where a frontend says that the time is over: it knows only what was left."""
         last_reason, last_message = details.metadata.get("fault", ""), details.message
         if self._last is not None and last_reason in ("", self._last.reason):
@@ -166,14 +166,14 @@ class Retries:
             error.reason, error.message, self._last.reason, self._last.message, error.retry_after_s
         )
 
-    def _progress(self, moment: Moment) -> None:
+    def _progress(self, moment: RetryContext) -> None:
         if moment.token_count > self._token_count:
             self._last = None
             self._token_count = moment.token_count
             self._streak = self._refusals = 0
             self._refused_since_s = None
 
-    def _refused(self, error: MeshFull, details: ErrorDetails, moment: Moment) -> Again | GiveUp:
+    def _refused(self, error: MeshFull, details: ErrorDetails, moment: RetryContext) -> Again | GiveUp:
         """The mesh is full."""
         self._refusals += 1
         if self._refused_since_s is None:
@@ -187,14 +187,14 @@ class Retries:
         self._streak = min(self._streak, self._patience.sends_max - 2)  # time bounds it
         return self._again(error, moment, after_s)
 
-    def _is_too_late(self, details: ErrorDetails, moment: Moment) -> bool:
+    def _is_too_late(self, details: ErrorDetails, moment: RetryContext) -> bool:
         """Return whether the mesh wants a longer pause than the caller has patience for; what has tokens waits for it."""
         max_s, asked_s = self._patience.retry_after_max_s, details.retry_after_s
         if moment.token_count or details.reason in FRONTENDS_OWN:
             return False
         return max_s == 0 or (asked_s is not None and asked_s > max_s)
 
-    def _pause_s(self, details: ErrorDetails, moment: Moment) -> float:
+    def _pause_s(self, details: ErrorDetails, moment: RetryContext) -> float:
         """Return the wait behind a status of the mesh."""
         is_frontends = details.reason in FRONTENDS_OWN
         if is_frontends and moment.has_other:
@@ -207,7 +207,7 @@ class Retries:
         # What one frontend says of itself is no reason to give up before the deadline: another may be back earlier.
         return backoff_s if is_frontends and moment.now_s + after_s >= until_s else after_s
 
-    def _again(self, error: GenerateError, moment: Moment, after_s: float) -> Again | GiveUp:
+    def _again(self, error: GenerateError, moment: RetryContext, after_s: float) -> Again | GiveUp:
         self._streak += 1
         self._last = error
         if self._streak >= self._patience.sends_max or self.sends >= SENDS_TOTAL_MAX:
@@ -219,7 +219,7 @@ class Retries:
             return GiveUp(error)
         return Again(after_s)
 
-    def _backoff_s(self, moment: Moment, *, at_once: bool) -> float:
+    def _backoff_s(self, moment: RetryContext, *, at_once: bool) -> float:
         """Return the wait before the next send; the first ones in a row may go at once, later ones never."""
         if at_once and self._streak < 2:
             return 0.0
