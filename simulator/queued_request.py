@@ -9,7 +9,7 @@ from services.router.queue.waiting import BAND_DEFAULT
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class QueuedRequest:
     """Of the one tenant there is."""
 
     index: int

@@ -34,7 +34,7 @@ from services.router.placement.policy import (
 )
 from services.router.queue.release_queue import ReleaseQueue
 from simulator.cost import Cost
-from simulator.queued_request import Held
+from simulator.queued_request import QueuedRequest
 from simulator.servers import Order, Server
 from simulator.workload import Workload
 
@@ -133,7 +133,7 @@ class Simulation:
         self._ids = [f"{index:032x}" for index in range(count)]
         self._router_of = [f"router-{index}" for index in range(len(policies))]
         self._order = ORDERS[cluster.order.value]
-        self._queues: list[ReleaseQueue[Held]] = [ReleaseQueue(count + 1) for _ in policies]
+        self._queues: list[ReleaseQueue[QueuedRequest]] = [ReleaseQueue(count + 1) for _ in policies]
         self._not_before_s = [float("-inf")] * len(policies)
         self._wake_s = [float("inf")] * len(policies)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
@@ -174,7 +174,7 @@ class Simulation:
         policy, work, seconds = self._policies[router], tokens, 0.0
         if isinstance(policy, Forecast):  # other policies hold nothing back
             work, seconds = policy.expected(self._load.hashes[index], tokens, self._replicas)
-        held = Held(index, tokens, OUTPUT_TOKENS_MAX, self._order(seconds, self._now_s), work)
+        held = QueuedRequest(index, tokens, OUTPUT_TOKENS_MAX, self._order(seconds, self._now_s), work)
         queue.add(held)
         self._pump(router)
         self.outcome.held += bool(held.ticket)
