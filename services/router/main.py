@@ -41,7 +41,7 @@ from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
 from services.router.forwarding.admission import RelayLimits
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.gossip.peer_routers import counted_in
@@ -185,7 +185,7 @@ class Router:
             clock,
         )
         self._telemetry = telemetry.RelayTelemetry(self.metrics, self._tracing, self._block_tokens)
-        self.relay = Relay(
+        self.relay = ForwardingCore(
             place.name,
             self._version,
             self._block_tokens,

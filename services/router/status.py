@@ -12,7 +12,7 @@ from kvmesh.clock import Clock
 from kvmesh.redis_link import RedisLink
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
 from services.router.placement.cost_policy import CostPolicy
 
@@ -23,7 +23,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
     """Reads the core; changes nothing."""
 
     def __init__(
-        self, relay: Relay, policy: CostPolicy, attach: AttachService, redis: RedisLink, clock: Clock
+        self, relay: ForwardingCore, policy: CostPolicy, attach: AttachService, redis: RedisLink, clock: Clock
     ) -> None:
         self._relay = relay
         self._policy = policy

@@ -12,7 +12,7 @@ from kvmesh.clock import Clock, wall_ns
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.telemetry import Tracing, parse_traceparent
 from services.router.forwarding.attempt import Attempt
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.index.index_reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
@@ -140,7 +140,7 @@ class RelayTelemetry:
 
 
 def export(
-    relay: Relay,
+    relay: ForwardingCore,
     policy: CostPolicy,
     index: IndexReader,
     dispatches: DispatchGossip,
@@ -186,7 +186,7 @@ def export(
     )
 
 
-def imbalance(relay: Relay, policy: CostPolicy, now_s: float) -> float:
+def imbalance(relay: ForwardingCore, policy: CostPolicy, now_s: float) -> float:
     """Return the most work that a placeable prefill replica was sent lately by anybody, over the mean.
 
     0 while that is less than some typical prompts per replica, and half of what a replica can do in the time that counts.
@@ -223,7 +223,7 @@ def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metr
     )
 
 
-def export_queue(relay: Relay, metrics: Metrics) -> None:
+def export_queue(relay: ForwardingCore, metrics: Metrics) -> None:
     """Export what waits, what is released, and what is refused."""
     queue, admission = relay.queue, relay.admission
     metrics.gauge("queued_tokens", "Prompt tokens of attempts that wait.", lambda: queue.tokens)

@@ -18,7 +18,7 @@ from services.frontend.requests.retry_state import Limits
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.router.forwarding.admission import RelayLimits
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from tests.simulation.streams import Stream, settle, tick
@@ -119,7 +119,7 @@ class Mesh:
                 self.streams.append(stream)
         self.cores[name] = core
 
-    def _router(self, name: str) -> Relay:
+    def _router(self, name: str) -> ForwardingCore:
         policy = CostPolicy(
             name,
             LocalPrefixIndex(),
@@ -128,7 +128,7 @@ class Mesh:
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=8,
         )
-        relay = Relay(name, MODEL_VERSION, BLOCK_TOKENS, policy, RelayLimits(32, 30.0, ORPHAN_S))
+        relay = ForwardingCore(name, MODEL_VERSION, BLOCK_TOKENS, policy, RelayLimits(32, 30.0, ORPHAN_S))
         for replica_name in (*self.prefill_names, *self.decode_names):
             role = "prefill" if replica_name.startswith("prefill") else "decode"
             replica = relay.add_replica(replica_name, role, kv_address=KV_ADDRESS)  # type: ignore[arg-type]

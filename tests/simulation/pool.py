@@ -19,7 +19,7 @@ from services.decode.limits import DecodeLimits
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.router.forwarding.admission import RelayLimits
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from tests.simulation.streams import ServerEnd, Stream, settle, tick
@@ -157,7 +157,7 @@ class Pool:
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=0,
         )
-        self.relay = Relay(
+        self.relay = ForwardingCore(
             "router-0",
             VERSION,
             BLOCK_TOKENS,

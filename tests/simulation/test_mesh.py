@@ -10,7 +10,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.accounts import bill
 from services.frontend.requests.progress import CREDIT_WINDOW
 from services.frontend.requests.request import LiveRequest
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from tests.simulation.mesh import ORPHAN_S, Mesh
 from tests.simulation.streams import Stream
 
@@ -45,7 +45,7 @@ class Schedule:
         for stream in mesh.streams:
             stream.frozen = False
         for name, core in list(mesh.cores.items()):
-            if (core.admission if isinstance(core, Relay) else core).is_draining:
+            if (core.admission if isinstance(core, ForwardingCore) else core).is_draining:
                 mesh.kill(name)  # what drains ends, and is started again
         for _ in range(3000):
             for stream in mesh.streams:

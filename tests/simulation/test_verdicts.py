@@ -16,7 +16,7 @@ from kvmesh.tenants.caller import Caller
 from kvmesh.triton.port import EngineCall
 from services.frontend.requests.request_spec import NOBODY
 from services.frontend.requests.retry_budget import RetryBudget
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from tests.simulation.mesh import Client, Mesh
 from tests.simulation.test_mesh import Schedule
 from tests.unit.triton.fake_engine import FOREIGN, INVALID, VOCABULARY
@@ -84,7 +84,7 @@ class Pool(Mesh):
             self.advance(0.005)
         raise AssertionError([client.request for client in clients if not client.is_done])
 
-    def relays(self) -> list[Relay]:
+    def relays(self) -> list[ForwardingCore]:
         return [self.cores[name] for name in self.router_names]
 
     def is_ejected(self, name: str) -> bool:

@@ -35,7 +35,7 @@ def _unrecorded(item: Attempt, outcome: str, now_s: float) -> None:
     """Nobody counts."""
 
 
-class Relay:
+class ForwardingCore:
     """An Attachable (see kvmesh.attach.server). Owns all attempts, replicas and sessions of the router."""
 
     def __init__(

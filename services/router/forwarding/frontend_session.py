@@ -10,13 +10,13 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.attempt import Attempt
 
 if TYPE_CHECKING:
-    from services.router.forwarding.core import Relay
+    from services.router.forwarding.core import ForwardingCore
 
 
 class FrontendSession:
     """See kvmesh.attach.server.Session. `slots`: the attempts this stream reads, by its own numbers."""
 
-    def __init__(self, relay: Relay, peer: str, outbox: DownwardOutbox) -> None:
+    def __init__(self, relay: ForwardingCore, peer: str, outbox: DownwardOutbox) -> None:
         self.peer = peer
         self.outbox = outbox
         self.slots: dict[int, Attempt] = {}

@@ -19,7 +19,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.membership.member import Member
 from kvmesh.tasks import end
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class ReplicaLinks:
 
     def __init__(
         self,
-        relay: Relay,
+        relay: ForwardingCore,
         hello: pb.Hello,
         model_version: str,
         block_tokens: int,

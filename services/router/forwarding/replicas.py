@@ -16,7 +16,7 @@ from services.router.forwarding.outlier_ejection import OutlierEjection
 from services.router.placement.policy import LoadSeen, ReplicaState
 
 if TYPE_CHECKING:
-    from services.router.forwarding.core import Relay
+    from services.router.forwarding.core import ForwardingCore
 
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Replica:
 
     def __init__(
         self,
-        relay: Relay,
+        relay: ForwardingCore,
         name: str,
         role: Literal["prefill", "decode"],
         *,

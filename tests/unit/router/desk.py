@@ -11,7 +11,7 @@ from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.admission import RelayLimits
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
@@ -50,7 +50,7 @@ class Desk:
             local_prefill_tokens_max=local,
             order_key=order_key,
         )
-        self.relay = Relay(
+        self.relay = ForwardingCore(
             "router-0",
             "m",
             4,

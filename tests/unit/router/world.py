@@ -9,7 +9,7 @@ from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.forwarding.admission import RelayLimits
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from tests.unit.router.fake_frontend import Request, Stream
@@ -46,7 +46,7 @@ class World:
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=local_tokens,
         )
-        self.relay = Relay(
+        self.relay = ForwardingCore(
             "router-0",
             VERSION,
             BLOCK,
