@@ -40,7 +40,7 @@ from kvmesh.timer import Timer
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.router import telemetry
-from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.gossip.dispatch_gossip import DispatchGossip
@@ -190,7 +190,7 @@ class Router:
             self._version,
             self._block_tokens,
             policy,
-            RelayLimits(
+            ForwardingLimits(
                 section.queue_max_requests,
                 section.queue_max_wait_s,
                 config.decode.orphan_s,

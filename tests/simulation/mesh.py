@@ -17,7 +17,7 @@ from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
-from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
@@ -128,7 +128,9 @@ class Mesh:
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=8,
         )
-        relay = ForwardingCore(name, MODEL_VERSION, BLOCK_TOKENS, policy, RelayLimits(32, 30.0, ORPHAN_S))
+        relay = ForwardingCore(
+            name, MODEL_VERSION, BLOCK_TOKENS, policy, ForwardingLimits(32, 30.0, ORPHAN_S)
+        )
         for replica_name in (*self.prefill_names, *self.decode_names):
             role = "prefill" if replica_name.startswith("prefill") else "decode"
             replica = relay.add_replica(replica_name, role, kv_address=KV_ADDRESS)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
-from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
@@ -146,7 +146,7 @@ class Frontend:
 class Pool:
     """See the module's docstring."""
 
-    def __init__(self, seed: int, *, prefills: int = 4, limits: RelayLimits | None = None) -> None:
+    def __init__(self, seed: int, *, prefills: int = 4, limits: ForwardingLimits | None = None) -> None:
         self.draw = random.Random(seed)
         self.now_s = 1000.0
         self.policy = CostPolicy(
@@ -162,7 +162,7 @@ class Pool:
             VERSION,
             BLOCK_TOKENS,
             self.policy,
-            limits or RelayLimits(queue_max_requests=100_000),
+            limits or ForwardingLimits(queue_max_requests=100_000),
             forecast=self.policy,
         )
         self.cores: list[Any] = [self.relay]

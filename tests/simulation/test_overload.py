@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.admission import ForwardingLimits
 from tests.simulation.pool import BASE_S, TOKEN_S, Asked, Pool, merged, poisson
 
 TOKENS = 400
@@ -16,7 +16,7 @@ CAPACITY = PREFILLS / (BASE_S + TOKEN_S * TOKENS)
 
 SECONDS = 40.0
 DEADLINE_S = 6.0
-LIMITS = RelayLimits(queue_max_requests=200, queue_delay_max_s=3.0)
+LIMITS = ForwardingLimits(queue_max_requests=200, queue_delay_max_s=3.0)
 
 
 def good(asked: list[Asked]) -> int:
@@ -73,7 +73,7 @@ def test_under_overload_tenants_are_refused_by_what_they_offer() -> None:
 
 def test_sheddable_work_goes_first() -> None:
     """In a full queue sheddable requests are driven out for others; they are told so."""
-    limits = RelayLimits(queue_max_requests=20, queue_delay_max_s=600.0)
+    limits = ForwardingLimits(queue_max_requests=20, queue_delay_max_s=600.0)
     pool = Pool(3, prefills=1, limits=limits)
     draw, start_s = random.Random(3), pool.now_s
     rate = 2 * CAPACITY / PREFILLS

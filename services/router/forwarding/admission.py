@@ -29,7 +29,7 @@ MAX_OUTPUT_TOKENS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class RelayLimits:
+class ForwardingLimits:
     """Bounds of a router; times in seconds."""
 
     queue_max_requests: int = 1024
@@ -60,7 +60,7 @@ class Admission:
         holdings: Holdings,
         releases: Dispatcher,
         replicas: Mapping[str, Replica],
-        limits: RelayLimits,
+        limits: ForwardingLimits,
         model_version: str,
         block_tokens: int,
     ) -> None:

@@ -13,7 +13,7 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
-from services.router.forwarding.admission import Admission, RelayLimits
+from services.router.forwarding.admission import Admission, ForwardingLimits
 from services.router.forwarding.answers import Answers
 from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings, Record
@@ -44,7 +44,7 @@ class ForwardingCore:
         model_version: str,
         block_tokens: int,
         policy: PlacementPolicy,
-        limits: RelayLimits,
+        limits: ForwardingLimits,
         *,
         note: Callable[[Note], None] = _unheard,
         record: Record = _unrecorded,

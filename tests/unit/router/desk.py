@@ -10,7 +10,7 @@ from kvmesh.attach.frames import pack_ids
 from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import OrderKey, shortest
-from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
 from services.router.index.local_index import LocalPrefixIndex
@@ -55,7 +55,7 @@ class Desk:
             "m",
             4,
             self.policy,
-            RelayLimits(queue, max_wait_s, 3.0, order_key=order_key),
+            ForwardingLimits(queue, max_wait_s, 3.0, order_key=order_key),
             record=lambda item, outcome, now_s: self.ended.append(outcome),
         )
         self.links: dict[str, tuple[Replica, Link]] = {}

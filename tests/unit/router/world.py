@@ -8,7 +8,7 @@ from typing import Any
 from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.admission import RelayLimits
+from services.router.forwarding.admission import ForwardingLimits
 from services.router.forwarding.core import ForwardingCore
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
@@ -51,7 +51,7 @@ class World:
             VERSION,
             BLOCK,
             self.policy,
-            RelayLimits(64, 30.0, ORPHAN_S),
+            ForwardingLimits(64, 30.0, ORPHAN_S),
             record=lambda item, outcome, now_s: self.ended.append((item.request_id, outcome)),
         )
         self.peers: dict[str, Peer] = {}
