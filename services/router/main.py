@@ -184,7 +184,7 @@ class Router:
             lambda replica: replica in self.relay.replicas,
             clock,
         )
-        self._telemetry = telemetry.RelayTelemetry(self.metrics, self._tracing, self._block_tokens)
+        self._telemetry = telemetry.ForwardingTelemetry(self.metrics, self._tracing, self._block_tokens)
         self.relay = ForwardingCore(
             place.name,
             self._version,

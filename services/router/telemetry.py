@@ -36,7 +36,7 @@ GOOD = frozenset(("REASON_END_TOKEN", "REASON_LENGTH", "REASON_ADOPTED", "REASON
 """Outcomes that are no errors."""
 
 
-class RelayTelemetry:
+class ForwardingTelemetry:
     """A Record (see services.router.forwarding.attempt_table)."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing, block_tokens: int) -> None:

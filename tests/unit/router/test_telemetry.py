@@ -48,7 +48,7 @@ def test_hits_and_times_are_counted_as_expected_and_as_they_were() -> None:
     """The last token is never expected in cache; late and early first tokens do not cancel each other out."""
     metrics = Metrics("router")
     tracing: Any = None
-    record = telemetry.RelayTelemetry(metrics, tracing, BLOCK)
+    record = telemetry.ForwardingTelemetry(metrics, tracing, BLOCK)
     record.set_replicas(["prefill-0", "prefill-1"])
     record(ended(10, 36, 0.5, 0.7), "REASON_LENGTH", 20.0)
     record(ended(25, 0, 0.5, 0.4, "prefill-1"), "REASON_LENGTH", 20.0)
@@ -70,7 +70,7 @@ def test_replicas_that_left_are_not_named_any_more() -> None:
     """However many come and go; what ends at one that left counts for nobody, and one that comes back starts at 0."""
     metrics = Metrics("router")
     tracing: Any = None
-    record = telemetry.RelayTelemetry(metrics, tracing, BLOCK)
+    record = telemetry.ForwardingTelemetry(metrics, tracing, BLOCK)
 
     def named() -> dict[str, float]:
         return {name: value for name, value in values(metrics).items() if name.startswith("placed_seconds")}
