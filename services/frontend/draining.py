@@ -13,7 +13,7 @@ from typing import Final
 from kvmesh.clock import Clock
 from services.frontend.requests.core import FrontendCore
 
-HAND_OVER_METADATA: Final = "kvmesh-hand-over"
+HANDOVER_METADATA: Final = "kvmesh-hand-over"
 """A client that sends this key has another frontend to go to."""
 
 LOOK_S: Final = 0.05

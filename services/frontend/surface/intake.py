@@ -18,7 +18,7 @@ from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
 from kvmesh.tenants.caller import Caller, ServiceClass
 from services.frontend.accounts.executions import Claim, Execution, Executions
-from services.frontend.draining import HAND_OVER_METADATA
+from services.frontend.draining import HANDOVER_METADATA
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
@@ -57,7 +57,7 @@ class Arrival:
         traceparent: str,
     ) -> Arrival:
         """Return the arrival of `call`, which came at `at_s` and had `remaining_s` left then."""
-        can_move = HAND_OVER_METADATA in call.metadata
+        can_move = HANDOVER_METADATA in call.metadata
         return cls(caller, at_s, remaining_s, owner, can_move, traceparent)
 
 

@@ -9,12 +9,12 @@ import grpc
 
 from kvmesh.clock import MonotonicClock
 from kvmesh.errors import from_rpc_error
-from services.frontend.draining import HAND_OVER_METADATA, drain
+from services.frontend.draining import HANDOVER_METADATA, drain
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool
 from tests.integration.generation import token_request
 
-MOVES = ((HAND_OVER_METADATA, "1"),)
+MOVES = ((HANDOVER_METADATA, "1"),)
 
 
 async def begin(serving: Serving, pool: Pool, *, moves: bool) -> Any:
