@@ -43,7 +43,7 @@ class Ledger(Protocol):
         ...
 
 
-class Question:
+class BudgetOperation:
     """One operation, and who takes the answer: None if there is none, and nobody knows whether it was done."""
 
     __slots__ = ("future", "is_sent", "is_wrong", "operation", "take")
@@ -76,7 +76,7 @@ class Batcher:
         self._on_silence = on_silence
         self._on_answer = on_answer
         self._answer_s = answer_s
-        self._waiting: deque[Question] = deque()
+        self._waiting: deque[BudgetOperation] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._gathering: asyncio.TimerHandle | None = None
         self._answering: asyncio.TimerHandle | None = None
@@ -86,12 +86,12 @@ class Batcher:
         """True while a batch is under way."""
         return self._sending is not None and not self._sending.done()
 
-    def put(self, question: Question) -> None:
+    def put(self, question: BudgetOperation) -> None:
         """Ask as soon as possible."""
         self._waiting.append(question)
         self._start()
 
-    def put_soon(self, question: Question) -> None:
+    def put_soon(self, question: BudgetOperation) -> None:
         """Ask with the next question, or after GATHER_S; in order all the same."""
         self._waiting.append(question)
         if self._gathering is None and not self.is_busy:
@@ -166,8 +166,8 @@ class Batcher:
         else:
             self._tell_silence()
 
-    def _batch(self) -> list[Question]:
-        batch: list[Question] = []
+    def _batch(self) -> list[BudgetOperation]:
+        batch: list[BudgetOperation] = []
         while self._waiting and len(batch) < BATCH_MAX:
             question = self._waiting.popleft()
             if question.future is None or not question.future.done():
@@ -175,7 +175,7 @@ class Batcher:
                 batch.append(question)
         return batch
 
-    async def _each(self, batch: list[Question]) -> None:
+    async def _each(self, batch: list[BudgetOperation]) -> None:
         """Ask one by one: some of them cannot be answered."""
         for at, question in enumerate(batch):
             try:
@@ -196,7 +196,7 @@ class Batcher:
             else:
                 self._told(question, answer)
 
-    def _fail(self, batch: list[Question] | tuple[()]) -> None:
+    def _fail(self, batch: list[BudgetOperation] | tuple[()]) -> None:
         """Answer nobody, also those that wait: they would wait in vain."""
         unanswered, self._waiting = [*batch, *self._waiting], deque()
         for question in unanswered:
@@ -208,12 +208,12 @@ class Batcher:
         except Exception:
             log.exception("the silence of the budgets cannot be dealt with")
 
-    def _wrong(self, question: Question) -> None:
+    def _wrong(self, question: BudgetOperation) -> None:
         self.wrong_total += 1
         question.is_wrong = True
         self._told(question, None)
 
-    def _told(self, question: Question, answer: Answer | None) -> None:
+    def _told(self, question: BudgetOperation, answer: Answer | None) -> None:
         try:
             question.take(answer)
         except Exception:

@@ -31,7 +31,7 @@ from kvmesh.buckets.operations import (
 )
 from kvmesh.clock import Clock
 from services.frontend.accounts.budgets.account_state import AccountState
-from services.frontend.accounts.budgets.batcher import Batcher, Question
+from services.frontend.accounts.budgets.batcher import Batcher, BudgetOperation
 from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
@@ -147,7 +147,7 @@ class LedgerWriter:
         for at in range(0, len(pairs), RENEWALS_MAX):
             part = pairs[at : at + RENEWALS_MAX]
             operation = Renew(self.account(standing), tuple(item for _, item in part), LEASE_S)
-            self._pump.put(Question(operation, partial(self._renewed, standing, part)))
+            self._pump.put(BudgetOperation(operation, partial(self._renewed, standing, part)))
 
     def draw(self, standing: AccountState, now_s: float) -> None:
         """Have the account's slab filled, renewed, or given back, whatever is due."""
@@ -166,7 +166,7 @@ class LedgerWriter:
         ask = slab.draw(now_s, may_grow=not is_away)
         if ask is not None:
             operation = _draw(self.account(standing), slab, ask)
-            self._pump.put(Question(operation, partial(self._drawn, standing, slab)))
+            self._pump.put(BudgetOperation(operation, partial(self._drawn, standing, slab)))
 
     def _renewed(
         self, standing: AccountState, pairs: list[tuple[Reservation, Renewal]], answer: Answer | None
@@ -183,14 +183,14 @@ class LedgerWriter:
                 self.adopted(reservation)
 
     def _put(self, standing: AccountState, operation: Operation) -> None:
-        question = Question(operation, _ignore)
+        question = BudgetOperation(operation, _ignore)
         question.take = partial(self._paid, standing, question)
         if standing.has_slots:  # somebody may wait for this one
             self._pump.put(question)
         else:
             self._pump.put_soon(question)
 
-    def _paid(self, standing: AccountState, question: Question, answer: Answer | None) -> None:
+    def _paid(self, standing: AccountState, question: BudgetOperation, answer: Answer | None) -> None:
         if isinstance(answer, Settled | Renewed | Lowered):
             standing.tell(answer.remaining, self._clock.now_s())
         elif question.is_wrong:
@@ -210,7 +210,7 @@ class LedgerWriter:
             standing.spent_tokens -= tokens
             standing.spent_requests = 0
         standing.is_spending = True
-        self._pump.put(Question(standing.spending, partial(self._spent, standing)))
+        self._pump.put(BudgetOperation(standing.spending, partial(self._spent, standing)))
 
     def _spent(self, standing: AccountState, answer: Answer | None) -> None:
         standing.is_spending = False

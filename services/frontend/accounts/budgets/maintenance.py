@@ -12,7 +12,7 @@ from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.tasks import persist
 from services.frontend.accounts.budgets.account_states import AccountStates
-from services.frontend.accounts.budgets.batcher import Batcher, Question
+from services.frontend.accounts.budgets.batcher import Batcher, BudgetOperation
 from services.frontend.accounts.budgets.ledger_writer import LedgerWriter
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.pending import PendingReservations
@@ -81,7 +81,7 @@ class Maintenance:
         if is_due:
             self._standings.forget_idle(now_s)
             for organisation in self._standings.organisations():
-                self._pump.put(Question(Sweep(organisation), _ignore))
+                self._pump.put(BudgetOperation(Sweep(organisation), _ignore))
 
     @property
     def _is_telling(self) -> bool:

@@ -14,7 +14,7 @@ from kvmesh.buckets.operations import Answer, Denied, Granted, Reserve, Settle
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, internal
 from services.frontend.accounts.budgets.account_state import AccountState
-from services.frontend.accounts.budgets.batcher import Batcher, Question
+from services.frontend.accounts.budgets.batcher import Batcher, BudgetOperation
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S, LedgerWriter
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
@@ -32,7 +32,7 @@ class _Asked:
         self.reservation = reservation
         self.standing = standing
         self.future: asyncio.Future[Reservation | MeshError] = asyncio.get_running_loop().create_future()
-        self.question: Question | None = None
+        self.question: BudgetOperation | None = None
         self.is_decided = False
         """True if it was admitted or refused without Redis."""
 
@@ -73,7 +73,7 @@ class PendingReservations:
             force=reservation.is_forced,
             overrun=reservation.overrun,
         )
-        asked.question = Question(operation, partial(self._reserved, asked), asked.future)
+        asked.question = BudgetOperation(operation, partial(self._reserved, asked), asked.future)
         self._asked[reservation.id] = asked
         self._pump.put(asked.question)
         try:

@@ -13,7 +13,7 @@ from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.account_states import AccountStates
-from services.frontend.accounts.budgets.batcher import Batcher, Question
+from services.frontend.accounts.budgets.batcher import Batcher, BudgetOperation
 from services.frontend.accounts.budgets.ledger_writer import LedgerWriter
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
@@ -71,7 +71,7 @@ class RedisOutage:
                     self._teller.draw(standing, now_s)
             self._teller.tell(self._standings)
         organisation = next(iter(self._standings.organisations()), "-")
-        self._pump.put(Question(Sweep(organisation, 1), partial(self._sought, on_end)))
+        self._pump.put(BudgetOperation(Sweep(organisation, 1), partial(self._sought, on_end)))
 
     def _sought(self, on_end: Callable[[float], None], answer: Answer | None) -> None:
         now_s = self._clock.now_s()

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kvmesh.buckets.operations import Answer, Operation, Sweep, Swept
-from services.frontend.accounts.budgets.batcher import Batcher, Question
+from services.frontend.accounts.budgets.batcher import Batcher, BudgetOperation
 
 STALL_S = 0.08
 
@@ -39,7 +39,7 @@ async def test_a_process_that_did_not_listen_blames_nobody(has_answer: bool) -> 
     """An answer that lay there while the loop stood still has come in time; one that never comes has not."""
     wire, silent, answers = Wire(has_answer=has_answer), asyncio.Event(), list[Answer | None]()
     pump = Batcher(wire, silent.set, lambda: None)
-    pump.put(Question(Sweep("acme"), answers.append))
+    pump.put(BudgetOperation(Sweep("acme"), answers.append))
     if has_answer:
         await pump.drained()
         assert len(answers) == 1 and not silent.is_set()
