@@ -30,11 +30,11 @@ __all__ = [
     "MeshFault",
     "MeshFull",
     "MeshUnavailable",
-    "Patience",
     "ProtocolBroken",
     "QuotaExceeded",
     "Remaining",
     "RequestRefused",
+    "RetryPolicy",
     "Superseded",
     "order",
 ]

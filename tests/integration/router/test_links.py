@@ -20,7 +20,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.membership.member import Member
 from kvmesh.server import SERVER_OPTIONS
 from services.router.forwarding.admission import ForwardingLimits
-from services.router.forwarding.core import Relay
+from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replica_links import ReplicaLinks
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
@@ -63,7 +63,7 @@ def member(name: str, address: str, boot_id: str) -> Member:
 
 
 @asynccontextmanager
-async def linked() -> AsyncIterator[tuple[ReplicaLinks, Relay]]:
+async def linked() -> AsyncIterator[tuple[ReplicaLinks, ForwardingCore]]:
     policy = CostPolicy(
         "r",
         LocalPrefixIndex(),
@@ -72,7 +72,7 @@ async def linked() -> AsyncIterator[tuple[ReplicaLinks, Relay]]:
         dispatch_ahead_s=1.0,
         local_prefill_tokens_max=8,
     )
-    relay = Relay("r", "m", 4, policy, ForwardingLimits(8, 60.0, 3.0))
+    relay = ForwardingCore("r", "m", 4, policy, ForwardingLimits(8, 60.0, 3.0))
     hello = pb.Hello(process_id="r", boot_id="r", protocol_version=1)
     links = ReplicaLinks(relay, hello, "m", 4, MonotonicClock(), _channel, lambda names: None)
     task = asyncio.create_task(links.run())
