@@ -203,7 +203,7 @@ class Decode(Section, frozen=True, kw_only=True):
     slow_reader_s: Annotated[
         float, Allowed("A request without credit for this long is cancelled.", 0.1, 3600, "s")
     ] = 30.0
-    gather_max_ms: Annotated[
+    coalesce_max_ms: Annotated[
         float, Allowed("Longest a step frame waits for the step's other tokens.", 0, 1000, "ms")
     ] = 10.0
 
