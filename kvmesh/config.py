@@ -197,7 +197,7 @@ class Decode(Section, frozen=True, kw_only=True):
 
     replicas: Annotated[int, Allowed("Decode replicas `kvmesh up` starts.", 1, 64)] = 2
     slots_max: Annotated[int, Allowed("Requests held at once (pending, live, orphaned).", 1, 100_000)] = 256
-    orphan_s: Annotated[
+    detached_s: Annotated[
         float, Allowed("A running slot outlives its broken Attach by this.", 0.05, 600, "s")
     ] = 3.0
     slow_reader_s: Annotated[

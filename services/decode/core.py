@@ -90,7 +90,7 @@ class DecodeCore:
                 self.holdings.forget(slot, now_s)
             else:
                 self.holdings.detach(slot)
-                self.holdings.expire_at(slot, now_s + self.limits.orphan_s)
+                self.holdings.expire_at(slot, now_s + self.limits.detached_s)
 
     def submit(self, session: DecodeSession, submit: pb.Submit, now_s: float) -> None:
         """Take or refuse one attempt."""

@@ -142,7 +142,7 @@ class Generation:
             session.outbox.tokens(slot.number, *chunk)
         if slot.state is State.ENDED and log.is_drained():
             session.outbox.finish(slot.number, log.end, slot.ending)
-            self._holdings.finish(slot, now_s + self._limits.orphan_s)
+            self._holdings.finish(slot, now_s + self._limits.detached_s)
         elif not log.is_blocked():
             slot.blocked_s = None
         else:

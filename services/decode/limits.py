@@ -11,7 +11,7 @@ class DecodeLimits:
 
     slots_max: int = 256
     """Slots held at once; finished logs do not count."""
-    orphan_s: float = 3.0
+    detached_s: float = 3.0
     slow_reader_s: float = 30.0
     gather_max_s: float = 0.010
     first_token_timeout_s: float = 30.0

@@ -28,7 +28,7 @@ def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Traci
     config = options.config.decode
     limits = DecodeLimits(
         slots_max=config.slots_max,
-        orphan_s=config.orphan_s,
+        detached_s=config.detached_s,
         slow_reader_s=config.slow_reader_s,
         gather_max_s=config.coalesce_max_ms / 1000,
     )

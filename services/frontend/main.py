@@ -223,7 +223,7 @@ class Frontend:
         self.core = FrontendCore(
             Limits(
                 section.attempts_max,
-                config.decode.orphan_s,
+                config.decode.detached_s,
                 self._block_tokens,
                 Watchdog(
                     section.first_token_silence_s, section.token_silence_s, config.router.queue_max_wait_s

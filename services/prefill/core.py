@@ -67,7 +67,7 @@ class PrefillCore:
         for slot in list(session.slots.values()):
             if slot.state is State.HELD:
                 self.holdings.detach(slot)
-                self.holdings.expire_at(slot, now_s + self.limits.orphan_s)
+                self.holdings.expire_at(slot, now_s + self.limits.detached_s)
             else:
                 self.prefilling.forget(slot, now_s)
         self.prefilling.pump(now_s)

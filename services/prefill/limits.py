@@ -16,7 +16,7 @@ class PrefillLimits:
     engine_concurrency: int = 2
     handoff_timeout_s: float = 30.0
     """A handoff nobody came for is given up after this."""
-    orphan_s: float = 3.0
+    detached_s: float = 3.0
     """The same once the stream that would have taken it broke: decode may be pulling at this moment."""
     first_token_timeout_s: float = 30.0
     """A call the engine has not answered after this, and twice the estimate on top, has stalled."""

@@ -30,7 +30,7 @@ def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Traci
         order_key=ORDERS[config.prefill.queue_order],
         engine_concurrency=config.prefill.engine_concurrency,
         handoff_timeout_s=config.engine.handoff_timeout_s,
-        orphan_s=config.decode.orphan_s,
+        detached_s=config.decode.detached_s,
     )
     core = PrefillCore(options.process_id, facts, limits, telemetry.CallTelemetry(metrics, tracing))
     telemetry.export(core, metrics)

@@ -193,7 +193,7 @@ class Router:
             ForwardingLimits(
                 section.queue_max_requests,
                 section.queue_max_wait_s,
-                config.decode.orphan_s,
+                config.decode.detached_s,
                 section.queue_max_tokens,
                 section.queue_delay_max_s,
                 ORDERS[config.prefill.queue_order],

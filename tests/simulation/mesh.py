@@ -85,7 +85,7 @@ class Mesh:
                 queue_max_requests=16,
                 engine_concurrency=2,
                 handoff_timeout_s=5.0,
-                orphan_s=ORPHAN_S,
+                detached_s=ORPHAN_S,
                 first_token_timeout_s=20.0,
             )
             core = PrefillCore(name, facts(), limits)
@@ -96,7 +96,7 @@ class Mesh:
                 facts(),
                 DecodeLimits(
                     slots_max=8,
-                    orphan_s=ORPHAN_S,
+                    detached_s=ORPHAN_S,
                     slow_reader_s=60.0,
                     first_token_timeout_s=20,
                     token_timeout_s=20,

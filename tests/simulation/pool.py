@@ -174,7 +174,7 @@ class Pool:
             self._add("prefill", name, PrefillCore(name, MODEL, PrefillLimits(engine_concurrency=2)))
         decode_limits = DecodeLimits(
             slots_max=10_000,
-            orphan_s=1.0,
+            detached_s=1.0,
             slow_reader_s=60.0,
             first_token_timeout_s=600.0,
             token_timeout_s=60.0,

@@ -187,7 +187,7 @@ class LiveRequest:
     def seek(self, fault: str, now_s: float) -> None:
         """ATTACHED -> ADOPTING: the attempt still runs at its decode replica; ask for it through any router."""
         self.state, self.upstream.adoption.fault = State.ADOPTING, fault
-        self.upstream.adoption.until_s = now_s + self.limits.orphan_s
+        self.upstream.adoption.until_s = now_s + self.limits.detached_s
         self.adopt()
 
     def adopt(self) -> None:
@@ -333,7 +333,7 @@ class LiveRequest:
         self.end, self.ended_s = End(error=error), now_s
         self.state, self.retry_at_s = State.YIELDING, None
         self._leave_reason = attach.Cancel.REASON_SUPERSEDED
-        self.upstream.adoption.until_s = now_s + self.limits.orphan_s
+        self.upstream.adoption.until_s = now_s + self.limits.detached_s
         self.hub.schedule(self)
         self.hub.on_end(self, now_s)
         self.on_ready()

@@ -31,7 +31,7 @@ class Limits:
 
     attempts_max: int
     """Executions of one request, the first included."""
-    orphan_s: float
+    detached_s: float
     """Seconds a running attempt outlives its link."""
     block_tokens: int
     watchdog: Watchdog = field(default_factory=Watchdog)

@@ -34,7 +34,7 @@ class ForwardingLimits:
 
     queue_max_requests: int = 1024
     queue_max_wait_s: float = 60.0
-    orphan_s: float = 3.0
+    detached_s: float = 3.0
     queue_max_tokens: int = 8_000_000
     queue_delay_max_s: float = 20.0
     """A new request that would wait longer is refused at the door."""
@@ -173,7 +173,7 @@ class Admission:
                 # not cancelled: the cancel would end what the other router adopts.
                 is_running = not item.decode.outbox.is_waiting(item.decode_slot)
             if is_running:
-                self._holdings.orphan(item, now_s + self._limits.orphan_s)
+                self._holdings.orphan(item, now_s + self._limits.detached_s)
             else:
                 self.cancel(item, pb.Cancel.REASON_ABANDONED, now_s)
 

@@ -12,9 +12,9 @@ from services.router.forwarding.reports import failed_at
 class Completion:
     """An attempt whose handoff is on the move lingers behind its end: decode may be pulling it for somebody else."""
 
-    def __init__(self, holdings: Holdings, orphan_s: float) -> None:
+    def __init__(self, holdings: Holdings, detached_s: float) -> None:
         self._holdings = holdings
-        self._orphan_s = orphan_s
+        self._orphan_s = detached_s
 
     def finish(self, item: Attempt, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """It ended as `reason` says; its replicas know."""

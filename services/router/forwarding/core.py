@@ -62,7 +62,7 @@ class ForwardingCore:
         self.sessions: list[FrontendSession] = []
         self.queue: ReleaseQueue[Attempt] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
         self.holdings = Holdings(router, policy, self.queue, note, record)
-        endings = Completion(self.holdings, limits.orphan_s)
+        endings = Completion(self.holdings, limits.detached_s)
         self.releases = Dispatcher(self.holdings, self.replicas, endings, forecast)
         self.answers = Answers(self.holdings, self.releases, endings, block_tokens)
         self.timeouts = Timeouts(self.holdings, self.releases, endings)

@@ -34,7 +34,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
             "block_transfer_s": 0.05,
         },
         prefill={"replicas": 1, "engine_concurrency": 1},
-        decode={"replicas": 1, "orphan_s": 1.0},
+        decode={"replicas": 1, "detached_s": 1.0},
         router={"local_prefill_tokens_max": 0, "dispatch_ahead_s": 3.0},
     )
     # Steps of 128 tokens take 0.26 s: a cancelled sequence leaves at the next step's border.
@@ -139,7 +139,7 @@ async def test_an_orphan_nobody_adopts_is_gone_after_the_orphan_time(slow_mesh: 
     for call in calls:
         call.cancel()
     await asyncio.gather(*readers)
-    await mesh.idle(mesh.config.decode.orphan_s + BACK_S)
+    await mesh.idle(mesh.config.decode.detached_s + BACK_S)
 
 
 async def test_a_thousand_random_cancels_leak_nothing(tmp_path: Path) -> None:

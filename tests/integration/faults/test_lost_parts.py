@@ -130,7 +130,7 @@ async def test_a_frozen_decode_replica_costs_no_token(mesh: Mesh) -> None:
         os.kill(pid, signal.SIGCONT)
     assert_equal(answers, expected)
     assert attempts(answers) > STREAMS, "no stream ran on the frozen replica"
-    await mesh.idle(mesh.config.decode.orphan_s + 5)
+    await mesh.idle(mesh.config.decode.detached_s + 5)
 
 
 async def test_a_killed_prefill_replica_costs_no_token(mesh: Mesh) -> None:

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(150)]
 
 CONFIG = configure(
     engine={"arithmetic": "hashed", "kv_blocks": 128, "block_tokens": 32, "max_sequence_tokens": 2048},
-    decode={"orphan_s": 1.0},
+    decode={"detached_s": 1.0},
 )
 CONTEXT, GENERATION = pb.PHASE_CONTEXT_ONLY, pb.PHASE_GENERATION_ONLY
 LOCAL = pb.PHASE_CONTEXT_AND_GENERATION

@@ -32,8 +32,8 @@ from kvmesh.config import (
             "[engine]\nkv_blocks = '9'",
             'engine.kv_blocks = "9" is not a whole number: allowed is 8 to 10000000 blocks.',
         ),
-        ("[decode]\norphan_s = true", "decode.orphan_s = true is not a number: allowed is 0.05 to 600 s."),
-        ("[decode]\norphan_s = nan", "decode.orphan_s = nan is out of range: allowed is 0.05 to 600 s."),
+        ("[decode]\norphan_s = true", "decode.detached_s = true is not a number: allowed is 0.05 to 600 s."),
+        ("[decode]\norphan_s = nan", "decode.detached_s = nan is out of range: allowed is 0.05 to 600 s."),
         (
             "[engine]\narithmetic = 'gpu'",
             'engine.arithmetic = "gpu" is out of range: allowed is "transformer" or "hashed".',
@@ -80,7 +80,7 @@ def test_direct_construction_is_checked_as_the_file_is() -> None:
     """Tests and benches that build sections in code get the same refusals."""
     with pytest.raises(ConfigError, match=r"decode\.replicas = 0"):
         Decode(replicas=0)
-    assert Decode(orphan_s=1).orphan_s == 1
+    assert Decode(detached_s=1).detached_s == 1
 
 
 def test_described_defaults_parse_back() -> None:

@@ -19,7 +19,7 @@ from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
 GENERATION, LOCAL = pb.PHASE_GENERATION_ONLY, pb.PHASE_CONTEXT_AND_GENERATION
 PROMPT = [3, 1, 4, 1, 5, 9]
-LIMITS = DecodeLimits(slots_max=4, orphan_s=3.0, slow_reader_s=30.0, gather_max_s=0.0)
+LIMITS = DecodeLimits(slots_max=4, detached_s=3.0, slow_reader_s=30.0, gather_max_s=0.0)
 
 
 class Replica:

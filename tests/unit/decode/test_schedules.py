@@ -57,7 +57,7 @@ class World:
         self.rng = random.Random(seed)
         self.now_s = 100.0
         limits = DecodeLimits(
-            slots_max=8, orphan_s=0.5, slow_reader_s=2.0, first_token_timeout_s=3.0, token_timeout_s=2.0
+            slots_max=8, detached_s=0.5, slow_reader_s=2.0, first_token_timeout_s=3.0, token_timeout_s=2.0
         )
         self.core = DecodeCore("decode-0", facts(), limits, lambda address, _: address == "kv:1")
         self.engine = FakeEngine(self.core.sink)

@@ -19,7 +19,7 @@ from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
 CONTEXT = pb.PHASE_CONTEXT_ONLY
 PROMPT = [3, 1, 4, 1, 5, 9]
-LIMITS = PrefillLimits(queue_max_requests=3, engine_concurrency=1, handoff_timeout_s=10.0, orphan_s=3.0)
+LIMITS = PrefillLimits(queue_max_requests=3, engine_concurrency=1, handoff_timeout_s=10.0, detached_s=3.0)
 
 
 class Replica:

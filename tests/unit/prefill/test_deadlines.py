@@ -63,7 +63,7 @@ def test_no_prompt_starts_with_less_time_than_its_prefill_takes(seed: int) -> No
     """Random queues: at each start the time left covers the estimate, and a refusal says what would have been needed."""
     print(f"seed={seed}")
     rng = random.Random(seed)
-    limits = PrefillLimits(queue_max_requests=6, engine_concurrency=rng.choice((1, 2)), orphan_s=1.0)
+    limits = PrefillLimits(queue_max_requests=6, engine_concurrency=rng.choice((1, 2)), detached_s=1.0)
     replica = Replica(limits, facts(kv_blocks=rng.choice((12, 64))))
     ends_s, estimates = dict[int, float](), dict[int, float]()
     views = dict[int, SlotView]()

@@ -41,7 +41,7 @@ class World:
             queue_max_requests=8,
             engine_concurrency=2,
             handoff_timeout_s=1.0,
-            orphan_s=0.3,
+            detached_s=0.3,
             first_token_timeout_s=2.0,
         )
         self.core = PrefillCore("prefill-0", facts(kv_blocks=20), limits)
