@@ -25,7 +25,7 @@ class ServiceClass:
     max_output_tokens: int
     """Largest limit a request may name."""
     is_sheddable: bool = False
-    kv_head_room: float = 0.0
+    kv_headroom: float = 0.0
     """Share of a decode replica's KV blocks that must stay free beside a request. 0 to 0.9."""
 
 

@@ -192,7 +192,7 @@ def _class_of(name: str, table: ClassTable, config: MeshConfig) -> ServiceClass:
         default_deadline_s=min(table.default_deadline_s or frontend.default_deadline_s, runtime_max_s),
         max_output_tokens=table.max_output_tokens or frontend.max_output_tokens_max,
         is_sheddable=table.sheddable,
-        kv_head_room=table.kv_head_room,
+        kv_headroom=table.kv_headroom,
     )
 
 

@@ -60,7 +60,7 @@ class ClassTable(Table, frozen=True, kw_only=True):
         bool,
         Allowed("Refused and evicted first when there is too much work.", words="true or false"),
     ] = False
-    kv_head_room: Annotated[
+    kv_headroom: Annotated[
         float, Allowed("Share of a decode replica's KV blocks that must stay free beside a request.", 0, 0.9)
     ] = 0.0
 

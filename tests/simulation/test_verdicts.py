@@ -209,7 +209,7 @@ def test_the_word_of_a_replica_without_a_peer_is_final(role: str) -> None:
 
 def roomy(permille: int) -> Caller:
     """Return a caller whose class keeps so much of a replica's KV cache free beside each request."""
-    return replace(NOBODY, service_class=replace(NOBODY.service_class, kv_head_room=permille / 1000))
+    return replace(NOBODY, service_class=replace(NOBODY.service_class, kv_headroom=permille / 1000))
 
 
 @pytest.mark.parametrize("liar", ["", "prefill-0", "decode-0"])

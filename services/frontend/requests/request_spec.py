@@ -196,7 +196,7 @@ class Order:
         budget.tenant, budget.weight = tenant.name, tenant.weight
         budget.service_class, budget.band = service_class.name, service_class.band
         budget.sheddable = service_class.is_sheddable
-        budget.kv_head_room_permille = round(service_class.kv_head_room * 1000)
+        budget.kv_head_room_permille = round(service_class.kv_headroom * 1000)
         return submit
 
     def resume_token(self, place: Place | None = None, issued_s: int = 0) -> ResumeToken:

@@ -40,7 +40,7 @@ def caller(name: str = "search", *, sheddable: bool = False) -> Caller:
             default_deadline_s=30.0,
             max_output_tokens=1000,
             is_sheddable=sheddable,
-            kv_head_room=0.125,
+            kv_headroom=0.125,
         ),
         account=Account(name, ()),
     )

@@ -44,7 +44,7 @@ sha256 = "{HASH}"
         ("[classes.x]\ndefault_deadline_s = 601", "allowed are 0.1 to 600 s."),
         (
             "[classes.x]\nkv_head_room = 1.0",
-            "classes.x.kv_head_room = 1.0 is out of range: allowed is 0 to 0.9.",
+            "classes.x.kv_headroom = 1.0 is out of range: allowed is 0 to 0.9.",
         ),
         ("[classes.X]", '[classes.X]: the name "X" cannot be used: allowed are up to 64 of a-z, 0-9 and -.'),
         (f"[tenants.{'a' * 65}]", "cannot be used: allowed are up to 64 of a-z, 0-9 and -."),
