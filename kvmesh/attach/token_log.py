@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
 class TokenLog:
     """Output of one attempt: positions [start, end), of which [start, sent) was sent.
 
-    Invariant: start <= sent <= min(end, max(credit, start)) between two adoptions.
+    Invariant: start <= sent <= min(end, max(credit, start)) between two takeovers.
     """
 
     __slots__ = ("_ids", "_logprobs", "credit", "sent", "start")

@@ -139,7 +139,7 @@ def _explained(finished: inference.Finished) -> dict[str, str]:
         "transfer": transfer,
         "time to first token": f"{_ms(explanation.time_to_first_token):.1f} ms",
         "total": f"{_ms(explanation.total):.1f} ms",
-        "attempts, adoptions": f"{len(explanation.attempts)}, {explanation.adoption_count}",
+        "attempts, takeovers": f"{len(explanation.attempts)}, {explanation.adoption_count}",
     }
 
 

@@ -42,7 +42,7 @@ class RequestMetrics:
             "settlements_superseded", "Executions whose request a later one settles."
         )
         self._recomputed = metrics.counter("recomputed_tokens", "Tokens computed again after a loss.")
-        self._adoptions = metrics.counter("adoptions", "Running attempts taken over.")
+        self._adoptions = metrics.counter("takeovers", "Running attempts taken over.")
         self._resumes = metrics.counter("resumes", "Attempts that continued a lost one.")
         self._retries = metrics.counter("retries", "Attempts after one that no engine took.")
 
@@ -59,7 +59,7 @@ class RequestMetrics:
         self._cached.value += progress.cached_tokens or 0
         self._output.value += len(progress.ids) - len(order.received_ids)
         self._recomputed.value += progress.recomputed_tokens
-        self._adoptions.value += request.adoptions
+        self._adoptions.value += request.takeovers
         self._resumes.value += request.tries.resumes
         self._retries.value += request.tries.retries
 

@@ -159,7 +159,7 @@ def note_finish(seen: Seen, finished: pb.Finished) -> None:
     seen.resumes = sum(
         attempt.cause == pb.AttemptExplanation.CAUSE_RESUME for attempt in explanation.attempts
     )
-    seen.adoptions = explanation.adoption_count
+    seen.takeovers = explanation.adoption_count
     seen.recomputed_tokens = usage.recomputed_token_count
     seen.parts.add(explanation.frontend)
     for attempt in explanation.attempts:

@@ -38,7 +38,7 @@ class Seen:
     parts: set[str] = field(default_factory=set)
     """Routers and replicas of its attempts, and its last frontend; known only if it is complete."""
     resumes: int = 0
-    adoptions: int = 0
+    takeovers: int = 0
     recomputed_tokens: int = 0
     client_resumes: int = 0
 

@@ -129,7 +129,7 @@ class Schedule:
 def test_every_token_once_and_nothing_left(fault_share: float, whole_share: float) -> None:
     """Whatever breaks: no repeat, no gap, one end for each request, equal tokens, and the mesh holds nothing at the end."""
     ends: list[str] = []
-    whole = adoptions = resumes = 0
+    whole = takeovers = resumes = 0
     for seed in range(40):
         schedule = Schedule(seed, fault_share)
         try:
@@ -151,7 +151,7 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
                     f"{client.request}: {paid} tokens are charged, {len(client.ids)} were read"
                 )
                 ends.append(end.outcome)
-                adoptions += client.request.adoptions
+                takeovers += client.request.takeovers
                 resumes += client.request.tries.resumes
             assert not mesh.held(), "\n".join(mesh.held())
         except Exception as error:
@@ -160,8 +160,8 @@ def test_every_token_once_and_nothing_left(fault_share: float, whole_share: floa
     assert len(ends) > 500
     assert whole >= len(ends) * whole_share, f"{whole} of {len(ends)} whole: {tally}"
     if fault_share >= 0.01:
-        assert adoptions > 10 and resumes > 10, (
-            f"the schedule breaks nothing: {adoptions} adoptions, {resumes} resumes"
+        assert takeovers > 10 and resumes > 10, (
+            f"the schedule breaks nothing: {takeovers} takeovers, {resumes} resumes"
         )
 
 
@@ -190,14 +190,14 @@ def test_a_late_adopt_of_a_lost_router_disturbs_nobody() -> None:
     assert late.up, "the adopt is on its way"
     for _ in range(4):
         mesh.travel()
-    assert (request.state.value, request.adoptions) == ("attached", 1)
+    assert (request.state.value, request.takeovers) == ("attached", 1)
     late.frozen = False
     go(mesh)
     second.notice(mesh.now_s)
     for _ in range(400):
         go(mesh)
     assert client.ids == mesh.oracle(client.order)
-    assert (len(request.attempts), request.adoptions) == (1, 1)
+    assert (len(request.attempts), request.takeovers) == (1, 1)
     mesh.advance(ORPHAN_S)
     mesh.assert_consistent()
 

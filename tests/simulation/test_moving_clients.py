@@ -156,7 +156,7 @@ class Moving(Schedule):
 
 def test_a_client_that_moves_gets_every_token_once() -> None:
     """Whatever happens to its frontends: the last call, behind those before, gives the oracle's tokens."""
-    moves = adoptions = whole = superseded = 0
+    moves = takeovers = whole = superseded = 0
     for fault_share in (0.0, 0.02, 0.08):
         for redis_share in (1.0, 0.5):
             for seed in range(20):
@@ -170,8 +170,8 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
                         for each in (reader, *journey.left):
                             assert each.whole == wanted[: len(each.whole)], f"{each.request}: wrong tokens"
                         moves += journey.moves
-                        adoptions += sum(
-                            each.request.adoptions for each in (reader, *journey.left) if each.order.place
+                        takeovers += sum(
+                            each.request.takeovers for each in (reader, *journey.left) if each.order.place
                         )
                         if end is None or reader.has_left:
                             continue
@@ -186,4 +186,4 @@ def test_a_client_that_moves_gets_every_token_once() -> None:
                     raise AssertionError(
                         f"seed={seed} fault_share={fault_share} redis_share={redis_share}: {error}"
                     ) from error
-    assert moves > 200 and adoptions > 50 and whole > 1000, (moves, adoptions, whole, superseded)
+    assert moves > 200 and takeovers > 50 and whole > 1000, (moves, takeovers, whole, superseded)

@@ -31,7 +31,7 @@ def _accepted(request: LiveRequest, now_s: float) -> None:
     if request.state is State.LEAVING:
         request.abandon()
     elif request.state is State.ADOPTING:
-        request.adoptions += 1
+        request.takeovers += 1
         request.found()
     else:
         attempt.is_accepted = True

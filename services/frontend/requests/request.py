@@ -47,7 +47,7 @@ class LiveRequest:
         self.state = State.WAITING
         self.end: End | None = None
         self.ended_s = 0.0
-        self.adoptions = 0
+        self.takeovers = 0
         self.scheduled_s = float("inf")
         """Owned by the hub: when it will call `on_timer`."""
         self.hub = hub

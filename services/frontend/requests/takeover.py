@@ -1,6 +1,6 @@
 """Where a request's attempt can be taken over, and how far the search for it has come.
 
-Pure. An adopt that comes late must not take an attempt away from who asked after it: adoptions carry ascending numbers, and
+Pure. An adopt that comes late must not take an attempt away from who asked after it: takeovers carry ascending numbers, and
 those of a later execution, at whichever frontend, lie above those of every earlier one.
 """
 
@@ -27,7 +27,7 @@ class Place:
 
 
 class Takeover:
-    """What a request remembers of its adoptions."""
+    """What a request remembers of its takeovers."""
 
     __slots__ = ("base", "fault", "steals", "total", "until_s")
 

@@ -77,7 +77,7 @@ def explanation(request: LiveRequest, frontend: str, region: str) -> pb.Explanat
         region=region,
         frontend=frontend,
         attempts=[attempt.explanation(number) for number, attempt in numbered],
-        adoption_count=request.adoptions,
+        adoption_count=request.takeovers,
         total=of_s(request.ended_s - order.arrived_s),
     )
     if request.progress.first_token_s is not None:

@@ -261,7 +261,7 @@ class InferenceService:
                 "cached_tokens": request.progress.cached_tokens or 0,
                 "recomputed_tokens": request.progress.recomputed_tokens,
                 "attempts": len(request.attempts),
-                "adoptions": request.adoptions,
+                "takeovers": request.takeovers,
             },
             parent_span_id=caller_span_id,
             error=end.outcome if isinstance(end.error, MeshError) else "",

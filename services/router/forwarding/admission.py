@@ -1,4 +1,4 @@
-"""What frontends ask of the router: new attempts, adoptions, cancels, and what their loss means. Pure."""
+"""What frontends ask of the router: new attempts, takeovers, cancels, and what their loss means. Pure."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Run:
     answers: int = 0
     longest_pause_s: float = 0.0
     attempts: int = 0
-    adoptions: int = 0
+    takeovers: int = 0
     recomputed_tokens: int = 0
     wrong: list[str] = field(default_factory=list)
     """Requests that ended with an error, or with other tokens."""
@@ -78,7 +78,7 @@ async def run_through(
             if answer.finished is not None:
                 explanation = answer.finished.explanation
                 run.attempts += len(explanation.attempts)
-                run.adoptions += explanation.adoption_count
+                run.takeovers += explanation.adoption_count
                 run.recomputed_tokens += answer.finished.usage.recomputed_token_count
 
     async with asyncio.TaskGroup() as group:

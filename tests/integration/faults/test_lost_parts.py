@@ -78,8 +78,8 @@ def attempts(answers: list[Answer]) -> int:
     return sum(len(answer.finished.explanation.attempts) for answer in answers if answer.finished)
 
 
-def adoptions(answers: list[Answer]) -> int:
-    """Return the adoptions of all answers together."""
+def takeovers(answers: list[Answer]) -> int:
+    """Return the takeovers of all answers together."""
     return sum(answer.finished.explanation.adoption_count for answer in answers if answer.finished)
 
 
@@ -167,7 +167,7 @@ async def test_a_restarted_router_recomputes_nothing(mesh: Mesh) -> None:
 
     answers = await broken_run(mesh, wanted, restart)
     assert_equal(answers, expected)
-    assert adoptions(answers) == STREAMS
+    assert takeovers(answers) == STREAMS
     assert attempts(answers) == STREAMS and recomputed(answers) == 0
     assert await computed(mesh) == computed_before[0]
     await mesh.idle(5)

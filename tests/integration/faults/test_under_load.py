@@ -102,5 +102,5 @@ async def test_a_stopped_service_costs_nothing(uncached: Mesh) -> None:
         assert_survived(run, f"{part} stopped")
         assert run.recomputed_tokens == 0 and run.attempts == run.answers, f"{part}: {run}"
         if part == "router-0":
-            assert run.adoptions, "the other router took nothing over"
+            assert run.takeovers, "the other router took nothing over"
         await mesh.idle(10)

@@ -10,7 +10,7 @@ from kvmesh.attach.token_log import Gap, TokenLog, admit
 
 @pytest.mark.parametrize("seed", range(200))
 def test_readers_see_every_position_once(seed: int) -> None:
-    """Random appends, credits, lost frames and adoptions: the reader ends with exactly the log."""
+    """Random appends, credits, lost frames and takeovers: the reader ends with exactly the log."""
     rng = random.Random(seed)
     start, total = rng.randrange(5), rng.randrange(1, 60)
     oracle = [rng.randrange(4096) for _ in range(total)]

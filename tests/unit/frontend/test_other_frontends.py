@@ -39,7 +39,7 @@ def test_another_frontend_takes_over_what_runs() -> None:
     assert first.request.state.value == "yielding"
     assert finish(mesh, second) == "LENGTH"
     assert first.ids[:7] + second.ids == whole(first)
-    assert (len(mesh.submits), mesh.adopts, second.request.adoptions) == (1, 1, 1)
+    assert (len(mesh.submits), mesh.adopts, second.request.takeovers) == (1, 1, 1)
     mesh.settle()
     assert set(mesh.cancels) <= {pb.Cancel.REASON_COMPLETE}
     assert second.request.progress.recomputed_tokens == 0

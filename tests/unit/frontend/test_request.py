@@ -123,7 +123,7 @@ def test_a_lost_router_is_adopted_through_another_without_recomputing() -> None:
     cut_home(mesh)
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
-    assert (len(mesh.submits), mesh.adopts, client.request.adoptions) == (1, 1, 1)
+    assert (len(mesh.submits), mesh.adopts, client.request.takeovers) == (1, 1, 1)
     assert client.request.progress.recomputed_tokens == 0
 
 
@@ -137,7 +137,7 @@ def test_a_restarted_router_adopts_when_it_is_back() -> None:
     mesh.open(mesh.routers[0])
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
-    assert (len(mesh.submits), client.request.adoptions) == (1, 1)
+    assert (len(mesh.submits), client.request.takeovers) == (1, 1)
     assert client.request.progress.recomputed_tokens == 0
 
 
@@ -528,7 +528,7 @@ def test_a_late_adopt_of_the_request_itself_is_only_a_lost_slot() -> None:
     assert client.request.state.value == "adopting"
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
-    assert (len(mesh.submits), client.request.adoptions) == (1, 1)
+    assert (len(mesh.submits), client.request.takeovers) == (1, 1)
 
 
 def test_an_attempt_that_is_taken_again_and_again_is_resumed() -> None:
@@ -751,7 +751,7 @@ def test_a_replica_only_one_router_lost_is_adopted_through_another() -> None:
         assert home(mesh) != first
         assert finish(mesh, client) == "LENGTH"
         assert client.ids == whole(client)
-        assert (len(mesh.submits), client.request.adoptions) == (1, 1)
+        assert (len(mesh.submits), client.request.takeovers) == (1, 1)
 
 
 @pytest.mark.parametrize("row", ["finish", "failure"])
@@ -799,7 +799,7 @@ def test_a_router_that_does_not_know_the_replica_yet_is_asked_again(leaves: bool
         return
     assert finish(mesh, client) == "LENGTH"
     assert client.ids == whole(client)
-    assert (len(mesh.submits), client.request.adoptions) == (1, 1)
+    assert (len(mesh.submits), client.request.takeovers) == (1, 1)
 
 
 def test_a_router_that_never_knows_the_replica_costs_the_orphan_time() -> None:

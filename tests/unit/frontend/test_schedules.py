@@ -160,7 +160,7 @@ def check(schedule: Schedule, seed: int) -> list[str]:
 def test_every_token_once_and_one_end_whatever_breaks(fault_share: float, served_share: float) -> None:
     """Streams cut anywhere, rows repeated and lost, adopts refused, attempts crossing: no repeat, no gap, no leak."""
     outcomes: list[str] = []
-    resumes = adoptions = 0
+    resumes = takeovers = 0
     for seed in range(60):
         schedule = Schedule(seed, fault_share)
         try:
@@ -169,9 +169,9 @@ def test_every_token_once_and_one_end_whatever_breaks(fault_share: float, served
             raise AssertionError(f"seed={seed}") from error
         outcomes += check(schedule, seed)
         resumes += sum(client.request.tries.resumes for client in schedule.clients)
-        adoptions += sum(client.request.adoptions for client in schedule.clients)
+        takeovers += sum(client.request.takeovers for client in schedule.clients)
     served = sum(outcome in ("END_TOKEN", "LENGTH", "DEADLINE", "DEADLINE_CUT") for outcome in outcomes)
     assert len(outcomes) > 500
     assert served >= len(outcomes) * served_share, f"{served} of {len(outcomes)}: {sorted(set(outcomes))}"
     if fault_share in (0.02, 0.1):
-        assert resumes > 10 and adoptions > 10, "the schedule breaks nothing"
+        assert resumes > 10 and takeovers > 10, "the schedule breaks nothing"
