@@ -66,7 +66,7 @@ def export(core: DecodeCore, metrics: Metrics) -> None:
     holdings, generation = core.holdings, core.generation
     metrics.gauge("slots", "Slots held; finished logs do not count.", holdings.held_count)
     metrics.gauge("pending_slots", "Slots that wait for a handoff.", holdings.pending_count)
-    metrics.gauge("orphan_slots", "Slots whose stream broke.", holdings.orphan_count)
+    metrics.gauge("detached_slots", "Slots whose stream broke.", holdings.orphan_count)
     metrics.gauge(
         "closed_window_slots",
         "Slots whose client's flow-control window is closed.",
