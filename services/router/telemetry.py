@@ -158,7 +158,7 @@ def export(
         lambda: imbalance(relay, policy, clock.now_s()),
     )
     metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: relay.relayed_count)
-    metrics.gauge("orphan_requests", "Attempts whose frontend is lost.", lambda: holdings.orphan_count)
+    metrics.gauge("detached_requests", "Attempts whose frontend is lost.", lambda: holdings.orphan_count)
     metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: mirror.block_count)
     metrics.total("evicted_blocks", "Blocks forgotten at the bound.", lambda: mirror.evicted_block_total)
     metrics.gauge("overlay_blocks", "Blocks expected soon.", lambda: mirror.expected_block_count)
