@@ -86,5 +86,7 @@ def export(core: DecodeCore, metrics: Metrics) -> None:
     metrics.gauge("log_bytes", "Output ids kept for slots.", holdings.log_bytes)
     metrics.gauge("step_seconds", "Smoothed duration of an engine step.", lambda: generation.step_us() / 1e6)
     metrics.total("sent_tokens", "Tokens of all engine calls so far.", lambda: generation.token_total)
-    metrics.total("gather_flushes", "Frames the gather rule let go so far.", lambda: generation.flush_total)
+    metrics.total(
+        "step_batch_flushes", "Frames the gather rule let go so far.", lambda: generation.flush_total
+    )
     metrics.gauge("engine_ready", "1 while the engine answers.", lambda: float(generation.is_ready))
