@@ -83,7 +83,7 @@ class ForwardingTelemetry:
         ended = self._ended.get(outcome)
         if ended is None:
             ended = self._ended[outcome] = self._metrics.counter(
-                "relayed_requests", "Attempts that ended.", outcome=outcome
+                "forwarded_requests", "Attempts that ended.", outcome=outcome
             )
         ended.value += 1
         self._again.value += item.placed_again
