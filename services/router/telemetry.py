@@ -162,7 +162,7 @@ def export(
     metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: mirror.block_count)
     metrics.total("evicted_blocks", "Blocks forgotten at the bound.", lambda: mirror.evicted_block_total)
     metrics.gauge("in_flight_blocks", "Blocks expected soon.", lambda: mirror.expected_block_count)
-    metrics.total("healed_blocks", "Blocks that real hits corrected.", lambda: mirror.healed_block_total)
+    metrics.total("repaired_blocks", "Blocks that real hits corrected.", lambda: mirror.healed_block_total)
     metrics.total("index_reloads", "Snapshots loaded.", lambda: index.reload_total)
     metrics.total("unreadable_entries", "Entries that could not be read.", lambda: index.unreadable_total)
     metrics.total("estimated_seconds", "Prefill seconds expected.", lambda: policy.estimate_total_s)
