@@ -212,7 +212,7 @@ def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metr
         "unreadable_dispatch_entries", "Of other routers, of no use.", lambda: dispatches.unreadable_total
     )
     metrics.total(
-        "healed_dispatches",
+        "repaired_dispatches",
         "Dispatches, starts and finishes of other routers found out by roll calls.",
         lambda: neighbours.healed_total,
     )
