@@ -201,7 +201,7 @@ def imbalance(relay: ForwardingCore, policy: CostPolicy, now_s: float) -> float:
 def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metrics) -> None:
     """Export what routers tell each other, and what of it was lost."""
     neighbours, exchange = dispatches.neighbours, dispatches.exchange
-    metrics.gauge("other_routers", "Routers that hold a lease beside this one.", lambda: len(neighbours))
+    metrics.gauge("peer_routers", "Routers that hold a lease beside this one.", lambda: len(neighbours))
     metrics.gauge("silent_routers", "Those that are not heard.", lambda: neighbours.silent_count)
     metrics.gauge("open_dispatches", "Own prompts not computed, as others hear.", lambda: len(exchange.open))
     metrics.total(
