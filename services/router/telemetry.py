@@ -202,7 +202,7 @@ def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metr
     """Export what routers tell each other, and what of it was lost."""
     neighbours, exchange = dispatches.neighbours, dispatches.exchange
     metrics.gauge("peer_routers", "Routers that hold a lease beside this one.", lambda: len(neighbours))
-    metrics.gauge("silent_routers", "Those that are not heard.", lambda: neighbours.silent_count)
+    metrics.gauge("silent_peer_routers", "Those that are not heard.", lambda: neighbours.silent_count)
     metrics.gauge("open_dispatches", "Own prompts not computed, as others hear.", lambda: len(exchange.open))
     metrics.total(
         "dispatch_notes_dropped", "Notes not told, Redis being away.", lambda: exchange.dropped_total
