@@ -217,7 +217,7 @@ def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metr
         lambda: neighbours.healed_total,
     )
     metrics.total(
-        "denied_dispatches",
+        "refuted_dispatches",
         "Dispatches of other routers that load reports denied.",
         lambda: policy.reconciliation.denied_total,
     )
