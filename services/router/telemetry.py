@@ -205,7 +205,7 @@ def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metr
     metrics.gauge("silent_peer_routers", "Those that are not heard.", lambda: neighbours.silent_count)
     metrics.gauge("open_dispatches", "Own prompts not computed, as others hear.", lambda: len(exchange.open))
     metrics.total(
-        "dispatch_notes_dropped", "Notes not told, Redis being away.", lambda: exchange.dropped_total
+        "gossip_messages_dropped", "Notes not told, Redis being away.", lambda: exchange.dropped_total
     )
     metrics.total("dispatch_entries_missed", "Of other routers.", lambda: neighbours.gap_total)
     metrics.total(
