@@ -207,7 +207,7 @@ def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metr
     metrics.total(
         "gossip_messages_dropped", "Notes not told, Redis being away.", lambda: exchange.dropped_total
     )
-    metrics.total("dispatch_entries_missed", "Of other routers.", lambda: neighbours.gap_total)
+    metrics.total("gossip_messages_missed", "Of other routers.", lambda: neighbours.gap_total)
     metrics.total(
         "unreadable_dispatch_entries", "Of other routers, of no use.", lambda: dispatches.unreadable_total
     )
