@@ -209,7 +209,7 @@ def export_sharing(dispatches: DispatchGossip, policy: CostPolicy, metrics: Metr
     )
     metrics.total("gossip_messages_missed", "Of other routers.", lambda: neighbours.gap_total)
     metrics.total(
-        "unreadable_dispatch_entries", "Of other routers, of no use.", lambda: dispatches.unreadable_total
+        "gossip_messages_unreadable", "Of other routers, of no use.", lambda: dispatches.unreadable_total
     )
     metrics.total(
         "repaired_dispatches",
