@@ -49,7 +49,7 @@ class ForwardingTelemetry:
             kind: metrics.counter("placements", "Attempts that were placed.", kind=kind)
             for kind in ("prefill", "local", "adopted")
         }
-        self._again = metrics.counter("placed_again", "Placements after the first one of an attempt.")
+        self._again = metrics.counter("rescheduled_requests", "Placements after the first one of an attempt.")
         self._prompt = metrics.counter(
             "prompt_tokens", "Prompt tokens of attempts whose prompt was computed."
         )
@@ -86,7 +86,7 @@ class ForwardingTelemetry:
                 "forwarded_requests", "Attempts that ended.", outcome=outcome
             )
         ended.value += 1
-        self._again.value += item.placed_again
+        self._again.value += item.rescheduled_requests
         placement = item.placement
         if item.is_adopted:
             self._places["adopted"].value += 1

@@ -172,7 +172,8 @@ def _budget(samples: dict[str, float]) -> Budget:
 
 def _placing(samples: dict[str, float]) -> Placing:
     attempts, again = (
-        int(samples.get(f"kvmesh_router_{what}_total", 0)) for what in ("forwarded_requests", "placed_again")
+        int(samples.get(f"kvmesh_router_{what}_total", 0))
+        for what in ("forwarded_requests", "rescheduled_requests")
     )
     return Placing(attempts, again)
 

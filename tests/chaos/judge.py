@@ -291,7 +291,10 @@ def _judge_retries(before: Census, after: Census, limits: Limits) -> Iterator[Vi
         old = before.placings.get(name)
         if old is None or placing.attempts < old.attempts:
             old = Placing(0, 0)
-        again, attempts = placing.placed_again - old.placed_again, placing.attempts - old.attempts
+        again, attempts = (
+            placing.rescheduled_requests - old.rescheduled_requests,
+            placing.attempts - old.attempts,
+        )
         yield from _judge_repeats(name, "placements again", again, "attempts", attempts, limits)
 
 

@@ -82,7 +82,7 @@ class Placing:
 
     attempts: int
     """Attempts that ended."""
-    placed_again: int
+    rescheduled_requests: int
     """Placements after the first one of an attempt."""
 
 

@@ -186,7 +186,7 @@ class Answers:
         if refusal.reason == pb.Refusal.REASON_DRAINING and self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)
             return
-        if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.placed_again:
+        if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.rescheduled_requests:
             # It has not noticed yet that the stream is gone through which it got this attempt before.
             message = "it still holds what was taken from it"
             self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)

@@ -103,7 +103,7 @@ class Attempt:
     """Replicas that did not take it just now."""
     contested: frozenset[str] = frozenset()
     """Replicas whose verdicts on the request this attempt puts to the test: it goes elsewhere."""
-    placed_again: int = 0
+    rescheduled_requests: int = 0
     """Times a replica gave it back untouched, or did not answer."""
     is_window_closed: bool = False
     """Its client's flow-control window is closed, as its frontend told; decode is told, wherever it comes."""

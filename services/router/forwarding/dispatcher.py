@@ -344,14 +344,14 @@ class Dispatcher:
             item.stage in (Stage.RESERVING, Stage.PREFILLING)
             and not item.was_taken
             and item.outbox is not None
-            and item.placed_again < PLACED_AGAIN_MAX
+            and item.rescheduled_requests < PLACED_AGAIN_MAX
         )
 
     def again(self, item: Attempt, by: str, now_s: float) -> None:
         """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
         assert self.can_place_again(item), item
         self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
-        item.placed_again += 1
+        item.rescheduled_requests += 1
         item.excluded = frozenset((by,))
         self._enqueue(item, now_s)
 
