@@ -66,7 +66,7 @@ def watch_budgets(metrics: Metrics, budgets: Budgets) -> None:
         "budget_settlements_waiting", "Settlements that wait for Redis.", lambda: budgets.owed_count
     )
     metrics.gauge(
-        "budget_local",
+        "budget_local_fallback",
         "1 while Redis answers no budgets and requests are admitted locally.",
         lambda: budgets.is_away,
     )
