@@ -27,7 +27,7 @@ ANSWER_S: Final = 3.0
 """A part that does not answer for this long does not answer."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_FRONTEND_HOLDS: Final = ("live_requests", "leaving_requests", "open_slots", "settlements_waiting")
+_FRONTEND_HOLDS: Final = ("live_requests", "draining_requests", "open_slots", "settlements_waiting")
 
 
 class Unreachable(RuntimeError):
