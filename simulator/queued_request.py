@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.router.queue.fairness import Account
-from services.router.queue.waiting import BAND_DEFAULT
+from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,7 @@ class QueuedRequest:
     work: int
     """Tokens of its prompt that are expected to be computed."""
     tenant: str = ""
-    band: int = BAND_DEFAULT
+    priority_class: int = PRIORITY_CLASS_DEFAULT
     weight: float = 1.0
     is_sheddable: bool = False
     priority: int = 0

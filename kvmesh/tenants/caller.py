@@ -16,7 +16,7 @@ class ServiceClass:
     """What all requests of a class may do. Times in seconds."""
 
     name: str
-    band: int = 4
+    priority_class: int = 4
     """0 to 7; who waits in a higher one is released first."""
     runtime_max_s: float
     """A request of the class is cut then, with its tokens and finish reason DEADLINE; never before."""

@@ -187,7 +187,7 @@ def _class_of(name: str, table: ClassTable, config: MeshConfig) -> ServiceClass:
     runtime_max_s = table.runtime_max_s or frontend.runtime_max_s
     return ServiceClass(
         name=name,
-        band=table.band,
+        priority_class=table.priority_class,
         runtime_max_s=runtime_max_s,
         default_deadline_s=min(table.default_deadline_s or frontend.default_deadline_s, runtime_max_s),
         max_output_tokens=table.max_output_tokens or frontend.max_output_tokens_max,

@@ -28,7 +28,7 @@ class ClassTable(Table, frozen=True, kw_only=True):
         "What requests of a class may do. The class `standard` is there without being written: who names none has it."
     )
 
-    band: Annotated[int, Allowed("Who waits in a higher band is released first.", 0, 7)] = 4
+    priority_class: Annotated[int, Allowed("Who waits in a higher band is released first.", 0, 7)] = 4
     runtime_max_s: Annotated[
         float,
         Allowed(

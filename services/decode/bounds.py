@@ -19,21 +19,21 @@ def blocks_needed(submit: pb.Submit) -> int:
     return count_for(tokens, submit.block_tokens)
 
 
-def head_room_blocks(submit: pb.Submit, blocks_total: int) -> int:
+def headroom_blocks(submit: pb.Submit, blocks_total: int) -> int:
     """Return the KV blocks that must stay free beside `submit`; none beside one that an engine had taken before."""
     if submit.resumed:
         return 0
     return -(-blocks_total * submit.budget.kv_head_room_permille // 1000)
 
 
-def check_head_room(submit: pb.Submit, blocks: int, head_room: int, blocks_total: int) -> Refused | None:
+def check_headroom(submit: pb.Submit, blocks: int, headroom: int, blocks_total: int) -> Refused | None:
     """Return why `submit`, which needs `blocks`, could never be taken even by an empty replica, or None."""
     permille = submit.budget.kv_head_room_permille
     if permille > HEAD_ROOM_PERMILLE_MAX:
         message = f"{_FIELD} is {permille}: 0 to {HEAD_ROOM_PERMILLE_MAX} is allowed"
         return Refused(pb.Refusal.REASON_INVALID, message, _FIELD)
-    if blocks + head_room > blocks_total:
-        message = f"{blocks} KV blocks are needed beside {head_room} of head room; {blocks_total} exist"
+    if blocks + headroom > blocks_total:
+        message = f"{blocks} KV blocks are needed beside {headroom} of head room; {blocks_total} exist"
         return Refused(pb.Refusal.REASON_INVALID, message, "token_ids")
     return None
 

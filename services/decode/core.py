@@ -19,7 +19,7 @@ from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort
-from services.decode.bounds import blocks_needed, check_head_room, check_time, head_room_blocks
+from services.decode.bounds import blocks_needed, check_headroom, check_time, headroom_blocks
 from services.decode.generation import Generation
 from services.decode.limits import DecodeLimits
 from services.decode.records import Recorder, nobody
@@ -261,11 +261,11 @@ class DecodeCore:
 
     def _refusal(self, submit: pb.Submit, now_s: float) -> Refused | None:
         needed = blocks_needed(submit)
-        head_room = head_room_blocks(submit, self.facts.kv_blocks)
+        headroom = headroom_blocks(submit, self.facts.kv_blocks)
         refused = (
             not_serving(self.replica, is_draining=self.is_draining, is_ready=self.generation.is_ready)
             or check_submit(submit, self.facts, self._phases, needed)
-            or check_head_room(submit, needed, head_room, self.facts.kv_blocks)
+            or check_headroom(submit, needed, headroom, self.facts.kv_blocks)
             or check_time(submit, self.generation.fresh_step_s(now_s))
         )
         if refused is not None:
@@ -276,11 +276,11 @@ class DecodeCore:
             message = f"slots full: {held}/{slots_max}"
             retry_ms = holdings.freed_slots.retry_ms(held + 1 - slots_max, now_s)
             return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
-        if not holdings.reservations.can_reserve(needed, head_room):
+        if not holdings.reservations.can_reserve(needed, headroom):
             free, total = holdings.reservations.free, holdings.reservations.total
-            beside = f" beside {head_room} of head room" if head_room else ""
+            beside = f" beside {headroom} of head room" if headroom else ""
             message = f"KV full: {needed} blocks needed{beside}, {free}/{total} free"
-            retry_ms = holdings.freed_blocks.retry_ms(needed + head_room - free, now_s)
+            retry_ms = holdings.freed_blocks.retry_ms(needed + headroom - free, now_s)
             return Refused(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
         return None
 

@@ -20,9 +20,9 @@ class Reservations:
         """Blocks that are not promised."""
         return self.total - self.reserved
 
-    def can_reserve(self, blocks: int, head_room: int = 0) -> bool:
+    def can_reserve(self, blocks: int, headroom: int = 0) -> bool:
         """True if `blocks` more can be promised and `head_room` stay free beside them."""
-        return blocks + head_room <= self.free
+        return blocks + headroom <= self.free
 
     def reserve(self, blocks: int) -> None:
         """Promise `blocks`. Raises ValueError unless they can be reserved."""

@@ -19,7 +19,7 @@ from services.prefill.limits import PrefillLimits
 from services.prefill.prefilling import Prefilling
 from services.prefill.records import Recorder, nobody
 from services.prefill.session import PrefillSession
-from services.prefill.slot import BAND_DEFAULT, Slot, State
+from services.prefill.slot import PRIORITY_CLASS_DEFAULT, Slot, State
 from services.prefill.slot_table import Holdings
 
 
@@ -97,7 +97,7 @@ class PrefillCore:
             traceparent=submit.traceparent,
             submit=submit,
             vocabulary_size=submit.vocabulary_size,
-            band=budget.band if budget.HasField("band") else BAND_DEFAULT,
+            priority_class=budget.band if budget.HasField("band") else PRIORITY_CLASS_DEFAULT,
             tenant=budget.tenant,
             weight=budget.weight if budget.weight > 0 else 1.0,
             max_output_tokens=budget.max_output_tokens,

@@ -45,7 +45,7 @@ class PrefillQueue:
         self._order_key = order_key
         self.tokens = 0
         """Prompt tokens of those that wait."""
-        self._bands: dict[tuple[bool, int], _Band] = {}
+        self._priority_classes: dict[tuple[bool, int], _PriorityClass] = {}
         """By (is shadow, -band): the smallest first. Only those where somebody waits."""
         self._waiting: set[Slot] = set()
         self._arrivals = 0
@@ -68,29 +68,29 @@ class PrefillQueue:
         self._arrivals += 1
         self._waiting.add(slot)
         self.tokens += slot.prompt_tokens
-        band = self._bands.get(_key(slot))
-        if band is None:
-            band = self._bands[_key(slot)] = _Band(self._taken)
+        priority_class = self._priority_classes.get(_key(slot))
+        if priority_class is None:
+            priority_class = self._priority_classes[_key(slot)] = _PriorityClass(self._taken)
         # Resumed ones of all tenants stand together: a client's priority puts its own before nobody else's.
         priority = 0 if slot.is_resumed else slot.priority
         order = self._order_key(slot.expected_s, slot.submitted_s)
-        band.push(_Entry(-priority, order, self._arrivals, slot))
+        priority_class.push(_Entry(-priority, order, self._arrivals, slot))
 
     def head(self) -> Slot | None:
         """Return the slot to run next, or None. It stays: the same one until the queue changes."""
         if not self._waiting:
             return None
-        first = min(self._bands)
-        if self._taken % FLOOR_EVERY == FLOOR_EVERY - 1 and len(self._bands) > 1:
+        first = min(self._priority_classes)
+        if self._taken % FLOOR_EVERY == FLOOR_EVERY - 1 and len(self._priority_classes) > 1:
             # A shadow is first only where nobody else waits.
-            users = (key for key in self._bands if key[0] == first[0])
-            first = min(users, key=lambda key: (self._bands[key].started, key))
-        return self._bands[first].head()
+            users = (key for key in self._priority_classes if key[0] == first[0])
+            first = min(users, key=lambda key: (self._priority_classes[key].started, key))
+        return self._priority_classes[first].head()
 
     def take(self, slot: Slot) -> None:
         """Take `slot` out for the engine: its tenant had its turn."""
         self._taken += 1
-        self._bands[_key(slot)].charge(slot, self._taken)
+        self._priority_classes[_key(slot)].charge(slot, self._taken)
         self.remove(slot)
 
     def remove(self, slot: Slot) -> None:
@@ -99,14 +99,14 @@ class PrefillQueue:
             return
         self._waiting.remove(slot)
         self.tokens -= slot.prompt_tokens
-        band = self._bands[_key(slot)]
-        band.remove(slot)
-        if not band.is_anyone_waiting():
-            del self._bands[_key(slot)]
+        priority_class = self._priority_classes[_key(slot)]
+        priority_class.remove(slot)
+        if not priority_class.is_anyone_waiting():
+            del self._priority_classes[_key(slot)]
 
 
 def _key(slot: Slot) -> tuple[bool, int]:
-    return (slot.is_shadow, -slot.band)
+    return (slot.is_shadow, -slot.priority_class)
 
 
 class _Entry(NamedTuple):
@@ -118,7 +118,7 @@ class _Entry(NamedTuple):
     slot: Slot
 
 
-class _Band:
+class _PriorityClass:
     """Those of one band that wait, and what its tenants have had since somebody last waited here.
 
     Invariant: a tenant without a count has had `_floor` or less: as much as whoever waits with the least.

@@ -11,7 +11,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 if TYPE_CHECKING:
     from services.prefill.session import PrefillSession
 
-BAND_DEFAULT: Final = 4
+PRIORITY_CLASS_DEFAULT: Final = 4
 """Of a budget that names none."""
 
 
@@ -51,7 +51,7 @@ class Slot:
     traceparent: str
     submit: pb.Submit | None
     """What the engine call is made of; dropped when it was made."""
-    band: int = BAND_DEFAULT
+    priority_class: int = PRIORITY_CLASS_DEFAULT
     tenant: str = ""
     weight: float = 1.0
     """Share of the tenant inside its band."""

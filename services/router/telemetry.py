@@ -18,7 +18,7 @@ from services.router.index.index_reader import IndexReader
 from services.router.placement.backlog import UTILISATION_S
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import Placement
-from services.router.queue.waiting import BAND_MAX
+from services.router.queue.waiting import PRIORITY_CLASS_MAX
 
 DOOR_REASONS: Final = (
     pb.Refusal.REASON_QUEUE_FULL,
@@ -229,16 +229,16 @@ def export_queue(relay: ForwardingCore, metrics: Metrics) -> None:
     metrics.gauge("queued_tokens", "Prompt tokens of attempts that wait.", lambda: queue.tokens)
     metrics.gauge(
         "queue_delay_seconds",
-        "Expected wait of a request of the default band from a tenant of which nothing waits.",
+        "Expected wait of a request of the default priority class from a tenant of which nothing waits.",
         lambda: relay.queue_delay_us() / 1e6,
     )
     metrics.total("evicted_requests", "Attempts that gave their place away.", lambda: queue.evicted_total)
-    for band in range(BAND_MAX + 1):
+    for priority_class in range(PRIORITY_CLASS_MAX + 1):
         metrics.total(
             "released_requests",
-            "Releases, by band.",
-            partial(queue.released_totals.__getitem__, band),
-            band=str(band),
+            "Releases by priority class.",
+            partial(queue.released_totals.__getitem__, priority_class),
+            priority_class=str(priority_class),
         )
     for reason in DOOR_REASONS:
         metrics.total(

@@ -92,8 +92,10 @@ def schedule(
         precedence = USUAL
         if len(tenants) > 1:
             tenant = rng.choice(list(tenants))
-            band, is_resumed = rng.choice((4, 4, 4, 5)), rng.random() < 0.05
-            precedence = Precedence(band, is_resumed, tenant, tenants[tenant], rng.choice((0, 0, 1)))
+            priority_class, is_resumed = rng.choice((4, 4, 4, 5)), rng.random() < 0.05
+            precedence = Precedence(
+                priority_class, is_resumed, tenant, tenants[tenant], rng.choice((0, 0, 1))
+            )
         engine.until(now_s)
         tell(engine, backlog, blind)
         foreseen_s = backlog.queue_s(REPLICA, seconds, now_s, precedence)
@@ -105,7 +107,7 @@ def schedule(
         engine.submit(
             slot(
                 name,
-                band=precedence.band,
+                priority_class=precedence.priority_class,
                 tenant=precedence.tenant,
                 weight=precedence.weight,
                 priority=precedence.priority,

@@ -19,7 +19,7 @@ from kvmesh.errors import MeshError
 from services.frontend.requests import answers, faults, verdicts
 from services.frontend.requests.admitted import AdmittedRequests
 from services.frontend.requests.closed_windows import ClosedWindows
-from services.frontend.requests.feasibility import BAND_TOLD, FirstTokens, Outlook
+from services.frontend.requests.feasibility import PRIORITY_CLASS_TOLD, FirstTokens, Outlook
 from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import Order
@@ -127,12 +127,12 @@ class FrontendCore:
             )
         self.on_event()
 
-    def outlook(self, affinity: str, band: int, prompt_tokens: int, now_s: float) -> Outlook:
+    def outlook(self, affinity: str, priority_class: int, prompt_tokens: int, now_s: float) -> Outlook:
         """Return what the router said last that would have a request of `affinity`, and what was seen here."""
         peer = self.peers.choose(affinity)
         if peer is None:
             return Outlook()
-        queue_delay_s = peer.queue_delay_s if band <= BAND_TOLD else 0.0
+        queue_delay_s = peer.queue_delay_s if priority_class <= PRIORITY_CLASS_TOLD else 0.0
         return Outlook(queue_delay_s, peer.step_s, self._first_tokens.expected_s(prompt_tokens, now_s))
 
     def deliver(self, request: LiveRequest, position: int, now_s: float) -> None:

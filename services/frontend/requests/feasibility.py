@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-BAND_TOLD: Final = 4
+PRIORITY_CLASS_TOLD: Final = 4
 """The band of whose queue routers tell; who is in a higher one does not wait in it."""
 
 STEP_MIN_S: Final = 1e-6

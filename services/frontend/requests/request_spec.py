@@ -194,7 +194,7 @@ class Order:
         budget.reservation_id = self.reservation_id
         tenant, service_class = self.caller.tenant, self.caller.service_class
         budget.tenant, budget.weight = tenant.name, tenant.weight
-        budget.service_class, budget.band = service_class.name, service_class.band
+        budget.service_class, budget.band = service_class.name, service_class.priority_class
         budget.sheddable = service_class.is_sheddable
         budget.kv_head_room_permille = round(service_class.kv_headroom * 1000)
         return submit

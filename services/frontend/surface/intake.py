@@ -146,7 +146,7 @@ class Intake:
         elif is_clients and tenant.name and tenant.may_clamp:
             outlook = self._core.outlook(
                 asked.session_id or request_id,
-                arrival.caller.service_class.band,
+                arrival.caller.service_class.priority_class,
                 len(prompt_ids) // 4,
                 self._clock.now_s(),
             )
@@ -203,8 +203,8 @@ class Intake:
             return
         left_s = min(deadline_s, deadline_s if ttft_deadline_s is None else ttft_deadline_s) - now_s
         if left_s < self._start_min_s:
-            band = arrival.caller.service_class.band
-            outlook = self._core.outlook(asked.session_id, band, prompt_tokens, now_s)
+            priority_class = arrival.caller.service_class.priority_class
+            outlook = self._core.outlook(asked.session_id, priority_class, prompt_tokens, now_s)
             raise faults.too_short(left_s, self._start_min_s, outlook.until_first_token_s)
 
     def _clamped(self, asked: Asked, wanted: int, deadline_s: float, outlook: Outlook) -> int:

@@ -18,12 +18,12 @@ from services.router.forwarding.dispatcher import Dispatcher
 from services.router.forwarding.frontend_session import FrontendSession
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX
-from services.router.queue.waiting import BAND_DEFAULT, BAND_MAX
+from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX
 
 MISSED_S: Final = 2.0
 """A replica reports each second: one that missed this much is not asked for a running attempt."""
 
-HEAD_ROOM_MAX: Final = 900
+HEADROOM_MAX: Final = 900
 
 MAX_OUTPUT_TOKENS: Final = 1 << 24
 
@@ -103,7 +103,7 @@ class Admission:
             return
         for victim in victims or ():
             self._evict(victim, now_s)
-        self._holdings.shares.touch((item.tenant, item.band), item.weight, now_s)
+        self._holdings.shares.touch((item.tenant, item.priority_class), item.weight, now_s)
         self._holdings.add(item)
         self._holdings.live[item.request_id] = item
         self._holdings.queue.add(item)
@@ -202,10 +202,10 @@ class Admission:
             end_token_id=submit.end_token_id,
             blocks=blocks.count_for(tokens + budget.max_output_tokens, submit.block_tokens),
             tenant=budget.tenant,
-            band=_band_of(budget),
+            priority_class=_priority_class_of(budget),
             weight=budget.weight or 1.0,
             is_sheddable=budget.sheddable or budget.shadow,
-            kv_head_room_permille=min(HEAD_ROOM_MAX, budget.kv_head_room_permille),
+            kv_head_room_permille=min(HEADROOM_MAX, budget.kv_head_room_permille),
             priority=budget.priority,
             is_resumed=submit.resumed,
             contested=frozenset(submit.contested_replicas),
@@ -289,8 +289,8 @@ class Admission:
         self._holdings.end(item, now_s, "evicted")
 
 
-def _band_of(budget: budget_pb2.Budget) -> int:
+def _priority_class_of(budget: budget_pb2.Budget) -> int:
     """Return the band `budget` asks for; copied requests wait in the lowest."""
     if budget.shadow:
         return 0
-    return min(BAND_MAX, budget.band) if budget.HasField("band") else BAND_DEFAULT
+    return min(PRIORITY_CLASS_MAX, budget.band) if budget.HasField("band") else PRIORITY_CLASS_DEFAULT

@@ -12,7 +12,7 @@ from services.router.placement.policy import Placement
 from services.router.placement.precedence import USUAL, Precedence
 from services.router.queue.fairness import Account
 from services.router.queue.prompts import Prompt
-from services.router.queue.waiting import BAND_DEFAULT
+from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT
 
 if TYPE_CHECKING:
     from services.router.forwarding.frontend_session import FrontendSession
@@ -71,7 +71,7 @@ class Attempt:
     blocks: int = 0
     """KV blocks it will need at decode."""
     tenant: str = ""
-    band: int = BAND_DEFAULT
+    priority_class: int = PRIORITY_CLASS_DEFAULT
     weight: float = 1.0
     is_sheddable: bool = False
     kv_head_room_permille: int = 0
@@ -142,9 +142,12 @@ class Attempt:
     @property
     def precedence(self) -> Precedence:
         """Before whom it goes in the queue of a prefill replica."""
-        if not (self.tenant or self.is_resumed or self.priority) and self.band == USUAL.band:
+        if (
+            not (self.tenant or self.is_resumed or self.priority)
+            and self.priority_class == USUAL.priority_class
+        ):
             return USUAL
-        return Precedence(self.band, self.is_resumed, self.tenant, self.weight, self.priority)
+        return Precedence(self.priority_class, self.is_resumed, self.tenant, self.weight, self.priority)
 
     @property
     def is_local(self) -> bool:

@@ -172,7 +172,7 @@ class Holdings:
         assert placement is not None, item
         item.is_dispatched = True
         if placement.prefill is not None:
-            tenant = (item.tenant, item.band)
+            tenant = (item.tenant, item.priority_class)
             item.share = self.shares.dispatch(
                 tenant, item.weight, placement.prefill, placement.prefill_s, item.token_count, now_s
             )

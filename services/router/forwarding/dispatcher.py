@@ -204,12 +204,12 @@ class Dispatcher:
             return anybody
         names = [one.name for one in self.view(now_s).prefill]
 
-        def has_place(tenant: str, band: int) -> bool:
-            waiting = self._holdings.queue.waiting_tokens(tenant, band)
-            allowed = shares.may_hold((tenant, band), names, now_s, waiting)
+        def has_place(tenant: str, priority_class: int) -> bool:
+            waiting = self._holdings.queue.waiting_tokens(tenant, priority_class)
+            allowed = shares.may_hold((tenant, priority_class), names, now_s, waiting)
             if len(allowed) == len(names):
                 return True
-            wait_s = min(shares.wait_s((tenant, band), name, now_s) for name in allowed)
+            wait_s = min(shares.wait_s((tenant, priority_class), name, now_s) for name in allowed)
             if wait_s > 0:
                 self._pump_at_s = min(self._pump_at_s, now_s + wait_s)
             return wait_s <= 0
@@ -238,7 +238,7 @@ class Dispatcher:
         shares = self._holdings.shares
         if item.is_resumed or not view.prefill or not (item.tenant or len(shares) > 1):
             return self._holdings.policy.place(request, view, now_s)
-        tenant = (item.tenant, item.band)
+        tenant = (item.tenant, item.priority_class)
         waiting = self._holdings.queue.waiting_tokens(*tenant)
         allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s, waiting)
         if len(allowed) < len(view.prefill):

@@ -203,13 +203,13 @@ class _Reader:
         return Dispatched(*sent, heard_s=self._now_s)
 
     def _precedence(self) -> Precedence | None:
-        is_known, band, is_resumed, priority, weight, size = struct.unpack(
+        is_known, priority_class, is_resumed, priority, weight, size = struct.unpack(
             _PRECEDENCE, self._take(struct.calcsize(_PRECEDENCE))
         )
         tenant = self._take(size).decode()
         if not 0 < weight < float("inf"):
             raise GossipError(f"weight is {weight}; more than 0 is needed")
-        return Precedence(band, bool(is_resumed), tenant, weight, priority) if is_known else None
+        return Precedence(priority_class, bool(is_resumed), tenant, weight, priority) if is_known else None
 
     def _roll_call(self) -> Digest:
         open_: dict[str, Mapping[str, float | None]] = {}
@@ -260,7 +260,14 @@ def _precedence(precedence: Precedence | None) -> bytes:
     priority = max(-_I32_MAX, min(_I32_MAX, known.priority))
     numbers = struct.pack(
         _PRECEDENCE,
-        *(precedence is not None, known.band, known.is_resumed, priority, known.weight, len(tenant)),
+        *(
+            precedence is not None,
+            known.priority_class,
+            known.is_resumed,
+            priority,
+            known.weight,
+            len(tenant),
+        ),
     )
     return numbers + tenant
 

@@ -101,13 +101,13 @@ class DecodeChoice:
         """
         tokens, block_tokens, block_s = request.token_count, self._block_tokens, self._transfer_block_s
         blocks, needed = -(-tokens // block_tokens), -(-(tokens + request.output_tokens_max) // block_tokens)
-        head_room = request.kv_head_room_permille
+        headroom = request.kv_head_room_permille
         found = []
         for one, depth in entries:
             total, full_s = one.block_total, FULL_S
             if total:  # else it is not reported yet
                 taken = one.block_own if one.is_stale else one.block_reserved
-                if taken > 0 and taken + needed + total * head_room // 1000 > total:
+                if taken > 0 and taken + needed + total * headroom // 1000 > total:
                     continue
                 if (
                     taken < one.block_reserved

@@ -11,21 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from services.router.queue.waiting import BAND_DEFAULT
+from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
 class Precedence:
     """What decides before the length of a prompt."""
 
-    band: int
+    priority_class: int
     is_resumed: bool = False
     tenant: str = ""
     weight: float = 1.0
     priority: int = 0
 
 
-USUAL: Final = Precedence(BAND_DEFAULT)
+USUAL: Final = Precedence(PRIORITY_CLASS_DEFAULT)
 """Of every new prompt in a mesh without tenants."""
 
 
@@ -53,8 +53,8 @@ class Ahead:
     def add(self, other: Precedence, key: float, seconds: float, tokens: int) -> None:
         """A prompt of `tokens` waits there, which takes `seconds`."""
         own = self._own
-        if (other.band, other.is_resumed) != (own.band, own.is_resumed):
-            if (other.band, other.is_resumed) > (own.band, own.is_resumed):
+        if (other.priority_class, other.is_resumed) != (own.priority_class, own.is_resumed):
+            if (other.priority_class, other.is_resumed) > (own.priority_class, own.is_resumed):
                 self._seconds += seconds
         elif own.is_resumed:  # of all tenants, whatever their priorities
             self._seconds += seconds if key <= self._key else 0.0

@@ -76,7 +76,7 @@ class ActiveTenant:
 
 
 @dataclass(slots=True, eq=False)
-class _Band:
+class _PriorityClass:
     """The active tenants of a band together; what they used is remembered beyond them."""
 
     count: int = 0
@@ -91,7 +91,7 @@ class ActiveTenants:
     def __init__(self) -> None:
         self._active: OrderedDict[Tenant, ActiveTenant] = OrderedDict()
         """The least recently active first."""
-        self._bands: dict[int, _Band] = {}
+        self._priority_classes: dict[int, _PriorityClass] = {}
 
     def __len__(self) -> int:
         return len(self._active)
@@ -104,29 +104,32 @@ class ActiveTenants:
         """`tenant` has a request."""
         self.expire(now_s)
         weight = weight or 1.0
-        band = self._bands.setdefault(tenant[1], _Band())
+        priority_class = self._priority_classes.setdefault(tenant[1], _PriorityClass())
         active = self._active.get(tenant)
         if active is None:
             active = self._active[tenant] = ActiveTenant(weight, now_s)
-            band.weight += weight
-            band.count += 1
+            priority_class.weight += weight
+            priority_class.count += 1
         else:
-            band.weight += weight - active.weight
+            priority_class.weight += weight - active.weight
             active.weight, active.active_s = weight, now_s
             self._active.move_to_end(tenant)
         return active
 
     def use(self, prompt: Prompt, weight: float, tokens: int, now_s: float) -> None:
         """`prompt` was dispatched: its tenant holds it until `end`."""
-        active, band = self.touch(prompt.tenant, weight, now_s), self._bands[prompt.tenant[1]]
+        active, priority_class = (
+            self.touch(prompt.tenant, weight, now_s),
+            self._priority_classes[prompt.tenant[1]],
+        )
         active.held.setdefault(prompt.replica, []).append(prompt)
         active.used.add(prompt.seconds, tokens, now_s)
-        band.used.add(prompt.seconds, tokens, now_s)
-        band.typical.add(-active.counted_weight, active.prompt_s)
+        priority_class.used.add(prompt.seconds, tokens, now_s)
+        priority_class.typical.add(-active.counted_weight, active.prompt_s)
         share = PROMPT_SMOOTHING if active.prompt_s else 1.0
         active.prompt_s += share * (prompt.seconds - active.prompt_s)
         active.counted_weight = active.weight
-        band.typical.add(active.counted_weight, active.prompt_s)
+        priority_class.typical.add(active.counted_weight, active.prompt_s)
 
     def end(self, prompt: Prompt) -> None:
         """Its tenant holds `prompt` no more."""
@@ -147,12 +150,12 @@ class ActiveTenants:
                 self._active.move_to_end(tenant)
                 continue
             del self._active[tenant]
-            band = self._bands[tenant[1]]
-            band.count -= 1
-            band.weight -= active.weight
-            band.typical.add(-active.counted_weight, active.prompt_s)
-            if not band.count:
-                band.weight, band.typical = 0.0, _Typical()  # and what rounding left
+            priority_class = self._priority_classes[tenant[1]]
+            priority_class.count -= 1
+            priority_class.weight -= active.weight
+            priority_class.typical.add(-active.counted_weight, active.prompt_s)
+            if not priority_class.count:
+                priority_class.weight, priority_class.typical = 0.0, _Typical()  # and what rounding left
 
     # The others: those of a tenant's band or above.
 
@@ -160,30 +163,36 @@ class ActiveTenants:
         """True if others of its band or above are about."""
         if len(self._active) < 2:
             return bool(self._active) and tenant not in self._active
-        count = sum(band.count for number, band in self._bands.items() if number >= tenant[1])
+        count = sum(
+            priority_class.count
+            for number, priority_class in self._priority_classes.items()
+            if number >= tenant[1]
+        )
         return count > (tenant in self._active)
 
     def weight_from(self, number: int) -> float:
         """Return the sum of the weights of those in band `number` or above."""
-        return sum(band.weight for at, band in self._bands.items() if at >= number)
+        return sum(
+            priority_class.weight for at, priority_class in self._priority_classes.items() if at >= number
+        )
 
     def others_prompt_s(self, tenant: Tenant, own: ActiveTenant) -> float:
         """Return what a prompt of the others takes, infinite if none of theirs was seen."""
         weight, weighted_s = -own.counted_weight, -own.counted_weight * own.prompt_s
-        for number, band in self._bands.items():
+        for number, priority_class in self._priority_classes.items():
             if number >= tenant[1]:
-                weight += band.typical.weight
-                weighted_s += band.typical.weighted_s
+                weight += priority_class.typical.weight
+                weighted_s += priority_class.typical.weighted_s
         return weighted_s / weight if weight > WEIGHT_MIN / 2 else math.inf
 
     def others_use(self, tenant: Tenant, own: ActiveTenant, now_s: float) -> float:
         """Return the prefill seconds per second, that is the replicas, which the others used lately."""
         own.used.fade(now_s)
         others_s = -own.used.seconds
-        for number, band in self._bands.items():
+        for number, priority_class in self._priority_classes.items():
             if number >= tenant[1]:
-                band.used.fade(now_s)
-                others_s += band.used.seconds
+                priority_class.used.fade(now_s)
+                others_s += priority_class.used.seconds
         return max(0.0, others_s) / RECENT_S
 
     def seconds_of(self, tokens: int, now_s: float) -> float:
@@ -191,25 +200,29 @@ class ActiveTenants:
         if not tokens:
             return 0.0
         seen_s = seen = 0.0
-        for band in self._bands.values():
-            band.used.fade(now_s)
-            seen_s += band.used.seconds
-            seen += band.used.tokens
+        for priority_class in self._priority_classes.values():
+            priority_class.used.fade(now_s)
+            seen_s += priority_class.used.seconds
+            seen += priority_class.used.tokens
         return tokens * seen_s / seen if seen > 0 else 0.0
 
     def assert_consistent(self, prompts: Iterable[Prompt]) -> None:
         """Raise AssertionError if a tenant is counted wrongly, or `prompts` are not those that are held."""
         held = [one for active in self._active.values() for at in active.held.values() for one in at]
         assert len(held) == len(set(held)) and set(held) == set(prompts)
-        for number, band in self._bands.items():
+        for number, priority_class in self._priority_classes.items():
             mine = [one for (_, at), one in self._active.items() if at == number]
             counted = _Typical()
             for active in mine:
                 assert all(active.held.values()), "an empty replica is held"
                 counted.add(active.counted_weight, active.prompt_s)
-            assert band.count == len(mine), number
+            assert priority_class.count == len(mine), number
             weight = sum(active.weight for active in mine)
-            assert abs(band.weight - weight) < 1e-6 * (1 + weight), number
-            assert abs(band.typical.weight - counted.weight) < 1e-6 * (1 + counted.weight), number
-            assert abs(band.typical.weighted_s - counted.weighted_s) < 1e-6 * (1 + counted.weighted_s), number
-        assert sum(band.count for band in self._bands.values()) == len(self._active)
+            assert abs(priority_class.weight - weight) < 1e-6 * (1 + weight), number
+            assert abs(priority_class.typical.weight - counted.weight) < 1e-6 * (1 + counted.weight), number
+            assert abs(priority_class.typical.weighted_s - counted.weighted_s) < 1e-6 * (
+                1 + counted.weighted_s
+            ), number
+        assert sum(priority_class.count for priority_class in self._priority_classes.values()) == len(
+            self._active
+        )

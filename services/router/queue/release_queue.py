@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from services.router.queue.tenant_queues import Band, Line, MayGo
-from services.router.queue.waiting import BAND_DEFAULT, BAND_MAX, Waiting
+from services.router.queue.tenant_queues import PriorityClassQueue, Line, MayGo
+from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, Waiting
 
 LOOK_AHEAD: Final = 8
 """Requests that are tried at a time: one that waits for a busy replica does not hold up the others."""
@@ -29,7 +29,7 @@ VICTIMS_MAX: Final = 64
 Item = TypeVar("Item", bound=Waiting)
 
 
-def anybody(_tenant: str, _band: int) -> bool:
+def anybody(_tenant: str, _priority_class: int) -> bool:
     """Hold nobody."""
     return True
 
@@ -42,10 +42,10 @@ class ReleaseQueue(Generic[Item]):
         self.requests_max = requests_max
         self.tokens_max = tokens_max
         self.evicted_total = 0
-        self.released_totals = [0] * (BAND_MAX + 1)
+        self.released_totals = [0] * (PRIORITY_CLASS_MAX + 1)
         """By band."""
-        self._bands: dict[int, Band[Item]] = {}
-        self._order: list[Band[Item]] = []
+        self._priority_classes: dict[int, PriorityClassQueue[Item]] = {}
+        self._order: list[PriorityClassQueue[Item]] = []
         """Bands with something in them, the highest first."""
         self._counts = {False: 0, True: 0}
         """By `is_resumed`."""
@@ -63,15 +63,15 @@ class ReleaseQueue(Generic[Item]):
     @property
     def work(self) -> int:
         """Work of all that wait."""
-        return sum(band.work for band in self._order)
+        return sum(priority_class.work for priority_class in self._order)
 
     def count(self, *, is_resumed: bool) -> int:
         """Return how many resumed, or how many other items wait."""
         return self._counts[is_resumed]
 
-    def waiting_tokens(self, tenant: str, band: int) -> int:
+    def waiting_tokens(self, tenant: str, priority_class: int) -> int:
         """Return the prompt tokens of a tenant's requests that wait in `band`, resumed ones not counted."""
-        found = self._bands.get(band)
+        found = self._priority_classes.get(priority_class)
         account = found.fairness.find(tenant) if found is not None else None
         return account.waiting_tokens if account is not None else 0
 
@@ -115,15 +115,15 @@ class ReleaseQueue(Generic[Item]):
         assert not item.ticket, "an item is queued twice"
         self._last_ticket += 1
         item.ticket = self._last_ticket
-        band = self._band(item.band)
-        if not band.count:
-            self._order.append(band)
-            self._order.sort(key=lambda one: -one.band)
+        priority_class = self._priority_class(item.priority_class)
+        if not priority_class.count:
+            self._order.append(priority_class)
+            self._order.sort(key=lambda one: -one.priority_class)
         self.refund(item)
         self._counts[item.is_resumed] += 1
         self._tokens[item.is_resumed] += item.token_count
-        item.account = band.fairness.account(item.tenant)
-        band.add(item, at_head=at_head)
+        item.account = priority_class.fairness.account(item.tenant)
+        priority_class.add(item, at_head=at_head)
 
     def remove(self, item: Item) -> bool:
         """Take `item` out. Return False if it was not in."""
@@ -131,10 +131,10 @@ class ReleaseQueue(Generic[Item]):
             return False
         self._counts[item.is_resumed] -= 1
         self._tokens[item.is_resumed] -= item.token_count
-        band = self._bands[item.band]
-        band.remove(item)
-        if not band.count:
-            self._order.remove(band)
+        priority_class = self._priority_classes[item.priority_class]
+        priority_class.remove(item)
+        if not priority_class.count:
+            self._order.remove(priority_class)
         return True
 
     def release(self, item: Item, uncached_tokens: float) -> None:
@@ -142,19 +142,19 @@ class ReleaseQueue(Generic[Item]):
 
         Of a resumed one, which was charged before, only the output it still makes is charged.
         """
-        band, account = self._bands[item.band], item.account
+        priority_class, account = self._priority_classes[item.priority_class], item.account
         assert account is not None and item.ticket, item
         item.charged_prefill = 0.0 if item.is_resumed else uncached_tokens
         item.charged_output = min(float(item.output_tokens_max), account.output_mean)
         is_turn = not item.is_resumed
-        band.fairness.release(account, item.charged_prefill, item.charged_output, is_turn=is_turn)
-        self.released_totals[item.band] += 1
-        band.passed = 0
+        priority_class.fairness.release(account, item.charged_prefill, item.charged_output, is_turn=is_turn)
+        self.released_totals[item.priority_class] += 1
+        priority_class.passed = 0
         for other in self._order:
-            if other is not band and other.firm_count and other is not self._order[0]:
+            if other is not priority_class and other.firm_count and other is not self._order[0]:
                 other.passed += 1
         self.remove(item)
-        band.reorder(account)
+        priority_class.reorder(account)
 
     def settle_prefill(self, item: Item, uncached_tokens: float) -> None:
         """Its prompt was computed; `uncached_tokens` of it were not found in cache."""
@@ -184,13 +184,13 @@ class ReleaseQueue(Generic[Item]):
         looked at if its floor is due, or if none of the higher ones may go.
         """
         chosen: list[Item] = []
-        for band in self._order[1:]:
+        for priority_class in self._order[1:]:
             if (
-                band.passed >= FLOOR_EVERY - len(self._order) and band.firm_count
+                priority_class.passed >= FLOOR_EVERY - len(self._order) and priority_class.firm_count
             ):  # others may be due before it
-                chosen += band.heads(1, may_go, only_firm=True)
-        for band in self._order:
-            more = band.heads(LOOK_AHEAD, may_go)
+                chosen += priority_class.heads(1, may_go, only_firm=True)
+        for priority_class in self._order:
+            more = priority_class.heads(LOOK_AHEAD, may_go)
             chosen += more
             if more:
                 break
@@ -205,51 +205,53 @@ class ReleaseQueue(Generic[Item]):
         no more than they may have for their weights meanwhile. Shorter ones that come later are not counted: whether any
         come is not known, and nobody shall be refused for a wait that it would not have.
         """
-        band = self._bands.get(item.band)
-        own = band.own_before(item) if band is not None else 0
-        return self._ahead(item.band, item.tenant, own, (own + item.work) / (item.weight or 1.0))
+        priority_class = self._priority_classes.get(item.priority_class)
+        own = priority_class.own_before(item) if priority_class is not None else 0
+        return self._ahead(item.priority_class, item.tenant, own, (own + item.work) / (item.weight or 1.0))
 
     def ahead_of_newcomer(self) -> float:
         """Return the same for a request of the default band, as long as the average one, of a tenant that is new here."""
-        return self._ahead(BAND_DEFAULT, None, 0, self.work / max(1, len(self)))
+        return self._ahead(PRIORITY_CLASS_DEFAULT, None, 0, self.work / max(1, len(self)))
 
     def _ahead(self, number: int, tenant: str | None, own: int, turn: float) -> float:
         """`own`: work of the same tenant before it. `turn`: what the tenant has had then, over its weight."""
-        higher: float = sum(band.work for band in self._order if band.band > number)
-        band = self._bands.get(number)
-        if band is None or not band.count:
+        higher: float = sum(
+            priority_class.work for priority_class in self._order if priority_class.priority_class > number
+        )
+        priority_class = self._priority_classes.get(number)
+        if priority_class is None or not priority_class.count:
             return higher
-        return higher + band.resumed.work + own + band.others(tenant, turn)
+        return higher + priority_class.resumed.work + own + priority_class.others(tenant, turn)
 
     def __iter__(self) -> Iterator[Item]:
-        for band in self._order:
-            yield from band
+        for priority_class in self._order:
+            yield from priority_class
 
-    def _band(self, number: int) -> Band[Item]:
-        band = self._bands.get(number)
-        if band is None:
-            band = self._bands[number] = Band(number)
-        return band
+    def _priority_class(self, number: int) -> PriorityClassQueue[Item]:
+        priority_class = self._priority_classes.get(number)
+        if priority_class is None:
+            priority_class = self._priority_classes[number] = PriorityClassQueue(number)
+        return priority_class
 
     def _correct(self, item: Item, prefill_tokens: float, output_tokens: float) -> None:
         assert item.account is not None
-        band = self._bands[item.band]
-        band.fairness.correct(item.account, prefill_tokens, output_tokens)
-        band.reorder(item.account)
+        priority_class = self._priority_classes[item.priority_class]
+        priority_class.fairness.correct(item.account, prefill_tokens, output_tokens)
+        priority_class.reorder(item.account)
 
     def _lines_below(self, item: Item) -> Iterator[tuple[Line[Item], float]]:
         """Yield the lines with less important items, the least important first, and after which virtual time they begin."""
         for is_sheddable in (True, False) if not item.is_sheddable else (True,):
-            for band in reversed(self._order):
-                if is_sheddable != item.is_sheddable or band.band < item.band:
-                    yield band.lines[is_sheddable], -math.inf
-                elif band.band == item.band:
-                    yield band.lines[is_sheddable], self._last_tag(item, band)
+            for priority_class in reversed(self._order):
+                if is_sheddable != item.is_sheddable or priority_class.priority_class < item.priority_class:
+                    yield priority_class.lines[is_sheddable], -math.inf
+                elif priority_class.priority_class == item.priority_class:
+                    yield priority_class.lines[is_sheddable], self._last_tag(item, priority_class)
 
     @staticmethod
-    def _last_tag(item: Item, band: Band[Item]) -> float:
+    def _last_tag(item: Item, priority_class: PriorityClassQueue[Item]) -> float:
         """Return when `item` would be served, in the virtual time of `band`, were it added now."""
-        fairness = band.fairness
+        fairness = priority_class.fairness
         account = fairness.find(item.tenant)
         if account is None:
             return fairness.level + item.token_count / (item.weight or 1.0)
@@ -258,12 +260,16 @@ class ReleaseQueue(Generic[Item]):
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count is wrong or an empty lane is kept."""
-        assert self._order == [band for _, band in sorted(self._bands.items(), reverse=True) if band.count]
+        assert self._order == [
+            priority_class
+            for _, priority_class in sorted(self._priority_classes.items(), reverse=True)
+            if priority_class.count
+        ]
         for is_resumed in (False, True):
             waiting = [item for item in self if item.is_resumed is is_resumed]
             assert self._counts[is_resumed] == len(waiting), "a count of the queue is wrong"
             assert self._tokens[is_resumed] == sum(item.token_count for item in waiting), (
                 "tokens are miscounted"
             )
-        for band in self._bands.values():
-            band.assert_consistent()
+        for priority_class in self._priority_classes.values():
+            priority_class.assert_consistent()

@@ -84,10 +84,10 @@ class Line(Generic[Item]):
         if flow is not None:
             self._push(flow)
 
-    def first(self, count: int, may_go: MayGo, band: int) -> list[Flow[Item]]:
+    def first(self, count: int, may_go: MayGo, priority_class: int) -> list[Flow[Item]]:
         """Return the `count` least served tenants that may go, in order."""
         if len(self.flows) < 2:
-            return [flow for tenant, flow in self.flows.items() if may_go(tenant, band)]
+            return [flow for tenant, flow in self.flows.items() if may_go(tenant, priority_class)]
         chosen: list[Flow[Item]] = []
         kept = []
         while self._first and len(chosen) < count:
@@ -96,7 +96,7 @@ class Line(Generic[Item]):
             if entry[1] != flow.stamp:
                 continue
             kept.append(entry)
-            if may_go(flow.account.tenant, band):
+            if may_go(flow.account.tenant, priority_class):
                 chosen.append(flow)
         for entry in kept:
             heapq.heappush(self._first, entry)
@@ -180,11 +180,11 @@ class Line(Generic[Item]):
             assert valid == {tenant: flow.account.served for tenant, flow in self.flows.items()}
 
 
-class Band(Generic[Item]):
+class PriorityClassQueue(Generic[Item]):
     """Everything of one band that waits."""
 
-    def __init__(self, band: int) -> None:
-        self.band = band
+    def __init__(self, priority_class: int) -> None:
+        self.priority_class = priority_class
         self.fairness = Fairness()
         self.resumed: PriorityQueue[Item] = PriorityQueue(by_priority=False)
         self.lines: dict[bool, Line[Item]] = {False: Line(), True: Line()}
@@ -239,9 +239,9 @@ class Band(Generic[Item]):
         chosen = list(islice(self.resumed, count))
         if len(chosen) == count:
             return chosen
-        flows = self.lines[False].first(count, may_go, self.band)
+        flows = self.lines[False].first(count, may_go, self.priority_class)
         if not only_firm and self.lines[True].flows:
-            flows += self.lines[True].first(count, may_go, self.band)
+            flows += self.lines[True].first(count, may_go, self.priority_class)
         if len(flows) == 1:
             return chosen + list(islice(flows[0], count - len(chosen)))
         turns = [(flow.account.served, index, iter(flow)) for index, flow in enumerate(flows)]
@@ -301,7 +301,7 @@ class Band(Generic[Item]):
         assert self.count == len(items) and self.work == sum(item.work for item in items)
         assert self.firm_count == sum(item.is_resumed or not item.is_sheddable for item in items)
         for item in items:
-            assert item.ticket and item.band == self.band
+            assert item.ticket and item.priority_class == self.priority_class
         self.resumed.assert_consistent()
         self.fairness.assert_consistent()
         for line in self.lines.values():

@@ -6,15 +6,15 @@ from typing import Final, Protocol
 
 from services.router.queue.fairness import Account
 
-BAND_DEFAULT: Final = 4
-BAND_MAX: Final = 7
+PRIORITY_CLASS_DEFAULT: Final = 4
+PRIORITY_CLASS_MAX: Final = 7
 
 
 class Waiting(Protocol):
     """What the queue needs to know of an item. `ticket`, `account` and the charges belong to the queue."""
 
     tenant: str
-    band: int
+    priority_class: int
     weight: float
     is_sheddable: bool
     priority: int

@@ -26,7 +26,7 @@ from kvmesh.tenants.store import CatalogueStore
 
 CONFIG = f"""
 [classes.batch]
-band = 1
+priority_class = 1
 [organisations.acme]
 tokens_per_min = 60_000
 [tenants.search]
@@ -89,7 +89,11 @@ def test_what_is_set_holds_at_frontends_and_is_shown(kvmesh: Run, config: Path, 
     assert "concurrency = 9" in out
     caller = followed(config, redis_url).caller("search")
     assert caller is not None
-    assert (caller.tenant.weight, caller.service_class.band, caller.tenant.is_strict) == (2.5, 1, True)
+    assert (caller.tenant.weight, caller.service_class.priority_class, caller.tenant.is_strict) == (
+        2.5,
+        1,
+        True,
+    )
     assert caller.tenant.limit.concurrency == 9
     assert kvmesh("set", "search", "concurrency=", "--json")[0] == 0
     caller = followed(config, redis_url).caller("search")

@@ -33,8 +33,8 @@ def key(name: str) -> dict[str, str]:
 
 TABLES: dict[str, Any] = {
     "classes": {
-        "quick": {"runtime_max_s": 0.6, "max_output_tokens": 50, "band": 6, "kv_headroom": 0.05},
-        "long": {"runtime_max_s": 60.0, "sheddable": True, "band": 1, "default_deadline_s": 30.0},
+        "quick": {"runtime_max_s": 0.6, "max_output_tokens": 50, "priority_class": 6, "kv_headroom": 0.05},
+        "long": {"runtime_max_s": 60.0, "sheddable": True, "priority_class": 1, "default_deadline_s": 30.0},
     },
     "organisations": {"acme": {"concurrency": 40}},
     "tenants": {

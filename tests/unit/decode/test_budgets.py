@@ -30,12 +30,12 @@ def test_head_room_stays_free_beside_a_request_but_not_beside_a_resumed_one() ->
     replica = Replica(MANY)
     size = {"output": 58}  # 6 + 58 tokens in blocks of 4
     for slot in (1, 2):
-        assert replica.submit(slot, GENERATION, head_room_permille=500, **size).is_accepted
-    full = refused(replica.submit(3, GENERATION, head_room_permille=500, **size))
+        assert replica.submit(slot, GENERATION, headroom_permille=500, **size).is_accepted
+    full = refused(replica.submit(3, GENERATION, headroom_permille=500, **size))
     assert full.reason == pb.Refusal.REASON_KV_FULL
     assert full.message == "KV full: 16 blocks needed beside 32 of head room, 32/64 free"
     assert replica.submit(4, GENERATION, **size).is_accepted
-    assert replica.submit(5, GENERATION, head_room_permille=500, resumed=True, **size).is_accepted
+    assert replica.submit(5, GENERATION, headroom_permille=500, resumed=True, **size).is_accepted
     assert refused(replica.submit(6, GENERATION, resumed=True, **size)).reason == pb.Refusal.REASON_KV_FULL
     assert replica.core.holdings.reservations.free == 0
 
@@ -43,12 +43,12 @@ def test_head_room_stays_free_beside_a_request_but_not_beside_a_resumed_one() ->
 def test_what_could_never_fit_beside_its_head_room_is_invalid() -> None:
     """Waiting would not help it. Resumed it is taken all the same: it fits."""
     replica = Replica(MANY)
-    never = refused(replica.submit(1, GENERATION, output=58, head_room_permille=800))
+    never = refused(replica.submit(1, GENERATION, output=58, headroom_permille=800))
     assert never.reason == pb.Refusal.REASON_INVALID and never.field == "token_ids"
     assert never.message == "16 KV blocks are needed beside 52 of head room; 64 exist"
-    wrong = refused(replica.submit(2, GENERATION, head_room_permille=901))
+    wrong = refused(replica.submit(2, GENERATION, headroom_permille=901))
     assert wrong.reason == pb.Refusal.REASON_INVALID and wrong.field == "budget.kv_head_room_permille"
-    assert replica.submit(3, GENERATION, output=58, head_room_permille=800, resumed=True).is_accepted
+    assert replica.submit(3, GENERATION, output=58, headroom_permille=800, resumed=True).is_accepted
 
 
 def test_a_full_replica_says_when_enough_comes_free() -> None:
@@ -94,7 +94,7 @@ def test_random_classes_conserve_blocks_and_evict_nobody(seed: int) -> None:
         resumed = rng.random() < 0.3
         needed = -(-(len(PROMPT) + output) // 4)
         room = 0 if resumed else -(-total * permille // 1000)
-        view = replica.submit(slot, GENERATION, output=output, head_room_permille=permille, resumed=resumed)
+        view = replica.submit(slot, GENERATION, output=output, headroom_permille=permille, resumed=resumed)
         fits = needed + room <= total - sum(held.values())
         assert view.is_accepted == fits, (view, needed, room, held)
         if fits:

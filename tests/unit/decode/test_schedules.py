@@ -136,7 +136,7 @@ class World:
             ttft_ms=rng.choice((None, 200, 5_000)),
             logprobs=rng.random() < 0.3,
             resumed=start > 0,
-            head_room_permille=rng.choice((0, 50, 150)),
+            headroom_permille=rng.choice((0, 50, 150)),
             estimate_s=rng.choice((0.0, 0.05)),
         )
         # Behind a handoff the caller has the first token already: it came from prefill.

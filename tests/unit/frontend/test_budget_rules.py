@@ -35,7 +35,7 @@ def caller(name: str = "search", *, sheddable: bool = False) -> Caller:
         tenant=Tenant(name=name, weight=3.0),
         service_class=ServiceClass(
             name="quick",
-            band=6,
+            priority_class=6,
             runtime_max_s=30.0,
             default_deadline_s=30.0,
             max_output_tokens=1000,

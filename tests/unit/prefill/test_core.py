@@ -311,15 +311,15 @@ def test_what_a_budget_says_orders_the_queue() -> None:
     for number, (name, changes) in enumerate(
         {
             "a1": {"tenant": "a", "prompt": PROMPT * 4},
-            "a2": {"tenant": "a", "prompt": PROMPT * 4, "band": 4},
+            "a2": {"tenant": "a", "prompt": PROMPT * 4, "priority_class": 4},
             "a3": {"tenant": "a", "prompt": PROMPT * 4, "priority": 100},
             "b1": {"tenant": "b"},
             "b2": {"tenant": "b"},
             "heavy": {"tenant": "c", "weight": 100.0, "prompt": PROMPT * 20},
             "heavy again": {"tenant": "c", "weight": 100.0},
-            "lower": {"tenant": "d", "band": 3, "priority": 100},
-            "higher": {"tenant": "a", "band": 5, "priority": -100},
-            "shadow": {"tenant": "e", "band": 7, "shadow": True},
+            "lower": {"tenant": "d", "priority_class": 3, "priority": 100},
+            "higher": {"tenant": "a", "priority_class": 5, "priority": -100},
+            "shadow": {"tenant": "e", "priority_class": 7, "shadow": True},
         }.items(),
         2,
     ):

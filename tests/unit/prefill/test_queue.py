@@ -15,7 +15,7 @@ from services.prefill.slot import Slot
 def slot(
     name: str,
     *,
-    band: int = 4,
+    priority_class: int = 4,
     tenant: str = "",
     weight: float = 1.0,
     priority: int = 0,
@@ -41,7 +41,7 @@ def slot(
         submitted_s=at_s,
         traceparent="",
         submit=None,
-        band=band,
+        priority_class=priority_class,
         tenant=tenant,
         weight=weight,
     )
@@ -61,14 +61,14 @@ def test_bands_go_first_then_resumed_then_priority_then_first_come() -> None:
     queue = PrefillQueue(16)
     for one in (
         slot("late", priority=-5),
-        slot("shadow", priority=100, band=7, shadow=True),
+        slot("shadow", priority=100, priority_class=7, shadow=True),
         slot("a"),
         slot("b"),
         slot("resumed", resumed=True, priority=-100),
         slot("resumed, later", resumed=True, priority=100, at_s=1.0),
         slot("high", priority=5),
-        slot("lower band", band=3, priority=100),
-        slot("higher band", band=5, priority=-100),
+        slot("lower band", priority_class=3, priority=100),
+        slot("higher band", priority_class=5, priority=-100),
     ):
         queue.push(one)
     assert [one.request_id for one in served(queue)] == [
@@ -164,21 +164,21 @@ class Twin:
         self.taken = 0
 
     def in_band(self, one: Slot) -> list[Slot]:
-        key = (one.is_shadow, one.band)
-        return [other for _, other in self.waiting if (other.is_shadow, other.band) == key]
+        key = (one.is_shadow, one.priority_class)
+        return [other for _, other in self.waiting if (other.is_shadow, other.priority_class) == key]
 
     def turns(self, one: Slot) -> list[Slot]:
         """Those whose tenants take turns with that of `one`."""
         return [other for other in self.in_band(one) if not other.is_resumed]
 
     def push(self, one: Slot, arrival: int) -> None:
-        band = self.key(one)
+        priority_class = self.key(one)
         if not self.in_band(one):  # a new busy period
-            self.floor[band], self.started[band] = 0.0, self.taken
-            self.had = {key: had for key, had in self.had.items() if key[0] != band}
+            self.floor[priority_class], self.started[priority_class] = 0.0, self.taken
+            self.had = {key: had for key, had in self.had.items() if key[0] != priority_class}
         if not one.is_resumed and not any(other.tenant == one.tenant for other in self.turns(one)):
-            had = self.had.get((band, one.tenant), 0.0)
-            self.had[band, one.tenant] = max(had, self.floor[band])
+            had = self.had.get((priority_class, one.tenant), 0.0)
+            self.had[priority_class, one.tenant] = max(had, self.floor[priority_class])
         self.waiting.append((arrival, one))
 
     def head(self, now_s: float) -> Slot | None:
@@ -197,7 +197,7 @@ class Twin:
 
     def rank(self, entry: tuple[int, Slot], now_s: float) -> tuple[float, ...]:
         arrival, one = entry
-        before = (one.is_shadow, -one.band, not one.is_resumed)
+        before = (one.is_shadow, -one.priority_class, not one.is_resumed)
         if one.is_resumed:
             return (*before, self.length(one, now_s), arrival)
         first = min(
@@ -210,12 +210,12 @@ class Twin:
 
     def take(self, one: Slot) -> None:
         self.taken += 1
-        band = self.key(one)
-        self.started[band] = self.taken
+        priority_class = self.key(one)
+        self.started[priority_class] = self.taken
         if not one.is_resumed:
-            least = min(self.had[band, other.tenant] for other in self.turns(one))
-            self.floor[band] = max(self.floor[band], least)
-            self.had[band, one.tenant] += one.prompt_tokens / one.weight
+            least = min(self.had[priority_class, other.tenant] for other in self.turns(one))
+            self.floor[priority_class] = max(self.floor[priority_class], least)
+            self.had[priority_class, one.tenant] += one.prompt_tokens / one.weight
         self.remove(one)
 
     def remove(self, one: Slot) -> None:
@@ -223,7 +223,7 @@ class Twin:
 
     @staticmethod
     def key(one: Slot) -> int:
-        return one.band - 100 * one.is_shadow
+        return one.priority_class - 100 * one.is_shadow
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
@@ -241,7 +241,7 @@ def test_queue_agrees_with_a_list(seed: int, order: str) -> None:
             tenant = str(rng.randrange(rng.choice((1, 3, 200))))
             one = slot(
                 str(arrival),
-                band=rng.randrange(3),
+                priority_class=rng.randrange(3),
                 tenant=tenant,
                 weight=weights[tenant],
                 priority=rng.choice((0, 0, 0, 1, 2)),
@@ -266,9 +266,15 @@ def test_queue_agrees_with_a_list(seed: int, order: str) -> None:
         assert queue.head() is twin.head(now_s)
         assert len(queue) == len(twin.waiting) == pushed - left
         assert queue.tokens == sum(one.prompt_tokens for _, one in twin.waiting)
-    lines = [line for band in queue._bands.values() for line in (band._resumed, *band._lines.values())]
+    lines = [
+        line
+        for priority_class in queue._priority_classes.values()
+        for line in (priority_class._resumed, *priority_class._lines.values())
+    ]
     assert sum(len(line._heap) for line in lines) <= 64 * max(1, len(lines)) + 4 * 17
-    assert sum(len(band._lines) for band in queue._bands.values()) <= len(queue)
+    assert sum(len(priority_class._lines) for priority_class in queue._priority_classes.values()) <= len(
+        queue
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -284,7 +290,7 @@ def test_no_band_starves_but_the_shadows(seed: int) -> None:
             is_low = rng.random() < 0.02
             one = slot(
                 "",
-                band=rng.randrange(3) if is_low else rng.randrange(5, 8),
+                priority_class=rng.randrange(3) if is_low else rng.randrange(5, 8),
                 tenant=str(rng.randrange(5)),
                 tokens=rng.randrange(1, 1000),
                 priority=rng.randrange(5),
@@ -293,16 +299,16 @@ def test_no_band_starves_but_the_shadows(seed: int) -> None:
             )
             queue.push(one)
             if not one.is_shadow:
-                waits[one.band] += 1
-                since.setdefault(one.band, started)
+                waits[one.priority_class] += 1
+                since.setdefault(one.priority_class, started)
         (head,) = served(queue, 1)
         if not head.is_shadow:
-            lowest += head.band < 3
-            waits[head.band] -= 1
-            since[head.band] = started + 1
-            if not waits[head.band]:
-                del since[head.band]
-        late = [band for band, at in since.items() if started + 1 - at >= FLOOR_EVERY * 6]
+            lowest += head.priority_class < 3
+            waits[head.priority_class] -= 1
+            since[head.priority_class] = started + 1
+            if not waits[head.priority_class]:
+                del since[head.priority_class]
+        late = [priority_class for priority_class, at in since.items() if started + 1 - at >= FLOOR_EVERY * 6]
         assert not late, (late, started)
     assert lowest > 50, "the lower bands are what this is about"
 

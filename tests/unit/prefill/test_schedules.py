@@ -115,7 +115,7 @@ class World:
             shadow=rng.random() < 0.1,
             remaining_ms=rng.choice((100, 2_000, 60_000)),
             ttft_ms=rng.choice((None, 50, 1_000)),
-            band=rng.choice((None, 0, 4, 7)),
+            priority_class=rng.choice((None, 0, 4, 7)),
             tenant=rng.choice(("", "a", "b")),
             weight=rng.choice((0.0, 0.5, 2.0)),
             estimate_s=rng.choice((0.0, 0.0, 0.01, 0.5)),

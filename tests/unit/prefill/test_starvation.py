@@ -156,7 +156,7 @@ def test_other_tenants_bands_and_resumed_ones_delay_as_much_as_promised(seed: in
             str(number),
             tenant=tenant,
             weight=weights[tenant],
-            band=rng.choice((3, 4, 4, 4, 5)),
+            priority_class=rng.choice((3, 4, 4, 4, 5)),
             priority=rng.choice((0, 0, 0, 1)),
             resumed=rng.random() < 0.1,
             tokens=max(1, round(1000 * expected_s * rng.random())),
@@ -173,7 +173,7 @@ def test_other_tenants_bands_and_resumed_ones_delay_as_much_as_promised(seed: in
         one = prompt.one
         before = [other for other in started[: prompt.rank] if other.started_s >= prompt.came_s]
         before = [other for other in before if other.started_s > prompt.came_s]
-        of_band = [other for other in before if other.one.band == one.band]
+        of_band = [other for other in before if other.one.priority_class == one.priority_class]
         assert len(before) <= FLOOR_EVERY * 3 * (len(of_band) + 1), prompt
         if one.is_resumed:
             assert all(other.one.is_resumed and other.may_go_before(prompt) for other in of_band), prompt

@@ -125,9 +125,10 @@ class Desk:
         submit.budget.remaining_ms = changes.pop("remaining_ms", 100_000)
         submit.budget.max_output_tokens = changes.pop("output", 10)
         submit.budget.priority = changes.pop("priority", 0)
-        for name in ("band", "tenant", "weight", "sheddable", "shadow", "kv_head_room_permille"):
+        budget_fields = {"priority_class": "band"}
+        for name in ("priority_class", "tenant", "weight", "sheddable", "shadow", "kv_head_room_permille"):
             if name in changes:
-                setattr(submit.budget, name, changes.pop(name))
+                setattr(submit.budget, budget_fields.get(name, name), changes.pop(name))
         submit.contested_replicas.extend(changes.pop("contested_replicas", ()))
         if "ttft_ms" in changes:
             submit.budget.ttft_remaining_ms = changes.pop("ttft_ms")

@@ -54,15 +54,15 @@ def test_without_tenants_everybody_is_the_anonymous_one() -> None:
     caller = catalogue.identify("whatever", ["router.kvmesh.internal"], "acme")
     assert (caller.tenant.name, caller.account.scopes, caller.key) == ("", (), "")
     standard = caller.service_class
-    assert (standard.name, standard.band, standard.is_sheddable) == ("standard", 4, False)
+    assert (standard.name, standard.priority_class, standard.is_sheddable) == ("standard", 4, False)
     assert (standard.runtime_max_s, standard.default_deadline_s, standard.max_output_tokens) == (33, 33, 300)
 
 
 def test_the_standard_class_may_be_written() -> None:
     """What its table leaves out is the frontend's."""
-    found = config(classes={"standard": {"band": 2, "runtime_max_s": 30}, "long": {"runtime_max_s": 1800}})
+    found = config(classes={"standard": {"priority_class": 2, "runtime_max_s": 30}, "long": {"runtime_max_s": 1800}})
     standard = Catalogue(found).identify(None, (), None).service_class
-    assert (standard.band, standard.runtime_max_s, standard.default_deadline_s) == (2, 30, 30)
+    assert (standard.priority_class, standard.runtime_max_s, standard.default_deadline_s) == (2, 30, 30)
     assert classes_of(found)["long"].default_deadline_s == 120
     assert found.runtime_longest_s == 1800
     assert MeshConfig().runtime_longest_s == 600

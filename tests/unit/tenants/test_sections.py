@@ -11,7 +11,7 @@ from kvmesh.tenants.sections import TABLES, TenantTable
 HASH = "0" * 64
 BASE = f"""
 [classes.batch]
-band = 1
+priority_class = 1
 [organisations.acme]
 tokens_per_min = 100_000
 [tenants.search]
@@ -26,8 +26,8 @@ sha256 = "{HASH}"
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[classes.x]\nband = 8", "classes.x.band = 8 is out of range: allowed is 0 to 7."),
-        ("[classes.x]\nbnad = 8", "Unknown key classes.x.bnad: did you mean classes.x.band?"),
+        ("[classes.x]\npriority_class = 8", "classes.x.priority_class = 8 is out of range: allowed is 0 to 7."),
+        ("[classes.x]\nbnad = 8", "Unknown key classes.x.bnad: did you mean classes.x.priority_class?"),
         (
             "[classes.x]\nsheddable = 1",
             "classes.x.sheddable = 1 is not true or false: allowed is true or false.",
@@ -43,7 +43,7 @@ sha256 = "{HASH}"
         ("[classes.x]\nruntime_max_s = 30\ndefault_deadline_s = 31", "allowed are 0.1 to 30 s."),
         ("[classes.x]\ndefault_deadline_s = 601", "allowed are 0.1 to 600 s."),
         (
-            "[classes.x]\nkv_head_room = 1.0",
+            "[classes.x]\nkv_headroom = 1.0",
             "classes.x.kv_headroom = 1.0 is out of range: allowed is 0 to 0.9.",
         ),
         ("[classes.X]", '[classes.X]: the name "X" cannot be used: allowed are up to 64 of a-z, 0-9 and -.'),

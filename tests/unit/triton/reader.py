@@ -137,10 +137,10 @@ def submit(
     logprobs: bool = False,
     block_tokens: int = 4,
     model_version: str = "v1",
-    band: int | None = None,
+    priority_class: int | None = None,
     tenant: str = "",
     weight: float = 0.0,
-    head_room_permille: int = 0,
+    headroom_permille: int = 0,
     estimate_s: float = 0.0,
     vocabulary_size: int = 0,
 ) -> pb.Submit:
@@ -153,10 +153,10 @@ def submit(
         attempts_max=8,
         priority=priority,
         shadow=shadow,
-        band=band,
+        band=priority_class,
         tenant=tenant,
         weight=weight,
-        kv_head_room_permille=head_room_permille,
+        kv_head_room_permille=headroom_permille,
     )
     if ttft_ms is not None:
         budget.ttft_remaining_ms = ttft_ms

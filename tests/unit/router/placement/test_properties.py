@@ -52,11 +52,11 @@ def policy_of(
 
 
 def request_of(
-    index: int, hashes: tuple[int, ...], *, excluded: frozenset[str] = frozenset(), head_room: int = 0
+    index: int, hashes: tuple[int, ...], *, excluded: frozenset[str] = frozenset(), headroom: int = 0
 ) -> PlacementRequest:
     tokens = len(hashes) * BLOCK + 5
     return PlacementRequest(
-        f"{index:032x}", hashes, tokens, 100, True, excluded, kv_head_room_permille=head_room
+        f"{index:032x}", hashes, tokens, 100, True, excluded, kv_head_room_permille=headroom
     )
 
 
@@ -80,10 +80,10 @@ def end(policy: CostPolicy, told: Dispatched, now_s: float, seconds: float) -> N
     policy.observe(Finished(told.router, told.request_id, now_s, Hit(0, tokens, 0, seconds)))
 
 
-def fits(one: ReplicaState, blocks: int, head_room_permille: int) -> bool:
-    head_room = one.block_total * head_room_permille // 1000
+def fits(one: ReplicaState, blocks: int, headroom_permille: int) -> bool:
+    headroom = one.block_total * headroom_permille // 1000
     taken = one.block_own if one.is_stale else one.block_reserved
-    return taken == 0 or one.block_total - taken - blocks >= head_room
+    return taken == 0 or one.block_total - taken - blocks >= headroom
 
 
 def remembered(thing: object, name: str, seen: set[int]) -> str:
@@ -155,7 +155,7 @@ def test_only_those_in_view_with_room_are_chosen(seed: int) -> None:
             index,
             tuple(range(start, start + rng.randint(1, 30))),
             excluded=excluded,
-            head_room=rng.choice((0, 100)),
+            headroom=rng.choice((0, 100)),
         )
         answer = policy.place(request, PoolView(seen, ready), now_s)
         needed = -(-(request.token_count + request.output_tokens_max) // BLOCK)

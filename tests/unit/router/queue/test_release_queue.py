@@ -13,7 +13,7 @@ from kvmesh.queue_order import shortest
 from services.router.queue import fairness, tenant_queues
 from services.router.queue.fairness import Account
 from services.router.queue.release_queue import FLOOR_EVERY, LOOK_AHEAD, ReleaseQueue
-from services.router.queue.waiting import BAND_DEFAULT
+from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT
 from tests.unit.overtaking import overtaken_s
 
 
@@ -23,7 +23,7 @@ class Item:
     priority: int = 0
     is_resumed: bool = False
     tenant: str = ""
-    band: int = BAND_DEFAULT
+    priority_class: int = PRIORITY_CLASS_DEFAULT
     weight: float = 0.0
     is_sheddable: bool = False
     token_count: int = 1
@@ -45,7 +45,7 @@ Lane = tuple[int, bool, int]
 
 def lane_of(item: Item) -> Lane:
     priority = 0 if item.is_resumed else max(-100, min(100, item.priority))
-    return (-item.band, not item.is_resumed, -priority)
+    return (-item.priority_class, not item.is_resumed, -priority)
 
 
 def release_next(queue: Queue) -> Item:
@@ -69,7 +69,7 @@ def test_one_tenant_is_served_by_band_then_resumed_then_priority_then_length_the
             kind = rng.random()
             if kind < 0.5:
                 priority = rng.choice((-500, -1, 0, 0, 0, 7, 100, 400))
-                item = Item(name, priority, rng.random() < 0.3, band=rng.choice((0, 4, 4, 7)))
+                item = Item(name, priority, rng.random() < 0.3, priority_class=rng.choice((0, 4, 4, 7)))
                 item.order = rng.choice((0.0, 1.0, rng.random(), 0.001 * name))
                 queue.add(item)
                 twin.setdefault(lane_of(item), []).append(item)
@@ -89,7 +89,7 @@ def test_one_tenant_is_served_by_band_then_resumed_then_priority_then_length_the
                 outside.append(item)
             expected = [item for lane in sorted(twin) for item in twin[lane]]
             assert list(queue) == expected, f"{seed=}"
-            highest = [item for item in expected if item.band == expected[0].band]
+            highest = [item for item in expected if item.priority_class == expected[0].priority_class]
             assert list(queue.heads()) == highest[:LOOK_AHEAD], f"{seed=}"
             assert len(queue) == len(expected)
             queue.assert_consistent()
@@ -211,7 +211,7 @@ def test_a_resumed_request_says_nothing_of_whose_turn_it_is() -> None:
     assert release_next(queue).is_resumed
     order = []
     for _ in range(30):
-        if not queue.waiting_tokens("comes", BAND_DEFAULT):
+        if not queue.waiting_tokens("comes", PRIORITY_CLASS_DEFAULT):
             queue.add(Item(tenant="comes", token_count=100))
         order.append(release_next(queue).tenant)
     assert 14 <= order.count("comes") <= 16, order
@@ -238,17 +238,20 @@ def test_lower_bands_get_their_floor_unless_they_may_be_shed() -> None:
     """Of any FLOOR_EVERY releases one is of each lower band that waits; none is of sheddable ones."""
     queue: Queue = ReleaseQueue(100_000)
     for number in range(2000):
-        queue.add(Item(number, band=6, tenant=f"t{number % 3}"))
+        queue.add(Item(number, priority_class=6, tenant=f"t{number % 3}"))
         if number < 100:
-            queue.add(Item(number, band=4))
-            queue.add(Item(number, band=2, is_resumed=number % 2 == 0))
-            queue.add(Item(number, band=1, is_sheddable=True))
-    bands = [release_next(queue).band for _ in range(2000)]
+            queue.add(Item(number, priority_class=4))
+            queue.add(Item(number, priority_class=2, is_resumed=number % 2 == 0))
+            queue.add(Item(number, priority_class=1, is_sheddable=True))
+    priority_classes = [release_next(queue).priority_class for _ in range(2000)]
     for low in (2, 4):
-        places = [-1, *(place for place, band in enumerate(bands) if band == low)]
+        places = [
+            -1,
+            *(place for place, priority_class in enumerate(priority_classes) if priority_class == low),
+        ]
         assert max(later - earlier for earlier, later in pairwise(places)) <= FLOOR_EVERY, low
         assert len(places) - 1 <= 2000 / (FLOOR_EVERY - 5)
-    assert 1 not in bands
+    assert 1 not in priority_classes
 
 
 def test_a_tenant_that_may_not_go_holds_up_nobody() -> None:
@@ -256,7 +259,7 @@ def test_a_tenant_that_may_not_go_holds_up_nobody() -> None:
     queue: Queue = ReleaseQueue(100)
     for tenant in ("held", "free"):
         queue.add(Item(tenant=tenant))
-    low, again = Item(tenant="low", band=1), Item(tenant="held", is_resumed=True)
+    low, again = Item(tenant="low", priority_class=1), Item(tenant="held", is_resumed=True)
     queue.add(low)
     assert [item.tenant for item in queue.heads(lambda tenant, _: tenant != "held")] == ["free"]
     assert list(queue.heads(lambda tenant, _: tenant == "low")) == [low]
@@ -288,7 +291,7 @@ def test_the_least_important_goes_first() -> None:
                 rng.choice((0, 0, 5)),
                 rng.random() < 0.05,
                 tenant=f"t{rng.randrange(4)}",
-                band=rng.choice((2, 4, 6)),
+                priority_class=rng.choice((2, 4, 6)),
                 is_sheddable=rng.random() < 0.3,
                 token_count=rng.randrange(1, 400),
                 order=rng.random() + 0.003 * name,
@@ -301,7 +304,8 @@ def test_the_least_important_goes_first() -> None:
                 lesser = [
                     one
                     for one in before
-                    if (not one.is_sheddable, one.band) < (not item.is_sheddable, item.band)
+                    if (not one.is_sheddable, one.priority_class)
+                    < (not item.is_sheddable, item.priority_class)
                 ]
                 count = len(before) - len(lesser) + 1
                 tokens = sum(one.token_count for one in before) - sum(one.token_count for one in lesser)
@@ -309,19 +313,21 @@ def test_the_least_important_goes_first() -> None:
                     f"{seed=}: lesser ones would have made room"
                 )
             else:
-                rank = [(not one.is_sheddable, one.band) for one in victims]
-                assert rank == sorted(rank) and all(one <= (not item.is_sheddable, item.band) for one in rank)
+                rank = [(not one.is_sheddable, one.priority_class) for one in victims]
+                assert rank == sorted(rank) and all(
+                    one <= (not item.is_sheddable, item.priority_class) for one in rank
+                )
                 kept = [one for one in before if one not in victims]
                 for one in kept:
-                    assert not victims or (not one.is_sheddable, one.band) >= max(rank), f"{seed=}"
+                    assert not victims or (not one.is_sheddable, one.priority_class) >= max(rank), f"{seed=}"
                 assert all(
                     one.tenant != item.tenant
                     for one in victims
-                    if lane_of(one)[0] == -item.band and one.is_sheddable == item.is_sheddable
+                    if lane_of(one)[0] == -item.priority_class and one.is_sheddable == item.is_sheddable
                 ), "nobody drives out its own"
                 tenant_queues: dict[tuple[str, int, bool], list[Item]] = defaultdict(list)
                 for one in before:
-                    tenant_queues[one.tenant, one.band, one.is_sheddable].append(one)
+                    tenant_queues[one.tenant, one.priority_class, one.is_sheddable].append(one)
                 for lane in tenant_queues.values():  # of each tenant those that it would have served last
                     lane.sort(key=lambda one: (-one.priority, one.order))
                     gone = [one for one in lane if one in victims]
@@ -358,17 +364,25 @@ def test_what_is_ahead_is_what_will_be_released_before(counted: int, monkeypatch
         queue: Queue = ReleaseQueue(10_000)
         made: list[Item] = []
         for name in range(150):
-            band = rng.choice((2, 4, 4, 4, 6)) if seed % 2 else 4
+            priority_class = rng.choice((2, 4, 4, 4, 6)) if seed % 2 else 4
             tokens, order = rng.randrange(1, 300), rng.random()
-            made.append(Item(name, tenant=f"t{rng.randrange(4)}", band=band, token_count=tokens, order=order))
+            made.append(
+                Item(
+                    name,
+                    tenant=f"t{rng.randrange(4)}",
+                    priority_class=priority_class,
+                    token_count=tokens,
+                    order=order,
+                )
+            )
             queue.add(made[-1])
         item = Item(tenant="t0", token_count=100, order=rng.random())
         estimate = queue.ahead(item)
         queue.add(item)
         real: dict[int, int] = defaultdict(int)
         while (head := release_next(queue)) is not item:
-            real[head.band] += head.token_count
-        over = estimate - sum(real[band] for band in (4, 5, 6, 7))
+            real[head.priority_class] += head.token_count
+        over = estimate - sum(real[priority_class] for priority_class in (4, 5, 6, 7))
         assert over >= -4 * 300 - 1 and (over <= 4 * 300 + 1 or not counted), f"{seed=}"
         assert estimate <= sum(one.token_count for one in made)
 
@@ -464,4 +478,4 @@ def test_tenants_that_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
         queue.assert_consistent()
     while len(queue):
         release_next(queue)
-    assert len(queue._bands[BAND_DEFAULT].fairness) <= 11
+    assert len(queue._priority_classes[PRIORITY_CLASS_DEFAULT].fairness) <= 11

@@ -99,7 +99,7 @@ def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
     (refusal,) = desk.told().refusals
     assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and not refusal.evicted
     assert 20_000 < refusal.retry_after_ms <= 30_000 and "29.9 s" in refusal.message
-    desk.submit(request_id=name(41), tokens=200, band=6)
+    desk.submit(request_id=name(41), tokens=200, priority_class=6)
     desk.submit(request_id=name(42), tokens=200, resumed=True, attempt=2)
     desk.submit(request_id=name(43), tokens=20, tenant="quiet")
     assert not desk.told().refusals
@@ -178,8 +178,8 @@ def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:
     """Whatever band they claim."""
     desk = Desk(queue=2)
     busy(desk, 1)
-    desk.submit(request_id=name(5), band=7, shadow=True)
-    desk.submit(request_id=name(6), band=0)
+    desk.submit(request_id=name(5), priority_class=7, shadow=True)
+    desk.submit(request_id=name(6), priority_class=0)
     (refusal,) = desk.told().refusals
     assert refusal.evicted and [item.request_id for item in desk.relay.queue] == [name(0), name(6)]
 
@@ -344,7 +344,7 @@ def test_random_bands_weights_and_tenants_leave_nothing_behind() -> None:
     for number in range(60):
         desk.submit(
             request_id=name(number),
-            band=draw.randrange(12),
+            priority_class=draw.randrange(12),
             tenant=draw.choice("abc"),
             weight=draw.choice((0.0, 0.5, 3.0)),
             sheddable=draw.random() < 0.4,

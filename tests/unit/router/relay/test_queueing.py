@@ -101,7 +101,7 @@ def test_higher_bands_go_first_and_a_resumed_one_at_the_head_of_its_band() -> No
     """With one request's room at prefill, the order of release is bands, then first come, resumed ones before."""
     desk = Desk()
     desk.reserved(request_id="0" * 32)
-    for name, changes in (("1", {}), ("2", {"band": 6}), ("3", {"resumed": True, "attempt": 2})):
+    for name, changes in (("1", {}), ("2", {"priority_class": 6}), ("3", {"resumed": True, "attempt": 2})):
         desk.submit(request_id=name * 32, **changes)
     assert release_all(desk, 3) == "231"
 
