@@ -32,8 +32,11 @@ from kvmesh.config import (
             "[engine]\nkv_blocks = '9'",
             'engine.kv_blocks = "9" is not a whole number: allowed is 8 to 10000000 blocks.',
         ),
-        ("[decode]\norphan_s = true", "decode.detached_s = true is not a number: allowed is 0.05 to 600 s."),
-        ("[decode]\norphan_s = nan", "decode.detached_s = nan is out of range: allowed is 0.05 to 600 s."),
+        (
+            "[decode]\ndetached_s = true",
+            "decode.detached_s = true is not a number: allowed is 0.05 to 600 s.",
+        ),
+        ("[decode]\ndetached_s = nan", "decode.detached_s = nan is out of range: allowed is 0.05 to 600 s."),
         (
             "[engine]\narithmetic = 'gpu'",
             'engine.arithmetic = "gpu" is out of range: allowed is "transformer" or "hashed".',

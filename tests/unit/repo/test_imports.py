@@ -18,19 +18,21 @@ SERVICES = ("frontend", "router", "prefill", "decode")
 
 ROUTER = ROOT / "services" / "router"
 ROUTER_ORDER = {
-    "turns": (),
+    "cooperative_yield": (),
     "queue": (),
-    "index": ("turns",),
+    "index": ("cooperative_yield",),
     "placement": ("queue", "index"),
-    "sharing": ("turns", "placement"),
-    "relay": ("queue", "placement"),
-    "status": ("placement", "relay"),
-    "telemetry": ("queue", "index", "placement", "sharing", "relay"),
-    "main": ("index", "placement", "sharing", "relay", "status", "telemetry"),
+    "gossip": ("cooperative_yield", "placement"),
+    "forwarding": ("queue", "placement"),
+    "status": ("placement", "forwarding"),
+    "telemetry": ("queue", "index", "placement", "gossip", "forwarding"),
+    "main": ("index", "placement", "gossip", "forwarding", "status", "telemetry"),
     "__main__": ("main",),
-    "replay": ("queue", "index", "placement", "relay"),
 }
 """What each package or module of the router imports of the others: only of those before it."""
+
+SIMULATED = {"queue", "index", "placement", "forwarding"}
+"""What the simulator runs of the router."""
 
 
 def imports(path: Path, *, with_types: bool = True) -> Iterator[str]:
@@ -64,7 +66,17 @@ def breaches(folder: str, *forbidden: str) -> list[str]:
 
 def test_the_shared_package_imports_no_service_and_no_engine() -> None:
     """kvmesh is what services stand on; the command line starts services by name."""
-    assert breaches("kvmesh", "services", "engines", "bench", "tests") == []
+    assert breaches("kvmesh", "services", "simulator", "engines", "bench", "tests") == []
+
+
+def test_the_simulator_imports_of_the_router_its_decisions_alone() -> None:
+    """The simulator runs the router's own placement and queue; it starts no service and no engine."""
+    others = [f"services.{name}" for name in SERVICES if name != "router"]
+    assert breaches("simulator", "engines", "bench", "tests", "kvmesh.cli", *others) == []
+    used = {
+        tuple(name.split(".")[:3]) for path in (ROOT / "simulator").rglob("*.py") for name in imports(path)
+    }
+    assert {name[2] for name in used if name[:2] == ("services", "router") and len(name) > 2} == SIMULATED
 
 
 def test_engines_import_nothing_of_the_mesh() -> None:
@@ -74,7 +86,7 @@ def test_engines_import_nothing_of_the_mesh() -> None:
 
 def test_no_service_imports_an_engine_or_a_bench() -> None:
     """A service knows its engine through Triton alone."""
-    assert breaches("services", "engines", "bench", "tests", "kvmesh.cli") == []
+    assert breaches("services", "engines", "bench", "simulator", "tests", "kvmesh.cli") == []
 
 
 def test_no_service_imports_another() -> None:
@@ -133,7 +145,7 @@ def test_the_reader_of_imports_sees_every_form(tmp_path: Path) -> None:
     sample = ROOT / "kvmesh" / "cli" / "main.py"
     found = set(imports(sample))
     assert {"asyncio", "typing.Final", "kvmesh.cli.generate", "kvmesh.config.describe"} <= found
-    held = ROUTER / "relay" / "relayed.py"
+    held = ROUTER / "forwarding" / "attempt.py"
     assert set(imports(held)) - set(imports(held, with_types=False)) == {
         *(
             "services.router.forwarding.frontend_session",

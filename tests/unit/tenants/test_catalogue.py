@@ -60,7 +60,9 @@ def test_without_tenants_everybody_is_the_anonymous_one() -> None:
 
 def test_the_standard_class_may_be_written() -> None:
     """What its table leaves out is the frontend's."""
-    found = config(classes={"standard": {"priority_class": 2, "runtime_max_s": 30}, "long": {"runtime_max_s": 1800}})
+    found = config(
+        classes={"standard": {"priority_class": 2, "runtime_max_s": 30}, "long": {"runtime_max_s": 1800}}
+    )
     standard = Catalogue(found).identify(None, (), None).service_class
     assert (standard.priority_class, standard.runtime_max_s, standard.default_deadline_s) == (2, 30, 30)
     assert classes_of(found)["long"].default_deadline_s == 120

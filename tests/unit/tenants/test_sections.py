@@ -26,8 +26,14 @@ sha256 = "{HASH}"
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[classes.x]\npriority_class = 8", "classes.x.priority_class = 8 is out of range: allowed is 0 to 7."),
-        ("[classes.x]\nbnad = 8", "Unknown key classes.x.bnad: did you mean classes.x.priority_class?"),
+        (
+            "[classes.x]\npriority_class = 8",
+            "classes.x.priority_class = 8 is out of range: allowed is 0 to 7.",
+        ),
+        (
+            "[classes.x]\npriority_clas = 8",
+            "Unknown key classes.x.priority_clas: did you mean classes.x.priority_class?",
+        ),
         (
             "[classes.x]\nsheddable = 1",
             "classes.x.sheddable = 1 is not true or false: allowed is true or false.",
