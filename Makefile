@@ -11,7 +11,7 @@ SEED ?=
 # A run by name leaves the record alone; the whole matrix goes on where it was stopped, and is the record when it is done.
 CHAOS_ONE = $(if $(ONLY),--cells "$(ONLY)") $(if $(SEED),--seed "$(SEED)")
 CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measurements/faults.md
-SOURCES := $(wildcard kvmesh services engines bench tests tools)
+SOURCES := $(wildcard kvmesh services simulator engines bench tests tools)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check exactness upgrade bench bench-peers bench-routing bench-routing-full chaos soak abuse proto docs lock images

@@ -12,7 +12,7 @@ import pytest
 
 from simulator.trace import Record, Trace, TraceError, read
 from simulator.workload import spread, workload
-from tests.unit.router.replay import small
+from tests.unit.simulator import small
 
 GOOD: dict[str, Any] = {"timestamp": 5, "input_length": 600, "output_length": 9, "hash_ids": [0, 7]}
 

@@ -35,7 +35,7 @@ from simulator.servers import Order
 from simulator.simulation import Absence, Cluster, Outcome, Simulation
 from simulator.workload import Workload, workload
 from tests.unit.overtaking import overtaken_s
-from tests.unit.router.replay import small
+from tests.unit.simulator import small
 
 FLAT = Cost("flat", 0.0, 1e-3, 0.0)
 """A millisecond per token: figures can be computed by hand."""

@@ -21,7 +21,7 @@ from simulator.measures import Measures
 from simulator.options import BadOption, Cache
 from simulator.plot import CHARTS, COLOURS, Line, Panel, svg
 from simulator.sizing import REPLICAS_MAX, Search
-from tests.unit.router.replay import small
+from tests.unit.simulator import small
 
 
 def measures(goodput: float) -> Measures:

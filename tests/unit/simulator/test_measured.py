@@ -20,8 +20,8 @@ from simulator import options
 from simulator.cost import COSTS
 from simulator.measured import PROMPTS_MIN, measured
 from simulator.options import BadOption
-from tests.unit.router.replay import small
-from tests.unit.router.replay.test_command import run
+from tests.unit.simulator import small
+from tests.unit.simulator.test_command import run
 
 QUICK = ("--replicas", "2", "--load", ".7", "--policies", "kvmesh,random", "--json")
 
