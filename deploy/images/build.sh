@@ -3,8 +3,8 @@
 #   build.sh [--if-possible] [service|engine|redis|faults ...]     default: all four
 #   --if-possible    where Docker or a base is missing, say so and be content
 #   TAG=dev          of the images: kvmesh:TAG, kvmesh-engine:TAG, kvmesh-redis:TAG, kvmesh-faults:TAG
-#   SOURCES=         folder whose kvmesh/, services/ and engines/ are built; empty: this repository. For another revision:
-#                      git archive REVISION kvmesh services engines LICENSE | tar -x -C FOLDER
+#   SOURCES=         folder whose kvmesh/, services/, simulator/ and engines/ are built; empty: this repository. For another revision:
+#                      git archive REVISION kvmesh services simulator engines LICENSE | tar -x -C FOLDER
 #   LOCKS=           folder with the *.lock that pin their packages; empty: this one
 #   BASE=            an image with Python 3.11 of Debian; empty: kvmesh-base:bookworm, which base.sh makes where it is
 #                    missing, or python:3.11-slim-bookworm where it cannot
@@ -63,7 +63,7 @@ fi
 name_of() { [ "$1" = service ] && echo "kvmesh:$tag" || echo "kvmesh-$1:$tag"; }
 
 sources() {  # what an image of ours is made of, one path a line, from the root of the repository
-  (cd "$root" && find kvmesh services engines -type f \( -name '*.py' -o -path 'engines/reference/model/*' \) \
+  (cd "$root" && find kvmesh services engines $([ ! -d simulator ] || echo simulator) -type f \( -name '*.py' -o -path 'engines/reference/model/*' \) \
     ! -path 'engines/reference/training/*' ! -path '*/__pycache__/*' | LC_ALL=C sort)
 }
 
