@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from services.router.queue.tenant_queues import PriorityClassQueue, Line, MayGo
+from services.router.queue.tenant_queues import Line, MayGo, PriorityClassQueue
 from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX, Waiting
 
 LOOK_AHEAD: Final = 8
