@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from bench import aims
+from bench import aims, pages
+from bench.pages import number
 from bench.results import Figure, Key, Results
 
 PARTS = (aims.EDGE_PART, aims.MESH_PART, aims.CALL_PART)
 TRIPS = 2
 """Round trips over Attach before a first token where decode is certain to have room: to the router, to prefill."""
-NOTES = "<!-- Below: written by hand, kept when the page is written again. -->"
 TITLES = {
     "floor": "Floor: source and sink, nothing between",
     "router": "Router alone",
@@ -24,24 +25,18 @@ TITLES = {
     "index": "Prefix index",
     "placement": "Placement decisions",
     "sharing": "Routers that tell each other what they dispatched, over one Redis",
-    "admission": "Admission by budgets",
     "trust": "Router alone, plain text and mutual TLS",
+    "admission": "Admission by budgets",
     "refusals": "Refusing, on the wire and without it",
     "fairness": "Fairness: who feels a tenant's burst",
     "conversations": "Conversations: what is found in cache again, and how even the work is",
     "overload": "Overload: what is served, what is refused",
 }
-
-
-def number(value: float) -> str:
-    """Return `value` with three significant digits, never in exponents."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    if abs(value) >= 10:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.4f}"
+METHOD = """\
+CPU is the time of all threads of the process under test, user and system, read from outside over a window of
+steady load; the first seconds are dropped. The process under test has core 0 to itself, its neighbours share
+core 1. Each figure: smallest, median and largest of the repeats; an aim is judged by the median."""
+COLUMNS = ("figure", "min", "median", "max", "unit", "aim", "")
 
 
 def verdict(figure: Figure) -> str:
@@ -55,12 +50,8 @@ def tables(results: Results) -> list[Table]:
     made = []
     for scenario in results.scenarios():
         table = Table(title=TITLES[scenario], title_justify="left", header_style="bold")
-        for name in ("case", "figure"):
-            table.add_column(name)
-        for name in ("min", "median", "max"):
-            table.add_column(name, justify="right")
-        for name in ("unit", "aim", ""):
-            table.add_column(name)
+        for name in ("case", *COLUMNS):
+            table.add_column(name, justify="right" if name in ("min", "median", "max") else "left")
         last_case = ""
         for figure in results.of(scenario):
             case = figure.key.case
@@ -71,56 +62,37 @@ def tables(results: Results) -> list[Table]:
     return made
 
 
-def to_json(results: Results, machine: Mapping[str, str], command: str, seconds: float) -> str:
-    """Return the run as JSON."""
-    run: dict[str, Any] = {
-        "command": command,
-        "seconds": round(seconds, 1),
-        "machine": dict(machine),
-        "figures": [figure.to_json() for figure in results.figures.values()],
-        "problems": results.problems,
-    }
-    return json.dumps(run, indent=2)
+@dataclass(slots=True)
+class Run:
+    """A run of the bench."""
 
+    command: str
+    machine: Mapping[str, str]
+    results: Results
+    seconds: float = 0.0
 
-def page(results: Results, machine: Mapping[str, str], command: str, seconds: float, old: str = "") -> str:
-    """Return the run as Markdown. `old`: the page that it replaces, whose title and hand-written end are kept."""
-    title, notes = old.partition("\n")[0] or "# What kvmesh costs", old.partition(NOTES)[2]
-    lines = [
-        title,
-        "",
-        f"Written by `{command}`, {seconds / 60:.1f} minutes.",
-        "",
-        "| machine | |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in machine.items()),
-        "",
-        "CPU is the time of all threads of the process under test, user and system, read from outside over a window of",
-        "steady load; the first seconds are dropped. The process under test has core 0 to itself, its neighbours share",
-        "core 1. Each figure: smallest, median and largest of the repeats; an aim is judged by the median.",
-        "",
-        "## Aims",
-        "",
-        *(sentences(results) or ["No figure with an aim was measured."]),
-        "",
-    ]
-    if results.problems:
-        lines += [
-            "## What could not be measured, or not well",
-            "",
-            *(f"- {text}" for text in results.problems),
-            "",
-        ]
-    for scenario in results.scenarios():
-        lines += [
-            f"## {TITLES[scenario]}",
-            "",
-            "| case | figure | min | median | max | unit | aim | |",
-            "|---|---|--:|--:|--:|---|---|---|",
-            *(f"| {figure.key.case} | {' | '.join(_cells(figure))} |" for figure in results.of(scenario)),
-            "",
-        ]
-    return "\n".join([*lines, NOTES, notes.strip(), ""])
+    def to_json(self) -> str:
+        """Return the run as JSON."""
+        run: dict[str, Any] = {
+            "command": self.command,
+            "seconds": round(self.seconds, 1),
+            "machine": dict(self.machine),
+            "figures": [figure.to_json() for figure in self.results.figures.values()],
+            "problems": self.results.problems,
+        }
+        return json.dumps(run, indent=2) + "\n"
+
+    def page(self, old: str = "") -> str:
+        """Return the run as Markdown. `old`: the page that it replaces, whose title and hand-written end are kept."""
+        results = self.results
+        lines = [old.partition("\n")[0] or "# What kvmesh costs", ""]
+        lines += [*pages.origin(self.command, self.seconds, self.machine), METHOD, ""]
+        lines += pages.section("Aims", sentences(results) or ["No figure with an aim was measured."])
+        lines += pages.section("What could not be measured, or not well", pages.items(results.problems))
+        for scenario in results.scenarios():
+            rows = [[figure.key.case, *_cells(figure)] for figure in results.of(scenario)]
+            lines += pages.section(TITLES[scenario], pages.table(("case", *COLUMNS), rows, "llrrrl"))
+        return pages.with_notes(lines, old)
 
 
 def sentences(results: Results) -> list[str]:

@@ -34,7 +34,7 @@ def fit(
     write: Annotated[Path | None, typer.Option(help="Page to write; its .json beside it.")] = None,
 ) -> None:
     """Fit the router's form to timings, and let its cost model learn from them."""
-    from bench import machine
+    from bench import machine, pages
     from bench.gpu import findings, published
     from bench.gpu.page import page
     from bench.gpu.recording import RecordingError, read
@@ -58,12 +58,10 @@ def fit(
         run["whole_prefills"] = [{"uncached": one.uncached, "seconds": one.seconds} for one in whole]
         run["whole_fits"] = findings.fits(whole)
         run["prefix_attention"] = findings.attention(published.prefix_attention())
-    old = write.read_text(encoding="utf-8") if write is not None and write.exists() else ""
-    text = page(run, old)
+    text = page(run, pages.old(write))
     sys.stdout.write(json.dumps(run) + "\n" if as_json else text)
     if write is not None:
-        write.write_text(text, encoding="utf-8")
-        write.with_suffix(".json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+        pages.write(write, text, json.dumps(run, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
+from bench import pages
 from bench.gpu.findings import SHOWN
-from bench.report import NOTES, number
+from bench.pages import number, table
 
 TITLE: Final = "# What a prefill costs on a GPU, and what the router takes it to cost"
 CONTEXTS: Final = (128, 1024, 2048, 4096, 8192, 16_384, 32_768)
@@ -15,7 +16,6 @@ CONTEXTS: Final = (128, 1024, 2048, 4096, 8192, 16_384, 32_768)
 
 def page(run: dict[str, Any], old: str = "") -> str:
     """Return the page. `old`: the one that it replaces, whose hand-written end is kept."""
-    notes = old.partition(NOTES)[2]
     lines = [
         TITLE,
         "",
@@ -44,14 +44,8 @@ def page(run: dict[str, Any], old: str = "") -> str:
         ("Attention behind a cache, one layer", _attention(run.get("prefix_attention", []))),
         (f"Decode steps, {first['name']}", _steps(run["recordings"])),
     ):
-        if made:
-            lines += [f"## {title}", "", *made, ""]
-    return "\n".join([*lines, NOTES, notes.rstrip("\n").removeprefix("\n"), ""])
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    made = [f"| {' | '.join(row)} |" for row in rows]
-    return [f"| {' | '.join(head)} |", f"|{'--:|' * len(head)}", *made] if made else []
+        lines += pages.section(title, made)
+    return pages.with_notes(lines, old)
 
 
 def _sizes(recordings: Sequence[dict[str, Any]]) -> list[str]:
@@ -62,32 +56,24 @@ def _sizes(recordings: Sequence[dict[str, Any]]) -> list[str]:
     for cached, uncached in shown:
         sizes = [one[cached, uncached] for one in by_size]
         first_s = median(sizes[0]["seconds"])
-        rows.append(
-            [
-                f"{cached:,}",
-                f"{uncached:,}",
-                *(_spread(size["seconds"]) for size in sizes),
-                number(first_s / uncached * 1e6),
-                f"{sizes[0]['of_peak']:.0%}",
-            ]
-        )
+        times = (_spread(size["seconds"]) for size in sizes)
+        per_token, of_peak = number(first_s / uncached * 1e6), f"{sizes[0]['of_peak']:.0%}"
+        rows.append([f"{cached:,}", f"{uncached:,}", *times, per_token, of_peak])
     text = "us per token and share of the peak (989 TFLOP/s, data sheet): of the first column of times."
-    return [*_table(head, rows), "", text]
+    return [*table(head, rows, "r"), "", text]
 
 
 def _whole(sizes: Sequence[dict[str, Any]]) -> list[str]:
     head = ("uncached", "ms [least..most]", "us per token")
-    return _table(
-        head,
+    rows = (
         (
-            [
-                f"{size['uncached']:,}",
-                _spread(size["seconds"]),
-                number(median(size["seconds"]) / size["uncached"] * 1e6),
-            ]
-            for size in sizes
-        ),
+            f"{size['uncached']:,}",
+            _spread(size["seconds"]),
+            number(median(size["seconds"]) / size["uncached"] * 1e6),
+        )
+        for size in sizes
     )
+    return table(head, rows, "r")
 
 
 def _spread(seconds: Sequence[float]) -> str:
@@ -117,7 +103,7 @@ def _fits(run: dict[str, Any]) -> list[str]:
         for line in lines
     ]
     return [
-        *_table((*head, "error: median", "p90", "worst", "at uncached"), rows),
+        *table((*head, "error: median", "p90", "worst", "at uncached"), rows, "r"),
         "",
         "Errors are relative, estimate over time less 1. Counted as at least 256: a prefill of fewer uncached tokens is",
         "taken for one of 256.",
@@ -143,7 +129,7 @@ def _learnt(recording: dict[str, Any]) -> list[str]:
         for line in recording["learnt"]
     ]
     return [
-        *_table(head, rows),
+        *table(head, rows, "r"),
         "",
         "`CostModel` from its prior, fed sizes drawn log-uniform from those timed, 60 runs of 128. After n: how far it was",
         "off for the next prefill, median and p90. Asked: its middle error, in the end of each run, for a prompt of so",
@@ -164,18 +150,16 @@ def _attention(rows: Sequence[dict[str, Any]]) -> list[str]:
             known[uncached, cached]
             for cached in dict.fromkeys((depths[0], depths[len(depths) // 2], depths[-1]))
         ]
-    made = _table(
-        ("uncached", "cached", "ms", "ns per pair"),
+    cells = (
         (
-            [
-                f"{row['uncached']:,}",
-                f"{row['cached']:,}",
-                number(row["seconds"] * 1e3),
-                number(row["pair_s"] * 1e9),
-            ]
-            for row in chosen
-        ),
+            f"{row['uncached']:,}",
+            f"{row['cached']:,}",
+            number(row["seconds"] * 1e3),
+            number(row["pair_s"] * 1e9),
+        )
+        for row in chosen
     )
+    made = table(("uncached", "cached", "ms", "ns per pair"), cells, "r")
     text = "A pair: an uncached token and one in front of it, u (T - u / 2) of them. The form has one time for all pairs."
     return [*made, "", "An NVIDIA A100 80GB, FlashInfer.", text] if made else []
 
@@ -189,14 +173,11 @@ def _steps(recordings: Sequence[dict[str, Any]]) -> list[str]:
     rows = [
         [
             str(batch),
-            *(
-                number(times[batch, context] * 1e3) if (batch, context) in times else ""
-                for context in contexts
-            ),
+            *(number(times[at] * 1e3) if (at := (batch, context)) in times else "" for context in contexts),
         ]
         for batch in sorted({batch for batch, _ in times})
     ]
-    made = [*_table(["streams", *(f"{context:,} tokens, ms" for context in contexts)], rows), ""]
+    made = [*table(["streams", *(f"{context:,} tokens, ms" for context in contexts)], rows, "r"), ""]
     for one in known:
         line = one["steps"]
         made.append(

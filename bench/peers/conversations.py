@@ -6,33 +6,27 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
-from rich.console import Console
 
-from bench import conversation_mesh, conversations, machine
+from bench import conversation_mesh, conversations, machine, options, pages
 from bench.conversation_figures import imbalance, kept, reuse
 from bench.conversation_mesh import PREFILL_BLOCKS, PREFILLS, STEP_S
 from bench.conversation_player import Taken
 from bench.conversations import COST, Plan
 from bench.peers import conversations_page
-from bench.peers.conversations_page import Figures, Record
+from bench.peers.comparison import NAMES, cases_of, compare
+from bench.peers.conversations_page import COLUMNS, About, ConversationRecord, Figures
 from bench.peers.router_system import listening, start_router, urls_of
-from bench.peers.routers import ROUTERS, Policy, Router, Unavailable, environment
-from bench.processes import ANY_CORE, BenchError, Fleet, Process
-from bench.selection import selected
+from bench.peers.routers import Policy, Router
+from bench.processes import ANY_CORE, Fleet, Process
 from bench.tenant_mesh import quantile
 from kvmesh.ports import free_ports
 
-MESH = "kvmesh"
-NAMES = (MESH, *(router.name for router in ROUTERS))
 CACHE_AWARE = Policy("cache_aware (default)", ("--policy", "cache_aware"))
 SHORTEST = Policy("cache_aware, workers serve the shortest first", CACHE_AWARE.options)
 """What of kvmesh's figures is owed to the order at its replicas, others could have with such an engine."""
@@ -43,65 +37,44 @@ LOAD = 0.6
 WORKERS = tuple(f"worker-{index}" for index in range(PREFILLS))
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row of the table."""
+class Played(NamedTuple):
+    """How conversations are played with a system, and the names of its replicas."""
 
-    name: str
-    version: str
-    policy: str
     play: Callable[[Fleet, Plan, int], Sequence[Taken]]
-    replicas: tuple[str, ...] = WORKERS
+    replicas: tuple[str, ...]
 
 
-def compare(
+def hold(
     only: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, by commas.")] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="One repeat, half the conversations, the default policy.")
     ] = False,
-    repeats: Annotated[int, typer.Option(help="Repeats; 0 takes 3, or 1 with --quick.", min=0, max=20)] = 0,
-    write: Annotated[
-        Path | None,
-        typer.Option(
-            help="Page whose section is written, and the JSON beside it, for example docs/measurements/peers.md."
-        ),
-    ] = None,
+    repeats: options.Repeats = 0,
+    write: options.Write = None,
 ) -> None:
     """Hold the same conversations with kvmesh and with routers from PyPI."""
-    names = selected(only, NAMES)
-    console = Console(stderr=True)
-    plan = conversations.plan(
-        conversations.read(), QUICK_CONVERSATIONS if quick else CONVERSATIONS, LOAD, PREFILLS
-    )
-    command = " ".join(["python -m bench.peers.conversations", *map(shlex.quote, sys.argv[1:])])
-    record = Record(command, machine.describe(), len(plan.conversations), plan.turn_count, plan.span_s, LOAD)
-    cases = _cases(names, POLICIES[:1] if quick else POLICIES, record)
-    started_s = time.monotonic()
-    for repeat in range(repeats or (1 if quick else 3)):
-        for case in cases:  # repeats are the outer loop: a noisy minute spoils one run of each
-            console.print(f"{case.name} {case.policy}, run {repeat + 1}")
-            try:
-                with Fleet() as fleet:
-                    taken = case.play(fleet, plan, repeat)
-                    figures = judge(taken, case.replicas)
-            except BenchError as error:
-                record.problems.append(f"{case.name}, {case.policy}, run {repeat + 1}: {error}")
-                console.print(str(error), style="yellow")
-            else:
-                record.add(case.name, case.version, case.policy, figures)
-                console.print(conversations_page.line(figures), highlight=False)
-            record.seconds = time.monotonic() - started_s
-            if write is not None:  # what was measured stays if the rest never is
-                _write(write, record)
-    sys.stdout.write(conversations_page.table(record))
+    count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
+    plan = conversations.plan(conversations.read(), count, LOAD, PREFILLS)
+    about = About(len(plan.conversations), plan.turn_count, plan.span_s, LOAD)
+    command = options.command_line("bench.peers.conversations")
+    record = ConversationRecord(command, machine.describe(), about)
+    mesh = Played(_play_mesh, tuple(f"prefill-{number}" for number in range(PREFILLS)))
+    cases = cases_of(only, POLICIES[:1] if quick else POLICIES, record, mesh, _routed)
+
+    def run(played: Played, repeat: int, say: Callable[[str], None]) -> Figures:
+        say("plays")
+        with Fleet() as fleet:
+            return judge(played.play(fleet, plan, repeat), played.replicas)
+
+    def save() -> None:
+        if write is not None:
+            text = conversations_page.put(pages.old(write), record)
+            pages.write(write, text, record.to_json(), tag="-conversations")
+
+    compare(cases, repeats or (1 if quick else 3), record, run, conversations_page.line, save)
+    sys.stdout.write("\n".join(record.table(COLUMNS)) + "\n")
     if not record.runs:
         raise typer.Exit(1)
-
-
-def _write(page: Path, record: Record) -> None:
-    before = page.read_text(encoding="utf-8") if page.exists() else ""
-    page.write_text(conversations_page.put(before, conversations_page.section(record)), encoding="utf-8")
-    page.with_name(f"{page.stem}-conversations.json").write_text(record.to_json(), encoding="utf-8")
 
 
 def judge(taken: Sequence[Taken], replicas: Sequence[str]) -> Figures:
@@ -126,34 +99,13 @@ def judge(taken: Sequence[Taken], replicas: Sequence[str]) -> Figures:
     )
 
 
-def _cases(names: Sequence[str], policies: Sequence[Policy], record: Record) -> list[Case]:
-    """Return what is measured, and make the environments. A router that cannot be had is noted in the record."""
-    cases = []
-    if MESH in names:
-        replicas = tuple(f"prefill-{number}" for number in range(PREFILLS))
-        cases.append(Case(MESH, record.machine["commit"], "its own", _play_mesh, replicas))
-    for router in ROUTERS:
-        if router.name not in names:
-            continue
-        try:
-            home = environment(router)
-        except Unavailable as error:
-            record.problems.append(str(error))
-            continue
-        cases += [
-            Case(router.name, router.version, policy.name, _player(router, policy, home))
-            for policy in policies
-        ]
-    return cases
-
-
 def _play_mesh(fleet: Fleet, plan: Plan, seed: int) -> Sequence[Taken]:
     mesh = conversation_mesh.start(fleet)
     mesh.open(plan, seed)
     return mesh.play(plan.span_s + 1.0)
 
 
-def _player(router: Router, policy: Policy, home: Path) -> Callable[[Fleet, Plan, int], Sequence[Taken]]:
+def _routed(router: Router, policy: Policy, home: Path) -> Played:
     def play(fleet: Fleet, plan: Plan, seed: int) -> Sequence[Taken]:
         own, metrics, *ports = free_ports("127.0.0.1", 2 + len(WORKERS))
         order = "shortest" if policy is SHORTEST else "fifo"
@@ -167,7 +119,7 @@ def _player(router: Router, policy: Policy, home: Path) -> Callable[[Fleet, Plan
         said.open(plan, seed)
         return said.play(plan.span_s + 1.0)
 
-    return play
+    return Played(play, WORKERS)
 
 
 async def _listening(processes: Iterable[tuple[Process, int]]) -> None:
@@ -181,12 +133,5 @@ def _start_worker(fleet: Fleet, name: str, port: int, order: str) -> Process:
     return fleet.start(name, [sys.executable, "-m", "bench.peers.caching_worker", *options], ANY_CORE)
 
 
-def main() -> None:
-    """Run the command."""
-    made = typer.Typer(add_completion=False)
-    made.command()(compare)
-    made()
-
-
 if __name__ == "__main__":
-    main()
+    typer.run(hold)

@@ -1,105 +1,37 @@
-"""The record of a comparison: a table for people, JSON for machines, a page with what can and cannot be compared."""
+"""The page on one of four workers killed: a table, what was done, and what can and cannot be compared. Pure."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import textwrap
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from bench import report
+from bench import pages
+from bench.pages import paragraph, spread
 from bench.peers.experiment import Schedule
+from bench.peers.record import Column, Record, column
 from bench.peers.streams import Figures
 
-COLUMNS = (
-    "system",
-    "policy",
-    "runs",
-    "done",
-    "**lost**",
-    "refused",
-    "wrong",
-    "on the dead worker",
-    "moved",
-    "longest pause in a stream, s",
-    "in a moved stream, s",
-    "before the kill, s",
-    "restart took, s",
-    "first request on the returned worker, s after it was ready",
-)
 NOT_SERVED = "none within"
 
 
-@dataclass(slots=True)
-class Record:
-    """All runs of a command."""
+@dataclass(frozen=True, slots=True)
+class About:
+    """What was the same for all runs."""
 
-    command: str
-    machine: Mapping[str, str]
     schedule: Schedule
     horizon_s: float
-    seconds: float = 0.0
-    runs: dict[tuple[str, str, str], list[Figures]] = field(default_factory=dict)
-    """By system, version and policy, in the order of the first run."""
-    unavailable: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def add(self, name: str, version: str, policy: str, figures: Figures) -> None:
-        """Add one run."""
-        self.runs.setdefault((name, version, policy), []).append(figures)
-
-    def to_json(self) -> str:
-        """Return everything as JSON."""
-        told: dict[str, Any] = {
-            "command": self.command,
-            "seconds": round(self.seconds, 1),
-            "machine": dict(self.machine),
-            "schedule": asdict(self.schedule),
-            "horizon_s": self.horizon_s,
-            "runs": [
-                {"system": name, "version": version, "policy": policy, "run": number, **asdict(figures)}
-                for (name, version, policy), runs in self.runs.items()
-                for number, figures in enumerate(runs, 1)
-            ],
-            "unavailable": self.unavailable,
-            "problems": self.problems,
-        }
-        return json.dumps(told, indent=2) + "\n"
 
 
-def line(name: str, policy: str, figures: Figures) -> str:
+FaultRecord = Record[About, Figures]
+
+
+def line(figures: Figures) -> str:
     """Return one run as a line, for the one who waits."""
     details = f"; {'; '.join(figures.details)}" if figures.details else ""
     return (
-        f"{name} {policy}: {figures.done} done, {figures.lost} lost, {figures.refused} refused, {figures.wrong} wrong, "
+        f"{figures.done} done, {figures.lost} lost, {figures.refused} refused, {figures.wrong} wrong, "
         f"longest pause {figures.pause_s:.3f} s, returned worker: {readmission([figures])}{details}"
     )
-
-
-def table(record: Record) -> str:
-    """Return the table in Markdown: each cell the median, and in brackets the smallest and the largest run."""
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|---|---|{'--:|' * (len(COLUMNS) - 2)}"]
-    for (name, version, policy), runs in record.runs.items():
-        cells = [f"{name} {version}", policy, str(len(runs))]
-        cells += [spread((read(one) for one in runs), 0) for read in _COUNTS]
-        cells += [spread((read(one) for one in runs), 2) for read in _TIMES]
-        cells.append(readmission(runs))
-        lines.append(f"| {' | '.join(cells)} |")
-    for name, reason in record.unavailable.items():
-        lines.append(f"| {name} | not measured: {reason.replace('|', '/')} |{' |' * (len(COLUMNS) - 2)}")
-    return "\n".join(lines) + "\n"
-
-
-def spread(values: Iterable[float | None], digits: int) -> str:
-    """Return the median, and the smallest and largest where they differ; a dash where there is no value."""
-    known = sorted(value for value in values if value is not None)
-    if not known:
-        return "-"
-    middle = f"{statistics.median(known):.{digits}f}"
-    low, high = f"{known[0]:.{digits}f}", f"{known[-1]:.{digits}f}"
-    return middle if low == high else f"{middle} [{low}..{high}]"
 
 
 def readmission(runs: Iterable[Figures]) -> str:
@@ -112,42 +44,41 @@ def readmission(runs: Iterable[Figures]) -> str:
     return "; ".join(told)
 
 
-def page(record: Record, notes: str) -> str:
-    """Return the page. `notes`: its hand-written end, kept as it is."""
+COLUMNS = (
+    column("done", lambda one: one.done, 0),
+    column("**lost**", lambda one: one.lost, 0),
+    column("refused", lambda one: one.refused, 0),
+    column("wrong", lambda one: one.wrong, 0),
+    column("on the dead worker", lambda one: one.hit, 0),
+    column("moved", lambda one: one.moved, 0),
+    column("longest pause in a stream, s", lambda one: one.pause_s, 2),
+    column("in a moved stream, s", lambda one: one.moved_pause_s, 2),
+    column("before the kill, s", lambda one: one.quiet_pause_s, 2),
+    column("restart took, s", lambda one: one.ready_s, 2),
+    Column("first request on the returned worker, s after it was ready", readmission),
+)
+
+
+def page(record: FaultRecord, old: str) -> str:
+    """Return the page. `old`: the page that it replaces, whose hand-written end is kept."""
     lines = [
         "# One of four workers killed: kvmesh and the routers from PyPI",
         "",
-        f"Written by `{record.command}`, {record.seconds / 60:.1f} minutes.",
-        "",
-        "| machine | |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in record.machine.items()),
-        "",
-        "## What was done",
-        "",
-        *_paragraph(_procedure(record)),
-        "",
-        *_paragraph(_WORDS),
-        "",
-        "## Measured",
-        "",
-        table(record).rstrip(),
-        "",
+        *pages.origin(record.command, record.seconds, record.machine),
+        *pages.section("What was done", [*paragraph(_procedure(record.about)), "", *paragraph(_WORDS)]),
+        *pages.section("Measured", record.table(COLUMNS)),
         *_failures(record),
-        "## What differs, and what this does not show",
-        "",
-        _FAIRNESS,
+        *pages.section("What differs, and what this does not show", [_FAIRNESS]),
+        *pages.section("What could not be measured", pages.items(record.problems)),
     ]
-    if record.problems:
-        lines += ["## What could not be measured", "", *(f"- {text}" for text in record.problems), ""]
-    return "\n".join([*lines, report.NOTES, notes.strip(), ""])
+    return pages.with_notes(lines, old)
 
 
-def _procedure(record: Record) -> str:
-    schedule = record.schedule
+def _procedure(about: About) -> str:
+    schedule = about.schedule
     watch = (
-        f", in the first run of a case until the worker served, for up to {record.horizon_s:g} s in all"
-        if record.horizon_s
+        f", in the first run of a case until the worker served, for up to {about.horizon_s:g} s in all"
+        if about.horizon_s
         else ""
     )
     return (
@@ -161,11 +92,7 @@ def _procedure(record: Record) -> str:
     )
 
 
-def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def _failures(record: Record) -> list[str]:
+def _failures(record: FaultRecord) -> list[str]:
     told = [
         f"- {name}, {policy}, run {number}: {'; '.join(one.details)}"
         for (name, _, policy), runs in record.runs.items()
@@ -175,20 +102,6 @@ def _failures(record: Record) -> list[str]:
     return ["What the clients of failed streams saw:", "", *told, ""] if told else []
 
 
-_COUNTS: tuple[Callable[[Figures], float], ...] = (
-    lambda one: one.done,
-    lambda one: one.lost,
-    lambda one: one.refused,
-    lambda one: one.wrong,
-    lambda one: one.hit,
-    lambda one: one.moved,
-)
-_TIMES: tuple[Callable[[Figures], float | None], ...] = (
-    lambda one: one.pause_s,
-    lambda one: one.moved_pause_s,
-    lambda one: one.quiet_pause_s,
-    lambda one: one.ready_s,
-)
 _WORDS = (
     "Clients check every answer: status, framing, each token in its order, none beyond, the finish reason, the end. "
     "**Lost**: a stream that had begun and did not come to its right end. Refused: it failed before its first token, and "
@@ -209,5 +122,4 @@ _FAIRNESS = """\
   tokens bounds the number of streams that are done.
 - The longest pause is that of all streams that ended after the kill, those on other workers too: it holds what starting a
   worker again takes from the rest on a machine with few cores, for Triton far more than for a mock worker. What the fault
-  itself costs is the pause in a moved stream. The pause before the kill is the machine's own noise; nothing is finer.
-"""
+  itself costs is the pause in a moved stream. The pause before the kill is the machine's own noise; nothing is finer."""

@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bench import machine
-from bench.report import NOTES
+from bench import machine, pages
 from bench.routing import page
 from bench.routing import tails as tail_page
 from bench.routing.page import Found
@@ -74,15 +73,10 @@ def routing(
         about = {**{name: made[name] for name in MADE}, "code": code()}
         command = "make bench-routing-full" if is_full else "make bench-routing"
         command += f" DRAW={draw}" if draw else ""
-        notes = ""
-        if write.exists():
-            _, mark, notes = write.read_text(encoding="utf-8").partition(NOTES)
-            notes = mark + notes
-        write.write_text(page.page(rows, about, command, tail) + (notes or f"{NOTES}\n"), encoding="utf-8")
         told = page.as_json(rows, about, tail)
         lines = ",\n".join(json.dumps(row) for row in told.pop("rows"))
         text = f'{json.dumps(told, indent=1)[:-2]},\n "rows": [\n{lines}\n ]\n}}\n'
-        write.with_suffix(".json").write_text(text, encoding="utf-8")
+        pages.write(write, page.page(rows, about, command, tail, pages.old(write)), text)
 
 
 def _traces() -> dict[str, Trace]:

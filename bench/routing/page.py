@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench import pages
 from bench.routing import tails
 from bench.routing.rows import NAMES, OURS, SEEDS, Case, drawn, fifteen
-from bench.routing.tails import Tail
+from bench.routing.tails import Tail, geometric, met
 from simulator.measures import Measures, mean, spread
 from simulator.runs import BOUND
 from simulator.tables import figures, row_dict
@@ -45,7 +45,12 @@ a prompt to whoever holds the most of it, be that one block, and to the least lo
 With 64 replicas that was over after 500 of 12,000 requests in one run; in another it took 6,000, and the 40 replicas in use
 were overloaded. smg 1.13, which is not simulated, wants .3 of a prompt cached before it follows the cache."""
 
-OTHER_COLUMNS = ("best other", "mean s", "p99", "goodput", "kvmesh over it")
+POLICY_COLUMNS = ("policy", "TTFT s", "over kvmesh", "p99 s", "goodput", "hit", "imbalance", "work")
+ROW_COLUMNS = (
+    *("row", "kvmesh: mean s", "p50", "p99", "goodput", "hit", "imbalance"),
+    *("best other", "mean s", "p99", "goodput", "kvmesh over it"),
+)
+DETAIL_COLUMNS = ("policy", "mean s", "p50", "p90", "p99", "max", "goodput", "hit", "imbalance", "work")
 
 
 @dataclass(frozen=True)
@@ -74,14 +79,14 @@ def others() -> list[str]:
     return [policy for policy in NAMES if policy not in (OURS, BOUND)]
 
 
-def geometric(rows: Sequence[Found], policy: str) -> float:
+def ttft_s(rows: Sequence[Found], policy: str) -> float:
     """Return the geometric mean over rows of the mean time to first token."""
-    return math.exp(statistics.fmean(math.log(row.mean(policy).mean_s) for row in rows))
+    return geometric(row.mean(policy).mean_s for row in rows)
 
 
 def verdict(rows: Sequence[Found]) -> dict[str, Any]:
     """Return how kvmesh does against the best single other policy, and in its worst row."""
-    overall = {policy: geometric(rows, policy) for policy in NAMES}
+    overall = {policy: ttft_s(rows, policy) for policy in NAMES}
     best = min(others(), key=lambda policy: overall[policy])
     worst = max(rows, key=Found.ratio)
     behind = [row for row in rows if row.ratio() > ROW_AIM]
@@ -138,97 +143,87 @@ def as_json(rows: Sequence[Found], made: Mapping[str, str], tail: Sequence[Tail]
     }
 
 
-def page(rows: Sequence[Found], made: Mapping[str, str], command: str, tail: Sequence[Tail] = ()) -> str:
-    """Return the page."""
-    parts = [
-        *("# Placement, by replayed traces", "", f"Made by `{command}`. {INTRODUCTION}", ""),
-        *(f"- {name}: {value}" for name, value in made.items()),
-        f"- rows: {len(rows)}; seeds per row: {len(SEEDS)}; means over them, ± half the distance of the extremes",
-        *("", "| aim | rows | measured | |", "|---|---|---|---|"),
+def page(
+    rows: Sequence[Found], made: Mapping[str, str], command: str, tail: Sequence[Tail] = (), old: str = ""
+) -> str:
+    """Return the page. `old`: the page that it replaces, whose hand-written end is kept."""
+    known = f"{len(rows)}; seeds per row: {len(SEEDS)}; means over them, ± half the distance of the extremes"
+    facts = (f"{name}: {value}" for name, value in {**made, "rows": known}.items())
+    lines = [
+        "# Placement, by replayed traces",
+        "",
+        f"Made by `{command}`. {INTRODUCTION}",
+        "",
+        *pages.items(facts),
+        "",
     ]
+    lines += pages.table(("aim", "rows", "measured", ""), [*_aims(rows), *(tails.aims(tail) if tail else ())])
+    lines += ["", *pages.section("Policies", [OVERALL])]
+    for name, group in groups(rows).items():
+        by_ttft = sorted(NAMES, key=lambda policy: ttft_s(group, policy))
+        lines += [
+            f"### Over {name}",
+            "",
+            *pages.table(POLICY_COLUMNS, (_overall(group, one) for one in by_ttft)),
+            "",
+        ]
+    lines += tails.section(tail) if tail else []
+    lines += pages.section("Rows", [WORDS, "", *pages.table(ROW_COLUMNS, map(_row, rows))])
+    lines += pages.section("Every policy, in the chosen rows", [CHANCE])
+    for row in rows:
+        if row.case in fifteen():
+            lines += [f"### {row.case.name}", "", *pages.table(DETAIL_COLUMNS, _detail(row)), ""]
+    return pages.with_notes(lines, old)
+
+
+def _aims(rows: Sequence[Found]) -> Iterator[Sequence[str]]:
     for name, told in verdicts(rows).items():
         gain = f"{_percent(told['ratio'])} against {told['best_other']}"
         worst = (
             f"{_percent(told['worst_row_ratio'])} against {told['worst_row_best_other']}: {told['worst_row']}; "
             f"{len(told['rows_behind_aim'])} rows behind; first in {told['rows_best']} of {told['rows']}"
         )
-        parts += [
-            f"| {GAIN_TEXT} | {name} | {gain} | {_met(told['ratio'] <= GAIN_AIM)} |",
-            f"| {ROW_TEXT} | {name} | {worst} | {_met(told['worst_row_ratio'] <= ROW_AIM)} |",
-        ]
-    parts += tails.aims(tail) if tail else []
-    parts += ["", "## Policies", "", OVERALL, ""]
-    for name, group in groups(rows).items():
-        by_ttft = sorted(NAMES, key=lambda policy: geometric(group, policy))
-        parts += [
-            *(f"### Over {name}", ""),
-            *_head("policy", "TTFT s", "over kvmesh", "p99 s", "goodput", "hit", "imbalance", "work"),
-            *(_overall(group, policy) for policy in by_ttft),
-            "",
-        ]
-    parts += tails.section(tail) if tail else []
-    parts += [
-        *("## Rows", "", WORDS, ""),
-        *_head("row", "kvmesh: mean s", "p50", "p99", "goodput", "hit", "imbalance", *OTHER_COLUMNS),
-        *(_row(row) for row in rows),
-        *("", "## Every policy, in the chosen rows", "", CHANCE, ""),
-    ]
-    for row in rows:
-        if row.case in fifteen():
-            parts += _detail(row)
-    return "\n".join(parts)
+        yield GAIN_TEXT, name, gain, met(told["ratio"] <= GAIN_AIM)
+        yield ROW_TEXT, name, worst, met(told["worst_row_ratio"] <= ROW_AIM)
 
 
-def _head(*titles: str) -> tuple[str, str]:
-    return f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"
-
-
-def _overall(rows: Sequence[Found], policy: str) -> str:
+def _overall(rows: Sequence[Found], policy: str) -> list[str]:
     seen = [row.mean(policy) for row in rows]
-    ttft = geometric(rows, policy)
-    p99 = math.exp(statistics.fmean(math.log(one.p99_s) for one in seen))
-    return (
-        f"| {policy} | {ttft:.3f} | {ttft / geometric(rows, OURS):.2f} | {p99:.2f} | "
-        f"{statistics.fmean(one.goodput for one in seen):.3f} | {statistics.fmean(one.hit for one in seen):.3f} | "
-        f"{statistics.fmean(one.imbalance for one in seen):.2f} | {statistics.fmean(one.work for one in seen):.2f} |"
-    )
+    ours_s, policy_s = ttft_s(rows, OURS), ttft_s(rows, policy)
+    return [
+        *(
+            policy,
+            f"{policy_s:.3f}",
+            f"{policy_s / ours_s:.2f}",
+            f"{geometric(one.p99_s for one in seen):.2f}",
+        ),
+        f"{statistics.fmean(one.goodput for one in seen):.3f}",
+        f"{statistics.fmean(one.hit for one in seen):.3f}",
+        f"{statistics.fmean(one.imbalance for one in seen):.2f}",
+        f"{statistics.fmean(one.work for one in seen):.2f}",
+    ]
 
 
-def _row(row: Found) -> str:
+def _row(row: Found) -> list[str]:
     ours, around = row.mean(OURS), spread(row.runs[OURS])
     name = row.best_other()
     other = row.mean(name)
-    return (
-        f"| {row.case.name} | {ours.mean_s:.3f} ±{around.mean_s:.3f} | {ours.p50_s:.3f} | {ours.p99_s:.2f} | "
-        f"{ours.goodput:.3f} | {ours.hit:.3f} | {ours.imbalance:.2f} | {name} | {other.mean_s:.3f} | {other.p99_s:.2f} | "
-        f"{other.goodput:.3f} | {_percent(row.ratio())} |"
-    )
+    return [
+        *(row.case.name, f"{ours.mean_s:.3f} ±{around.mean_s:.3f}", f"{ours.p50_s:.3f}", f"{ours.p99_s:.2f}"),
+        *(f"{ours.goodput:.3f}", f"{ours.hit:.3f}", f"{ours.imbalance:.2f}"),
+        *(name, f"{other.mean_s:.3f}", f"{other.p99_s:.2f}", f"{other.goodput:.3f}", _percent(row.ratio())),
+    ]
 
 
-def _detail(row: Found) -> list[str]:
-    columns = ("mean s", "p50", "p90", "p99", "max", "goodput", "hit", "imbalance", "work")
-    parts = [f"### {row.case.name}", "", *_head("policy", *columns)]
+def _detail(row: Found) -> Iterator[list[str]]:
     for policy in sorted(NAMES, key=lambda name: row.mean(name).mean_s):
         seen, around = row.mean(policy), spread(row.runs[policy])
-        cells = (
-            policy,
-            f"{seen.mean_s:.3f} ±{around.mean_s:.3f}",
-            f"{seen.p50_s:.3f}",
-            f"{seen.p90_s:.2f}",
-            f"{seen.p99_s:.2f}",
-            f"{seen.max_s:.1f}",
-            f"{seen.goodput:.3f} ±{around.goodput:.3f}",
-            f"{seen.hit:.3f}",
-            f"{seen.imbalance:.2f}",
-            f"{seen.work:.2f}",
-        )
-        parts.append(f"| {' | '.join(cells)} |")
-    return [*parts, ""]
+        yield [
+            *(policy, f"{seen.mean_s:.3f} ±{around.mean_s:.3f}", f"{seen.p50_s:.3f}", f"{seen.p90_s:.2f}"),
+            *(f"{seen.p99_s:.2f}", f"{seen.max_s:.1f}", f"{seen.goodput:.3f} ±{around.goodput:.3f}"),
+            *(f"{seen.hit:.3f}", f"{seen.imbalance:.2f}", f"{seen.work:.2f}"),
+        ]
 
 
 def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
-
-
-def _met(is_met: bool) -> str:
-    return "met" if is_met else "**missed**"

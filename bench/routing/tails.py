@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench import pages
 from bench.routing.rows import OURS, REFERENCE, TAIL_SEEDS, Case
 from simulator.measures import Measures
 from simulator.tables import row_dict
@@ -57,9 +58,9 @@ def verdict(rows: Sequence[Tail]) -> dict[str, Any]:
     means = [row.mean_s(OURS) / row.mean_s(REFERENCE) for row in rows]
     return {
         "rows": len(rows),
-        "p99_over_reference": _geometric([row.over_reference() for row in rows]),
+        "p99_over_reference": geometric(map(Tail.over_reference, rows)),
         "p99_over_reference_aim": REFERENCE_AIM,
-        "mean_over_reference": _geometric(means),
+        "mean_over_reference": geometric(means),
         "worst_row": worst.case.name,
         "worst_row_leader": worst.leader(),
         "worst_row_p99_over_leader": worst.over_leader(),
@@ -69,7 +70,7 @@ def verdict(rows: Sequence[Tail]) -> dict[str, Any]:
     }
 
 
-def aims(rows: Sequence[Tail]) -> list[str]:
+def aims(rows: Sequence[Tail]) -> list[Sequence[str]]:
     """Return the aims as rows of the table of aims."""
     told = verdict(rows)
     name = f"{told['rows']} rows, tail"
@@ -79,31 +80,17 @@ def aims(rows: Sequence[Tail]) -> list[str]:
     )
     reference = f"{told['p99_over_reference']:.2f}, with {told['mean_over_reference']:.2f} of its mean"
     return [
-        f"| {ROW_TEXT} | {name} | {leader} | {_met(told['worst_row_p99_over_leader'] <= ROW_AIM)} |",
-        f"| {REFERENCE_TEXT} | {name} | {reference} | {_met(told['p99_over_reference'] <= REFERENCE_AIM)} |",
+        (ROW_TEXT, name, leader, met(told["worst_row_p99_over_leader"] <= ROW_AIM)),
+        (REFERENCE_TEXT, name, reference, met(told["p99_over_reference"] <= REFERENCE_AIM)),
     ]
 
 
 def section(rows: Sequence[Tail]) -> list[str]:
     """Return the part of the page."""
-    titles = (
-        "row",
-        "kvmesh: mean s",
-        "p99",
-        f"{REFERENCE}: mean s",
-        "p99",
-        "best mean",
-        "mean s",
-        "p99",
-        "p99 over it",
+    times = ("kvmesh: mean s", "p99", f"{REFERENCE}: mean s", "p99", "best mean", "mean s", "p99")
+    return pages.section(
+        "The tail", [WORDS, "", *pages.table(("row", *times, "p99 over it"), map(_row, rows))]
     )
-    return [
-        *("## The tail", "", WORDS, ""),
-        f"| {' | '.join(titles)} |",
-        "|---" * len(titles) + "|",
-        *(_row(row) for row in rows),
-        "",
-    ]
 
 
 def as_json(rows: Sequence[Tail]) -> list[dict[str, Any]]:
@@ -121,18 +108,21 @@ def as_json(rows: Sequence[Tail]) -> list[dict[str, Any]]:
     ]
 
 
-def _row(row: Tail) -> str:
+def _row(row: Tail) -> list[str]:
     leader = row.leader()
-    return (
-        f"| {row.case.name} | {row.mean_s(OURS):.3f} | {row.p99_s(OURS):.2f} | {row.mean_s(REFERENCE):.3f} | "
-        f"{row.p99_s(REFERENCE):.2f} | {leader} | {row.mean_s(leader):.3f} | {row.p99_s(leader):.2f} | "
-        f"{row.over_leader():.2f} |"
-    )
+    cells = [row.case.name, *_times(row, OURS), *_times(row, REFERENCE), leader, *_times(row, leader)]
+    return [*cells, f"{row.over_leader():.2f}"]
 
 
-def _geometric(ratios: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
+def _times(row: Tail, policy: str) -> tuple[str, str]:
+    return f"{row.mean_s(policy):.3f}", f"{row.p99_s(policy):.2f}"
 
 
-def _met(is_met: bool) -> str:
+def geometric(values: Iterable[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def met(is_met: bool) -> str:
+    """Return what the table of aims says of one."""
     return "met" if is_met else "**missed**"

@@ -7,16 +7,17 @@ from typing import Final
 
 import msgspec
 
+from bench import pages
 from tests.abuse.records import Row
 
 BEGIN: Final = "<!-- written by make abuse: begin -->"
 END: Final = "<!-- written by make abuse: end -->"
 SEEN_MAX: Final = 4
 """Kinds of answers that the table shows, the most frequent first."""
-
-
-class PageError(ValueError):
-    """The page has no place for the section."""
+COLUMNS: Final = (
+    *("attack", "how often", "how it was answered", "calls beside it", "p99"),
+    *("memory: peak", "after", "held"),
+)
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -42,24 +43,18 @@ def section(report: Report) -> list[str]:
         f"{held} of {len(report.rows)} attacks were withstood. {answered} of {calls} legitimate calls beside them were",
         "answered.",
         "",
-        "| attack | how often | how it was answered | calls beside it | p99 | memory: peak | after | held |",
-        "|---|---|---|---|---|---|---|---|",
+        *pages.table(COLUMNS, map(_cells, report.rows)),
     ]
-    lines += [_line(row) for row in report.rows]
     broken = [(row.name, violation) for row in report.rows for violation in row.violations]
     if broken:
         lines += ["", "Bounds that did not hold:", ""]
-        lines += [f"- {name}: {violation}" for name, violation in broken]
+        lines += pages.items(f"{name}: {violation}" for name, violation in broken)
     return lines
 
 
 def put(page: str, lines: Sequence[str]) -> str:
     """Return `page` with `lines` between its marks. Raises PageError if they are not there."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise PageError(f"the page has no lines {BEGIN!r} and {END!r}, between which the table belongs")
-    return before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + after
+    return pages.put(page, lines, BEGIN, END)
 
 
 def counts(what: Mapping[str, int], most: int | None = None) -> str:
@@ -69,9 +64,9 @@ def counts(what: Mapping[str, int], most: int | None = None) -> str:
     return ", ".join(shown) + (", ..." if most is not None and len(there) > most else "")
 
 
-def _line(row: Row) -> str:
+def _cells(row: Row) -> tuple[str, ...]:
     p99 = "-" if row.p99_s is None else f"{row.p99_s:.2f} s"
-    cells = (
+    return (
         f"{row.name}: {row.about[0].lower()}{row.about[1:]}",
         f"{counts(row.did)} in {row.seconds:.0f} s",
         counts(row.saw, SEEN_MAX) or "-",
@@ -81,4 +76,3 @@ def _line(row: Row) -> str:
         f"{row.grown_mb:+.0f} MB ({row.grown_part})",
         "yes" if row.has_held else "**no**",
     )
-    return "| " + " | ".join(cells) + " |"

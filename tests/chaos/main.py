@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench import pages
 from tests.chaos import machine, page, rig
 from tests.chaos import soak as soaks
 from tests.chaos.cells import CellError, Run, long_form, parse, short_form
@@ -245,10 +246,9 @@ def _show(shown: Console, matrix: Matrix, one: Run, record: Record) -> None:
 
 def _write_page(path: Path) -> None:
     """Write the page from the records of the matrix (.jsonl) and of the soak (-soak.json) beside it."""
-    notes = page.notes_of(path.read_text(encoding="utf-8")) if path.exists() else ""
     soak_file = soak_file_of(path)
     soak = msgspec.json.decode(soak_file.read_bytes(), type=SoakRecord) if soak_file.exists() else None
-    text = page.page(Results(path.with_suffix(".jsonl")).read(), soak, "make chaos", notes)
+    text = page.page(Results(path.with_suffix(".jsonl")).read(), soak, "make chaos", pages.old(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from bench import pages
 from tests.chaos.cells import Cell, everything
 from tests.chaos.records import Record, median
 from tests.chaos.slopes import FLAT, GROWS, MINUTES_OF_A_DAY, NOT_JUDGED, Slope
 from tests.chaos.soak_record import SoakRecord
-
-NOTES: Final = "<!-- Below: written by hand, kept when the page is written again. -->"
-
 
 READMITTED_S: Final = 2.0
 """What a returned part is allowed until it serves."""
@@ -68,8 +66,8 @@ without a server, also those of streams that ended early.
   serve again."""
 
 
-def page(records: Sequence[Record], soak: SoakRecord | None, command: str, notes: str = "") -> str:
-    """Return the page as Markdown. `notes`: the hand-written end of the page, kept as it is."""
+def page(records: Sequence[Record], soak: SoakRecord | None, command: str, old: str = "") -> str:
+    """Return the page as Markdown. `old`: the page that it replaces, whose hand-written end is kept."""
     lines = [
         "# Faults",
         "",
@@ -81,12 +79,7 @@ def page(records: Sequence[Record], soak: SoakRecord | None, command: str, notes
         lines += _violations(records)
     if soak is not None:
         lines += soak_section(soak)
-    return "\n".join([*lines, NOTES, notes.strip(), ""])
-
-
-def notes_of(text: str) -> str:
-    """Return the hand-written end of a page."""
-    return text.partition(NOTES)[2]
+    return pages.with_notes(lines, old)
 
 
 def _about(records: Sequence[Record], command: str) -> list[str]:
@@ -133,12 +126,12 @@ def _verdict(records: Sequence[Record]) -> list[str]:
 
 
 def _table(records: Sequence[Record]) -> list[str]:
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
+    rows = []
     for cell in everything():
         ones = [record for record in records if (record.part, record.fault) == (cell.part, cell.fault)]
         if ones:
-            lines.append(f"| {' | '.join(row(cell, ones))} |")
-    return lines
+            rows.append(row(cell, ones))
+    return pages.table(COLUMNS, rows, "lr")
 
 
 def row(cell: Cell, records: Sequence[Record]) -> list[str]:
@@ -218,13 +211,11 @@ def soak_section(soak: SoakRecord) -> list[str]:
             "is not judged; replicas run the same program, so one of each kind must be.",
         ),
         "",
-        f"| {' | '.join(SLOPE_COLUMNS)} |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|---|---|",
-        *(_slope_row(slope) for slope in soak.slopes),
+        *pages.table(SLOPE_COLUMNS, map(_slope_row, soak.slopes), "lrrrrrrrl"),
         "",
-        *(f"- {violation}" for violation in soak.violations),
-        *(
-            f"- at {death.at_s:.0f} s {death.part} ended by itself with status {death.status} and was started again"
+        *pages.items(map(str, soak.violations)),
+        *pages.items(
+            f"at {death.at_s:.0f} s {death.part} ended by itself with status {death.status} and was started again"
             for death in soak.deaths
         ),
         "",
@@ -239,14 +230,14 @@ def _unjudged(soak: SoakRecord) -> str:
     return f" (of no {', no '.join(soak.unjudged)} at all)" if soak.unjudged else ""
 
 
-def _slope_row(slope: Slope) -> str:
+def _slope_row(slope: Slope) -> list[str]:
     is_judged = slope.verdict != NOT_JUDGED
     per_min = "-" if slope.mb_per_min is None else f"{slope.mb_per_min:+.2f}"
     bound = f"{slope.bound_mb_per_min * MINUTES_OF_A_DAY:.0f}" if is_judged else "-"
-    sizes = f"{slope.first_mb:.0f} | {slope.median_mb:.0f} | {slope.last_mb:.0f}"
+    sizes = (f"{size:.0f}" for size in (slope.first_mb, slope.median_mb, slope.last_mb))
     verdict = slope.verdict if slope.verdict == FLAT else f"**{slope.verdict}**"
-    watched = f"{slope.process} | {slope.lives} | {slope.watched_s:.0f}"
-    return f"| {watched} | {sizes} | {per_min} | {bound} | {verdict} | `{slope.line}` |"
+    watched = (slope.process, str(slope.lives), f"{slope.watched_s:.0f}")
+    return [*watched, *sizes, per_min, bound, verdict, f"`{slope.line}`"]
 
 
 def _prose(*parts: str) -> str:

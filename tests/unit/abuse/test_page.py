@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from bench.pages import PageError
 from kvmesh.config import ROOT
 from tests.abuse import page
 from tests.abuse.catalogue import ATTACKS
-from tests.abuse.page import PageError, Report, put, section
+from tests.abuse.page import Report, put, section
 from tests.abuse.records import Row
 
 

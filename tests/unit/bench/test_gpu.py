@@ -18,7 +18,7 @@ from bench.gpu.page import page
 from bench.gpu.recording import Prefill, Recording, RecordingError, Step, read
 from bench.gpu.shape import H100_FLOPS, LLAMA_8B
 from bench.gpu.steps import fit_steps
-from bench.report import NOTES
+from bench.pages import NOTES
 from services.router.placement.cost_model import PRIOR
 
 

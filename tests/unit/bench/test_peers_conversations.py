@@ -14,7 +14,7 @@ from bench.peers import chat, conversations_page
 from bench.peers.caching_worker import CachingWorker, words_of
 from bench.peers.chat_conversations import ChatAsker, messages
 from bench.peers.conversations import judge
-from bench.peers.conversations_page import BEGIN, END, Record
+from bench.peers.conversations_page import BEGIN, END, About, ConversationRecord
 from bench.processes import BenchError
 from simulator.cost import Cost
 
@@ -125,12 +125,12 @@ def test_a_run_without_an_answer_is_no_figure() -> None:
 def test_the_section_is_put_behind_the_page_and_later_in_its_own_place() -> None:
     """The rest of the page stays as it is; a cell is the median and the extremes."""
     good = judge([Taken(0, 0, 0.0, 0.5, "", 64, 0, "a", 0.0, [1, 2])], ["a"])
-    record = Record("command", {"date": "today", "commit": "abc", "load": "1"}, 1, 1, 10.0, 0.6)
+    machine = {"date": "today", "commit": "abc", "load": "1"}
+    record = ConversationRecord("command", machine, About(1, 1, 10.0, 0.6))
     for share in (0.5, 0.9, 0.8):
         record.add("kvmesh", "abc", "its own", replace(good, reuse=share))
-    section = conversations_page.section(record)
-    assert "| kvmesh abc | its own | 3 | 1 | 0 | 0.800 [0.500..0.900] |" in section
-    page = conversations_page.put("# Page\n\nnotes\n", section)
+    page = conversations_page.put("# Page\n\nnotes\n", record)
+    assert "| kvmesh abc | its own | 3 | 1 | 0 | 0.800 [0.500..0.900] |" in page
     assert page.startswith("# Page\n\nnotes\n\n" + BEGIN) and page.endswith(END + "\n")
-    again = conversations_page.put(page.replace("its own", "another") + "\nbehind\n", section)
+    again = conversations_page.put(page.replace("its own", "another") + "\nbehind\n", record)
     assert again == page + "\nbehind\n"

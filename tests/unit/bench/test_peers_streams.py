@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.pages import NOTES
 from bench.peers import page
 from bench.peers.experiment import Schedule
 from bench.peers.streams import Fault, Figures, Outcome, Stream, figures
@@ -69,12 +70,12 @@ def test_who_served_under_the_old_name_before_the_restart_is_not_back() -> None:
 
 def test_the_page_says_what_could_not_be_had() -> None:
     """A router that pip does not find stands in the table with the reason; medians and spreads are shown."""
-    record = page.Record("python -m bench.peers", {"cpu": "one"}, Schedule(), 150.0)
+    record = page.FaultRecord("python -m bench.peers", {"cpu": "one"}, page.About(Schedule(), 150.0))
     run = Figures(9, 4, 0, 0, 4, 0, 0.06, None, 0.03, 0.1, 0.15, None, 9.0, ("4 x lost: connection cut",))
     for lost in (4, 5, 3):
         record.add("smg", "1.13.0", "cache_aware", _with_lost(run, lost))
     record.unavailable["vllm-router"] = "vllm-router==0.1.17 cannot be installed: no such wheel"
-    text = page.page(record, "A note.")
+    text = page.page(record, f"{NOTES}\nA note.\n")
     assert "| smg 1.13.0 | cache_aware | 3 | 9 | 4 [3..5] |" in text
     assert "none within 9" in text
     assert "| vllm-router | not measured: vllm-router==0.1.17 cannot be installed: no such wheel |" in text

@@ -6,8 +6,8 @@ import json
 
 from typer.testing import CliRunner
 
-from bench import aims, report
-from bench.main import app
+from bench import aims, pages, report
+from bench.__main__ import app
 from bench.results import Aim, Key, Results
 
 
@@ -32,17 +32,17 @@ def test_the_page_says_what_misses_and_keeps_the_notes() -> None:
     """The page names each missed aim with its excess, and ends with the notes it was given."""
     results = filled()
     results.problem("index", "the source was late", "b")
-    old = f"# Limits\n\nOld figures.\n{report.NOTES}\nBecause of this.\n"
-    text = report.page(results, {"cpu": "x"}, "python -m bench", 60.0, old)
+    old = f"# Limits\n\nOld figures.\n{pages.NOTES}\nBecause of this.\n"
+    text = report.Run("python -m bench", {"cpu": "x"}, results, 60.0).page(old)
     assert text.startswith("# Limits\n\nWritten by") and "Old figures" not in text
     assert "**Missed by 20%**: router, a, missed: 12.0 us, aim at most 10.0 us." in text
     assert "- index, b: the source was late" in text
-    assert text.endswith(f"{report.NOTES}\nBecause of this.\n")
+    assert text.endswith(f"{pages.NOTES}\nBecause of this.\n")
 
 
 def test_json_holds_every_value() -> None:
     """Machines get all repeats, the aim and the verdict."""
-    run = json.loads(report.to_json(filled(), {}, "c", 1.0))
+    run = json.loads(report.Run("c", {}, filled()).to_json())
     missed = run["figures"][1]
     assert missed["values"] == [12.0, 5.0, 15.0]
     assert (missed["aim_max"], missed["met"], missed["median"]) == (10.0, False, 12.0)
@@ -55,7 +55,7 @@ def test_every_aim_names_a_known_scenario() -> None:
 
 def test_an_unknown_scenario_is_named() -> None:
     """A typing error starts nothing and says what there is."""
-    told = CliRunner().invoke(app(), ["--only", "routr"], env={"COLUMNS": "200"})
+    told = CliRunner().invoke(app, ["--only", "routr"], env={"COLUMNS": "200"})
     assert told.exit_code == 2
     assert "'routr' is not there; allowed are floor, router" in told.output
 

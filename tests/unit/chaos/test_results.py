@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench.pages import NOTES
 from tests.chaos import page
 from tests.chaos.cells import Cell, Run
 from tests.chaos.records import Record, Violation
@@ -89,11 +90,11 @@ def test_a_row_sums_its_runs() -> None:
 def test_the_page_tells_violations_with_their_replay_and_keeps_notes() -> None:
     """A reader can do again what went wrong; what was written by hand stays."""
     bad = record("router", "pause", 4, lost=1, violations=[Violation("LOST", "stream 3: gone")])
-    text = page.page([record(), bad], None, "make chaos", "\nRead with care.\n")
+    text = page.page([record(), bad], None, "make chaos", f"{NOTES}\nRead with care.\n")
     assert "make chaos ONLY=router:pause SEED=4" in text
     assert "LOST: stream 3: gone" in text
     assert "**1 lost**" in text and "violations in 1 of 2 runs" in text
-    assert page.notes_of(text).strip() == "Read with care."
+    assert text.endswith(f"{NOTES}\nRead with care.\n")
     assert all(
         len(line.split("|")) == len(page.COLUMNS) + 2 for line in text.splitlines() if line[:2] == "| "
     )

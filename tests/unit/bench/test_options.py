@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from bench.selection import selected
+from bench.options import selected
 
 
 def test_names_by_commas_and_all_without_any() -> None:

@@ -1,0 +1,84 @@
+"""The rows of a comparison, and their runs: kvmesh, and each router from PyPI under each policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rich.console import Console
+
+from bench import options
+from bench.peers.record import Record
+from bench.peers.routers import ROUTERS, Policy, Router, Unavailable, environment
+from bench.processes import BenchError
+
+MESH = "kvmesh"
+NAMES = (MESH, *(router.name for router in ROUTERS))
+
+Play = TypeVar("Play")
+
+
+@dataclass(frozen=True, slots=True)
+class Case(Generic[Play]):
+    """One row of the table. `play`: what runs it."""
+
+    name: str
+    version: str
+    policy: str
+    play: Play
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.policy}"
+
+
+def cases_of(
+    only: str,
+    policies: Sequence[Policy],
+    record: Record[Any, Any],
+    mesh: Play,
+    routed: Callable[[Router, Policy, Path], Play],
+) -> list[Case[Play]]:
+    """Return what `only` selects, and make the environments. A router that cannot be had is noted in the record."""
+    names = options.selected(only, NAMES)
+    cases = [Case(MESH, record.machine["commit"], "its own", mesh)] if MESH in names else []
+    for router in ROUTERS:
+        if router.name not in names:
+            continue
+        try:
+            home = environment(router)
+        except Unavailable as error:
+            record.problems.append(str(error))
+            record.unavailable[router.name] = str(error)
+            continue
+        cases += [
+            Case(router.name, router.version, policy.name, routed(router, policy, home))
+            for policy in policies
+        ]
+    return cases
+
+
+def compare(
+    cases: Sequence[Case[Play]],
+    repeats: int,
+    record: Record[Any, Any],
+    run: Callable[[Play, int, Callable[[str], None]], Any],
+    line: Callable[[Any], str],
+    save: Callable[[], None],
+) -> None:
+    """Run every case `repeats` times and `save` after each run: what was measured stays if the rest never is."""
+    console = Console(stderr=True)
+    started_s = time.monotonic()
+    for case, repeat, say in options.repeated(cases, repeats, console):
+        try:
+            figures = run(case.play, repeat, say)
+        except BenchError as error:
+            record.problems.append(f"{case.name}, {case.policy}, run {repeat + 1}: {error}")
+            console.print(str(error), style="yellow")
+        else:
+            record.add(case.name, case.version, case.policy, figures)
+            console.print(f"{case}: {line(figures)}", highlight=False)
+        record.seconds = time.monotonic() - started_s
+        save()
