@@ -1,0 +1,92 @@
+"""The pages for operators name metrics that the services export, and link to sections that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvmesh.config import ROOT
+
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\((?!\w+://)([^)#\s]*)#([^)\s]+)\)")
+HEADING = re.compile(r"(?m)^#{1,6} (.+)$")
+ANCHOR = re.compile(r'<a id="([^"]+)">')
+FENCED = re.compile(r"(?ms)^\s*```.*?^\s*```")
+
+ROLES = ("frontend", "router", "prefill", "decode")
+SHARED = {"kvmesh/prefix_index/": ("prefill", "decode"), "kvmesh/replica/": ("prefill", "decode")}
+"""Shared packages that only some roles load; all other shared code is every role's."""
+KINDS = {"counter": "_total", "total": "_total", "gauge": "", "histogram": ""}
+"""Methods of `Metrics` that export a series, and the ending that Prometheus adds to its name."""
+NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:\{[a-z_]+\})?`")
+
+
+def exported() -> Iterator[tuple[str, str]]:
+    """Yield each exported metric as its role and its name without the prefix, read from the source."""
+    for path in sorted(ROOT.glob("kvmesh/**/*.py")) + sorted(ROOT.glob("services/**/*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        roles = next((roles for folder, roles in SHARED.items() if place.startswith(folder)), ROLES)
+        if place.startswith("services/"):
+            roles = (path.relative_to(ROOT).parts[1],)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            name = node.args[0]
+            if node.func.attr in KINDS and isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield from ((role, name.value + KINDS[node.func.attr]) for role in roles)
+
+
+def rows() -> list[tuple[list[str], list[str]]]:
+    """Return each row of the tables of metrics in docs/operating.md: names of metrics, and roles."""
+    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    found, is_metrics = [], False
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            is_metrics = False
+        elif cells[:2] == ["metric", "role"]:
+            is_metrics = True
+        elif is_metrics and not line.startswith("|--"):
+            parts = [re.sub(r" by `\w+`", "", part) for part in cells[0].split(",")]
+            names = [name for part in parts for name in NAMED.findall(part)]
+            roles = ROLES if cells[1] == "all" else tuple(role.strip() for role in cells[1].split(","))
+            found.append((names, list(roles)))
+    return found
+
+
+def test_each_metric_of_the_page_is_exported() -> None:
+    """A name that no role exports would leave a dashboard empty."""
+    known = set(exported())
+    table = rows()
+    assert len(table) > 30, "the tables of metrics were not found"
+    missing = [
+        f"kvmesh_{role}_{name}"
+        for names, roles in table
+        for name in names
+        for role in roles
+        if (role, name) not in known
+    ]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page as GitHub makes them of its headings, and those set by hand."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    shown = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in HEADING.findall(text))
+    slugs = [re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in shown]
+    return {*slugs, *ANCHOR.findall(text)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_sections_that_exist(page: Path) -> None:
+    """A link with an anchor that no heading has opens the page at its top."""
+    lost = []
+    for target, anchor in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        other = (page.parent / target).resolve() if target else page
+        if other.suffix == ".md" and anchor not in anchors(other):
+            lost.append(f"{target}#{anchor}")
+    assert lost == []
