@@ -29,7 +29,9 @@ def exported() -> Iterator[tuple[str, str]]:
     """Yield each exported metric as its role and its name without the prefix, read from the source."""
     for path in sorted(ROOT.glob("kvmesh/**/*.py")) + sorted(ROOT.glob("services/**/*.py")):
         place = path.relative_to(ROOT).as_posix()
-        roles = next((roles for folder, roles in SHARED.items() if place.startswith(folder)), ROLES)
+        roles: tuple[str, ...] = next(
+            (each for folder, each in SHARED.items() if place.startswith(folder)), ROLES
+        )
         if place.startswith("services/"):
             roles = (path.relative_to(ROOT).parts[1],)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
