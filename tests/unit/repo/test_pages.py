@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,12 @@ SHARED = {"kvmesh/prefix_index/": ("prefill", "decode"), "kvmesh/replica/": ("pr
 """Shared packages that only some roles load; all other shared code is every role's."""
 KINDS = {"counter": "_total", "total": "_total", "gauge": "", "histogram": ""}
 """Methods of `Metrics` that export a series, and the ending that Prometheus adds to its name."""
-NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:\{[a-z_]+\})?`")
+SERIES = re.compile(r"`([a-z][a-z0-9_]*)(?:\{([a-z_]+)\})?`(?: by `([a-z_]+)`)?")
 
 
-def exported() -> Iterator[tuple[str, str]]:
-    """Yield each exported metric as its role and its name without the prefix, read from the source."""
+def exported() -> dict[tuple[str, str], set[str]]:
+    """Return the labels of each exported metric by role and name without prefix, read from the source."""
+    found: dict[tuple[str, str], set[str]] = {}
     for path in sorted(ROOT.glob("kvmesh/**/*.py")) + sorted(ROOT.glob("services/**/*.py")):
         place = path.relative_to(ROOT).as_posix()
         roles: tuple[str, ...] = next(
@@ -39,11 +39,14 @@ def exported() -> Iterator[tuple[str, str]]:
                 continue
             name = node.args[0]
             if node.func.attr in KINDS and isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield from ((role, name.value + KINDS[node.func.attr]) for role in roles)
+                labels = {keyword.arg for keyword in node.keywords if keyword.arg}
+                for role in roles:
+                    found.setdefault((role, name.value + KINDS[node.func.attr]), set()).update(labels)
+    return found
 
 
-def rows() -> list[tuple[list[str], list[str]]]:
-    """Return each row of the tables of metrics in docs/operating.md: names of metrics, and roles."""
+def rows() -> list[tuple[list[tuple[str, str]], tuple[str, ...]]]:
+    """Return each row of the tables of metrics in docs/operating.md: names with a label or none, and roles."""
     page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     found, is_metrics = [], False
     for line in page.splitlines():
@@ -53,24 +56,23 @@ def rows() -> list[tuple[list[str], list[str]]]:
         elif cells[:2] == ["metric", "role"]:
             is_metrics = True
         elif is_metrics and not line.startswith("|--"):
-            parts = [re.sub(r" by `\w+`", "", part) for part in cells[0].split(",")]
-            names = [name for part in parts for name in NAMED.findall(part)]
+            series = [(name, inside or after) for name, inside, after in SERIES.findall(cells[0])]
             roles = ROLES if cells[1] == "all" else tuple(role.strip() for role in cells[1].split(","))
-            found.append((names, list(roles)))
+            found.append((series, roles))
     return found
 
 
 def test_each_metric_of_the_page_is_exported() -> None:
-    """A name that no role exports would leave a dashboard empty."""
-    known = set(exported())
+    """A name or a label that no role exports would leave a dashboard empty."""
+    known = exported()
     table = rows()
     assert len(table) > 30, "the tables of metrics were not found"
     missing = [
-        f"kvmesh_{role}_{name}"
-        for names, roles in table
-        for name in names
+        f"kvmesh_{role}_{name} {label}"
+        for series, roles in table
+        for name, label in series
         for role in roles
-        if (role, name) not in known
+        if (role, name) not in known or label not in {"", *known[role, name]}
     ]
     assert missing == []
 
