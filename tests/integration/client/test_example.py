@@ -1,50 +1,43 @@
-"""The examples of docs/client.md run as they stand."""
+"""The programs of docs/client.md say what the page says, to frontends that record it."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-from pathlib import Path
-from typing import Any
 
-import pytest
-
-from kvmesh.client import Client
+from kvmesh.child import bound_command
 from kvmesh.config import ROOT
 from tests.integration.client.scripted_frontend import scripted, well
+from tests.samples import samples
+
+FIRST, CONVERSATION = (sample for sample in samples("python") if sample.page == "docs/client.md")
 
 
-def examples() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "client.md").read_text(), re.DOTALL)
+async def shown(program: str, *frontends: str) -> str:
+    """Run `program` with `frontends` as arguments; return what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *bound_command([sys.executable, "-c", program, *frontends]),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
 
 
-async def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+async def test_the_example_of_the_page_runs() -> None:
     """It prints the answer and its count."""
-    code, _ = examples()
-    example = tmp_path / "example.py"
-    example.write_text(code)
     async with scripted(well) as one, scripted(well) as other:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(example), one.address, other.address),
-            cwd=ROOT,
-            env={"PYTHONPATH": str(ROOT)},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        shown, _ = await asyncio.wait_for(process.communicate(), 30)
-        assert (process.returncode, shown.decode()) == (0, f"{'x' * 10}\n10 tokens, 0 resumes\n")
+        out = await shown(FIRST.text, one.address, other.address)
+    assert out == f"{'x' * 10}\n10 tokens, 0 resumes\n"
 
 
-async def test_the_conversation_of_the_page_sends_all_that_was_said(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+async def test_the_conversation_of_the_page_sends_all_messages_again() -> None:
     """Each turn has the questions and answers before it."""
-    _, code = examples()
-    page: dict[str, Any] = {}
-    exec(code, page)
-    async with scripted(well) as frontend, Client([frontend.address]) as client:
-        await page["talk"](client, ["Who are you?", "And where do you live?"])
-    assert capfd.readouterr().out == f"{'x' * 10}\n" * 2
+    async with scripted(well) as frontend:
+        out = await shown(CONVERSATION.text, frontend.address)
+    assert out == f"{'x' * 10}\n" * 2
     contents = [[each.content for each in request.chat.messages] for request in frontend.requests]
     assert contents == [["Who are you?"], ["Who are you?", "x" * 10, "And where do you live?"]]
     assert {request.session_id for request in frontend.requests} == {"sailor-7"}

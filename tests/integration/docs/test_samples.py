@@ -1,0 +1,162 @@
+"""Every program and command of the documents runs as it stands, in a checkout with a small mesh that `kvmesh up` started.
+
+What is not run, and why: `tests.samples.NOT_RUN`. The blocks of a page share the checkout, from its first to its last.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvmesh.child import bound_command
+from kvmesh.cli.mesh_file import MeshFile, read_mesh
+from kvmesh.config import ROOT
+from tests.samples import Sample, exclusion, samples
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+
+TRACE_REQUESTS: Final = 20
+COMMAND_S_MAX: Final = 150.0
+
+MESH: Final = """
+[mesh]
+name = "kvmesh"
+[engine]
+arithmetic = "hashed"
+step_s = 0.002
+[prefill]
+replicas = 1
+[decode]
+replicas = 1
+[frontend]
+replicas = 2
+anonymous_tenant = "reports"
+"""
+"""Cheap steps, and callers without a key: only the samples of docs/tenants.md bring one."""
+
+FIRST: Final = next(sample for sample in samples("sh") if sample.page == "docs/security.md")
+"""Makes the certificates of the mesh, so it runs before the mesh does."""
+
+
+def addresses(mesh: MeshFile) -> dict[str, str]:
+    """Return each address that a sample gives as an example -> that of the mesh."""
+    one, other = mesh.addresses_of("frontend")
+    return {
+        "127.0.0.1:7000": one,
+        "127.0.0.1:7001": other,
+        "router-0.example:7000": mesh.address_of("router"),
+    }
+
+
+def tenants() -> str:
+    """Return the tables of docs/tenants.md as the page says to write them: without keys."""
+    (sample,) = (each for each in samples("toml") if each.page == "docs/tenants.md")
+    return re.sub(r"(?ms)^\[keys\..*?(?=^\[|\Z)", "", sample.text)
+
+
+class Checkout:
+    """A folder that looks like this repository, with a `kvmesh.toml` and a mesh of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder: everything of the repository is linked, but for what samples write."""
+        self.folder = folder
+        folder.mkdir()
+        for entry in ROOT.iterdir():
+            if entry.name not in (".git", ".kvmesh", "kvmesh.toml"):
+                (folder / entry.name).symlink_to(entry)
+        (folder / "kvmesh.toml").write_text(MESH + tenants())
+        source = ROOT / "bench" / "traces" / "conversation_head.jsonl.gz"
+        with gzip.open(source, "rt") as whole, gzip.open(folder / "trace.jsonl.gz", "wt") as head:
+            head.writelines(islice(whole, TRACE_REQUESTS))
+        programs = Path(sys.executable).parent
+        (folder / ".venv").unlink(missing_ok=True)
+        (folder / ".venv").symlink_to(programs.parent)
+        self.environment = {
+            **{name: text for name, text in os.environ.items() if not name.startswith("KVMESH_")},
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "COLUMNS": "120",
+        }
+
+    @property
+    def mesh(self) -> MeshFile:
+        """Where its mesh is."""
+        return read_mesh(self.folder / ".kvmesh")
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run `command` here, to its end."""
+        return subprocess.run(
+            bound_command(command),
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S_MAX,
+            check=False,
+        )
+
+    def run_shell(self, sample: Sample) -> subprocess.CompletedProcess[str]:
+        """Run the commands of `sample`, those apart that are excluded, until one fails."""
+        script = "\n".join(command for command in sample.commands() if exclusion(command) is None)
+        if (self.folder / ".kvmesh").exists():
+            for shown, real in addresses(self.mesh).items():
+                script = script.replace(shown, real)
+        return self.run("bash", "-e", "-u", "-c", script)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    """A checkout in which `kvmesh up` runs, with the certificates of docs/security.md."""
+    made = Checkout(tmp_path_factory.mktemp("samples") / "kvmesh")
+    done = made.run_shell(FIRST)
+    assert done.returncode == 0, done.stderr
+    command = bound_command([".venv/bin/kvmesh", "up"])
+    with subprocess.Popen(
+        command, cwd=made.folder, env=made.environment, stdout=subprocess.PIPE, text=True
+    ) as up:
+        assert up.stdout is not None
+        try:
+            shown = []
+            for line in up.stdout:
+                shown.append(line)
+                if "The mesh is up" in line:
+                    break
+            else:
+                pytest.fail("".join(shown))
+            yield made
+            up.send_signal(signal.SIGINT)
+            assert up.wait(40) == 0
+        finally:
+            up.kill()
+
+
+def by_page(language: str) -> list[list[Sample]]:
+    """Return the blocks in `language` that run beside the mesh, those of a page together."""
+    found = (sample for sample in samples(language) if sample != FIRST)
+    return [list(page) for _, page in groupby(found, lambda sample: sample.page)]
+
+
+@pytest.mark.parametrize("page", by_page("sh"), ids=lambda page: page[0].page)
+def test_commands_run(checkout: Checkout, page: list[Sample]) -> None:
+    """Each command of the page ends with status 0."""
+    for sample in page:
+        done = checkout.run_shell(sample)
+        assert done.returncode == 0, f"{sample}: status {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("sample", samples("python"), ids=str)
+def test_programs_run(checkout: Checkout, sample: Sample) -> None:
+    """With the addresses of the frontends as arguments, each prints what the mesh answers."""
+    done = checkout.run(sys.executable, "-c", sample.text, *checkout.mesh.addresses_of("frontend"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
