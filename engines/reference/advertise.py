@@ -1,4 +1,7 @@
-"""Where other engines pull this one's KV blocks from. The handoff carries it, so it must lead here from elsewhere."""
+"""The advertised address for KV transfer, which other engines dial to pull KV blocks.
+
+Handoffs carry this address, so it must be reachable from other hosts.
+"""
 
 import ipaddress
 import socket
@@ -10,16 +13,17 @@ _PORT_MAX = 65535
 
 
 def kv_address(host: str, kv_port: int, advertise: str) -> str:
-    """Return "host:port" to put into handoffs; `advertise` is empty or the option's value.
+    """Return the "host:port" that handoffs carry; `advertise` is empty or the option's value.
 
-    ValueError, one sentence, if `advertise` is no address, or if there is none and nobody could dial `host`.
+    Raises ValueError with one sentence if `advertise` is not an address. The same error is raised if `advertise` is
+    empty, `host` is a wildcard and this host has no address but the loopback's.
     """
     if advertise:
         name, _, port = advertise.rpartition(":")
         is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= _PORT_MAX
         if not is_port or not name or name.strip("[]") in _WILDCARDS:
             raise ValueError(
-                f'advertise must be HOST:PORT that others can dial, port 1..{_PORT_MAX}, got "{advertise}"'
+                f'advertise must be HOST:PORT that other engines can dial, port 1..{_PORT_MAX}, got "{advertise}"'
             )
         return advertise
     if host not in _WILDCARDS:
@@ -27,13 +31,13 @@ def kv_address(host: str, kv_port: int, advertise: str) -> str:
     own = _own_address()
     if not own:
         raise ValueError(
-            f"host {host} is no address others can dial, and this host knows none: give --advertise"
+            f"host {host} is a wildcard address and this host has no other address; set --advertise HOST:PORT"
         )
     return f"{own}:{kv_port}"
 
 
 def _own_address() -> str:
-    """Return the address of this host's name; empty if it has none but the loopback's."""
+    """Return the address that this host's name resolves to; empty if there is none or it is the loopback's."""
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:

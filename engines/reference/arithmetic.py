@@ -1,9 +1,9 @@
-"""The border between the engine's scheduler and what computes logits.
+"""The interface between the scheduler and the model runner: input chunks in, logits out.
 
-Owns two types and no code. The engine decides which rows of which sequence are
-computed in a step and which pages hold them; an `Arithmetic` turns rows into
-logits and writes their keys and values into those pages. It keeps no state of
-its own between steps: everything it may remember lies in the store.
+Owns two types and no code. The engine decides which rows of which sequence a step computes, and which pages of
+the KV cache hold those rows. An `Arithmetic` (elsewhere called a model runner) computes the logits of the rows
+and writes their keys and values into the pages. INVARIANT: an `Arithmetic` has no state between steps but the
+paged store.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class ChunkInput:
-    """One sequence's share of a step: rows `[start, start + len(tokens))` of its history.
+    """The rows `[start, start + len(tokens))` of one sequence: a prefill chunk, or one row of decode.
 
-    Rows `[0, start)` must already lie in the store, in the pages that
-    `block_ids` names; row `i` lies in page `block_ids[i // block_tokens]` at
-    place `i % block_tokens`. No two slices of one step may write the same page.
+    Rows `[0, start)` must already be in the store, in the pages that `block_ids` names. Row `i` is in page
+    `block_ids[i // block_tokens]` at offset `i % block_tokens`. Two chunks of one step must not write the same page.
     """
 
     tokens: NDArray[np.int32]
@@ -31,14 +30,14 @@ class ChunkInput:
     """Absolute position of `tokens[0]`, >= 0."""
 
     block_ids: NDArray[np.int32]
-    """Pages of this sequence in order, shape [ceil((start + n) / block_tokens)]."""
+    """Pages (KV cache blocks) of this sequence in order, shape [ceil((start + n) / block_tokens)]."""
 
     wants_logits: bool
-    """Whether the logits of the last row are wanted (not so within a chunked prefill)."""
+    """True if the logits of the last row are returned; false for all chunks of a chunked prefill but the last."""
 
 
 class Arithmetic(Protocol):
-    """Computes logits from token histories held in a paged store. Not thread-safe."""
+    """Computes logits from token histories in a paged KV cache (the store). Not thread-safe."""
 
     vocab_size: int
     """Length of a logits row; valid token ids are `[0, vocab_size)`."""
@@ -49,8 +48,8 @@ class Arithmetic(Protocol):
     def new_store(self, block_count: int, block_tokens: int) -> NDArray[Any]:
         """Allocate a store of `block_count` pages of `block_tokens` rows each, zeroed.
 
-        The caller owns it. `store[b]` is one contiguous piece of memory, so a
-        page moves between engines as `store[b].tobytes()`.
+        The caller owns the store. `store[b]` is contiguous memory, so KV transfer sends a page as
+        `store[b].tobytes()`.
         """
         ...
 
@@ -59,10 +58,9 @@ class Arithmetic(Protocol):
     ) -> list[NDArray[np.float64] | None]:
         """Compute one step: write the new rows into the store, return logits.
 
-        Returns, for each slice in order, float64 logits of shape [vocab_size]
-        for the row after its last token, or None where none are wanted. The
-        caller owns them. Results depend on a sequence's history only: not on
-        the other slices, on how its prefill was split, nor on which pages it
-        lies in.
+        Returns one item per chunk, in order: float64 logits of shape [vocab_size] for the token after the chunk's
+        last, or None if `wants_logits` is false. The caller owns the arrays. INVARIANT: the logits depend on the
+        history of the sequence only. Other chunks of the step, the split of a prefill into chunks, and the choice of
+        pages do not change them.
         """
         ...

@@ -1,6 +1,6 @@
-"""Attention over pages: causal for a prefill's rows, grouped and padded for decoding ones.
+"""Paged attention: causal for prefill rows, grouped and padded for decode rows.
 
-Pure functions of arrays; everything is float64 but the pages, which are float32.
+All functions are pure functions of arrays. Pages are float32, all other arrays float64.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 PREFILL_TILE_ROWS = 64
-"""Rows of one sequence that attend together; bounds the scores to this times the context."""
+"""Rows of one sequence in one tile; the score matrix has at most this many rows per head, one column per key."""
 
 DECODE_GROUP_TOKENS = 4096
-"""Keys, padding included, that one group of decoding sequences gathers: 4 MiB in float64."""
+"""Keys, padding included, that one group of decode sequences copies from its pages: 4 MiB in float64."""
 
 Rows = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -23,17 +23,17 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences of like length that decode one row each, padded to the longest."""
+    """Decode sequences of similar length, one row each, padded to the longest."""
 
     rows: Integers
     block_ids: Integers
-    """Pages, [sequence, page]; a short sequence repeats its first, behind its end."""
+    """Pages, [sequence, page]. A shorter sequence is padded with its first page."""
     bias: Rows
-    """Added to the scores: 0 within a sequence, -inf behind its end. [sequence, 1, 1, key]."""
+    """Added to the scores: 0 within a sequence, -inf for padding. [sequence, 1, 1, key]."""
 
     @classmethod
     def over(cls, singles: list[tuple[int, int, Integers]], block_tokens: int) -> list[DecodeGroup]:
-        """Sort (length, row, pages) into groups that waste little on padding and stay within cache."""
+        """Group (length, row, pages) by length, with little padding and at most DECODE_GROUP_TOKENS keys a group."""
         groups: list[list[tuple[int, int, Integers]]] = []
         for single in sorted(singles, key=lambda single: single[0]):
             length = single[0]
@@ -63,11 +63,11 @@ class DecodeGroup:
 
 
 def attend_causal(query: Rows, start: int, kept: Rows) -> Rows:
-    """Let rows `[start, start + n)` of one sequence attend to all rows up to themselves.
+    """Compute causal attention of rows `[start, start + n)` of one sequence over rows `[0, start + n)`.
 
-    `query` is [n, kv head, group, head width], scaled; `kept` [at least start + n,
-    key or value, kv head, head width]. Returns the shape of `query`. Works in
-    tiles of PREFILL_TILE_ROWS, each over the keys it may see.
+    `query` is [n, kv head, group, head width], scaled. `kept` is [at least start + n, key or value, kv head, head
+    width]. The result has the shape of `query`. The rows are processed in tiles of PREFILL_TILE_ROWS; a tile reads
+    only the keys up to its last row.
     """
     count, kv_heads, group, head_width = query.shape
     mixed = np.empty_like(query)
@@ -85,7 +85,7 @@ def attend_causal(query: Rows, start: int, kept: Rows) -> Rows:
 
 
 def gathered(pages: NDArray[np.float32], block_ids: Integers) -> Rows:
-    """Copy pages [sequence, page] out as [sequence, row, key or value, kv head, head width] in float64."""
+    """Copy pages [sequence, page] into float64 rows [sequence, row, key or value, kv head, head width]."""
     kept = pages[block_ids]
     return kept.reshape(len(block_ids), -1, *kept.shape[3:]).astype(np.float64)
 

@@ -1,11 +1,11 @@
-"""The paged KV cache's block manager: who holds which block, and which full blocks can be reused as a prefix.
+"""The block manager of the paged KV cache: allocation, reference counts, prefix reuse and LRU eviction.
 
-Owns block ids, reference counts, the prefix table and the eviction order. It never touches the stored KV
-itself, has no clock and does no I/O. A block id is always in exactly one of three places:
+Owns block ids, reference counts, the prefix table (the prefix cache) and the eviction order. The module never
+reads or writes the stored KV, has no clock and does no I/O. INVARIANT: a block id is in exactly one of three states:
 
-    free       nobody holds it, content meaningless
+    free       reference count 0, content meaningless
     held       reference count >= 1: by running sequences or by a held handoff
-    evictable  reference count 0, content reachable through the prefix table, in least-recently-released order
+    evictable  reference count 0, content in the prefix table, in least-recently-released order
 """
 
 from collections import OrderedDict
@@ -20,17 +20,17 @@ Tokens = npt.NDArray[np.int32]
 
 
 def root_hash(salt: bytes) -> int:
-    """The parent of every first block: xxh3_64 of the salt."""
+    """Return the parent hash of every first block: xxh3_64 of the salt."""
     return xxhash.xxh3_64_intdigest(salt)
 
 
 def block_hash(tokens: bytes, parent: int) -> int:
-    """Hash of one block: xxh3_64 of its little-endian int32 tokens, seeded with the parent's hash."""
+    """Return the hash of one block: xxh3_64 of its little-endian int32 tokens, seeded with the parent's hash."""
     return xxhash.xxh3_64_intdigest(tokens, seed=parent)
 
 
 def chain_hashes(tokens: Tokens, block_tokens: int, root: int) -> list[int]:
-    """Hashes of the full blocks of `tokens` (int32 [n]), in order; n // block_tokens of them. Pure."""
+    """Return the hashes of the n // block_tokens full blocks of `tokens` (int32 [n]), in order. Pure."""
     raw = memoryview(tokens.astype("<i4", copy=False).tobytes())
     width, parent, hashes = 4 * block_tokens, root, []
     for offset in range(0, len(raw) - width + 1, width):
@@ -41,7 +41,10 @@ def chain_hashes(tokens: Tokens, block_tokens: int, root: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Blocks became reusable; block i's parent is i-1, the first one's parent is `parent` (None: the root)."""
+    """Event: blocks entered the prefix table.
+
+    The parent of block i is block i-1. The parent of the first block is `parent` (None: the root).
+    """
 
     parent: int | None
     blocks: tuple[tuple[int, bytes], ...]  # (block hash, its tokens as little-endian int32)
@@ -49,7 +52,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks are no longer reusable."""
+    """Event: blocks left the prefix table (eviction)."""
 
     hashes: tuple[int, ...]
 
@@ -68,11 +71,13 @@ class _CachedBlock:
 
 @dataclass(slots=True)
 class BlockPool:
-    """Allocates blocks and reuses prefixes.
+    """Allocates KV cache blocks, reuses cached prefixes and evicts in LRU order.
 
-    Invariants (`assert_consistent`): free, held and evictable partition the ids; a cached block's parent is
-    cached; whoever holds a cached block holds all its ancestors (so an evictable block has only evictable
-    descendants, and releasing tail first makes plain least-recently-released order leaf-first).
+    INVARIANTS, checked by `assert_consistent`:
+    - free, held and evictable partition the block ids;
+    - the parent of a cached block is cached;
+    - the parent of a held cached block is held, so all descendants of an evictable block are evictable.
+    A sequence releases its last block first, so least-recently-released order evicts leaves before their parents.
     """
 
     block_count: int
@@ -98,17 +103,18 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that can be allocated now: free or evictable."""
+        """Number of blocks that can be allocated now: free or evictable."""
         return len(self._free) + len(self._evictable)
 
     @property
     def cached(self) -> int:
-        """Blocks in the prefix table, held or evictable."""
+        """Number of blocks in the prefix table, held or evictable."""
         return len(self._cached)
 
     def match(self, hashes: Sequence[int]) -> list[int]:
-        """Block ids of the longest cached prefix of `hashes`. Takes no references: allocate before anything
-        else happens.
+        """Return the block ids of the longest cached prefix of `hashes`.
+
+        No references are taken. The caller calls `allocate` before any other method changes the pool.
         """
         matched: list[int] = []
         for value in hashes:
@@ -119,15 +125,18 @@ class BlockPool:
         return matched
 
     def can_allocate(self, matched: Sequence[int], total: int) -> bool:
-        """Whether `matched` can be held and filled up to `total` blocks."""
+        """Return whether `allocate` with the same arguments would succeed."""
         revived = sum(1 for block_id in matched if self._references[block_id] == 0)
         return total - len(matched) <= self.available - revived
 
     def allocate(self, matched: Sequence[int], total: int) -> list[int]:
-        """Hold `matched` and new blocks up to `total`, evicting as needed; the caller releases exactly once."""
+        """Take a reference on `matched` and on new blocks up to `total`; evict as needed. Return all block ids.
+
+        The caller releases the blocks exactly once. Raises ValueError if too few blocks are available.
+        """
         if not self.can_allocate(matched, total):
             raise ValueError(
-                f"cannot allocate {total} blocks, {len(matched)} matched, {self.available} available"
+                f"cannot allocate {total} blocks: {len(matched)} in the prefix cache, {self.available} available"
             )
         for block_id in matched:
             if self._references[block_id] == 0:
@@ -137,10 +146,11 @@ class BlockPool:
         return [*matched, *fresh]
 
     def register(self, block_id: int, value: int, parent: int | None, tokens: bytes) -> int:
-        """Make a full, computed block reusable; return the block id its holder must use from now on.
+        """Put a full, computed block into the prefix table; return the block id that the holder uses from now on.
 
-        When the same content is cached already, the holder's reference moves to that block and `block_id` is
-        freed: content is a function of the history, so they are equal. Without reuse nothing is registered.
+        If a block with the same hash is cached already, the holder's reference moves to the cached block and
+        `block_id` is freed. The contents are equal because KV is a function of the history. Without prefix reuse
+        `block_id` is returned and the table stays empty.
         """
         if not self.prefix_reuse:
             return block_id
@@ -159,19 +169,20 @@ class BlockPool:
         return known.block_id
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Give up one reference on each block of one sequence, given first to last; registered blocks stay
-        reusable.
+        """Drop one reference on each block of one sequence, given first to last.
+
+        Registered blocks without references become evictable; they stay in the prefix table.
         """
         for block_id in reversed(block_ids):
             self._release_block(block_id)
 
     def drain_events(self) -> list[KvCacheEvent]:
-        """Events since the last call, oldest first."""
+        """Return the events since the last call, oldest first."""
         events, self._events = self._events, []
         return events
 
     def snapshot(self) -> list[BlocksStored]:
-        """The whole prefix table as stored events, parents before children."""
+        """Return the whole prefix table as BlocksStored events, parents before children."""
         events: list[BlocksStored] = []
         run: list[tuple[int, bytes]] = []
         parent: int | None = None
@@ -191,19 +202,19 @@ class BlockPool:
         held = {block_id for block_id, count in enumerate(self._references) if count > 0}
         free, evictable = set(self._free), set(self._evictable)
         assert len(free) == len(self._free), "a block is free twice"
-        assert not (free & held or free & evictable or held & evictable), "a block is in two places"
-        assert len(free) + len(held) + len(evictable) == self.block_count, "a block is lost"
+        assert not (free & held or free & evictable or held & evictable), "a block is in two states"
+        assert len(free) + len(held) + len(evictable) == self.block_count, "a block is in no state"
         assert min(self._references) >= 0, "negative reference count"
         assert {cached.block_id for cached in self._cached.values()} == set(self._hash_of), (
-            "prefix table out of step"
+            "prefix table and block ids differ"
         )
-        assert evictable <= set(self._hash_of), "an evictable block is not reusable"
-        assert not free & set(self._hash_of), "a free block is reusable"
+        assert evictable <= set(self._hash_of), "an evictable block is not in the prefix table"
+        assert not free & set(self._hash_of), "a free block is in the prefix table"
         order = {block_id: place for place, block_id in enumerate(self._evictable)}
         for cached in self._cached.values():
             if cached.parent is None:
                 continue
-            assert cached.parent in self._cached, "a cached block lost its parent"
+            assert cached.parent in self._cached, "the parent of a cached block is not cached"
             parent_id = self._cached[cached.parent].block_id
             if cached.block_id in held:
                 assert parent_id in held, "a held block's parent is not held"
@@ -223,7 +234,7 @@ class BlockPool:
 
     def _release_block(self, block_id: int) -> None:
         count = self._references[block_id]
-        assert count > 0, f"block {block_id} released more often than held"
+        assert count > 0, f"block {block_id} released without a reference"
         self._references[block_id] = count - 1
         if count > 1:
             return

@@ -1,4 +1,4 @@
-"""The engine's configuration: one frozen, strict dataclass, passed from the launcher to the model as JSON."""
+"""The configuration of one engine: a frozen, strict dataclass that the launcher passes to the model as JSON."""
 
 from dataclasses import dataclass, field
 
@@ -9,31 +9,33 @@ from engines.reference.cost_model import CostModel
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything one engine needs to know. Unknown keys and impossible values refuse to start."""
+    """All settings of one engine. Unknown keys and values out of range raise ValueError, so the engine does not start."""
 
     arithmetic: str  # "transformer" or "hashed"
     host: str = "127.0.0.1"
-    kv_port: int = 0  # of the KV listener; 0 takes any free one (tests only: nobody can be told)
+    kv_port: int = 0  # of the KV listener; 0 takes any free port (tests only: kv_address would say 0)
     kv_advertise: str = ""  # "host:port" that other engines dial for KV blocks; empty: host and kv_port
     kv_blocks: int = 2048
     block_tokens: int = 32
-    step_tokens_max: int = 512  # rows one step computes, prompts and outputs together
-    running_max: int = 64
-    queue_max: int = 256
+    step_tokens_max: int = 512  # rows that one step computes, prefill and decode together
+    running_max: int = 64  # sequences in the running batch
+    queue_max: int = 256  # requests that wait for admission
     prefix_reuse: bool = True
     salt: str = ""  # of block hashes and, with the hashed arithmetic, of the model version
     model_dir: str = ""  # of the transformer's weights
     vocab_size: int = 4096  # hashed only
-    max_sequence_tokens: int = 4096  # hashed only; the transformer brings its own
+    max_sequence_tokens: int = 4096  # hashed only; the transformer reads its own from model.json
     end_token: int = 2  # hashed only
     end_probability: float = 0.0  # hashed only, per position
-    hide_end_token: bool = False  # answers lack it, as from TensorRT-LLM's C++ backend
+    hide_end_token: bool = False  # outputs omit the end token, as TensorRT-LLM's C++ backend does
     model_version: str = "1"
     handoff_timeout_s: float = 30.0
-    pull_timeout_s: float = 10.0  # whole pull of one handoff, connecting included
-    cancellation_check_s: float = 0.05
-    lie: str = ""  # for tests: "tokens" says ids outside the vocabulary, "refuse" fails requests as invalid
-    lie_after: int = 0  # true output tokens of each request before the lie
+    pull_timeout_s: float = 10.0  # deadline of one KV transfer, connection setup included
+    cancellation_check_s: float = 0.05  # period of the cancellation poll
+    lie: str = (
+        ""  # fault injection: "tokens" emits ids outside the vocabulary, "refuse" fails requests as invalid
+    )
+    lie_after: int = 0  # correct output tokens of each request before the injected fault
     costs: CostModel = field(default_factory=CostModel)
 
     def __post_init__(self) -> None:
@@ -60,16 +62,16 @@ class EngineConfig:
 
     @property
     def kv_address(self) -> str:
-        """Where other engines pull KV blocks from, "host:port"."""
+        """The "host:port" that other engines dial to pull KV blocks."""
         return self.kv_advertise or f"{self.host}:{self.kv_port}"
 
     def to_json(self) -> str:
-        """The form `from_json` reads."""
+        """Return the JSON that `from_json` reads."""
         return msgspec.json.encode(self).decode()
 
 
 def from_json(text: str) -> EngineConfig:
-    """Read a configuration; ValueError names what is wrong."""
+    """Parse a configuration; raises ValueError with the unknown key or the bad value."""
     raw = msgspec.json.decode(text)
     known = set(EngineConfig.__dataclass_fields__)
     if not isinstance(raw, dict) or set(raw) - known:

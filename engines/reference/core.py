@@ -1,8 +1,8 @@
-"""The engine without threads, sockets or clock: commands and step results in, parts and pulls out.
+"""The engine core, a state machine without threads, sockets or clock: commands and step results in, outputs out.
 
-Owns the scheduler, the block pool, the handoff table and the counters. Everything here runs on the engine
-thread; time comes as an argument. The caller (engine.py) runs the arithmetic between `plan` and `commit`,
-delivers `outputs`, and carries out `pulls_to_start`.
+Owns the scheduler, the block pool, the handoff table and the counters. All methods run on the engine thread; time
+is an argument. The caller (engine.py) runs the arithmetic between `plan` and `commit`. The caller also delivers
+`outputs`, starts the KV transfers in `pulls_to_start` and aborts those in `pulls_to_abort`.
 """
 
 from dataclasses import dataclass, field
@@ -22,12 +22,12 @@ from engines.reference.sampling import sample_token
 from engines.reference.scheduler import ScheduledChunk, Scheduler
 from engines.reference.sequence import EngineRequest, PerfMetrics, RequestKind, RequestOutput, Sequence
 
-INVALID_TOKEN_OFFSET = 1 << 24  # added to the ids of an engine that lies; larger than any vocabulary
+INVALID_TOKEN_OFFSET = 1 << 24  # fault injection adds this to token ids; larger than any vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class KvPull:
-    """Fetch blocks [first_block, first_block + len(block_ids)) of a handoff into `block_ids`."""
+    """A KV transfer to start: blocks [first_block, first_block + len(block_ids)) of a handoff into `block_ids`."""
 
     key: int
     handoff: Handoff
@@ -37,18 +37,18 @@ class KvPull:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The engine's load, as it goes to whoever asks; JSON object with these keys."""
+    """The load of the engine; subscribers to load reports receive a JSON object with these keys."""
 
     boot_id: str
     blocks_total: int
-    blocks_free: int  # free or evictable, not promised to anyone
+    blocks_free: int  # free or evictable: can be allocated
     blocks_cached: int  # in the prefix table, held or evictable
     sequences_running: int
     sequences_waiting: int
     handoffs_held: int
     handoff_blocks: int
     prefill_tokens_computed_total: int
-    prefill_tokens_cached_total: int  # found in this engine's cache or pulled from another engine's
+    prefill_tokens_cached_total: int  # from this engine's prefix cache or pulled from another engine
     steps_total: int
     step_s_ewma: float
     tokens_generated_total: int
@@ -56,7 +56,7 @@ class LoadReport:
 
 @dataclass(slots=True)
 class Counters:
-    """What the engine did since it started."""
+    """Totals since the engine started."""
 
     prefill_tokens_computed: int = 0
     prefill_tokens_cached: int = 0
@@ -67,7 +67,7 @@ class Counters:
 
 @dataclass(slots=True)
 class EngineCore:
-    """See the module's docstring. `address` is where this engine's KV listener can be reached, "host:port"."""
+    """The state machine of one engine. `address` is the "host:port" that other engines dial for KV transfer."""
 
     config: EngineConfig
     boot_id: str
@@ -78,11 +78,11 @@ class EngineCore:
     counters: Counters = field(default_factory=Counters)
     outputs: list[tuple[int, RequestOutput]] = field(
         default_factory=list
-    )  # (key, part), oldest first; the caller takes them
-    pulls_to_start: list[KvPull] = field(default_factory=list)  # to start; the caller takes them
+    )  # (key, output), oldest first; the caller takes and clears them
+    pulls_to_start: list[KvPull] = field(default_factory=list)  # the caller takes and clears them
     pulls_to_abort: list[int] = field(
         default_factory=list
-    )  # keys whose pull is of no use any more; the caller takes them
+    )  # keys of requests that ended during their pull; the caller takes and clears them
     scheduler: Scheduler = field(init=False)
     _handoff_ids: int = 0
 
@@ -93,11 +93,14 @@ class EngineCore:
 
     @property
     def pool(self) -> BlockPool:
-        """The block pool."""
+        """The block pool of the scheduler."""
         return self.scheduler.pool
 
     def submit(self, request: EngineRequest) -> Sequence | None:
-        """Queue a request; a refusal becomes its final part and None is returned."""
+        """Queue a request and return its sequence.
+
+        A rejected request gets a final output with the error, and None is returned.
+        """
         hashes = chain_hashes(request.prompt, self.config.block_tokens, self.pool.root)
         sequence = Sequence(request, hashes)
         try:
@@ -109,7 +112,7 @@ class EngineCore:
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
-        """Stop a request whose client is gone and free its blocks; its last part is empty and final."""
+        """End a request after its client has cancelled, and free its blocks. The last output is empty and final."""
         if self._remove(sequence):
             self.outputs.append((sequence.request.key, RequestOutput(is_final=True)))
 
@@ -119,26 +122,29 @@ class EngineCore:
             self._fail(sequence.request.key, text)
 
     def release_handoff(self, handoff: Handoff) -> None:
-        """Give up a handoff of this boot of this engine; any other is already gone."""
+        """Release a handoff of this boot of the engine. Handoffs of other boots are ignored: their blocks are gone."""
         if handoff.boot_id == self.boot_id:
             self._free(self.handoffs.release(handoff.handoff_id))
 
     def release_handoffs_of(self, request_id: str) -> None:
-        """Give up the handoffs that calls with this Triton id made."""
+        """Release the handoffs that requests with this Triton id have made."""
         for block_ids in self.handoffs.release_of_request(request_id):
             self._free(block_ids)
 
     def handoff_sent(self, handoff_id: int, *, is_acknowledged: bool) -> None:
-        """The KV listener is done with a handoff."""
+        """Record that the KV listener has ended a send; free the blocks if the handoff is over."""
         self._free(self.handoffs.end_send(handoff_id, is_acknowledged=is_acknowledged))
 
     def expire(self, now_s: float) -> None:
-        """Free handoffs nobody came for."""
+        """Free the blocks of held handoffs that have expired."""
         for block_ids in self.handoffs.expire(now_s):
             self._free(block_ids)
 
     def pulled(self, sequence: Sequence, now_ns: int) -> None:
-        """The missing blocks of `sequence` are in the store: it goes on with the handed-over first token."""
+        """Continue `sequence` after its KV transfer: the missing blocks are in the store.
+
+        The first token of the handoff is emitted; the next step decodes.
+        """
         if sequence.request.key not in self.scheduler.running:
             return
         handoff = sequence.request.handoff
@@ -153,11 +159,11 @@ class EngineCore:
                 return
 
     def pull_failed(self, sequence: Sequence, reason: str) -> None:
-        """The blocks cannot be had."""
+        """End `sequence` with an error because its KV transfer failed."""
         self.fail(sequence, errors.EXECUTOR_FAILED.format(request=sequence.request.request_id, reason=reason))
 
     def plan(self, now_ns: int) -> list[ScheduledChunk]:
-        """Admit whoever fits and say what the next step computes; may be empty."""
+        """Admit the waiting sequences that fit and return the chunks of the next step; may be empty."""
         for sequence in self.scheduler.admit(now_ns):
             if sequence.request.kind is RequestKind.GENERATION_ONLY:
                 self._start_pull(sequence)
@@ -166,7 +172,10 @@ class EngineCore:
         return self.scheduler.plan()
 
     def chunk_inputs(self, plan: list[ScheduledChunk]) -> list[ChunkInput]:
-        """The arithmetic's view of a plan. Block ids are copies: registration may swap blocks later."""
+        """Return the input of the arithmetic for a plan.
+
+        Block ids are copies because `register` may replace block ids of a sequence afterwards.
+        """
         width = self.config.block_tokens
         return [
             ChunkInput(
@@ -179,7 +188,7 @@ class EngineCore:
         ]
 
     def cost_s(self, plan: list[ScheduledChunk], costs: CostModel) -> float:
-        """What this step should take."""
+        """Return the simulated duration of this step in seconds."""
         return costs.step_total_s(
             costs.chunk_s(chunk.start, chunk.count, is_first=not chunk.sequence.has_chunk)
             for chunk in plan
@@ -193,7 +202,7 @@ class EngineCore:
         now_ns: int,
         step_s: float,
     ) -> None:
-        """The step is computed: register blocks, sample, finish."""
+        """Apply a computed step: register full blocks, sample tokens, end finished sequences."""
         counters = self.counters
         counters.steps += 1
         counters.step_s_ewma += (step_s - counters.step_s_ewma) * (1.0 if counters.steps == 1 else 0.1)
@@ -205,7 +214,7 @@ class EngineCore:
                 self._sample(chunk.sequence, row, now_ns)
 
     def load(self) -> LoadReport:
-        """The load right now."""
+        """Return the current load."""
         handoffs, handoff_blocks = self.handoffs.held()
         counters = self.counters
         return LoadReport(
@@ -286,8 +295,9 @@ class EngineCore:
         return xxhash.xxh3_64_intdigest(tail, seed=hashes[-1] if hashes else self.pool.root)
 
     def _check_handoff(self, request: EngineRequest, hashes: list[int]) -> None:
-        """Refuse a handoff that cannot continue this prompt on this engine, or that is not where it may come
-        from.
+        """Raise EngineError if the handoff of a generation_only request cannot be continued here.
+
+        A handoff is rejected if its address is not the request's `kv_peer`, or if digest, block size or prompt differ.
         """
         handoff = request.handoff
         if request.kind is not RequestKind.GENERATION_ONLY:

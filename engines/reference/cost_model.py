@@ -1,20 +1,22 @@
-"""What a step or a transfer should cost, on an absolute schedule, so that a CPU engine shows a GPU's rates.
-Pure.
+"""The cost model: simulated durations of steps and KV transfers on an absolute schedule. Pure.
+
+With these costs a CPU engine has the timing of a GPU.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# A late engine catches up at most this much, else one stall would be followed by a burst.
+# Largest delay that a late engine makes up for. Without the bound a stall would be followed by a burst of steps.
 LAG_MAX_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds things take. All zero: as fast as the machine goes.
+    """Simulated durations in seconds. With all costs 0 the engine runs as fast as the machine.
 
     A prefill of n uncached tokens over positions [s, s+n) costs
-    prefill_s + n * prefill_token_s + ((s+n)^2 - s^2) * prefill_token2_s, however it is chunked.
+    prefill_s + n * prefill_token_s + ((s+n)^2 - s^2) * prefill_token2_s.
+    INVARIANT: the cost of a prefill does not depend on its split into chunks.
     """
 
     step_s: float = 0.0
@@ -29,7 +31,7 @@ class CostModel:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
     def chunk_s(self, start: int, count: int, *, is_first: bool) -> float:
-        """Seconds of one prefill chunk over positions [start, start + count)."""
+        """Return the seconds of one prefill chunk over positions [start, start + count)."""
         end = start + count
         return (
             (self.prefill_s if is_first else 0.0)
@@ -38,22 +40,25 @@ class CostModel:
         )
 
     def step_total_s(self, chunks_s: Iterable[float]) -> float:
-        """Seconds of one step with these prefill chunks."""
+        """Return the seconds of one step with these prefill chunks."""
         return self.step_s + sum(chunks_s)
 
 
 @dataclass(slots=True)
 class Pacer:
-    """When the next piece of work is over: ends add up from each other, not from when somebody looked."""
+    """Paces work to an absolute schedule: each end is computed from the previous end, so late wake-ups do not drift."""
 
     _end_s: float = field(default=float("-inf"))
 
     def is_over(self, now_s: float) -> bool:
-        """Whether everything booked has ended."""
+        """Return whether all booked work has ended at `now_s`."""
         return self._end_s <= now_s
 
     def book(self, now_s: float, cost_s: float, *, was_idle: bool) -> float:
-        """Book `cost_s` of work and return when it ends (0 cost: now). Idle time is never made up for."""
+        """Book `cost_s` of work and return the time at which that work ends (cost 0: now).
+
+        Idle time is never made up for; a delay is made up for up to LAG_MAX_S.
+        """
         base_s = now_s if was_idle else max(self._end_s, now_s - LAG_MAX_S)
         self._end_s = base_s + cost_s
         if cost_s == 0.0:

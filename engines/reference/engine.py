@@ -1,8 +1,8 @@
-"""The engine's threads: one steps, one per running pull fetches blocks, the KV listener serves them.
+"""The engine's threads: the engine thread runs steps, a thread per KV transfer pulls blocks, the KV listener serves them.
 
-Any thread may call the public methods: they leave a command in the inbox, which the engine thread works off
-between steps. The inbox is bounded by refusing submissions beyond the queue's length; other commands are as
-few as live requests.
+All public methods are thread-safe: they append a command to a queue, and the engine thread runs the commands
+between steps. At most `queue_max` new requests wait in the command queue; further requests are rejected. The other
+commands are bounded by the number of open requests.
 """
 
 import logging
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Engine:
-    """Runs submissions on `arithmetic`; answers go to `output_queue`, events and load to `publisher`.
+    """Runs requests on `arithmetic`; outputs go to `output_queue`, KV events and load reports to `publisher`.
 
-    `digest` names the arithmetic so that KV of another one is refused. `start` once, `close` once.
+    `digest` identifies the arithmetic, so that KV of another model is rejected. `start` once, `close` once.
     """
 
     config: EngineConfig
@@ -54,7 +54,7 @@ class Engine:
     _sequences: dict[int, Sequence] = field(default_factory=dict)  # engine thread only
     _pullers: dict[int, KvPuller] = field(default_factory=dict)  # engine thread only
     _commands: deque[Callable[[], None]] = field(default_factory=deque)
-    _queued_requests: int = 0  # submissions in the inbox
+    _queued_requests: int = 0  # new requests among the commands
     _is_closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _step_pacer: Pacer = field(default_factory=Pacer)
@@ -63,7 +63,7 @@ class Engine:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Allocate the store, open the KV listener, start stepping. OSError if the KV port is taken."""
+        """Allocate the store, open the KV listener, start the engine thread. Raises OSError if the KV port is taken."""
         config = self.config
         self._store = self.arithmetic.new_store(config.kv_blocks, config.block_tokens)
         block_bytes = int(self._store[0].nbytes)
@@ -81,7 +81,7 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop stepping; live requests end with an error, held handoffs are gone."""
+        """Stop the engine thread; open requests end with an error, held handoffs are dropped."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -91,7 +91,7 @@ class Engine:
         self.publisher.close()
 
     def submit(self, request: EngineRequest) -> None:
-        """Run a request; its reply must be open in the outbox. Refusals come as its final part."""
+        """Run a request. Its stream must be open in the output queue; a rejection arrives as the final output."""
         with self._changed:
             is_accepted = self._queued_requests < self.config.queue_max and not self._is_closed
             if is_accepted:
@@ -103,28 +103,30 @@ class Engine:
             self.output_queue.put([(request.key, RequestOutput(error=text, is_final=True))])
 
     def cancel(self, key: int) -> None:
-        """End the request or subscription with this key: its client is gone. Unknown keys are fine."""
+        """End the request or subscription with this key, after its client has cancelled. Unknown keys are ignored."""
         self._enqueue(partial(self._on_cancel, key))
 
     def stop(self, request_id: str) -> None:
-        """Cancel every live request with this Triton id and give up its handoff; unknown ids are fine."""
+        """Cancel all open requests with this Triton id and release their handoffs. Unknown ids are ignored."""
         self._enqueue(partial(self._on_stop, request_id))
 
     def release_handoff(self, handoff: Handoff, on_released: Callable[[], None]) -> None:
-        """Give up a held handoff, then call `on_released` (on the engine thread). Unknown ones are fine."""
+        """Release a held handoff, then call `on_released` on the engine thread. Unknown handoffs are ignored."""
         self._enqueue(partial(self._on_release, handoff, on_released))
 
     def subscribe_events(self, key: int, subscriber: Subscriber, cursor: EventCursor | None = None) -> None:
-        """Send `subscriber` all later KV events: those behind `cursor` if they are still kept, else a snapshot of
-        the prefix table and the events after it.
+        """Send all later KV events to `subscriber`.
+
+        The subscription starts after `cursor` if the replay buffer still has all events since. Otherwise a snapshot of
+        the prefix table comes first.
         """
         self._enqueue(partial(self._on_subscribe_events, key, subscriber, cursor))
 
     def subscribe_load(self, key: int, subscriber: Subscriber) -> None:
-        """Send `subscriber` load reports."""
+        """Send load reports to `subscriber`."""
         self._enqueue(partial(self.publisher.subscribe_load, key, subscriber))
 
-    # Everything below runs on the engine thread, except _command, _pull and _handoff_sent.
+    # All methods below run on the engine thread, except _enqueue, _pull and _handoff_sent.
 
     def _enqueue(self, command: Callable[[], None]) -> None:
         with self._changed:
@@ -161,7 +163,7 @@ class Engine:
             try:
                 command()
             except Exception:  # noqa: BLE001  # a bug in one command must not end the engine
-                _log.exception("command failed")
+                _log.exception("engine command failed; the engine continues")
 
     def _step(self, plan: list[ScheduledChunk]) -> None:
         core, began_s = self.core, time.monotonic()
@@ -172,8 +174,8 @@ class Engine:
             if pause_s > 0.0:
                 time.sleep(pause_s)
             core.commit(plan, logits, time.monotonic_ns(), time.monotonic() - began_s)
-        except Exception as error:  # noqa: BLE001  # a bug: fail these requests loudly, keep the others
-            _log.exception("step failed")
+        except Exception as error:  # noqa: BLE001  # a bug ends the requests of this step only
+            _log.exception("step failed; the requests of this step end with an error")
             for chunk in plan:
                 core.fail(chunk.sequence, errors.ENGINE_FAULT.format(reason=type(error).__name__))
 
@@ -184,7 +186,7 @@ class Engine:
             if output.is_final:
                 self._sequences.pop(key, None)
         for key in core.pulls_to_abort:
-            puller = self._pullers.pop(key, None)  # gone if the pull ended in the turn that cancelled it
+            puller = self._pullers.pop(key, None)  # None if the pull ended in the same iteration
             if puller is not None:
                 puller.abort()
         core.pulls_to_abort.clear()
@@ -214,7 +216,7 @@ class Engine:
         on_released()
 
     def _on_subscribe_events(self, key: int, subscriber: Subscriber, cursor: EventCursor | None) -> None:
-        # Events not offered yet are in the snapshot already: offer them first, so that numbers and content agree.
+        # The snapshot contains events that are not published yet. Publishing them first keeps ids and content in step.
         self.publisher.publish(self.core.pool.drain_events(), self.core.load())
         is_known = cursor is not None and cursor.boot_id == self.boot_id
         if (
@@ -251,7 +253,7 @@ class Engine:
         sequence = self._sequences.get(pull.key)
         self._pullers.pop(pull.key, None)
         if sequence is None or pull.key not in self.core.scheduler.running:
-            return  # cancelled meanwhile: its blocks may be somebody else's by now
+            return  # cancelled during the pull: another sequence may hold these blocks now
         if pull.block_ids:
             shape = (len(pull.block_ids), *self._store.shape[1:])
             self._store[list(pull.block_ids)] = np.frombuffer(data, dtype=self._store.dtype).reshape(shape)

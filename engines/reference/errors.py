@@ -1,8 +1,8 @@
-"""Every error text this engine can answer with.
+"""All error texts that this engine returns.
 
-Triton reports all of them with the code INTERNAL, as the TensorRT-LLM C++ backend does, so a client can only
-match on the text: the texts are part of the contract (README.md has the table) and change only together with
-it. Texts of faults met after a request was accepted carry TensorRT-LLM's prefix (`EXECUTOR_FAILED`).
+Triton reports all of them with the code INTERNAL, as the TensorRT-LLM C++ backend does, so clients match on the
+text. The texts are part of the contract: README.md has the table, and both change together. Texts of faults after
+a request was accepted have TensorRT-LLM's prefix (`EXECUTOR_FAILED`).
 """
 
 from typing import Final
@@ -29,14 +29,14 @@ SUBSCRIPTION_OVERFLOW: Final = (
 SHUTTING_DOWN: Final = "engine is shutting down"
 ENGINE_FAULT: Final = "engine fault: {reason}"
 
-# Reasons behind EXECUTOR_FAILED.
+# Reasons after the prefix EXECUTOR_FAILED.
 HANDOFF_UNKNOWN: Final = "KV handoff {handoff} is unknown or expired at {peer}"
 TRANSFER_FAILED: Final = "KV cache transfer failed: {reason}"
 
 
 class EngineError(Exception):
-    """A request this engine refuses or has to give up; its text goes to the client as it is."""
+    """A request was rejected or has failed; the client receives the text unchanged."""
 
 
 class TransferError(Exception):
-    """KV blocks could not be pulled; its text is the reason behind EXECUTOR_FAILED."""
+    """A KV transfer failed; the text is the reason after the prefix EXECUTOR_FAILED."""

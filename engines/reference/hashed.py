@@ -1,8 +1,8 @@
-"""The hashed arithmetic: logits are a pure function of the hash of the whole history.
+"""The hashed arithmetic, a fake model runner: logits are a pure function of the hash of the whole history.
 
-The "KV" of a token is the 64-bit running hash of the history up to it, kept in the paged store like any KV: so
-a lost, stale or misplaced block changes every token after it. Nearly free to compute; what it should cost is
-the engine's business (costs.py).
+The "KV" of a token is the 64-bit running hash of the history up to that token. The hash is stored in the paged KV
+cache, so a lost, stale or misplaced block changes all later tokens. The computation is nearly free; the simulated
+duration comes from cost_model.py.
 """
 
 import struct
@@ -14,7 +14,7 @@ import xxhash
 
 from engines.reference.arithmetic import ChunkInput
 
-_CANDIDATES = 48  # tokens that get a hash-made logit; the rest share _UNLIKELY
+_CANDIDATES = 48  # tokens with a logit made from the hash; all others have _UNLIKELY
 _UNLIKELY = -30.0
 _SPREAD = 8.0  # candidates' logits are uniform in [0, _SPREAD)
 _CERTAIN = 100.0
@@ -24,10 +24,10 @@ _COUNTER = np.arange(1, 2 * _CANDIDATES + 1, dtype=np.uint64) * np.uint64(0x9E37
 
 
 class HashedArithmetic:
-    """Implements Arithmetic. A different `salt` is a different model version: every logit differs.
+    """Implements Arithmetic. A different `salt` is a different model version: all logits differ.
 
-    `end_probability`: chance, per position and as a function of the history, that `end_token` is (nearly)
-    certain to come next; otherwise it is as unlikely as any token outside the candidates.
+    `end_probability` is the chance per position that `end_token` is nearly certain to come next. The outcome is a
+    function of the history. Otherwise `end_token` is as unlikely as any token outside the candidates.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class HashedArithmetic:
         self._base = np.full(vocab_size, _UNLIKELY, dtype=np.float64)
 
     def new_store(self, block_count: int, block_tokens: int) -> npt.NDArray[np.uint64]:
-        """A zeroed paged store, uint64 [block_count, block_tokens]: one running hash per token."""
+        """Return a zeroed paged store, uint64 [block_count, block_tokens]: one running hash per token."""
         return np.zeros((block_count, block_tokens), dtype=np.uint64)
 
     def forward(
         self, chunk_inputs: list[ChunkInput], store: npt.NDArray[np.uint64]
     ) -> list[npt.NDArray[np.float64] | None]:
-        """Write the running hashes of the new tokens; float64 [vocab_size] logits of the last row where wanted."""
+        """Write the running hashes of the new tokens; return float64 [vocab_size] logits of each last row, if wanted."""
         return [self._forward_one(one, store) for one in chunk_inputs]
 
     def _forward_one(self, one: ChunkInput, store: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64] | None:
@@ -93,7 +93,7 @@ class HashedArithmetic:
 
 
 def running_hashes(tokens: Sequence[int] | npt.NDArray[np.int32], previous: int) -> npt.NDArray[np.uint64]:
-    """Hash of the history up to each token, given the hash before the first one: h = xxh3_64(token, seed=h)."""
+    """Return the hash of the history up to each token: h = xxh3_64(token, seed=h), starting from `previous`."""
     raw = memoryview(np.asarray(tokens, dtype="<i4").tobytes())
     hashes = np.empty(len(raw) // 4, dtype=np.uint64)
     digest = xxhash.xxh3_64_intdigest
@@ -104,7 +104,7 @@ def running_hashes(tokens: Sequence[int] | npt.NDArray[np.int32], previous: int)
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """splitmix64's finalizer (Steele, Lea, Flood 2014), wrapping."""
+    """Apply the finalizer of splitmix64 (Steele, Lea, Flood 2014) with wrapping arithmetic."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""KV events as JSON, in the shape of TensorRT-LLM's KVCacheEventSerializer, numbered per boot. Pure.
+"""KV cache events as JSON, in the format of TensorRT-LLM's KVCacheEventSerializer, numbered per boot. Pure.
 
 {"event_id": 7, "data": {"type": "stored", "parent_hash": null | u64, "blocks": [
     {"type": "stored_block", "block_hash": u64, "cache_level": 0, "priority": 35,
@@ -17,19 +17,20 @@ import numpy as np
 from engines.reference.block_pool import BlocksStored, KvCacheEvent
 
 MESSAGE_BLOCKS_MAX = 32
-"""Blocks in one message, but for an event that has more: a reader takes it in 1 ms, and needs no memory for more. A reader
-in Python was 3 MB larger for good after parts of 128."""
+"""Blocks in one message; only a single event with more blocks exceeds the limit.
+
+A subscriber decodes such a message in 1 ms. After messages of 128 blocks a subscriber in Python kept 3 MB more memory.
+"""
 
 REPLAY_BLOCKS_MAX = 2048
-"""Blocks in the events that are kept for readers that come back: some 0.5 MB, and far more than a cache turns over while
-a reader changes streams."""
+"""Blocks in the replay buffer, some 0.5 MB: far more than a cache turns over while a subscriber changes streams."""
 
 _PRIORITY = 35  # TensorRT-LLM's default retention priority
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedEvent:
-    """A cache event with its consecutive number within a boot; the first one of a boot is 1."""
+    """A cache event with its id: consecutive within a boot, starting at 1."""
 
     event_id: int
     event: KvCacheEvent
@@ -37,17 +38,17 @@ class NumberedEvent:
 
 @dataclass(slots=True)
 class EventReplayBuffer:
-    """The last events, for a reader that was here a moment ago. Keeps at most `blocks_max` blocks."""
+    """The replay buffer: the latest events, for subscribers that resume. Keeps at most `blocks_max` blocks."""
 
     blocks_max: int = REPLAY_BLOCKS_MAX
     last_id: int = 0
-    """Of the last event added; 0 before the first."""
+    """Id of the last event added; 0 before the first."""
     _events: deque[NumberedEvent] = field(default_factory=deque)
     _blocks: int = 0
 
     def add(self, event: NumberedEvent) -> None:
-        """Keep `event`, which follows `last_id`; what does not fit any more is forgotten, oldest first."""
-        assert event.event_id == self.last_id + 1, f"{event.event_id} follows {self.last_id}"
+        """Add `event`, the successor of `last_id`; drop the oldest events beyond `blocks_max` blocks."""
+        assert event.event_id == self.last_id + 1, f"event {event.event_id} after event {self.last_id}"
         self.last_id = event.event_id
         self._events.append(event)
         self._blocks += _block_count(event)
@@ -55,7 +56,7 @@ class EventReplayBuffer:
             self._blocks -= _block_count(self._events.popleft())
 
     def after(self, event_id: int) -> list[NumberedEvent] | None:
-        """The events behind `event_id`; None if one of them is forgotten, or `event_id` was never given."""
+        """Return the events after `event_id`; None if one of them was dropped or `event_id` is in the future."""
         missing = self.last_id - event_id
         if not 0 <= missing <= len(self._events):
             return None
@@ -67,7 +68,7 @@ def _block_count(one: NumberedEvent) -> int:
 
 
 def event_data(event: KvCacheEvent) -> dict[str, Any]:
-    """The `data` member of one event."""
+    """Return the `data` member of one event."""
     if not isinstance(event, BlocksStored):
         return {"type": "removed", "block_hashes": list(event.hashes)}
     blocks = [
@@ -87,9 +88,10 @@ def event_data(event: KvCacheEvent) -> dict[str, Any]:
 
 
 def snapshot_messages(boot_id: str, event_id: int, snapshot: Iterable[BlocksStored]) -> Iterator[bytes]:
-    """First messages of a subscription: the cache's content after event `event_id` (0: before the first one), in parts.
+    """Yield the first messages of a subscription: the prefix table after event `event_id` (0: no event yet), in parts.
 
-    Each part has at most PART_BLOCKS blocks and says whether there are `more`; a parent may be in an earlier part.
+    A part has at most MESSAGE_BLOCKS_MAX blocks; `more` is false in the last part. The parent of a block may be in an
+    earlier part.
     """
     part, room, data = 0, MESSAGE_BLOCKS_MAX, list[dict[str, Any]]()
     for stored in snapshot:
@@ -111,7 +113,7 @@ def _part(boot_id: str, event_id: int, part: int, data: list[dict[str, Any]], *,
 
 
 def batch_messages(boot_id: str, events: Iterable[NumberedEvent]) -> Iterator[bytes]:
-    """Later messages: consecutive events, the first one follows the previous message's last."""
+    """Yield the later messages of a subscription: consecutive events, continuing the previous message."""
     batch, blocks = list[NumberedEvent](), 0
     for one in events:
         count = _block_count(one)

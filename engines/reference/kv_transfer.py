@@ -1,15 +1,14 @@
-"""KV blocks from engine to engine over TCP: the listener of a prefill engine, and the pull of a decode engine.
+"""KV transfer over TCP: a decode engine pulls KV blocks from the listener of a prefill engine.
 
 One connection per pull, little-endian lengths:
 
     puller    u32 length, JSON {boot_id, handoff_id, first_block, block_bytes, digest}
     listener  u32 length, JSON {blocks, error}; error is null or the reason
     listener  the raw bytes of that many blocks, in order
-    puller    b"ACK!"          the listener may free the blocks; without it they stay held until they expire
+    puller    b"ACK!"          the listener may free the blocks; without an ACK they stay held until they expire
 
-Both ends give up at their deadline, and before it when the other end makes no progress for `STALL_TIMEOUT_S`. A peer that
-is dead, frozen or cut off costs so long and no more. Nothing here frees blocks or touches the engine's state but through
-callbacks.
+Both ends stop at their deadline, or earlier if no byte moves for `STALL_TIMEOUT_S`. A dead, frozen or unreachable peer
+therefore costs at most `STALL_TIMEOUT_S`. The module frees blocks and changes the engine's state through callbacks only.
 """
 
 import contextlib
@@ -30,10 +29,10 @@ from engines.reference.handoff import Handoff
 
 _ACK = b"ACK!"
 _HEADER_BYTES_MAX = 4096
-_CONNECTIONS_MAX = 256  # pulls served at once; further ones are closed at once and fail at the puller
+_CONNECTIONS_MAX = 256  # connection limit; further connections are closed at once, and their pulls fail
 _SEND_TIMEOUT_S = 10.0
-STALL_TIMEOUT_S = 2.5  # no byte moved: room for two lost packets of a handshake, sent again after 1 s each
-_CHUNK_BYTES = 256 << 10  # progress is seen this often
+STALL_TIMEOUT_S = 2.5  # longest time without a byte; allows two lost handshake packets, resent after 1 s each
+_CHUNK_BYTES = 256 << 10  # bytes per send; a sent chunk counts as progress
 
 
 class _PullRequest(msgspec.Struct):
@@ -51,19 +50,19 @@ class _PullResponse(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """What a listener serves from. `store[b]` must be C-contiguous; blocks being sent do not change."""
+    """The source of a listener's blocks. `store[b]` must be C-contiguous; blocks do not change during a send."""
 
     boot_id: str
     digest: str
     block_bytes: int
     store: npt.NDArray[Any]
-    begin_send: Callable[[int], list[int] | None]  # handoff id -> its blocks, None if unknown
+    begin_send: Callable[[int], list[int] | None]  # handoff id -> block ids, None if unknown
     end_send: Callable[[int, bool], None]  # (handoff id, is_acknowledged), once per begun send
 
 
 @dataclass(slots=True)
 class KvListener:
-    """Serves pulls from `source`; one thread per connection. `close` ends all of them."""
+    """Serves pulls from `source`, one thread per connection. `close` ends all connections."""
 
     source: KvSource
     host: str
@@ -74,7 +73,7 @@ class KvListener:
     _is_closed: bool = False
 
     def start(self) -> None:
-        """Bind and listen; OSError if the port is taken. `port` is the real one afterwards."""
+        """Bind and listen; raises OSError if the port is taken. Afterwards `port` is the bound port."""
         self._socket = socket.create_server((self.host, self.port), backlog=128)
         self.port = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="kv-listener", daemon=True).start()
@@ -98,7 +97,7 @@ class KvListener:
                     return
                 time.sleep(
                     0.01
-                )  # out of descriptors, or the peer is gone already: not a reason to stop listening
+                )  # out of file descriptors, or the peer has disconnected: the listener continues
                 continue
             with self._lock:
                 is_accepted = not self._is_closed and len(self._connections) < _CONNECTIONS_MAX
@@ -143,7 +142,7 @@ class KvListener:
 
 @dataclass(slots=True)
 class KvPuller:
-    """One pull, run by a thread of its owner. `abort` from any thread makes `pull` fail soon."""
+    """One pull of KV blocks, run by a thread of its owner. `abort`, from any thread, makes `pull` fail."""
 
     handoff: Handoff
     first_block: int
@@ -153,17 +152,17 @@ class KvPuller:
     _is_aborted: bool = False
 
     def abort(self) -> None:
-        """Break the connection; harmless before and after."""
+        """Break the connection. A `pull` that starts later fails; after the end of `pull` the call has no effect."""
         self._is_aborted = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def pull(self, take: Callable[[bytearray], None]) -> None:
-        """Fetch the blocks, give their bytes (block_count * block_bytes) to `take`, acknowledge.
+        """Fetch the blocks, pass their bytes (block_count * block_bytes) to `take`, acknowledge.
 
-        TransferError says why not; then nothing was taken and the blocks stay held at the source until it lets
-        them go.
+        Raises TransferError with the reason. The caller must not use the bytes then; the blocks stay held at the source
+        until they expire or are released.
         """
         handoff, deadline_s = self.handoff, time.monotonic() + self.timeout_s
         host, _, port = handoff.address.rpartition(":")
@@ -211,7 +210,7 @@ def _read_message(connection: socket.socket, deadline_s: float) -> bytearray:
 
 
 def _send(connection: socket.socket, data: memoryview, deadline_s: float) -> None:
-    # sendall takes its timeout for the whole: in chunks, each is progress.
+    # The timeout of sendall covers the whole call, so data is sent in chunks with a timeout each.
     for at in range(0, len(data), _CHUNK_BYTES):
         connection.settimeout(_socket_timeout_s(deadline_s))
         connection.sendall(data[at : at + _CHUNK_BYTES])
@@ -232,7 +231,7 @@ def _read(connection: socket.socket, size: int, deadline_s: float) -> bytearray:
 
 
 def _socket_timeout_s(deadline_s: float) -> float:
-    """How long the next byte may take: to the deadline, at most SILENCE_S."""
+    """Return the timeout of the next socket call: the time to the deadline, at most STALL_TIMEOUT_S."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0.0:
         raise TimeoutError("deadline exceeded")

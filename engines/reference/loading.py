@@ -1,4 +1,4 @@
-"""Which arithmetic a configuration means, and the digest that tells its KV from any other's."""
+"""Loads the arithmetic of a configuration and computes its digest, which identifies compatible KV."""
 
 from pathlib import Path
 
@@ -10,8 +10,9 @@ from engines.reference.hashed import HashedArithmetic
 
 
 def load_arithmetic(config: EngineConfig) -> tuple[Arithmetic, str]:
-    """Build the arithmetic and its digest. Reads the model directory for the transformer; OSError if there is
-    none.
+    """Return the arithmetic and its digest.
+
+    The transformer is read from the model directory; raises OSError if the directory is missing.
     """
     if config.arithmetic == "hashed":
         hashed = HashedArithmetic(
@@ -25,14 +26,14 @@ def load_arithmetic(config: EngineConfig) -> tuple[Arithmetic, str]:
             hashed,
             f"hashed-{config.vocab_size}-{config.end_token}-{xxhash.xxh3_64_hexdigest(config.salt.encode())}",
         )
-    from engines.reference.transformer import Transformer  # the hashed engine needs no weights and no BLAS
+    from engines.reference.transformer import Transformer  # hashed needs neither weights nor BLAS
 
     model_dir = Path(config.model_dir)
     return Transformer.load(model_dir), f"transformer-{directory_digest(model_dir)}"
 
 
 def directory_digest(directory: Path) -> str:
-    """xxh3_64 over the names and bytes of the files directly in `directory`, 16 hex digits."""
+    """Return xxh3_64 over names and bytes of the files directly in `directory`, as 16 hex digits."""
     digest = xxhash.xxh3_64()
     for path in sorted(path for path in directory.iterdir() if path.is_file()):
         digest.update(path.name.encode())

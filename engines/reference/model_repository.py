@@ -1,6 +1,4 @@
-"""What tritonserver needs on disk: a model repository with one model, and a backend directory with the Python
-stub.
-"""
+"""Writes the files of tritonserver: a model repository with one model, and a backend directory with the Python stub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from engines.reference.triton_model import TritonPythonModel
 
 @dataclass(frozen=True, slots=True)
 class TritonInstallation:
-    """A tritonserver as the nvidia-pytriton wheel lays it out. `root`: .../pytriton/tritonserver."""
+    """The files of a tritonserver in the nvidia-pytriton wheel. `root`: .../pytriton/tritonserver."""
 
     root: Path
     python_version: str  # "3.11"
@@ -28,7 +26,7 @@ class TritonInstallation:
         return self.root / "bin" / "tritonserver"
 
     def backend_files(self) -> list[Path]:
-        """What `<backend directory>/python` must hold: the stub is searched only beside the backend's library."""
+        """Return the files of `<backend directory>/python`; Triton finds the stub only beside the backend's library."""
         backend = [path for path in sorted((self.root / "backends" / "python").iterdir()) if path.is_file()]
         stub = self.root / "python_backend_stubs" / self.python_version / "triton_python_backend_stub"
         return [*backend, stub]
@@ -36,17 +34,17 @@ class TritonInstallation:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the model's configuration tells besides EngineConfig."""
+    """Values of the model's configuration that are not in EngineConfig."""
 
     vocab_size: int
     max_sequence_tokens: int
-    http_address: str  # of the server around it, "host:port"
+    http_address: str  # "host:port" of the server that loads the model
 
 
 def write(
     directory: Path, installation: TritonInstallation, config: EngineConfig, facts: ModelFacts
 ) -> tuple[Path, Path]:
-    """Create (model repository, backend directory) under the empty `directory`."""
+    """Create the model repository and the backend directory under the empty `directory`; return both paths."""
     repository, backends = directory / "repository", directory / "backends"
     version = repository / MODEL_NAME / "1"
     version.mkdir(parents=True)
@@ -61,7 +59,7 @@ def write(
 
 
 def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
-    """The model's config.pbtxt. `parameters` is what clients derive capabilities and limits from."""
+    """Return the model's config.pbtxt. Clients derive capabilities and limits from its `parameters`."""
     parameters = {
         "tokens_per_block": config.block_tokens,
         "kv_blocks": config.kv_blocks,

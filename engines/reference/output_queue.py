@@ -1,7 +1,7 @@
-"""Answers on their way out: one thread sends them, so that a step never waits for a client.
+"""The output queue: one thread sends the outputs of all requests, so that a step never waits for a client.
 
-What piles up for one request while others are being sent becomes one message, so the backlog is bounded by the
-live requests and their output lengths.
+Outputs of one request that wait in the queue are merged into one message. The backlog is therefore bounded by the
+number of open requests and their output lengths.
 """
 
 import logging
@@ -18,20 +18,20 @@ _log = logging.getLogger(__name__)
 
 
 class ResponseStream(Protocol):
-    """The far end of one request."""
+    """The stream of responses to one request."""
 
     is_streaming: bool
 
     def send(self, output: RequestOutput) -> None:
-        """Send one message; the last one is final. Called by the outbox's thread only."""
+        """Send one message; the last message is final. Called by the output queue's thread only."""
 
     def is_cancelled(self) -> bool:
-        """Whether the client is gone. Called by the watch's thread only."""
+        """Return whether the client has cancelled. Called by the cancellation poller's thread only."""
 
 
 @dataclass(slots=True)
 class OutputQueue:
-    """Open replies by key, and what is still to be sent to each."""
+    """Open streams by key, and the outputs that wait to be sent. Thread-safe."""
 
     _open_streams: dict[int, ResponseStream] = field(default_factory=dict)
     _pending: dict[int, RequestOutput] = field(default_factory=dict)
@@ -42,11 +42,11 @@ class OutputQueue:
 
     def start(self) -> None:
         """Start the sending thread."""
-        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="output-queue", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Send what is there and end the thread."""
+        """Send the waiting outputs and end the thread."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -54,17 +54,17 @@ class OutputQueue:
             self._thread.join(timeout=2.0)
 
     def open(self, key: int, stream: ResponseStream) -> None:
-        """Register a request before anything is posted for it."""
+        """Open the stream of a request; called before the first `put` for its key."""
         with self._changed:
             self._open_streams[key] = stream
 
     def open_streams(self) -> list[tuple[int, ResponseStream]]:
-        """Requests whose final part has not been sent yet."""
+        """Return the streams without a final message yet."""
         with self._changed:
             return list(self._open_streams.items())
 
     def put(self, outputs: list[tuple[int, RequestOutput]]) -> None:
-        """Queue parts, oldest first. The parts belong to the outbox from here on."""
+        """Queue outputs, oldest first. The queue owns the outputs from here on; unknown keys are ignored."""
         with self._changed:
             for key, output in outputs:
                 stream = self._open_streams.get(key)
@@ -92,15 +92,13 @@ class OutputQueue:
                 stream = self._open_streams.pop(key) if output.is_final else self._open_streams[key]
             try:
                 stream.send(output)
-            except Exception:  # noqa: BLE001  # one client's answer must not end everybody's
-                _log.exception("sending failed")
+            except Exception:  # noqa: BLE001  # an error of one stream must not end the others
+                _log.exception("sending the output of a request failed")
 
 
 @dataclass(slots=True)
 class CancellationPoller:
-    """Asks every live request, one round per period, whether its client is gone (a question costs a trip to
-    Triton).
-    """
+    """Polls every open stream once per period for cancellation. Each poll costs a call into Triton."""
 
     open_streams: Callable[[], list[tuple[int, ResponseStream]]]
     cancel: Callable[[int], None]
@@ -109,8 +107,8 @@ class CancellationPoller:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the watching thread."""
-        self._thread = threading.Thread(target=self._run, name="cancel-watch", daemon=True)
+        """Start the polling thread."""
+        self._thread = threading.Thread(target=self._run, name="cancellation-poller", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

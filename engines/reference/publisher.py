@@ -1,8 +1,8 @@
-"""Long-lived subscriptions: KV events and load reports, sent by one thread of their own.
+"""Publishes KV events and load reports to long-lived subscriptions, in a thread of its own.
 
-The engine thread offers; this thread encodes and sends, so that a step never waits for a subscriber. Each
-events subscription has a bounded buffer: on overflow it ends with an error, and its reader subscribes again
-and gets a new snapshot.
+The engine thread publishes; the publisher's thread encodes and sends, so that a step never waits for a subscriber.
+Each subscription to events has a bounded buffer (backpressure). On overflow the subscription ends with an error;
+the subscriber then subscribes again and receives a new snapshot.
 """
 
 import threading
@@ -18,23 +18,23 @@ from engines.reference.block_pool import BlocksStored, KvCacheEvent
 from engines.reference.core import LoadReport
 from engines.reference.kv_events import EventReplayBuffer, NumberedEvent, batch_messages, snapshot_messages
 
-COALESCE_S = 0.002  # events gather this long before they are sent
-BUFFERED_EVENTS_MAX = 4096
+COALESCE_S = 0.002  # coalescing window: events wait this long, to be sent in one message
+BUFFERED_EVENTS_MAX = 4096  # per subscriber
 LOAD_PERIOD_MIN_S = 0.05
 LOAD_PERIOD_MAX_S = 1.0
 
 
 class Subscriber(Protocol):
-    """The far end of a subscription; used by the publisher's thread only."""
+    """The receiver of a subscription; used by the publisher's thread only."""
 
     def send(self, payload: bytes) -> None:
         """Send one JSON message."""
 
     def finish(self, error: str | None) -> None:
-        """End the subscription; nothing is sent afterwards."""
+        """End the subscription; no message follows."""
 
     def is_full(self) -> bool:
-        """Whether it has brought as much as its reader wants of one subscription: then it ends, and goes on in another."""
+        """Return whether the subscription has sent `max_bytes`; it then ends, and the subscriber resumes with a new one."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _EventsSubscription:
 
 @dataclass(slots=True)
 class Publisher:
-    """See the module's docstring. Everything public may be called from any thread."""
+    """Sends KV events and load reports to subscribers. All public methods are thread-safe."""
 
     boot_id: str
     buffered_events_max: int = BUFFERED_EVENTS_MAX
@@ -78,13 +78,17 @@ class Publisher:
             self._thread.join(timeout=2.0)
 
     def subscribe_events(self, key: int, subscriber: Subscriber, snapshot: Sequence[BlocksStored]) -> None:
-        """Add a reader of KV events; `snapshot` is the cache after all events offered so far."""
+        """Add a subscriber to KV events; `snapshot` is the prefix table after all events published so far."""
         with self._changed:
             self._events[key] = _EventsSubscription(subscriber, self._replay_buffer.last_id, snapshot)
             self._changed.notify()
 
     def resume_events(self, key: int, subscriber: Subscriber, event_id: int) -> bool:
-        """Add a reader that has everything up to `event_id`. False, and nothing done, if it must take a snapshot."""
+        """Add a subscriber that has received all events up to `event_id`.
+
+        Returns False, without adding, if a later event was dropped or more than `buffered_events_max` are missing. The
+        subscriber then needs a snapshot.
+        """
         with self._changed:
             missed = self._replay_buffer.after(event_id)
             if missed is None or len(missed) > self.buffered_events_max:
@@ -94,20 +98,20 @@ class Publisher:
             return True
 
     def subscribe_load(self, key: int, subscriber: Subscriber) -> None:
-        """Add a reader of load reports; the current one is sent at once."""
+        """Add a subscriber to load reports; the current report is sent at once."""
         with self._changed:
             self._loads[key] = subscriber
             self._is_load_new = True
             self._changed.notify()
 
     def unsubscribe(self, key: int) -> None:
-        """Drop a reader that is gone; unknown keys are fine."""
+        """Remove a subscriber; unknown keys are ignored."""
         with self._changed:
             self._end(key, None)
             self._changed.notify()
 
     def publish(self, events: Sequence[KvCacheEvent], load: LoadReport) -> None:
-        """Number `events` and pass them and the load on. Never blocks on a reader."""
+        """Number `events` and pass events and load on to the sending thread. Never blocks on a subscriber."""
         with self._changed:
             first_id = self._replay_buffer.last_id + 1
             numbered = [NumberedEvent(first_id + index, event) for index, event in enumerate(events)]
@@ -201,7 +205,7 @@ class Publisher:
         return now_s
 
     def _finish(self, key: int, subscriber: Subscriber) -> None:
-        """End a subscription well, unless somebody else has ended it meanwhile."""
+        """End a subscription without an error, unless it has ended meanwhile."""
         with self._changed:
             was_there = self._events.pop(key, None) is not None or self._loads.pop(key, None) is not None
         if was_there:

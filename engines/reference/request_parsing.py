@@ -1,6 +1,4 @@
-"""From the tensors and parameters of one Triton request to what it asks the engine for. Pure: arrays in,
-values out.
-"""
+"""Parses and validates the tensors and parameters of one Triton request. Pure: arrays in, values out."""
 
 import json
 import math
@@ -19,21 +17,21 @@ from engines.reference.sampling import SamplingParams
 from engines.reference.sequence import EngineRequest, RequestKind
 
 TensorLookup = Callable[[str], npt.NDArray[Any] | None]
-"""Gives an input tensor by name, shape [1, ...], or None when the request has none of that name."""
+"""Returns an input tensor by name, shape [1, ...], or None if the request has no tensor of that name."""
 
 
 class ControlRequest(Enum):
-    """Requests that generate nothing; values are the request parameter `request_type`."""
+    """Kinds of requests that generate no tokens; values of the request parameter `request_type`."""
 
     KV_EVENTS = "kv_events"
     LOAD_REPORT = "load_report"
     RELEASE_HANDOFF = "release_handoff"
-    STOP = "stop"  # by the tensor of that name
+    STOP = "stop"  # set by the tensor `stop`, not by the parameter
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What this engine accepts."""
+    """Limits of the values in a request."""
 
     vocab_size: int
     max_sequence_tokens: int
@@ -41,7 +39,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """How the client wants its answer."""
+    """Options of the response, from the request's tensors."""
 
     is_streaming: bool = False
     has_perf: bool = False
@@ -50,14 +48,14 @@ class ResponseOptions:
 
 @dataclass(frozen=True, slots=True)
 class EventCursor:
-    """The last KV event a subscriber has."""
+    """The position of a subscriber in the stream of KV events: the last event it has received."""
 
     boot_id: str
     event_id: int
 
 
 def parse_event_cursor(parameters: str) -> EventCursor | None:
-    """Where a subscription to KV events goes on, from the request parameter `after`; None: with a snapshot."""
+    """Return the cursor of a resumed subscription, from the request parameter `after`; None: start with a snapshot."""
     text = str(json.loads(parameters or "{}").get("after", ""))
     if not text:
         return None
@@ -68,7 +66,7 @@ def parse_event_cursor(parameters: str) -> EventCursor | None:
 
 
 def parse_max_bytes(parameters: str) -> int | None:
-    """What a subscription may bring before it ends by itself, from the request parameter `max_bytes`; None: no bound."""
+    """Return the bytes after which a subscription ends, from the request parameter `max_bytes`; None: no limit."""
     text = str(json.loads(parameters or "{}").get("max_bytes", ""))
     if not text:
         return None
@@ -78,7 +76,7 @@ def parse_max_bytes(parameters: str) -> int | None:
 
 
 def parse_request_kind(parameters: str, tensor: TensorLookup) -> RequestKind | ControlRequest:
-    """What a request is. An unknown request_type is an error (TensorRT-LLM would fall back to generating)."""
+    """Return the kind of a request; raises EngineError for an unknown request_type (TensorRT-LLM would generate)."""
     if _flag(tensor, "stop"):
         return ControlRequest.STOP
     name = json.loads(parameters or "{}").get("request_type", RequestKind.CONTEXT_AND_GENERATION.value)
@@ -93,7 +91,7 @@ def parse_request_kind(parameters: str, tensor: TensorLookup) -> RequestKind | C
 
 
 def parse_response_options(tensor: TensorLookup) -> ResponseOptions:
-    """Read how the answer should look."""
+    """Return the response options of a request."""
     return ResponseOptions(
         _flag(tensor, "streaming"), _flag(tensor, "return_perf_metrics"), _flag(tensor, "return_log_probs")
     )
@@ -108,7 +106,7 @@ def parse_request(
     limits: RequestLimits,
     arrival_ns: int,
 ) -> EngineRequest:
-    """Validate a generating request; EngineError names the field, its value and what is allowed."""
+    """Validate a request that generates tokens; raises EngineError with the field, its value and the allowed range."""
     prompt = _prompt(tensor, limits)
     output_tokens_max = int(_scalar(tensor, "request_output_len", is_required=True))
     if output_tokens_max < 1:
@@ -135,7 +133,7 @@ def parse_request(
 
 
 def parse_handoff(tensor: TensorLookup) -> Handoff:
-    """The handoff in context_phase_params; EngineError if there is none or it cannot be read."""
+    """Return the handoff in context_phase_params; raises EngineError if it is missing or malformed."""
     blob = tensor("context_phase_params")
     if blob is None or blob.size == 0:
         raise EngineError(errors.CONTEXT_PARAMS_MISSING)
@@ -165,7 +163,7 @@ def _sampling(tensor: TensorLookup) -> SamplingParams:
     if not (math.isfinite(temperature) and temperature >= 0.0):
         raise _bad_value("temperature", temperature, "a finite number >= 0")
     top_p = float(_scalar(tensor, "runtime_top_p", default=0.0))
-    if not top_p <= 1.0:  # NaN too; <= 0 means unset
+    if not top_p <= 1.0:  # rejects NaN, too; <= 0 means unset
         raise _bad_value("runtime_top_p", top_p, "<= 1, and <= 0 for unset")
     top_k = int(_scalar(tensor, "runtime_top_k", default=0))
     if top_k < 0:

@@ -1,7 +1,6 @@
-"""Choosing the next token. Pure: the only randomness is a function of (seed, absolute position).
+"""Sampling of the next token: greedy, temperature, top-k, top-p. Pure: randomness comes from (seed, position) alone.
 
-Because of that a request resumed elsewhere with prompt + emitted tokens and the same seed draws what it would
-have drawn.
+INVARIANT: a request resumed on another engine, with prompt + emitted tokens and the same seed, draws the same tokens.
 """
 
 import math
@@ -14,13 +13,16 @@ import xxhash
 
 Logits = npt.NDArray[np.float64]
 
-# Candidates looked at first when top-p cuts the vocabulary; grown eightfold until they hold the wanted mass.
+# Initial number of candidates for top-p (nucleus sampling); multiplied by 8 until they hold the required mass.
 _NUCLEUS_START = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose. temperature 0 or top_k 1: greedy. top_k 0 and top_p 0 or >= 1: no cut."""
+    """Sampling parameters of a request.
+
+    Greedy: temperature 0 or top_k 1. Cuts are off with top_k 0, and with top_p <= 0 or >= 1.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -30,20 +32,20 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is taken without a draw."""
+        """True if the most likely token is taken without a random draw."""
         return self.temperature == 0.0 or self.top_k == 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits, keyed by the request's seed and the token's absolute position."""
+    """Return a number in [0, 1) with 53 pseudo-random bits, keyed by the seed and the token's absolute position."""
     return (xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, position)) >> 11) * 2.0**-53
 
 
 def sample_token(logits: Logits, position: int, sampling: SamplingParams) -> tuple[int, float]:
     """Return (token, its log-probability) for the token at absolute `position`.
 
-    `logits`: [vocabulary], not modified. Ties go to the lowest token id. The log-probability is that of the
-    raw logits (no temperature, no cut), natural log; 0.0 unless asked for.
+    `logits`: [vocabulary], not modified. Ties go to the lowest token id. The log-probability is the natural log of
+    the raw logits' softmax (no temperature, no cut); 0.0 unless `log_probs` is set.
     """
     token = int(np.argmax(logits)) if sampling.is_greedy else _draw(logits, position, sampling)
     return token, _log_probability(logits, token) if sampling.log_probs else 0.0
@@ -62,7 +64,7 @@ def _draw(logits: Logits, position: int, sampling: SamplingParams) -> int:
 
 
 def _most_likely(weights: npt.NDArray[np.float64], top_k: int, top_p: float) -> npt.NDArray[np.intp]:
-    """Token ids surviving top-k, then top-p over what is left, most likely first, ties by lowest id."""
+    """Return the token ids after top-k, then top-p over the rest; most likely first, ties by lowest id."""
     size = len(weights)
     limit = top_k if 0 < top_k < size else size
     count = min(limit, _NUCLEUS_START) if top_p < 1.0 else limit
@@ -83,13 +85,11 @@ def _leading(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.flo
 
 
 def _leading_ids(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
-    """The `count` most likely ids in (descending weight, ascending id) order, without sorting the whole
-    vocabulary.
-    """
+    """Return the `count` most likely ids by (descending weight, ascending id), without sorting the whole vocabulary."""
     if count >= len(weights):
         return np.argsort(-weights, kind="stable")
     border = np.partition(weights, len(weights) - count)[len(weights) - count]
-    candidates = np.flatnonzero(weights >= border)  # all ties of the border, ascending id
+    candidates = np.flatnonzero(weights >= border)  # includes all ties at the border, by ascending id
     return candidates[np.argsort(-weights[candidates], kind="stable")][:count]
 
 

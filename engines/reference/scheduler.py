@@ -1,10 +1,12 @@
-"""Continuous batching with chunked prefill: who runs, and which rows the next step computes. Pure, first come
-first served.
+"""The scheduler: continuous batching with chunked prefill, first come first served.
+
+Pure. States of a sequence:
 
     waiting --admit--> running [pulling -> prefilling -> decoding] --remove--> gone
 
-Admission never evicts a running sequence: a sequence is admitted only when the blocks for its prompt and all
-its output fit, and it gets them all at once. The head of the queue waits for its blocks; nobody overtakes it.
+A sequence is admitted only when the blocks for its prompt and its whole output fit; all blocks are allocated at
+admission. Therefore a running sequence is never preempted. The head of the queue waits for its blocks, and no later
+request overtakes it (head-of-line blocking is accepted).
 """
 
 from collections import deque
@@ -18,7 +20,7 @@ from engines.reference.sequence import RequestKind, Sequence, as_block_ids
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Rows [start, start + count) of one sequence in this step."""
+    """The rows [start, start + count) of one sequence in a step: a prefill chunk or one decode row."""
 
     sequence: Sequence
     start: int
@@ -27,16 +29,18 @@ class ScheduledChunk:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether these are prompt rows (recomputed output rows of nobody: every sequence starts from a prompt)."""
+        """True if these are prompt rows. Output rows are never recomputed: every sequence starts from its prompt."""
         return self.start < len(self.sequence.request.prompt)
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """Owns the queue, the running set and, through `pool`, their blocks.
+    """Owns the waiting queue, the running batch and, through `pool`, the blocks of both.
 
-    Invariants: len(running) <= running_max; len(waiting) <= queue_max; every running sequence holds exactly
-    the blocks it needs to its end, no waiting one holds any; a step computes at most step_tokens_max rows.
+    INVARIANTS:
+    - len(running) <= running_max and len(waiting) <= queue_max;
+    - a running sequence holds exactly the blocks for its prompt and output, a waiting sequence holds none;
+    - a step computes at most step_tokens_max rows.
     """
 
     pool: BlockPool
@@ -54,7 +58,7 @@ class Scheduler:
             )
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Queue a sequence; EngineError if the queue is full or it could never fit."""
+        """Queue a sequence; raises EngineError if the queue is full or the sequence can never fit into the pool."""
         needed = sequence.blocks_needed(self.pool.block_tokens)
         if needed > self.pool.block_count:
             raise EngineError(errors.KV_POOL_TOO_SMALL.format(needed=needed, total=self.pool.block_count))
@@ -64,7 +68,7 @@ class Scheduler:
         self._waiting_keys.add(sequence.request.key)
 
     def admit(self, now_ns: int) -> list[Sequence]:
-        """Start as many waiting sequences as fit, from the head; each holds its blocks from here on."""
+        """Start waiting sequences from the head of the queue while they fit; allocate the blocks of each."""
         admitted: list[Sequence] = []
         while self.waiting and len(self.running) < self.running_max and self._can_start(self.waiting[0]):
             sequence = self.waiting.popleft()
@@ -74,8 +78,9 @@ class Scheduler:
         return admitted
 
     def plan(self) -> list[ScheduledChunk]:
-        """The next step: one row for everyone decoding, then prompt chunks in order of admission while the
-        budget lasts.
+        """Return the next step: one row per decoding sequence, then prefill chunks.
+
+        Prefill chunks come in order of admission, until the step has step_tokens_max rows.
         """
         budget = self.step_tokens_max
         ready = [sequence for sequence in self.running.values() if not sequence.is_pulling]
@@ -89,26 +94,26 @@ class Scheduler:
                 break
             if not sequence.generated:
                 count = min(budget, sequence.pending)
-                assert count >= 1, "a prompt without anything left to compute"
+                assert count >= 1, "a prefilling sequence has no row left to compute"
                 chunks.append(ScheduledChunk(sequence, sequence.computed, count, count == sequence.pending))
                 budget -= count
         return chunks
 
     def commit(self, chunk: ScheduledChunk) -> None:
-        """The rows of `chunk` are in the store: advance, and make blocks they filled reusable."""
+        """Advance a sequence after a step: the rows of `chunk` are in the store. Register the blocks they filled."""
         sequence = chunk.sequence
         sequence.computed = chunk.start + chunk.count
         sequence.has_chunk = True
         self.register(sequence)
 
     def pulled(self, sequence: Sequence) -> None:
-        """All prompt rows of `sequence` are in the store."""
+        """End the KV transfer of `sequence`: all its prompt rows are in the store."""
         sequence.is_pulling = False
         sequence.computed = len(sequence.request.prompt)
         self.register(sequence)
 
     def register(self, sequence: Sequence) -> None:
-        """Put the full computed blocks of `sequence` into the prefix table."""
+        """Put the full, computed blocks of `sequence` into the prefix table."""
         if not self.pool.prefix_reuse:
             return
         width = self.pool.block_tokens
@@ -127,8 +132,9 @@ class Scheduler:
             sequence.registered = index + 1
 
     def remove(self, sequence: Sequence, *, keep_blocks: bool = False) -> None:
-        """Forget a sequence, waiting or running, and release its blocks unless they pass to somebody else.
-        Idempotent.
+        """Remove a waiting or running sequence and release its blocks. Idempotent.
+
+        With `keep_blocks` the blocks stay held: a handoff owns them from here on.
         """
         key = sequence.request.key
         if key in self._waiting_keys:
@@ -149,8 +155,9 @@ class Scheduler:
             assert sequence.generated == 0 or sequence.is_pulling or sequence.pending == 1
 
     def _reusable(self, sequence: Sequence) -> list[int]:
-        """Cached blocks this sequence can start from. Whoever prefills recomputes the last prompt token for
-        its logits.
+        """Return the cached blocks of the longest reusable prefix.
+
+        A sequence with prefill recomputes at least the last prompt token, because its logits are needed.
         """
         if not self.pool.prefix_reuse:
             return []

@@ -1,4 +1,4 @@
-"""A request inside the engine, and what the engine says about it. Plain data."""
+"""Data types of a request inside the engine: the request, its sequence, and its outputs."""
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 class RequestKind(Enum):
-    """What part of a request runs here; values are the request parameter `request_type`."""
+    """The phases of a request that run on this engine; values of the request parameter `request_type`."""
 
     CONTEXT_AND_GENERATION = "context_and_generation"
     CONTEXT_ONLY = "context_only"
@@ -23,9 +23,7 @@ class RequestKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PerfMetrics:
-    """What the request met on its way to the first token. Nanoseconds on the engine's own monotonic clock;
-    blocks counted.
-    """
+    """Performance metrics up to the first token. Times are nanoseconds of the engine's own monotonic clock."""
 
     alloc_total_blocks: int
     reused_blocks: int
@@ -36,13 +34,13 @@ class PerfMetrics:
 
     @property
     def alloc_new_blocks(self) -> int:
-        """Blocks this request filled or pulled itself."""
+        """Number of blocks that this request computed or pulled."""
         return self.alloc_total_blocks - self.reused_blocks
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """Something to tell the client: tokens since the last part, or the end. Parts of one request merge in order."""
+    """Output of a request: tokens since the last output, or the end. Outputs of one request merge in order."""
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -50,10 +48,10 @@ class RequestOutput:
     handoff: bytes | None = None
     error: str | None = None
     is_final: bool = False
-    is_complete: bool = False  # the answer's own end: a response with tensors, even without a token
+    is_complete: bool = False  # generation finished: the response has tensors, even without a token
 
     def merge(self, later: "RequestOutput") -> None:
-        """Append a later part of the same request."""
+        """Append a later output of the same request."""
         self.tokens.extend(later.tokens)
         self.log_probs.extend(later.log_probs)
         self.perf = self.perf or later.perf
@@ -65,36 +63,36 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A validated request. `prompt`: int32 [n], n >= 1, owned by the engine from here on."""
+    """A validated request. `prompt` is int32 [n], n >= 1; the engine owns it from here on."""
 
     key: int  # unique in this engine process
-    request_id: str  # Triton's, may be empty or repeated
+    request_id: str  # Triton's request id; may be empty, need not be unique
     kind: RequestKind
     prompt: Tokens
     output_tokens_max: int
     end_id: int = -1
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    handoff: Handoff | None = None  # generation_only
-    kv_peer: str | None = None  # dial this address and no other
+    handoff: Handoff | None = None  # for generation_only
+    kv_peer: str | None = None  # the only address that KV may be pulled from; None: the handoff's address
     arrival_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A submission with its tokens and blocks.
+    """A request with its tokens and KV cache blocks.
 
-    tokens[0, computed) have their KV in the store; tokens[computed, length) are known but not computed;
-    blocks[0, registered) are in the prefix table. Invariant while running: 0 <= computed < length <= len(tokens).
+    tokens[0, computed) have their KV in the store. tokens[computed, length) are known but not computed.
+    blocks[0, registered) are in the prefix table. INVARIANT while running: 0 <= computed < length <= len(tokens).
     """
 
     request: EngineRequest
-    prompt_hashes: list[int]  # of the prompt's full blocks
+    prompt_hashes: list[int]  # block hashes of the prompt's full blocks
     tokens: Tokens = field(init=False)
     length: int = field(init=False)
     computed: int = 0
     block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     registered: int = 0
-    last_hash: int | None = None  # of block registered - 1
+    last_hash: int | None = None  # block hash of block registered - 1
     reused_blocks: int = 0
     is_pulling: bool = False
     has_chunk: bool = False  # a first prefill chunk has run
@@ -109,16 +107,16 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Output tokens so far, the handed-over first one included."""
+        """Number of output tokens so far, the first token of a handoff included."""
         return self.length - len(self.request.prompt)
 
     @property
     def pending(self) -> int:
-        """Known tokens still to compute."""
+        """Number of known tokens that are not computed yet."""
         return self.length - self.computed
 
     def blocks_needed(self, block_tokens: int) -> int:
-        """Blocks that let this sequence run to its end without asking for more."""
+        """Return the number of blocks for the prompt and, unless context_only, the longest possible output."""
         prompt = len(self.request.prompt)
         total = (
             prompt
@@ -128,12 +126,12 @@ class Sequence:
         return -(-total // block_tokens)
 
     def append(self, token: int) -> bool:
-        """Add an output token; True when it is the last one."""
+        """Append an output token; return whether the sequence ends with this token."""
         self.tokens[self.length] = token
         self.length += 1
         return token == self.request.end_id or self.generated >= self.request.output_tokens_max
 
 
 def as_block_ids(ids: List[int]) -> npt.NDArray[np.int32]:
-    """Block ids in the form the arithmetic takes."""
+    """Return block ids as the int32 array that the arithmetic takes."""
     return np.asarray(ids, dtype=np.int32)

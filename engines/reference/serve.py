@@ -1,7 +1,7 @@
 """Start the reference engine in a real tritonserver: `python -m engines.reference.serve --help`.
 
-Writes a model repository into a private directory and becomes tritonserver (same process id). The directory
-lives until the next start with the same --work-dir.
+Writes a model repository into a private directory, then replaces itself by tritonserver (exec, same process id). The
+directory stays until the next start with the same --work-dir.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _PING_ANSWER_MS = 3_000
 
 
 def main() -> None:
-    """Parse, prepare, become tritonserver."""
+    """Parse the options, write the model repository, exec tritonserver."""
     options = _parser().parse_args()
     try:
         config = _config(options)
@@ -61,7 +61,7 @@ def main() -> None:
         "--model-control-mode=explicit",
         f"--load-model={MODEL_NAME}",
         f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
-        # By default a client that the network swallowed is noticed after two hours; until then its requests run on.
+        # Keepalive: without it tritonserver detects an unreachable client after two hours; its requests run on until then.
         f"--grpc-keepalive-time={_PING_EVERY_MS}",
         f"--grpc-keepalive-timeout={_PING_ANSWER_MS}",
         "--grpc-http2-max-pings-without-data=0",
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def find_installation() -> TritonInstallation:
-    """The tritonserver of the installed nvidia-pytriton wheel; exits with one sentence if there is none."""
+    """Return the tritonserver of the installed nvidia-pytriton wheel; exit with a message if it is not installed."""
     found = importlib.util.find_spec("pytriton")
     if found is None or not found.submodule_search_locations:
         sys.exit(
@@ -83,8 +83,9 @@ def find_installation() -> TritonInstallation:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, plus what makes the stub find this Python: libpython, its packages by `python3` on PATH, this
-    project.
+    """Return this process's environment with the paths that Triton's Python stub needs.
+
+    They are libpython, `python3` on PATH (for its packages), and this project.
     """
     environment = dict(os.environ)
     before = {
@@ -109,13 +110,13 @@ def _fresh_directory(work_dir: str | None, grpc_port: int) -> Path:
 
 
 def _remove_stale_shared_memory(prefix: str) -> None:
-    """Remove what a killed server with the same prefix left behind."""
+    """Remove the shared-memory files of a killed server with the same prefix."""
     for path in _SHARED_MEMORY.glob(f"{prefix}*"):
         path.unlink(missing_ok=True)
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to kill this process, tritonserver by then, when the thread that started it ends."""
+    """Ask the kernel to kill this process when the thread that started it ends. The setting survives the exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -160,22 +161,22 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engines.reference.serve", description=__doc__)
     add = parser.add_argument
     add("--arithmetic", choices=("transformer", "hashed"), required=True)
-    add("--host", default=default.host, help="to listen on, all ports")
+    add("--host", default=default.host, help="address on which all ports listen")
     add("--advertise", default="", help=advertise.HELP)
     for port in ("grpc", "http", "metrics", "kv"):
         add(f"--{port}-port", type=int, required=True)
     add("--kv-blocks", type=int, default=default.kv_blocks, help="capacity of the KV cache in blocks")
     add("--block-tokens", type=int, default=default.block_tokens)
-    add("--max-step-tokens", type=int, default=default.step_tokens_max, help="rows one step computes")
+    add("--max-step-tokens", type=int, default=default.step_tokens_max, help="rows that one step computes")
     add("--max-running", type=int, default=default.running_max)
     add("--queue-max", type=int, default=default.queue_max)
-    add("--no-prefix-reuse", action="store_true", help="compute every prompt whole, publish no KV events")
+    add("--no-prefix-reuse", action="store_true", help="disable the prefix cache and its KV events")
     add(
         "--salt",
         default=default.salt,
-        help="of block hashes; another model version for the hashed arithmetic",
+        help="salt of block hashes; with the hashed arithmetic also the model version",
     )
-    add("--model-dir", default=str(Path(__file__).parent / "model"), help="the transformer's weights")
+    add("--model-dir", default=str(Path(__file__).parent / "model"), help="weights of the transformer")
     add("--model-version", default=default.model_version)
     add("--vocab-size", type=int, default=default.vocab_size, help="hashed only")
     add("--max-sequence-tokens", type=int, default=default.max_sequence_tokens, help="hashed only")
@@ -184,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--hide-end-token",
         action="store_true",
-        help="leave end_id out of answers, as TensorRT-LLM's C++ backend does",
+        help="omit end_id from the output, as TensorRT-LLM's C++ backend does",
     )
     add("--handoff-timeout-s", type=float, default=default.handoff_timeout_s)
     add("--pull-timeout-s", type=float, default=default.pull_timeout_s)
@@ -192,21 +193,26 @@ def _parser() -> argparse.ArgumentParser:
         "--lie",
         choices=("tokens", "refuse"),
         default=default.lie,
-        help="for tests: ids outside the vocabulary, or refusals",
+        help="fault injection: token ids outside the vocabulary, or requests failed as invalid",
     )
-    add("--lie-after", type=int, default=default.lie_after, help="true tokens of each request before the lie")
+    add(
+        "--lie-after",
+        type=int,
+        default=default.lie_after,
+        help="correct tokens of a request before the fault",
+    )
     add("--cancellation-check-s", type=float, default=default.cancellation_check_s)
-    add("--step-s", type=float, default=costs.step_s, help="cost of a step")
-    add("--prefill-s", type=float, default=costs.prefill_s, help="cost of a prefill, once")
-    add("--prefill-token-s", type=float, default=costs.prefill_token_s, help="cost per uncached prompt token")
-    add("--prefill-token2-s", type=float, default=costs.prefill_token2_s, help="cost per squared position")
-    add("--block-transfer-s", type=float, default=costs.block_transfer_s, help="cost per pulled block")
-    add("--shm-prefix", help="of this server's files in /dev/shm; default kvmesh_<grpc port>_")
-    add("--work-dir", help="where the model repository is written; default a new directory in /tmp")
+    add("--step-s", type=float, default=costs.step_s, help="seconds per step")
+    add("--prefill-s", type=float, default=costs.prefill_s, help="seconds per prefill, once")
+    add("--prefill-token-s", type=float, default=costs.prefill_token_s, help="seconds per uncached token")
+    add("--prefill-token2-s", type=float, default=costs.prefill_token2_s, help="seconds per squared position")
+    add("--block-transfer-s", type=float, default=costs.block_transfer_s, help="seconds per pulled block")
+    add("--shm-prefix", help="prefix of this server's files in /dev/shm; default kvmesh_<grpc port>_")
+    add("--work-dir", help="directory of the model repository; default a new directory in /tmp")
     add(
         "--die-with-parent",
         action="store_true",
-        help="be killed when the starting thread's process ends (Linux)",
+        help="be killed when the thread that started this process ends (Linux)",
     )
     return parser
 

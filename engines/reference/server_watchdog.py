@@ -1,9 +1,9 @@
-"""Notices that the server around the model is stopping or gone, which Triton does not tell a Python model.
+"""The watchdog of the server process: detects graceful shutdown and death of tritonserver.
 
-A stopping tritonserver closes its HTTP service first, then waits for open responses before it finalizes the
-model. A long-lived subscription would keep it waiting until its exit timeout, after which it can hang for ever
-(seen with 2.51). So the model watches that service and ends everything by itself; and it ends its own process
-when the server dies without a word.
+Triton does not tell a Python model that the server stops. A stopping tritonserver closes its HTTP service first,
+then waits for open responses, then finalizes the model. A long-lived subscription would delay the stop until the
+exit timeout, and the server can then hang for ever (seen with 2.51). Therefore the model polls the HTTP service
+and ends all requests when the service closes. The model's process exits when the server process has died.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _CHECK_S = 0.2
-_MISSES = 2  # gRPC opens a moment before HTTP: one miss may be the start
+_MISSES = 2  # consecutive failed connections; the first may be at start, because gRPC opens before HTTP
 _CONNECT_TIMEOUT_S = 1.0
-# tritonserver's own exit timeout is 5 s; one that is still there after this hangs.
+# tritonserver's own exit timeout is 5 s; a server that still runs after this time hangs and is killed.
 _STOP_GRACE_S = 8.0
 _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
 class ServerWatchdog:
-    """Calls `on_stopping` once when the service at `http_address` ("host:port") was there and is no more."""
+    """Calls `on_stopping` once, when the service at `http_address` ("host:port") has stopped listening."""
 
     http_address: str
     on_stopping: Callable[[], None]
@@ -35,11 +35,11 @@ class ServerWatchdog:
     _was_listening: bool = False
 
     def start(self) -> None:
-        """Start the watching thread; it ends with the process."""
+        """Start the watchdog thread, which runs until the process ends."""
         threading.Thread(target=self._run, name="server-watchdog", daemon=True).start()
 
     def record_request(self) -> None:
-        """A request arrived, so the server is up even if nobody has looked yet."""
+        """Record that a request arrived: the server is up, even before the first poll."""
         self._was_listening = True
 
     def _run(self) -> None:
@@ -56,14 +56,14 @@ class ServerWatchdog:
         self._await_server_exit()
 
     def _is_listening(self) -> bool:
-        """Connect and leave at once: a connection that stays would itself keep the server waiting."""
+        """Connect and close at once; an open connection would delay the stop of the server."""
         host, _, port = self.http_address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
         except ConnectionRefusedError:
             return False
         except OSError:
-            return True  # busy, out of descriptors: not a sign of stopping
+            return True  # a busy server or missing file descriptors are no sign of a stop
         return True
 
     def _await_server_exit(self) -> None:
@@ -77,7 +77,7 @@ class ServerWatchdog:
 
 
 def _end() -> None:
-    """End this process. A server that was killed leaves the files in /dev/shm that it shares with us: remove them."""
+    """Exit this process after removing the files in /dev/shm that it shares with the killed server."""
     with contextlib.suppress(OSError):
         for path in _SHARED_MEMORY.findall(Path("/proc/self/maps").read_text(encoding="utf-8")):
             Path(path).unlink(missing_ok=True)

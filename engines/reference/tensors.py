@@ -1,8 +1,7 @@
-"""The tensor contract: names, types and dims of the model's inputs and outputs, as TensorRT-LLM's
-`tensorrt_llm` model has them.
+"""The tensor contract: names, types and dims of the inputs and outputs of TensorRT-LLM's `tensorrt_llm` model.
 
-Dims are without the leading batch dimension, which is always 1 on the wire. The last two outputs are
-extensions of this engine.
+Dims omit the leading batch dimension, which is always 1 on the wire. The last two outputs are extensions of this
+engine.
 """
 
 from dataclasses import dataclass

@@ -1,16 +1,13 @@
 """The trained decoder in NumPy: RMSNorm, RoPE, grouped-query attention, SwiGLU, tied embeddings.
 
-Computes in float64; keys and values live in the paged store as float32, and
-those of the step's own rows are read back from there like all others, so a
-result does not depend on which rows came from the cache. Rows of all slices go
-through the matrices together; attention runs per sequence (prefill) or per
-group of sequences of like length (decode).
+Computes in float64. Keys and values are in the paged store as float32. The step's own keys and values are read back
+from the store like all others, so a result does not depend on which rows came from the prefix cache. The rows of
+all chunks go through the matrices together. Attention runs per sequence (prefill) or per group of sequences of
+similar length (decode).
 
-Results are the same token for token whatever the batch or the split, with a
-margin: differences of the order of 1e-14 come from the order in which BLAS
-adds. That needs float64; float32 loses a seeded token now and then. Run with one
-BLAS thread: the launcher sets OPENBLAS_NUM_THREADS=1 before NumPy is imported.
-No I/O outside `load`.
+INVARIANT: tokens do not depend on the batch or on the split of a prefill. Logits differ by some 1e-14, because the
+order of BLAS's additions differs. The margin needs float64; with float32 a seeded token differs now and then. Run
+with one BLAS thread: the launcher sets OPENBLAS_NUM_THREADS=1 before NumPy is imported. Only `load` does I/O.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ class Shape:
         return self.head_count // self.kv_head_count
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name the arrays of weights.npz; matrices are [input, output]."""
+        """Return names and shapes of the arrays in weights.npz; matrices are [input, output]."""
         shapes: dict[str, tuple[int, ...]] = {
             "embedding": (self.vocab_size, self.width),
             "norm": (self.width,),
@@ -73,10 +70,10 @@ class Shape:
 
 
 class Transformer:
-    """An `Arithmetic` over trained weights. Holds no state between steps."""
+    """An `Arithmetic` with trained weights. Has no state between steps."""
 
     def __init__(self, shape: Shape, weights: dict[str, Rows], max_sequence_tokens: int) -> None:
-        """Take float64 `weights` as `Shape.weight_shapes` names them; keeps, does not copy, them."""
+        """Keep float64 `weights`, named as in `Shape.weight_shapes`, without copying them."""
         self.shape = shape
         self.vocab_size = shape.vocab_size
         self.max_sequence_tokens = max_sequence_tokens
@@ -87,21 +84,21 @@ class Transformer:
 
     @classmethod
     def load(cls, model_dir: Path) -> Transformer:
-        """Read `model.json` and `weights.npz`. Raises ValueError where they do not fit, OSError where missing."""
+        """Read `model.json` and `weights.npz`. Raises ValueError if they do not match, OSError if one is missing."""
         config = json.loads((model_dir / "model.json").read_text(encoding="utf-8"))
         if config.get("format") != FORMAT:
-            raise ValueError(f"{model_dir}/model.json has format {config.get('format')!r}, not {FORMAT!r}")
+            raise ValueError(f"{model_dir}/model.json: format {config.get('format')!r}, expected {FORMAT!r}")
         shape = Shape(**config["shape"])
         with np.load(model_dir / "weights.npz") as archive:
             weights = {name: archive[name].astype(np.float64) for name in archive.files}
         found = {name: values.shape for name, values in weights.items()}
         if found != shape.weight_shapes():
             odd = min(set(found.items()) ^ set(shape.weight_shapes().items()))
-            raise ValueError(f"{model_dir}/weights.npz does not fit model.json, first at {odd[0]} {odd[1]}")
+            raise ValueError(f"{model_dir}/weights.npz does not match model.json, first at {odd[0]} {odd[1]}")
         return cls(shape, weights, int(config["max_sequence_tokens"]))
 
     def new_store(self, block_count: int, block_tokens: int) -> NDArray[np.float32]:
-        """Allocate zeroed pages, [block_count, layer, block_tokens, key or value, kv head, head width]."""
+        """Return zeroed pages, [block_count, layer, block_tokens, key or value, kv head, head width]."""
         shape = self.shape
         return np.zeros(
             (block_count, shape.layer_count, block_tokens, 2, shape.kv_head_count, shape.head_width),
@@ -111,14 +108,13 @@ class Transformer:
     def forward(self, chunk_inputs: list[ChunkInput], store: NDArray[Any]) -> list[Rows | None]:
         """Compute one step; see `Arithmetic.forward`.
 
-        Raises ValueError, before anything is written, on a slice whose pages,
-        positions or token ids do not fit.
+        Raises ValueError, before the store is written, if pages, positions or token ids of a chunk are out of range.
         """
         if not chunk_inputs:
             return []
         plan = _StepLayout.of(chunk_inputs, store.shape[2], self.max_sequence_tokens)
         if plan.tokens.min() < 0 or plan.tokens.max() >= self.vocab_size:
-            raise ValueError(f"token ids lie outside [0, {self.vocab_size})")
+            raise ValueError(f"token ids outside [0, {self.vocab_size})")
         rotation = (self._rotation[0][plan.positions], self._rotation[1][plan.positions])
         rows = self._embedding[plan.tokens]
         for number, layer in enumerate(self._layers):
@@ -136,7 +132,7 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True)
 class _StepLayout:
-    """Where the rows of a step stand; the same for all layers."""
+    """The layout of a step's rows: positions, pages, offsets. Shared by all layers."""
 
     tokens: Integers
     positions: Integers
@@ -144,7 +140,7 @@ class _StepLayout:
     offsets: Integers
     last_rows: list[int]
     prefills: list[tuple[slice, int, Integers]]
-    """Rows of the step, position of the first, pages."""
+    """(rows of the step, position of the first row, pages) per prefill chunk."""
     decodes: list[DecodeGroup]
 
     @classmethod
@@ -174,7 +170,7 @@ class _StepLayout:
         )
 
     def attend(self, query: Rows, pages: NDArray[np.float32]) -> Rows:
-        """Mix values for `query` [rows, kv head, group, head width] out of one layer's pages; same shape."""
+        """Return attention of `query` [rows, kv head, group, head width] over one layer's pages; same shape."""
         mixed = np.empty_like(query)
         for rows, start, block_ids in self.prefills:
             mixed[rows] = attend_causal(query[rows], start, gathered(pages, block_ids[None])[0])
@@ -184,14 +180,14 @@ class _StepLayout:
 
 
 def rope_table(length: int, shape: Shape) -> tuple[Rows, Rows]:
-    """Return cosines and sines of the rotation at each position, [length, 1, head_width / 2] each."""
+    """Return the RoPE cosines and sines of each position, [length, 1, head_width / 2] each."""
     half = shape.head_width // 2
     angle = np.arange(length)[:, None] * shape.rope_base ** (-np.arange(half) / half)
     return np.cos(angle)[:, None, :], np.sin(angle)[:, None, :]
 
 
 def rotate(rows: Rows, rotation: tuple[Rows, Rows]) -> Rows:
-    """Rotate the pairs (i, i + head_width / 2) of each head; `rows` is [row, head, head width]."""
+    """Apply RoPE: rotate the pairs (i, i + head_width / 2) of each head; `rows` is [row, head, head width]."""
     cosine, sine = rotation
     half = rows.shape[-1] // 2
     first, second = rows[..., :half], rows[..., half:]
@@ -200,7 +196,7 @@ def rotate(rows: Rows, rotation: tuple[Rows, Rows]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The weights of one layer and what they do to rows [row, width]."""
+    """The weights of one layer and their application to rows [row, width]."""
 
     shape: Shape
     attention_norm: Rows
@@ -229,7 +225,7 @@ class _Layer:
         )
 
     def finish(self, rows: Rows, mixed: Rows) -> Rows:
-        """Add attention's result and the feed-forward to the stream."""
+        """Add the attention output and the feed-forward output to the residual stream."""
         rows = rows + mixed.reshape(len(rows), -1) @ self.attention_out
         both = _normalized(rows, self.feed_forward_norm, self.shape.norm_epsilon) @ self.gate_up
         gate, up = np.split(both, 2, axis=1)
@@ -246,6 +242,8 @@ def _normalized(rows: Rows, gain: Rows, epsilon: float) -> Rows:
 def _check(chunk: ChunkInput, count: int, block_tokens: int, max_sequence_tokens: int) -> None:
     end = chunk.start + count
     if count < 1 or chunk.start < 0 or end > max_sequence_tokens:
-        raise ValueError(f"rows [{chunk.start}, {end}) lie outside [0, {max_sequence_tokens})")
+        raise ValueError(f"rows [{chunk.start}, {end}) outside [0, {max_sequence_tokens})")
     if len(chunk.block_ids) != -(-end // block_tokens):
-        raise ValueError(f"{len(chunk.block_ids)} pages of {block_tokens} rows given for {end} rows")
+        raise ValueError(
+            f"{len(chunk.block_ids)} pages of {block_tokens} rows for a chunk that ends at row {end}"
+        )

@@ -1,7 +1,7 @@
-"""The Triton shell: a Python-backend model that hands requests to the engine and answers from it.
+"""The Triton Python-backend model: passes requests to the engine and sends responses from the engine.
 
-`execute` never waits: it reads tensors, opens a stream and leaves. Loaded by Triton through the generated
-repository's model.py.
+INVARIANT: `execute` never blocks; it parses tensors, opens a stream and returns. Triton loads the module through the
+generated model.py of the model repository.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import triton_python_backend_utils as pb_utils  # given by Triton's stub
+import triton_python_backend_utils as pb_utils  # provided by Triton's Python stub
 
 from engines.reference import config, errors, request_parsing
 from engines.reference.engine import Engine
@@ -25,16 +25,16 @@ from engines.reference.request_parsing import ControlRequest, RequestLimits, Res
 from engines.reference.sequence import RequestKind, RequestOutput
 from engines.reference.server_watchdog import ServerWatchdog
 
-_SWITCH_INTERVAL_S = 0.0005  # a step in pure Python must not keep the sender from the interpreter for 5 ms
-_RESPONSE_BYTES = 1024  # what the server keeps with a response until its request ends
+_SWITCH_INTERVAL_S = 0.0005  # Python's default of 5 ms would let a step delay the sending thread
+_RESPONSE_BYTES = 1024  # per response: the overhead that the server keeps until the request ends
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class _CancellationSafeSender:
-    """A response sender that is never asked about a request whose final response is on its way.
+    """A response sender without a race between the final response and the cancellation poll.
 
-    tritonserver 2.51 frees the request then, and a question in that moment is answered from freed memory: SIGSEGV in
-    TRITONBACKEND_ResponseFactoryIsCancelled.
+    tritonserver 2.51 frees the request with the final response. A cancellation poll at that moment reads freed memory:
+    SIGSEGV in TRITONBACKEND_ResponseFactoryIsCancelled. The lock excludes the race, and no poll follows the final response.
     """
 
     def __init__(self, sender: Any) -> None:
@@ -56,7 +56,7 @@ class _CancellationSafeSender:
 
 
 class _GenerationStream:
-    """A generating request's way back."""
+    """The response stream of a request that generates tokens."""
 
     def __init__(self, sender: Any, response_options: ResponseOptions) -> None:
         self.is_streaming = response_options.is_streaming
@@ -102,7 +102,7 @@ class _GenerationStream:
 
 
 class _SubscriptionStream:
-    """A subscription's way back: JSON messages in the tensor `output`."""
+    """The response stream of a subscription: JSON messages in the tensor `output`."""
 
     is_streaming = True
 
@@ -134,7 +134,7 @@ class _SubscriptionStream:
 
 
 class TritonPythonModel:
-    """What Triton's stub calls: initialize once, execute per batch of requests, finalize once."""
+    """The class that Triton's stub calls: initialize once, execute per batch of requests, finalize once."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the engine described by the model's `engine` parameter (JSON of EngineConfig)."""
@@ -159,7 +159,7 @@ class TritonPythonModel:
         self._watchdog.start()
 
     def execute(self, requests_: list[Any]) -> None:
-        """Take requests over; answers come through their response senders."""
+        """Start requests; responses go through their response senders."""
         arrival_ns = time.monotonic_ns()
         self._watchdog.record_request()
         for request in requests_:
@@ -170,7 +170,7 @@ class TritonPythonModel:
                 sender.send(_error_response(str(error)), flags=_FINAL)
 
     def finalize(self) -> None:
-        """End everything; live requests get an error. Idempotent."""
+        """Stop the engine; open requests end with an error. Idempotent."""
         with self._closing:
             if self._is_closed:
                 return
@@ -197,7 +197,7 @@ class TritonPythonModel:
         if kind is RequestKind.CONTEXT_ONLY and not response_options.is_streaming:
             response_options = ResponseOptions(
                 True, response_options.has_perf, response_options.has_log_probs
-            )  # one response either way
+            )  # context_only has one response in any case
         self._output_queue.open(key, _GenerationStream(sender, response_options))
         self._engine.submit(engine_request)
 
@@ -233,7 +233,7 @@ class TritonPythonModel:
         self._subscriptions.pop(key, None)
 
     def _live(self) -> list[tuple[int, ResponseStream]]:
-        # only is_cancelled is used
+        # The cancellation poller uses only is_cancelled.
         return [*self._output_queue.open_streams(), *list(self._subscriptions.items())]  # type: ignore[list-item]
 
 

@@ -1,1 +1,1 @@
-"""Trains the reference engine's small model. Development only: the engine imports nothing from here."""
+"""Trains the small model of the reference engine. Development only: the engine does not import this package."""

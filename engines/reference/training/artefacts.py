@@ -1,7 +1,7 @@
-"""Writes what the engine loads: `model.json`, `tokenizer.json`, `weights.npz`.
+"""Writes the artefacts that the engine loads: `model.json`, `tokenizer.json`, `weights.npz`.
 
-`weights.npz` holds fp16 arrays, matrices as [input, output] so that rows
-multiply from the left, under the names the NumPy decoder reads.
+`weights.npz` has fp16 arrays under the names that the NumPy decoder reads. Matrices are [input, output], so that rows
+multiply from the left.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from engines.reference.training.network import Decoder
 from engines.reference.training.vocabulary import CHAT_TEMPLATE, SPECIAL_TOKENS
 
 MAX_SEQUENCE_TOKENS = 4096
-"""The engine's limit. Beyond the training window the arithmetic holds, the prose less so."""
+"""The limit of the engine. Beyond the training window results stay exact, but the text gets worse."""
 
 
 def write_artefacts(folder: Path, decoder: Decoder, tokenizer: Tokenizer, training: dict[str, float]) -> None:
-    """Replace the three files in `folder`, each whole or not at all."""
+    """Replace the three files in `folder`, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "format": "kvmesh-reference-transformer-1",

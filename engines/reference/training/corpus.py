@@ -1,8 +1,7 @@
 """The training text: fetched from a Debian package, cut into paragraphs and dialogues.
 
-`r-cran-janeaustenr` (MIT) holds six public-domain novels by Jane Austen as an R
-"lazy-load" database: compressed pieces one behind the other, each a vector of
-lines. Nothing else is read. The first functions do I/O; the rest is pure.
+`r-cran-janeaustenr` (MIT) contains six public-domain novels by Jane Austen as an R "lazy-load" database: a sequence
+of compressed pieces, each a vector of lines. No other source is read. The first functions do I/O; the rest are pure.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ PACKAGE = "r-cran-janeaustenr"
 RDB_PATH = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
 
 HELD_OUT_STRIDE = 25
-"""Of every 25 consecutive stretches one is held out: 4 % of each novel, spread over it."""
+"""One of 25 consecutive passages is held out: 4 % of each novel, evenly spread."""
 
 PASSAGE_PARAGRAPHS = 24
-"""Paragraphs that stay together on one side of the split, so that no dialogue straddles it."""
+"""Paragraphs of a passage, which is on one side of the split as a whole, so that the split cuts no dialogue."""
 
 CHARTYPE_STRINGS = 16
-"""R's type code for a vector of strings (R Internals, section 1.1)."""
+"""The type code of a vector of strings in R (R Internals, section 1.1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A run of alternating speeches, with the narration before it if there is some."""
+    """A dialogue: alternating speeches, with the narration before the first speech if there is one."""
 
     setting: str | None
     turns: list[str]
@@ -36,17 +35,17 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """One side of the split: running text in stretches, and the dialogues found in it."""
+    """One side of the split: the text in passages, and the dialogues found in the passages."""
 
     passages: list[str]
     scenes: list[Scene]
 
 
 def fetch_package(folder: Path) -> Path:
-    """Download and unpack the Debian package into `folder` unless it is there; return that folder.
+    """Download and unpack the Debian package into `folder` unless it is unpacked already; return `folder`.
 
-    Needs `apt-get` with an index of a Debian release, and `dpkg-deb`. Raises
-    `subprocess.CalledProcessError` where either fails.
+    Needs `dpkg-deb`, and `apt-get` with the index of a Debian release. Raises `subprocess.CalledProcessError` if one of
+    them fails.
     """
     if not (folder / RDB_PATH).exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,17 +56,19 @@ def fetch_package(folder: Path) -> Path:
 
 
 def read_novels(rdb: bytes) -> list[list[str]]:
-    """Open an R lazy-load database of string vectors; return the lines of each.
+    """Parse an R lazy-load database of string vectors; return the lines of each vector.
 
-    Each piece is a 4-byte length (unpacked) and a zlib stream; inside it stands
-    R's XDR serialization, format 3. Raises ValueError on anything else.
+    A piece is a 4-byte length (of the unpacked data) and a zlib stream. The stream contains R's XDR serialization,
+    format 3. Raises ValueError for other content.
     """
     novels, offset = [], 0
     while offset < len(rdb):
         stream = zlib.decompressobj()
         piece = stream.decompress(rdb[offset + 4 :])
         if len(piece) != int.from_bytes(rdb[offset : offset + 4], "big"):
-            raise ValueError(f"piece at byte {offset} has the wrong length")
+            raise ValueError(
+                f"R database: piece at byte {offset} unpacks to {len(piece)} bytes, not its stated length"
+            )
         novels.append(_string_vector(piece))
         offset = len(rdb) - len(stream.unused_data)
     return novels
@@ -79,12 +80,12 @@ def _string_vector(piece: bytes) -> list[str]:
 
     if piece[:2] != b"X\n" or integer(2) != 3:
         raise ValueError("not an R serialization of format 3")
-    at = 18 + integer(14)  # behind the name of the native encoding
+    at = 18 + integer(14)  # after the name of the native encoding
     if piece[at + 3] != CHARTYPE_STRINGS:
         raise ValueError("not a vector of strings")
     lines, count, at = [], integer(at + 4), at + 8
     for _ in range(count):
-        size = max(integer(at + 4), 0)  # -1 stands for a missing value
+        size = max(integer(at + 4), 0)  # -1 is a missing value
         lines.append(piece[at + 8 : at + 8 + size].decode("utf-8"))
         at += 8 + size
     return lines
@@ -108,7 +109,7 @@ def _corpus(passages: list[list[str]]) -> Corpus:
 
 
 def paragraphs_of(lines: list[str]) -> list[str]:
-    """Join lines into paragraphs; drop title pages, headings and the marks of italics."""
+    """Join lines into paragraphs; drop title pages, headings and marks of italics."""
     body = "\n".join(line.strip() for line in lines)
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n{2,}", body)]
     heading = re.compile(r"(CHAPTER|VOLUME|Chapter|Volume|[Bb]y Jane Austen|THE END|FINIS|\(?\d{4}\)?$)")
@@ -120,11 +121,10 @@ def paragraphs_of(lines: list[str]) -> list[str]:
 
 
 def scenes_of(paragraphs: list[str], narration_chars_max: int = 300) -> list[Scene]:
-    """Find dialogues: runs of at least two speeches, each by another speaker than the one before.
+    """Find dialogues: at least two consecutive speeches by alternating speakers.
 
-    Neighbouring paragraphs with quoted speech are taken for alternating
-    speakers, a short narration between two of them is skipped, and a speech
-    whose quotation is left open goes on in the next paragraph.
+    Consecutive paragraphs with quoted speech count as alternating speakers. A short narration between two speeches is
+    skipped. A speech with an open quotation continues in the next paragraph.
     """
     scenes: list[Scene] = []
     setting: str | None = None
@@ -149,8 +149,8 @@ def scenes_of(paragraphs: list[str], narration_chars_max: int = 300) -> list[Sce
 
 
 def _speech(paragraph: str) -> str:
-    """Return what is said in a paragraph, without "said he"; empty where nothing is."""
+    """Return the quoted speech of a paragraph without its tags ("said ..."); empty if there is no speech."""
     parts = [part.strip() for part in paragraph.split('"')[1::2]]
     words = " ".join(part for part in parts if part)
-    words = re.sub(r"[,;:]$|-+$", ".", words)  # the comma before "said he"
+    words = re.sub(r"[,;:]$|-+$", ".", words)  # the comma before a tag
     return words if len(words.split()) >= 2 else ""

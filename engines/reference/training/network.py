@@ -1,4 +1,4 @@
-"""The decoder as trained, in PyTorch; `engines/reference/transformer.py` is its twin in NumPy."""
+"""The decoder for training, in PyTorch; `engines/reference/transformer.py` is the same network in NumPy."""
 # mypy: allow-subclassing-any, allow-untyped-calls
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind its norm and added to the stream."""
+    """Attention and feed-forward, each with its own norm, both added to the residual stream."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Layer(nn.Module):
 
 
 def rope_table(length: int, shape: Shape) -> tuple[Any, Any]:
-    """Return cosines and sines, each [length, 1, head_width / 2]."""
+    """Return the RoPE cosines and sines, each [length, 1, head_width / 2]."""
     half = shape.head_width // 2
     frequency = shape.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
@@ -101,7 +101,7 @@ def rope_table(length: int, shape: Shape) -> tuple[Any, Any]:
 
 
 def rotate(rows: Any, rotation: tuple[Any, Any]) -> Any:
-    """Rotate the pairs (i, i + head_width / 2) of each head by the position's angle."""
+    """Apply RoPE: rotate the pairs (i, i + head_width / 2) of each head by the position's angle."""
     cosine, sine = (table.to(rows.dtype) for table in rotation)
     first, second = rows.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)

@@ -1,9 +1,8 @@
 """Trains tokenizer and decoder from scratch and writes the engine's artefacts.
 
-`python -m engines.reference.training.train --minutes 31` fetches the text,
-trains within that time and leaves the best checkpoint by held-out loss, in the
-engine's format, under `--output`. It may be stopped at any moment: the output
-holds the best checkpoint so far.
+`python -m engines.reference.training.train --minutes 31` fetches the text and trains for that time. The checkpoint with
+the best held-out loss is written to `--output`, in the engine's format. The program may be stopped at any moment: the
+output has the best checkpoint so far.
 """
 # mypy: allow-untyped-calls
 
@@ -26,7 +25,7 @@ from engines.reference.training.windows import Windows
 
 WARMUP_STEPS = 100
 FINAL_RATE_SHARE = 0.02
-"""Learning rate at the end, as a share of the highest."""
+"""Final learning rate, as a share of the highest learning rate."""
 
 
 def main() -> None:
@@ -57,9 +56,9 @@ def main() -> None:
 
 
 def _train(decoder: Decoder, windows: Windows, options: argparse.Namespace) -> Any:
-    """Step until the time is over; yield a line of progress at every evaluation.
+    """Train until the time is over; yield a line of progress at each evaluation.
 
-    The cosine runs over elapsed time, not steps, so that a slow machine ends on time too.
+    The cosine schedule runs over elapsed time, not over steps, so that training ends on time on slow machines, too.
     """
     generator = np.random.default_rng(options.seed)
     optimizer = _optimizer(decoder, options)
@@ -106,7 +105,7 @@ def _loss(decoder: Decoder, batch: Any) -> Any:
 
 
 class HeldOutEvaluator:
-    """Held-out loss over the same windows every time."""
+    """Computes the held-out loss, always over the same windows."""
 
     def __init__(self, windows: Windows, options: argparse.Namespace) -> None:
         generator = np.random.default_rng(0)
@@ -117,7 +116,7 @@ class HeldOutEvaluator:
         ]
 
     def loss(self, decoder: Decoder) -> tuple[float, list[float]]:
-        """Return nats per token in the training mix, and for text and dialogue alone."""
+        """Return nats per token: weighted as in training, and separately for text and dialogue."""
         decoder.eval()
         with torch.no_grad():
             parts = [
@@ -132,21 +131,23 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("engines/reference/model"), help="artefacts go here"
+        "--output", type=Path, default=Path("engines/reference/model"), help="folder of the artefacts"
     )
     parser.add_argument(
-        "--scratch", type=Path, default=Path("build/training"), help="the package is unpacked here"
+        "--scratch", type=Path, default=Path("build/training"), help="folder for the unpacked package"
     )
     parser.add_argument("--minutes", type=float, default=31.0, help="wall-clock time of the training")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=8, help="windows per step")
     parser.add_argument("--window", type=int, default=384, help="tokens per window")
-    parser.add_argument("--dialogue-share", type=float, default=0.3, help="windows that hold dialogues")
+    parser.add_argument("--dialogue-share", type=float, default=0.3, help="share of windows with dialogues")
     parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--evaluate-every-s", type=float, default=90.0)
-    parser.add_argument("--held-out-windows", type=int, default=48, help="of text, and as many of dialogue")
+    parser.add_argument(
+        "--held-out-windows", type=int, default=48, help="windows of text, and as many of dialogue"
+    )
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

@@ -1,9 +1,8 @@
 """The tokenizer: byte-level BPE, so that every string round-trips exactly.
 
-Special tokens are entries of the vocabulary that no merge produces and that
-are *not* registered as "added tokens": encoding never yields them, whatever
-the text contains, and whoever needs one adds its id by hand. The reverse side:
-`decode` shows them by name, so a detokenizer leaves their ids out itself.
+Special tokens are entries of the vocabulary that no merge produces, and they are *not* registered as "added tokens".
+Therefore encoding never yields a special token, for any text; callers insert the ids of special tokens themselves. In
+return `decode` prints special tokens by name, so a detokenizer must remove their ids itself.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tokenizers.trainers import BpeTrainer
 VOCABULARY_SIZE = 4096
 
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
-"""In the order of their ids, from 0."""
+"""The special tokens in the order of their ids, from 0."""
 
 PAD, END, SYSTEM, USER, ASSISTANT = range(len(SPECIAL_TOKENS))
 
@@ -32,7 +31,7 @@ CHAT_TEMPLATE = {
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Learn the merges from `texts`; deterministic for the same texts."""
+    """Learn the merges from `texts`; the result is deterministic."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()

@@ -1,6 +1,6 @@
 """Training windows: token rows of one length, cut from running text or packed from dialogues.
 
-Pure but for the generator it is given; the same generator state gives the same windows.
+Functions change no state but the generator's; the same generator state gives the same windows.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from engines.reference.training.corpus import Corpus, Scene
 from engines.reference.training.vocabulary import ASSISTANT, END, SYSTEM, USER
 
 TURN_TOKENS_MAX = 90
-"""Longer speeches are cut at the last sentence that fits, so that turns end within a reader's patience."""
+"""Longest speech. Longer speeches are cut at the last sentence that fits, so that the model learns to end its turns."""
 
 SYSTEM_SHARE = 0.3
-"""Dialogues that open with the narration before them as system turn, where there is one."""
+"""Share of dialogues that start with a system turn, made of the narration before the dialogue if there is one."""
 
 Tokens = NDArray[np.int64]
 
@@ -40,12 +40,12 @@ class Windows:
         return sum(len(turn) + 2 for _, turns in self._scenes for turn in turns)
 
     def draw_text(self, generator: np.random.Generator) -> Tokens:
-        """Return a window of running text that starts anywhere."""
+        """Return a window of running text from a random position."""
         start = int(generator.integers(len(self._text) - self._length - 1))
         return self._text[start : start + self._length + 1]
 
     def draw_dialogue(self, generator: np.random.Generator) -> Tokens:
-        """Return dialogues packed one behind the other, the first starting at the window's start."""
+        """Return a window of packed dialogues; the first dialogue starts at the window's start."""
         ids: list[int] = []
         chances = self._turn_counts / self._turn_counts.sum()
         while len(ids) <= self._length:
@@ -59,7 +59,7 @@ class Windows:
         return np.array(ids[: self._length + 1], dtype=np.int64)
 
     def draw_batch(self, count: int, dialogue_share: float, generator: np.random.Generator) -> Tokens:
-        """Return [count, length + 1] tokens, of which `dialogue_share` of the rows are dialogues."""
+        """Return [count, length + 1] tokens; `dialogue_share` is the share of rows with dialogues."""
         dialogue_count = round(count * dialogue_share)
         rows = [self.draw_dialogue(generator) for _ in range(dialogue_count)]
         rows += [self.draw_text(generator) for _ in range(count - dialogue_count)]
@@ -72,7 +72,7 @@ def _encode_scene(scene: Scene, tokenizer: Tokenizer) -> tuple[list[int] | None,
 
 
 def _shorten(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Encode whole sentences up to TURN_TOKENS_MAX tokens, the first one in any case."""
+    """Encode whole sentences up to TURN_TOKENS_MAX tokens; the first sentence is always included."""
     sentences = text.replace("! ", "!\n").replace("? ", "?\n").replace(". ", ".\n").split("\n")
     ids: list[int] = []
     for number, sentence in enumerate(sentences):

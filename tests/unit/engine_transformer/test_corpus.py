@@ -33,7 +33,7 @@ def test_refuses_other_data() -> None:
     piece = zlib.compress(b"X\n" + bytes(40))
     with pytest.raises(ValueError, match="format 3"):
         read_novels((42).to_bytes(4, "big") + piece)
-    with pytest.raises(ValueError, match="wrong length"):
+    with pytest.raises(ValueError, match="not its stated length"):
         read_novels((41).to_bytes(4, "big") + piece)
 
 

@@ -78,8 +78,8 @@ def test_refuses_artefacts_that_do_not_fit(tmp_path: Path) -> None:
     shutil.copy(MODEL_DIR / "weights.npz", tmp_path)
     config = {**CONFIG, "shape": {**CONFIG["shape"], "feed_forward_width": 640}}
     (tmp_path / "model.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"does not fit model\.json, first at layers\.0\.feed_forward_out"):
+    with pytest.raises(ValueError, match=r"does not match model\.json, first at layers\.0\.feed_forward_out"):
         Transformer.load(tmp_path)
     (tmp_path / "model.json").write_text(json.dumps({**CONFIG, "format": "other"}), encoding="utf-8")
-    with pytest.raises(ValueError, match="has format 'other'"):
+    with pytest.raises(ValueError, match="format 'other'"):
         Transformer.load(tmp_path)

@@ -192,13 +192,13 @@ def test_gives_logits_only_where_wanted(small: Transformer) -> None:
 @pytest.mark.parametrize(
     ("tokens", "start", "pages", "message"),
     [
-        ([1, 2], 8, [0], "1 pages of 8 rows given for 10 rows"),
-        ([1], 3, [0, 1], "2 pages of 8 rows given for 4 rows"),
-        ([1], 256, list(range(33)), r"rows \[256, 257\) lie outside \[0, 256\)"),
-        ([1], -1, [0], r"rows \[-1, 0\) lie outside"),
-        ([], 0, [], r"rows \[0, 0\) lie outside"),
-        ([97], 0, [0], r"token ids lie outside \[0, 97\)"),
-        ([-1], 0, [0], r"token ids lie outside \[0, 97\)"),
+        ([1, 2], 8, [0], "1 pages of 8 rows for a chunk that ends at row 10"),
+        ([1], 3, [0, 1], "2 pages of 8 rows for a chunk that ends at row 4"),
+        ([1], 256, list(range(33)), r"rows \[256, 257\) outside \[0, 256\)"),
+        ([1], -1, [0], r"rows \[-1, 0\) outside"),
+        ([], 0, [], r"rows \[0, 0\) outside"),
+        ([97], 0, [0], r"token ids outside \[0, 97\)"),
+        ([-1], 0, [0], r"token ids outside \[0, 97\)"),
     ],
 )
 def test_refuses_what_does_not_fit(
