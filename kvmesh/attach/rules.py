@@ -7,6 +7,8 @@ from typing import Final
 from kvmesh.attach.frames import TOKEN_BYTES, FrameError
 from kvmesh.attach.v1 import attach_pb2 as pb
 
+HANDOFF_BYTES_MAX: Final = 1 << 20
+
 _HEX: Final = frozenset("0123456789abcdef")
 
 
@@ -78,6 +80,15 @@ def check_adopt(adopt: pb.Adopt, *, last_slot: int) -> None:
     """Raise FrameError if `adopt` breaks the protocol."""
     check_slot(adopt.slot, last_slot)
     check_request_id(adopt.request_id)
+
+
+def check_handoff(handoff: pb.Handoff) -> None:
+    """Raise FrameError unless `handoff` has parameters of 1 to HANDOFF_BYTES_MAX bytes."""
+    size = len(handoff.context_phase_params)
+    if not 0 < size <= HANDOFF_BYTES_MAX:
+        raise FrameError(
+            f"handoff.context_phase_params has {size} bytes; 1 to {HANDOFF_BYTES_MAX} is allowed"
+        )
 
 
 def check_slot(slot: int, last_slot: int) -> None:

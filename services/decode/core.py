@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.token_log import TokenLog
@@ -23,12 +24,11 @@ from services.decode.bounds import blocks_needed, check_headroom, check_time, he
 from services.decode.generation import Generation
 from services.decode.limits import DecodeLimits
 from services.decode.records import Recorder, nobody
-from services.decode.session import DecodeSession
 from services.decode.slot import Slot, State
 from services.decode.slot_table import Holdings
 
 
-class DecodeCore:
+class DecodeCore(AttachedCore[Slot]):
     """See the module's docstring. Call `connect` before the first event."""
 
     def __init__(
@@ -73,15 +73,15 @@ class DecodeCore:
         """Set the engine that `sink` hears. Once."""
         self.generation.engine = engine
 
-    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> DecodeSession:
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Slot]:
         """See kvmesh.attach.server.Attachable."""
-        session = DecodeSession(self, peer.process_id, outbox)
+        session = CallerSession[Slot](self, peer.process_id, outbox)
         self.holdings.sessions.append(session)
         self._pulse.is_heard = True
         outbox.load(self.load_report(now_s))
         return session
 
-    def close_session(self, session: DecodeSession, now_s: float) -> None:
+    def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
         """The stream of `session` is gone: what waits for a handoff ends, the rest waits for an adopter."""
         self.holdings.sessions.remove(session)
         self._pulse.is_heard = bool(self.holdings.sessions)
@@ -92,7 +92,7 @@ class DecodeCore:
                 self.holdings.detach(slot)
                 self.holdings.expire_at(slot, now_s + self.limits.detached_s)
 
-    def submit(self, session: DecodeSession, submit: pb.Submit, now_s: float) -> None:
+    def submit(self, session: CallerSession[Slot], submit: pb.Submit, now_s: float) -> None:
         """Take or refuse one attempt."""
         refused = self._supersede(submit, now_s) or self._refusal(submit, now_s)
         if refused is not None:
@@ -162,11 +162,11 @@ class DecodeCore:
         if longest is not None:
             self._cut_slow(longest, "share", now_s)
 
-    def cancel(self, slot: Slot, now_s: float) -> None:
-        """End `slot` as its caller wishes, without a word."""
+    def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+        """End `slot` as its caller wishes, whatever the reason; nothing is sent for it."""
         self.generation.forget(slot, now_s)
 
-    def adopt(self, session: DecodeSession, adopt: pb.Adopt, now_s: float) -> None:
+    def adopt(self, session: CallerSession[Slot], adopt: pb.Adopt, now_s: float) -> None:
         """Move a running or finished slot to `session`, or refuse."""
         slot = self.holdings.slots.get(adopt.request_id)
         if slot is None or slot.attempt != adopt.attempt or slot.state is State.PENDING:

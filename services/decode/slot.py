@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.token_log import TokenLog
 from kvmesh.attach.v1 import attach_pb2 as pb
-
-if TYPE_CHECKING:
-    from services.decode.session import DecodeSession
 
 
 class State(Enum):
@@ -55,7 +52,7 @@ class Slot:
     vocabulary_size: int = 0
     """Ids that the engine may make are below it. 0: ids are not checked."""
     state: State = State.PENDING
-    session: DecodeSession | None = None
+    session: CallerSession[Slot] | None = None
     """The stream that reads this slot. None: an orphan, or FINISHED."""
     number: int = 0
     """The slot's number within `session`."""

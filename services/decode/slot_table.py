@@ -5,13 +5,13 @@ The one place where these change together, so that their counts cannot part.
 
 from __future__ import annotations
 
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.deadline_heap import DeadlineHeap
 from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.decode.closed_windows import ClosedWindows
 from services.decode.finished import FinishedLogs
 from services.decode.reservations import Reservations
-from services.decode.session import DecodeSession
 from services.decode.slot import Slot, State
 
 
@@ -22,7 +22,7 @@ class Holdings:
         """`places`: requests that may be held and that the engine runs at once."""
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known, FINISHED ones too."""
-        self.sessions: list[DecodeSession] = []
+        self.sessions: list[CallerSession[Slot]] = []
         self.finished = FinishedLogs()
         self.closed_windows = ClosedWindows(places)
         self.reservations = Reservations(kv_blocks)
@@ -33,7 +33,7 @@ class Holdings:
         self._reserving = 0
         """Slots with a reservation."""
 
-    def add(self, slot: Slot, session: DecodeSession, number: int) -> None:
+    def add(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
         """Hold a new slot and its reservation."""
         self.reservations.reserve(slot.blocks)
         self._reserving += 1
@@ -43,7 +43,7 @@ class Holdings:
         self.look_by(slot, slot.deadline_now_s())
         self._pulse.touch()
 
-    def attach(self, slot: Slot, session: DecodeSession, number: int) -> None:
+    def attach(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
         """Let `session` read `slot`, which nobody reads."""
         assert slot.session is None, slot
         slot.session, slot.number = session, number

@@ -7,6 +7,7 @@ effects leave through the sessions' outboxes and the EnginePort. After every eve
 from __future__ import annotations
 
 from kvmesh import deadlines
+from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
@@ -18,12 +19,11 @@ from kvmesh.triton.port import EnginePort
 from services.prefill.limits import PrefillLimits
 from services.prefill.prefilling import Prefilling
 from services.prefill.records import Recorder, nobody
-from services.prefill.session import PrefillSession
 from services.prefill.slot import PRIORITY_CLASS_DEFAULT, Slot, State
 from services.prefill.slot_table import Holdings
 
 
-class PrefillCore:
+class PrefillCore(AttachedCore[Slot]):
     """See the module's docstring. Call `connect` before the first event."""
 
     def __init__(
@@ -52,15 +52,15 @@ class PrefillCore:
         """Set the engine that `sink` hears. Once."""
         self.prefilling.engine = engine
 
-    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> PrefillSession:
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Slot]:
         """See kvmesh.attach.server.Attachable."""
-        session = PrefillSession(self, peer.process_id, outbox)
+        session = CallerSession[Slot](self, peer.process_id, outbox)
         self.holdings.sessions.append(session)
         self._pulse.is_heard = True
         outbox.load(self.load_report(now_s))
         return session
 
-    def close_session(self, session: PrefillSession, now_s: float) -> None:
+    def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
         """The stream of `session` is gone: what waits or runs ends, handoffs are kept for a decode that may be pulling."""
         self.holdings.sessions.remove(session)
         self._pulse.is_heard = bool(self.holdings.sessions)
@@ -72,7 +72,12 @@ class PrefillCore:
                 self.prefilling.forget(slot, now_s)
         self.prefilling.pump(now_s)
 
-    def submit(self, session: PrefillSession, submit: pb.Submit, now_s: float) -> None:
+    def adopt(self, session: CallerSession[Slot], adopt: pb.Adopt, now_s: float) -> None:
+        """Refuse: a prefill has no stream to take over."""
+        message = "a prefill replica runs nothing to adopt"
+        session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
+
+    def submit(self, session: CallerSession[Slot], submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
         estimate_s = self._estimate_s(submit, now_s)
         refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s, now_s)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.v1 import attach_pb2 as pb
-
-if TYPE_CHECKING:
-    from services.prefill.session import PrefillSession
 
 PRIORITY_CLASS_DEFAULT: Final = 4
 """Of a budget that names none."""
@@ -61,7 +59,7 @@ class Slot:
     vocabulary_size: int = 0
     """The first token is below it. 0: it is not checked."""
     state: State = State.QUEUED
-    session: PrefillSession | None = None
+    session: CallerSession[Slot] | None = None
     """The stream that reads this slot. None: the handoff outlives its stream for a moment."""
     number: int = 0
     """The slot's number within `session`."""

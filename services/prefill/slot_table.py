@@ -5,11 +5,11 @@ The one place where these change together, so that their counts cannot part.
 
 from __future__ import annotations
 
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.deadline_heap import DeadlineHeap
 from kvmesh.replica.load_heartbeat import LoadHeartbeat
 from services.prefill.limits import PrefillLimits
 from services.prefill.queue import PrefillQueue
-from services.prefill.session import PrefillSession
 from services.prefill.slot import Slot, State
 
 
@@ -22,7 +22,7 @@ class Holdings:
     def __init__(self, kv_blocks: int, limits: PrefillLimits, pulse: LoadHeartbeat) -> None:
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known."""
-        self.sessions: list[PrefillSession] = []
+        self.sessions: list[CallerSession[Slot]] = []
         self.queue = PrefillQueue(limits.queue_max_requests, limits.order_key)
         self.held: dict[Slot, None] = {}
         """Oldest first."""
@@ -31,7 +31,7 @@ class Holdings:
         self.blocks_reserved = 0
         self._pulse = pulse
 
-    def enqueue(self, slot: Slot, session: PrefillSession, number: int) -> None:
+    def enqueue(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
         """Hold a new slot in the queue."""
         self.queue.push(slot)
         self.slots[slot.request_id] = slot

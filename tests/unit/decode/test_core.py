@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
@@ -13,7 +14,7 @@ from services.decode.core import DecodeCore
 from services.decode.generation import COMPUTED_STRIDE
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord
-from services.decode.session import DecodeSession
+from services.decode.slot import Slot
 from tests.unit.triton.fake_engine import FOREIGN, VOCABULARY, FakeEngine, expected, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
@@ -38,7 +39,7 @@ class Replica:
         self.engine.report(self.now_s)
         self.session, self.reader = self.attach()
 
-    def attach(self) -> tuple[DecodeSession, Reader]:
+    def attach(self) -> tuple[CallerSession[Slot], Reader]:
         """Open another stream."""
         outbox = DownwardOutbox()
         return self.core.open_session(HELLO, outbox, self.now_s), Reader(outbox)

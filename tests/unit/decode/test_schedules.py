@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.triton.errors import EngineError
 from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
-from services.decode.session import DecodeSession
-from services.decode.slot import State
+from services.decode.slot import Slot, State
 from tests.unit.triton.fake_engine import END_TOKEN, FakeEngine, expected, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
@@ -37,7 +37,7 @@ class Request:
 class Stream:
     """One router's stream."""
 
-    session: DecodeSession
+    session: CallerSession[Slot]
     reader: Reader
     owner: dict[int, Request] = field(default_factory=dict)
     """By slot."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import fifo
@@ -13,7 +14,7 @@ from kvmesh.triton.port import First
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
 from services.prefill.records import CallRecord
-from services.prefill.session import PrefillSession
+from services.prefill.slot import Slot
 from tests.unit.triton.fake_engine import FOREIGN, VOCABULARY, FakeEngine, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
@@ -40,7 +41,7 @@ class Replica:
         self.engine.report(self.now_s)
         self.session, self.reader = self.attach()
 
-    def attach(self) -> tuple[PrefillSession, Reader]:
+    def attach(self) -> tuple[CallerSession[Slot], Reader]:
         """Open another stream."""
         outbox = DownwardOutbox()
         return self.core.open_session(HELLO, outbox, self.now_s), Reader(outbox)

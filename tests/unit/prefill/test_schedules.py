@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.triton.errors import EngineBusy, EngineError
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
-from services.prefill.session import PrefillSession
+from services.prefill.slot import Slot
 from tests.unit.triton.fake_engine import FakeEngine, facts, next_token
 from tests.unit.triton.reader import HELLO, Reader, submit
 
@@ -24,7 +25,7 @@ STEPS = 300
 class Stream:
     """One router's stream."""
 
-    session: PrefillSession
+    session: CallerSession[Slot]
     reader: Reader
     prompts: dict[int, list[int]]
     """By slot."""

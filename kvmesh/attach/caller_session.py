@@ -1,0 +1,111 @@
+"""One attached caller: its messages are checked and applied in the protocol's order. Pure.
+
+The server's half of Attach that decode, prefill and the router share. The core behind it decides; its answers leave through
+the session's outbox.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from kvmesh.attach.outbox import DownwardOutbox
+from kvmesh.attach.rules import check_handoff, check_numbers, uneven_credits
+from kvmesh.attach.v1 import attach_pb2 as pb
+
+Slot = TypeVar("Slot")
+"""An attempt as the core keeps it."""
+
+
+class AttachedCore(Generic[Slot]):
+    """Decides about the slots of its callers. A core overrides the operations that its role serves.
+
+    `slot` is always one that the session reads; rows that name another slot are dropped: it ended a moment ago.
+    """
+
+    def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+        """End `slot` as its caller wishes; nothing is sent for it."""
+        raise NotImplementedError
+
+    def adopt(self, session: CallerSession[Slot], adopt: pb.Adopt, now_s: float) -> None:
+        """Stream takeover: move a running slot to `session`, or refuse."""
+        raise NotImplementedError
+
+    def submit(self, session: CallerSession[Slot], submit: pb.Submit, now_s: float) -> None:
+        """Take or refuse one attempt."""
+        raise NotImplementedError
+
+    def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
+        """Detach or end the slots of `session`: its stream is gone."""
+        raise NotImplementedError
+
+    def contradict(self, contradiction: pb.Contradiction, now_s: float) -> None:
+        """Count a replica's refusal that a second replica contradicted. Ignored by default."""
+
+    def hand_over(self, slot: Slot, handoff: pb.Handoff, now_s: float) -> None:
+        """Start generating from a handoff. Ignored by default. Raises FrameError."""
+
+    def grant(self, slot: Slot, position: int, now_s: float) -> None:
+        """Raise the flow-control window of `slot` to `position`. Ignored by default."""
+
+    def close_window(self, slot: Slot, now_s: float) -> None:
+        """Note that the client's flow-control window is closed. Ignored by default."""
+
+    def after_message(self, now_s: float) -> None:
+        """Run once all rows of a message are applied, and after a session closed. Nothing by default."""
+
+
+class CallerSession(Generic[Slot]):
+    """A kvmesh.attach.server.Session for one stream.
+
+    INVARIANT: numbers of slots ascend within the stream and are never reused.
+    """
+
+    __slots__ = ("_core", "_last_slot", "outbox", "peer", "slots")
+
+    def __init__(self, core: AttachedCore[Slot], peer: str, outbox: DownwardOutbox) -> None:
+        """`peer`: the caller's process id, for logs."""
+        self.peer = peer
+        self.outbox = outbox
+        self.slots: dict[int, Slot] = {}
+        """The slots that this stream reads, by their number in it."""
+        self._core = core
+        self._last_slot = 0
+
+    def __repr__(self) -> str:
+        return f"CallerSession({self.peer}, {len(self.slots)} slots)"
+
+    def on_request(self, message: pb.AttachRequest, now_s: float) -> None:
+        """Apply the rows of `message` in the protocol's order. Raises FrameError.
+
+        The order: cancels, contradictions, adopts, submits, handoffs, credits, closed windows.
+        """
+        core, slots = self._core, self.slots
+        if message.adopts or message.submits:
+            self._last_slot = check_numbers(message, last_slot=self._last_slot)
+        if len(message.credit_slots) != len(message.credit_positions):
+            raise uneven_credits(message)
+        for cancel in message.cancels:
+            if (slot := slots.get(cancel.slot)) is not None:
+                core.cancel(slot, cancel.reason, now_s)
+        for contradiction in message.contradictions:
+            core.contradict(contradiction, now_s)
+        for adopt in message.adopts:
+            core.adopt(self, adopt, now_s)
+        for submit in message.submits:
+            core.submit(self, submit, now_s)
+        for handoff in message.handoffs:
+            check_handoff(handoff)
+            if (slot := slots.get(handoff.slot)) is not None:
+                core.hand_over(slot, handoff, now_s)
+        for number, position in zip(message.credit_slots, message.credit_positions, strict=True):
+            if (slot := slots.get(number)) is not None:
+                core.grant(slot, position, now_s)
+        for number in message.closed_slots:
+            if (slot := slots.get(number)) is not None:
+                core.close_window(slot, now_s)
+        core.after_message(now_s)
+
+    def on_closed(self, now_s: float) -> None:
+        """Hand the slots of the lost stream to the core."""
+        self._core.close_session(self, now_s)
+        self._core.after_message(now_s)
