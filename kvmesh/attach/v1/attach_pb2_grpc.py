@@ -49,22 +49,25 @@ class AttachServiceServicer:
     def Attach(self, request_iterator, context):
         """Attaches the caller to this process.
 
-        1. The first message of each side carries `hello`; requests may ride in the same message.
-        2. The caller names every request by a slot: a number it never uses twice within the stream, whatever becomes of
-        the request. A receiver ends a stream whose slot numbers repeat.
-        3. Each slot is an append-only log of output tokens. A token's position is its index in the *request*'s output
-        and the same in every attempt; an attempt starts at `Submit.start_position`. A receiver drops positions it
-        has, and treats a gap as a failed attempt (`Failure.CODE_GAP`).
-        4. A slot ends with exactly one of refusal, failure or finish, sent by the server, unless the stream breaks first or
-        the caller cancelled it: after a cancel the server sends nothing more that the caller must read.
-        5. Within one message the receiver applies, upward: cancels, contradictions, adopts, submits, handoffs, credits, closed
-        windows; downward: computed positions, acceptances, placements, starts, first tokens, transfers, the frame,
-        finishes, failures, refusals, the load report.
-        6. A higher attempt of a request cancels a lower one wherever it is seen; a lower one than known is refused.
-        7. When the stream breaks, the server cancels what is queued or in prefill at once; running decode slots are
-        orphaned: they go on for the orphan time (3 s) and can be adopted through another stream, then they are cancelled.
-        8. Each side has one bounded outbox per stream and never awaits its peer's write; an outbox full for 2 s ends the stream.
-        9. Either side may end an idle stream; the caller opens it again on the next use.
+        1. The first message of each side carries `hello`. Requests may travel in the same message.
+        2. The caller names every request by a slot. A slot number is never used twice within the stream, however the request
+        ends. A receiver ends a stream with repeated slot numbers.
+        3. Each slot is an append-only log of output tokens. A token's position is its index in the *request*'s output, the
+        same in every attempt. An attempt starts at `Submit.start_position`. A receiver drops known positions, and treats
+        a gap as a failed attempt (`Failure.CODE_GAP`).
+        4. A slot ends with exactly one of refusal, failure or finish, sent by the server. The exceptions are a broken stream
+        and a cancel by the caller. After a cancel the server sends nothing more that the caller must read.
+        5. The receiver applies the rows of one message in this order. Upward: cancels, contradictions, adopts, submits,
+        handoffs, flow-control windows, closed windows. Downward: computed positions, acceptances, placements, starts,
+        first tokens, transfers, the frame, finishes, failures, refusals, the load report.
+        6. A higher attempt of a request cancels a lower one at every process that sees both (fencing). An attempt below the
+        known one is refused.
+        7. When the stream breaks, the server at once cancels slots in the queue or in prefill. Running decode slots are
+        detached. They continue for the detached time (3 s) and can be taken over through another stream. Then they are
+        cancelled.
+        8. Each side has one bounded outbox per stream and never awaits its peer's write (backpressure). An outbox full for
+        2 s ends the stream.
+        9. Either side may end an idle stream. The caller opens it again on the next use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,11 +18,11 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Budget(_message.Message):
-    """States what a request may still use behind the frontend.
+    """Remaining budget of a request behind the frontend (deadline propagation).
 
-    Built by the frontend alone, sent with every submit, and checked by each hop before it takes resources
-    ("cannot finish, so do not start"). A hop adds the remaining times to its own monotonic clock when the message
-    arrives and subtracts its margin before it forwards them; wall clocks never enter.
+    Built by the frontend alone and sent with every submit. Each hop checks the budget before it takes resources, so a
+    request that cannot finish does not start. A hop adds the remaining times to its own monotonic clock when the message
+    arrives. It subtracts its margin before it forwards them. Wall clocks are never used.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -42,39 +42,43 @@ class Budget(_message.Message):
     SHEDDABLE_FIELD_NUMBER: _builtins.int
     KV_HEAD_ROOM_PERMILLE_FIELD_NUMBER: _builtins.int
     remaining_ms: _builtins.int
-    """Milliseconds until the request's deadline, counted from the moment this message was written.
-    Range: 1 to 3,601,000: an hour, the longest runtime, and a second lest the hops' margins cut it. Always present; 0
+    """Milliseconds until the request's deadline, counted from the moment this message was written. Range: 1 to 3,601,000.
+    This is an hour (the longest runtime) and a second, so that the hops' margins do not cut the hour. Always present. 0
     means expired and is refused with DEADLINE.
     """
     ttft_remaining_ms: _builtins.int
-    """Milliseconds until the first token must have left the engine, counted like `remaining_ms`.
-    Range: 1 to `remaining_ms`. Absent: only `remaining_ms` bounds the first token.
+    """Milliseconds until the first token must have left the engine (TTFT deadline), counted like `remaining_ms`. Range: 1
+    to `remaining_ms`. Absent: only `remaining_ms` bounds the first token.
     """
     max_output_tokens: _builtins.int
-    """Output tokens this attempt may still generate. Range: 1 to the model's context length. Always present."""
+    """Output tokens that this attempt may still generate. Range: 1 to the model's context length. Always present."""
     priority: _builtins.int
-    """Priority among the requests of the same tenant and band; higher goes first. Range: -100 to 100. Default: 0."""
+    """Priority among the requests of the same tenant and priority class. Higher goes first. Range: -100 to 100. Default: 0."""
     tenant: _builtins.str
     """Tenant that pays. Empty: the anonymous tenant of a mesh without tenants."""
     service_class: _builtins.str
     """Service class of the tenant ("interactive", "long", ...). Empty: the default class."""
     attempt: _builtins.int
-    """Number of this attempt, as in the submit it travels with. Range: 1 to 65,535. Always present."""
+    """Number of this attempt, as in its submit. Range: 1 to 65,535. Always present."""
     attempts_max: _builtins.int
-    """Attempts the request may have in all. Range: 1 to 65,535. Always present."""
+    """Maximum of attempts of the request. Range: 1 to 65,535. Always present."""
     reservation_id: _builtins.str
     """Reservation in the tenant's token bucket that pays for the request. Empty: nothing was reserved."""
     shadow: _builtins.bool
-    """True for a copied request whose answer no user sees: lowest band, never retried, its own ledger."""
+    """True for shadow traffic: a copied request with an answer that no user sees. Lowest priority class, never retried, its
+    own ledger.
+    """
     band: _builtins.int
-    """Band of the service class: who waits in a higher one is released first. Range: 0 to 7. Absent: 4."""
+    """Priority class of the service class. Requests of a higher priority class are released first. Range: 0 to 7. Absent:
+    4.
+    """
     weight: _builtins.float
-    """Share of the tenant inside its band, relative to the others'. Range: above 0, at most 1,000. 0: 1."""
+    """Weight of the tenant in weighted fair queuing inside its priority class. Range: above 0, at most 1,000. 0: 1."""
     sheddable: _builtins.bool
-    """True if the request may be refused or evicted first when there is too much work."""
+    """True if the request may be refused or evicted first under overload (load shedding)."""
     kv_head_room_permille: _builtins.int
-    """Thousandths of a decode replica's KV blocks that must stay free beside the request. Range: 0 to 900. A request that
-    continues one an engine had taken ignores it.
+    """Headroom: thousandths of a decode replica's KV blocks that must stay free beside the request. Range: 0 to 900. It
+    does not apply to a request that continues one that an engine had taken.
     """
     def __init__(
         self,

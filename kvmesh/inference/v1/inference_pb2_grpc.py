@@ -49,20 +49,22 @@ class InferenceServiceServicer:
     def Generate(self, request, context):
         """Generates tokens for one prompt and streams them.
 
-        1. The first response is `started`; it carries the resume token.
-        2. Then come `tokens`, in order of position, without gap or repeat; text is never cut inside a character. Text that
-        became certain only because nothing follows comes behind the last ids, in a message without ids.
-        3. The last response is `finished`; the status is OK. A request that could not be served ends with a status and
+        1. The first response is `started`. It carries the resume token.
+        2. Then come `tokens`, in order of position, without gap or repeat. Text is never cut inside a character. Text that
+        becomes certain only at the end of the output comes behind the last ids, in a message without ids.
+        3. The last response is `finished`, and the status is OK. A request that could not be served ends with a status and
         google.rpc details instead: INVALID_ARGUMENT (BadRequest names field, value and range), RESOURCE_EXHAUSTED and
-        UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), ALREADY_EXISTS (it has
-        ended well, and was executed again often enough since), INTERNAL. ErrorInfo.reason is stable; the text is not.
+        UNAVAILABLE (RetryInfo), DEADLINE_EXCEEDED, ABORTED (the request was resumed elsewhere), ALREADY_EXISTS (the
+        request has ended well and used up its repeated executions), INTERNAL. ErrorInfo.reason is stable. The text is
+        not.
         4. The deadline is gRPC's own. When it passes, the engine stops too.
-        5. Cancelling the call stops the engine; what was streamed is charged. A client whose flow-control window has been closed
-        for more than 2 s is charged what was computed.
-        6. A stream that breaks, or ends with UNAVAILABLE and reason DRAINING, goes on at any frontend: the same request
-        again with `options.resume`, or, if `started` never came, as it was with its `idempotency_key`. Every token is
-        charged once. A client that sends the metadata `kvmesh-hand-over` is sent elsewhere at once when its frontend
-        shuts down; others keep their stream as long as the shutdown waits.
+        5. Cancelling the call stops the engine. The streamed tokens are charged. A client with a flow-control window that
+        has been closed for more than 2 s is charged the computed tokens.
+        6. A stream that breaks, or ends with UNAVAILABLE and reason DRAINING, continues at any frontend (failover). The
+        client sends the same request again with `options.resume`. If `started` never came, the client sends the request
+        unchanged with its `idempotency_key`. Every token is charged exactly once. A client that sends the metadata
+        `kvmesh-hand-over` is sent elsewhere at once when its frontend shuts down (graceful shutdown). Other clients keep
+        their stream as long as the shutdown waits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,7 @@ class PrefillServiceServicer:
     """
 
     def GetStatus(self, request, context):
-        """Returns what the replica holds at this moment. For operators and tests; never needed to serve.
+        """Returns the replica's current state. For operators and tests. Never needed to serve.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,7 @@ class RouterServiceServicer:
     """
 
     def GetStatus(self, request, context):
-        """Returns what the router sees and holds at this moment. For operators and tests; never needed to serve.
+        """Returns the router's current state. For operators and tests. Never needed to serve.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
