@@ -106,9 +106,9 @@ def test_the_engine_tells_where_its_blocks_are(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("no_name")
-def test_the_engine_refuses_what_nobody_can_dial() -> None:
-    """A handoff with such an address would fail at every pull."""
-    with pytest.raises(ValueError, match="give --advertise"):
+def test_the_engine_refuses_addresses_that_cannot_be_dialed() -> None:
+    """A handoff with such an address would fail at each pull."""
+    with pytest.raises(ValueError, match="set --advertise HOST:PORT"):
         kv_address("0.0.0.0", 9003, "")
     for option in ("x", "x:0", "x:65536", ":1", "0.0.0.0:1", "[::]:1"):
         with pytest.raises(ValueError, match="advertise must be HOST:PORT"):
