@@ -64,9 +64,9 @@ def _judge_memory(bounds: Bounds, evidence: Evidence) -> Iterator[str]:
             yield f"{name}: {peak:.0f} MB of memory at its peak, {start:.0f} before; {bounds.peak_mb:g} is the bound"
         if not _is_service(name) and peak > start + bounds.engine_growth_mb:
             more = bounds.engine_growth_mb
-            yield f"{name}: {peak:.0f} MB of memory at its peak, {start:.0f} before; {more:g} more are fine"
+            yield f"{name}: {peak:.0f} MB of memory at its peak, {start:.0f} before; {more:g} more are allowed"
         if after > start + bounds.after_mb:
-            yield f"{name}: {after:.0f} MB of memory after it, {start:.0f} before; {bounds.after_mb:g} more are fine"
+            yield f"{name}: {after:.0f} MB of memory after it, {start:.0f} before; {bounds.after_mb:g} more are allowed"
 
 
 def judge_remains(bounds: Bounds, before: Census, after: Census) -> Iterator[str]:
@@ -85,7 +85,7 @@ def judge_remains(bounds: Bounds, before: Census, after: Census) -> Iterator[str
             ("file descriptors", old.fds, new.fds, FDS_MORE),
         ):
             if was is not None and now is not None and now > was + more:
-                yield f"{name}: {now} {what}, {was} before; {more} more are fine"
+                yield f"{name}: {now} {what}, {was} before; {more} more are allowed"
     for key in after.keys_for_good:
         if not any(pattern.fullmatch(key) for pattern in KNOWN_KEYS):
             yield f"the Redis key {key} never expires"

@@ -15,8 +15,8 @@ END: Final = "<!-- written by make abuse: end -->"
 SEEN_MAX: Final = 4
 """Kinds of answers that the table shows, the most frequent first."""
 COLUMNS: Final = (
-    *("attack", "how often", "how it was answered", "calls beside it", "p99"),
-    *("memory: peak", "after", "held"),
+    *("attack", "volume", "responses", "legitimate calls answered", "p99"),
+    *("peak memory", "growth afterwards", "withstood"),
 )
 
 
@@ -47,7 +47,7 @@ def section(report: Report) -> list[str]:
     ]
     broken = [(row.name, violation) for row in report.rows for violation in row.violations]
     if broken:
-        lines += ["", "Bounds that did not hold:", ""]
+        lines += ["", "Violated bounds:", ""]
         lines += pages.items(f"{name}: {violation}" for name, violation in broken)
     return lines
 

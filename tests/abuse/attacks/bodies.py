@@ -62,14 +62,14 @@ async def _send(address: str, path: str, metadata: Metadata, until_s: float, out
 
 ENDLESS = Attack(
     name="bodies",
-    about="Bodies of 64 MB to Generate that never end, without a key, with a wrong and with a right one",
+    about="Endless bodies of 64 MB to Generate, without a key, with a wrong and with a right one",
     run=generate,
     long=Dose(120, 30.0),
     short=Dose(12, 1.5),
 )
 ENDLESS_ATTACH = Attack(
     name="attach-bodies",
-    about="Bodies of 64 MB that never end to the ports that services attach to",
+    about="Endless bodies of 64 MB to the ports that services attach to",
     run=attach,
     long=Dose(48, 20.0),
     short=Dose(6, 1.0),

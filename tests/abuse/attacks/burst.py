@@ -77,7 +77,7 @@ def _wrong(outcome: Outcome, what: str) -> None:
 
 BURST = Attack(
     name="burst",
-    about="Calls at once by stock grpcio over ten channels",
+    about="Simultaneous calls by stock grpcio over ten channels",
     run=burst,
     long=Dose(10_000, 60.0),
     short=Dose(600, 4.0),

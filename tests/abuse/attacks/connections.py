@@ -123,21 +123,21 @@ async def _hold(address: str, first_words: list[bytes], dose: Dose) -> Outcome:
 
 IDLE = Attack(
     name="idle-connections",
-    about="Connections to a frontend that say nothing, no more than HTTP/2's first words, or no more than a client must",
+    about="Idle connections to a frontend: silent, with HTTP/2's preface, or with the preface and an acknowledgement",
     run=idle,
     long=Dose(2_000, 15.0),
     short=Dose(300, 1.0),
 )
 METRICS = Attack(
     name="metrics-ports",
-    about="Connections to metrics ports: half requests, lines without end, junk, silence",
+    about="Connections to metrics ports: half requests, endless lines, junk, silence",
     run=metrics,
     long=Dose(4_000, 10.0),
     short=Dose(200, 1.0),
 )
 HANDSHAKES = Attack(
     name="tls-handshakes",
-    about="TLS handshakes with a frontend's certificate that stop in the middle",
+    about="Handshakes of TLS with a frontend's certificate that stop in the middle",
     run=handshakes,
     long=Dose(1_000, 10.0),
     short=None,

@@ -304,7 +304,7 @@ def _note(outcome: Outcome, what: str) -> None:
 
 LYING = Attack(
     name="lying-engine",
-    about="A decode replica more whose engine lies: ids, torn tensors, ends and refusals in the middle, silence",
+    about="An extra decode replica with a lying engine: wrong ids, torn tensors, ends and refusals in the middle, silence",
     run=lying,
     long=Dose(400, 60.0),
     short=Dose(30, 5.0),

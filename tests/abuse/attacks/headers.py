@@ -97,21 +97,21 @@ async def _wait(connection: RawConnection, until_s: float) -> None:
 
 FLOOD = Attack(
     name="headers",
-    about="Streams to Generate whose body never comes, without a key, with a wrong and with a right one",
+    about="Streams to Generate without a body, without a key, with a wrong and with a right one",
     run=flood,
     long=Dose(120_000, 30.0),
     short=Dose(4_000, 1.5),
 )
 STEADY = Attack(
     name="headers-steady",
-    about="Streams to Generate whose body never comes, at an even rate on one connection with a right key",
+    about="Streams to Generate without a body, at an even rate on one connection with a right key",
     run=steady,
     long=Dose(12_000, 20.0),
     short=Dose(400, 2.0),
 )
 BOMBS = Attack(
     name="header-bombs",
-    about="Streams whose headers name one header of 4 KB 2,000 times, a byte each on the wire",
+    about="Streams with headers that name one header of 4 KB 2,000 times, a byte each on the wire",
     run=bombs,
     long=Dose(600, 15.0),
     short=Dose(40, 1.0),

@@ -235,7 +235,7 @@ def _attach_message(rng: random.Random) -> attach_pb2.AttachRequest:
 
 MESSAGES = Attack(
     name="junk-requests",
-    about="Calls of Generate with a right key and a body that is no request, or only nearly one",
+    about="Calls of Generate with a right key and a body that is no valid request",
     run=generate,
     long=Dose(4_000, 15.0),
     short=Dose(200, 1.0),
@@ -249,7 +249,7 @@ METADATA = Attack(
 )
 ATTACH_JUNK = Attack(
     name="junk-attach",
-    about="Streams to the ports that services attach to, with junk and with messages that only look like a service's",
+    about="Streams to the ports that services attach to, with junk and with imitated messages of a service",
     run=attach,
     long=Dose(3_000, 15.0),
     short=Dose(150, 1.0),

@@ -149,7 +149,7 @@ CLOSED = Attack(
 )
 UNPAID = Attack(
     name="unpaid-tokens",
-    about="Requests whose client reads all but the last byte of what piled up, and resets",
+    about="Requests of a client that reads the buffered data except its last byte, and resets",
     run=unpaid,
     long=Dose(300, 10.0),
     short=Dose(24, 1.0),

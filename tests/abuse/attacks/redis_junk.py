@@ -86,7 +86,7 @@ async def members(target: Target, dose: Dose) -> Outcome:
     allowed = 2 * (DIALS_BURST + DIALS_PER_S * dose.seconds)  # routers dial replicas, frontends dial routers
     if len(dialled) > allowed:
         outcome.violations.append(
-            f"{len(dialled)} forged members were dialled in {dose.seconds:g} s; {allowed:g} are fine"
+            f"{len(dialled)} forged members were dialled in {dose.seconds:g} s; {allowed:g} are allowed"
         )
     await target.mesh.placeable()
     return outcome
@@ -204,7 +204,7 @@ def _client(target: Target) -> Any:
 
 MEMBERS = Attack(
     name="forged-members",
-    about="Leases in Redis of processes that are not there, at absurd addresses and at one that counts dials",
+    about="Leases in Redis of processes that do not exist, at absurd addresses and at one that counts dials",
     run=members,
     long=Dose(2_000, 15.0),
     short=Dose(400, 2.0),

@@ -56,7 +56,7 @@ def test_a_row_tells_what_was_done_and_seen() -> None:
     assert (
         "| yes |" in text
         and "1 of 1 attacks were withstood" in text
-        and "Bounds that did not hold" not in text
+        and "Violated bounds" not in text
     )
 
 
