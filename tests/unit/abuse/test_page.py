@@ -53,11 +53,7 @@ def test_a_row_tells_what_was_done_and_seen() -> None:
         "| 120,000 streams in 30 s | 118,000 RESOURCE_EXHAUSTED, 2,000 UNAUTHENTICATED | 119 of 120 | 0.44 s |"
         in text
     )
-    assert (
-        "| yes |" in text
-        and "1 of 1 attacks were withstood" in text
-        and "Violated bounds" not in text
-    )
+    assert "| yes |" in text and "1 of 1 attacks were withstood" in text and "Violated bounds" not in text
 
 
 def test_what_did_not_hold_is_named() -> None:
