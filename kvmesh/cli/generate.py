@@ -54,7 +54,7 @@ async def stream(
     Raises RequestFailed.
     """
     try:
-        async with Client(addresses, key=key, patience=PATIENCE, open_channel=open_channel) as client:
+        async with Client(addresses, key=key, retry_policy=PATIENCE, open_channel=open_channel) as client:
             answer = client.send(request, deadline_s=deadline_s)
             started = None
             async with answer:

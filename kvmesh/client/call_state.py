@@ -52,7 +52,7 @@ class CallState:
     def __init__(
         self,
         request: pb.GenerateRequest,
-        patience: RetryPolicy,
+        retry_policy: RetryPolicy,
         deadline_s: float,
         *,
         has_own_key: bool,
@@ -71,7 +71,7 @@ class CallState:
         self._began_s = began_s
         self._ttft_s = _ttft_s(request)
         self._retries = Retries(
-            patience,
+            retry_policy,
             deadline_s,
             len(self.ids),
             has_own_key=has_own_key,

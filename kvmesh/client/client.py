@@ -34,7 +34,7 @@ class Client:
         key: str = "",
         tenant: str = "",
         credentials: grpc.ChannelCredentials | None = None,
-        patience: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | None = None,
         channel_options: Sequence[tuple[str, Any]] = (),
         open_channel: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
@@ -46,9 +46,9 @@ class Client:
         how to connect to an address, instead of those two; the channel must ping (`grpc.keepalive_time_ms`). Raises
         ValueError.
         """
-        self._patience = patience or RetryPolicy()
+        self._retry_policy = retry_policy or RetryPolicy()
         connect = open_channel or partial(dial, credentials=credentials, options=channel_options)
-        self._connections = Connections(addresses, self._patience, connect, _who(key, tenant))
+        self._connections = Connections(addresses, self._retry_policy, connect, _who(key, tenant))
 
     def generate(
         self, prompt: str | None = None, *, deadline_s: float = DEADLINE_S, **options: Unpack[Options]
@@ -73,7 +73,7 @@ class Client:
             request = keyed
         now_s = asyncio.get_running_loop().time()
         journey = CallState(
-            request, self._patience, now_s + deadline_s, has_own_key=has_own_key, began_s=now_s
+            request, self._retry_policy, now_s + deadline_s, has_own_key=has_own_key, began_s=now_s
         )
         return Generation(self._connections, journey)
 

@@ -120,14 +120,14 @@ class Connections:
     def __init__(
         self,
         addresses: Sequence[str],
-        patience: RetryPolicy,
+        retry_policy: RetryPolicy,
         open_channel: Callable[[str], grpc.aio.Channel],
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
         """`metadata`: sent with every request, for example who calls."""
         self._metadata = tuple(metadata)
         self.frontends = Frontends(addresses, random.Random())
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._open_channel = open_channel
         self._peers: dict[str, _Peer] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -219,8 +219,8 @@ class Connections:
 
     async def _keep_watch(self) -> None:
         """Ask every frontend that has streams and is silent whether it lives."""
-        patience = self._patience
-        tick_s = patience.silence_s / 4
+        retry_policy = self._retry_policy
+        tick_s = retry_policy.silence_s / 4
         while True:
             if not any(peer.streams for peer in self._peers.values()):
                 self._wanted.clear()
@@ -228,10 +228,10 @@ class Connections:
             before_s = self._now_s()
             await asyncio.sleep(tick_s)
             now_s = self._now_s()
-            if now_s - before_s > tick_s + patience.answer_s / 3:
+            if now_s - before_s > tick_s + retry_policy.answer_s / 3:
                 self._stalled_s = now_s
             for address, peer in self._peers.items():
-                if peer.streams and not peer.is_asked and now_s - peer.heard_s >= patience.silence_s:
+                if peer.streams and not peer.is_asked and now_s - peer.heard_s >= retry_policy.silence_s:
                     self._ask(address)
 
     def _ask(self, address: str) -> None:
@@ -244,7 +244,7 @@ class Connections:
         peer, asked_s = self._peer(address), self._now_s()
         peer.is_asked = True
         try:
-            await peer.check(health_pb2.HealthCheckRequest(), timeout=self._patience.answer_s)
+            await peer.check(health_pb2.HealthCheckRequest(), timeout=self._retry_policy.answer_s)
             is_alive = True
         except grpc.aio.AioRpcError as error:
             is_alive = error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)

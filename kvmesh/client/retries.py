@@ -74,7 +74,7 @@ class Retries:
 
     def __init__(
         self,
-        patience: RetryPolicy,
+        retry_policy: RetryPolicy,
         deadline_s: float,
         token_count: int,
         *,
@@ -84,7 +84,7 @@ class Retries:
     ) -> None:
         self.sends = 0
         """Counted by who sends."""
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._deadline_s = deadline_s
         self._given_s = deadline_s - began_s
         self._ttft_s = ttft_s if ttft_s is not None and ttft_s < self._given_s else None
@@ -180,16 +180,16 @@ class Retries:
             self._refused_since_s = moment.now_s
         after_s = self._pause_s(details, moment)
         if not moment.token_count:
-            is_over = self._refusals >= self._patience.refusals_max or self._is_too_late(details, moment)
+            is_over = self._refusals >= self._retry_policy.refusals_max or self._is_too_late(details, moment)
             return GiveUp(error) if is_over else self._again(error, moment, after_s)
         if moment.now_s - self._refused_since_s >= REFUSED_S:
             return GiveUp(error)
-        self._streak = min(self._streak, self._patience.sends_max - 2)  # time bounds it
+        self._streak = min(self._streak, self._retry_policy.sends_max - 2)  # time bounds it
         return self._again(error, moment, after_s)
 
     def _is_too_late(self, details: ErrorDetails, moment: RetryContext) -> bool:
         """Return whether the mesh wants a longer pause than the caller has patience for; what has tokens waits for it."""
-        max_s, asked_s = self._patience.retry_after_max_s, details.retry_after_s
+        max_s, asked_s = self._retry_policy.retry_after_max_s, details.retry_after_s
         if moment.token_count or details.reason in FRONTENDS_OWN:
             return False
         return max_s == 0 or (asked_s is not None and asked_s > max_s)
@@ -210,7 +210,7 @@ class Retries:
     def _again(self, error: GenerateError, moment: RetryContext, after_s: float) -> Again | GiveUp:
         self._streak += 1
         self._last = error
-        if self._streak >= self._patience.sends_max or self.sends >= SENDS_TOTAL_MAX:
+        if self._streak >= self._retry_policy.sends_max or self.sends >= SENDS_TOTAL_MAX:
             return GiveUp(error)
         until_s = self.until_s(moment.token_count)
         if moment.now_s >= until_s:
@@ -223,8 +223,10 @@ class Retries:
         """Return the wait before the next send; the first ones in a row may go at once, later ones never."""
         if at_once and self._streak < 2:
             return 0.0
-        patience = self._patience
-        backoff_s = min(patience.backoff_max_s, patience.backoff_min_s * float(2 ** min(self._streak, 16)))
+        retry_policy = self._retry_policy
+        backoff_s = min(
+            retry_policy.backoff_max_s, retry_policy.backoff_min_s * float(2 ** min(self._streak, 16))
+        )
         return backoff_s * (0.5 + 0.5 * moment.jitter)
 
 

@@ -41,7 +41,7 @@ async def test_a_frontend_whose_loop_hangs_is_left(after: int) -> None:
     async with AsyncExitStack() as stack:
         hung = await stack.enter_async_context(scripted(stalls(after, hangs=True)))
         good = await stack.enter_async_context(scripted(well))
-        async with Client([hung.address, good.address], patience=PATIENCE) as client:
+        async with Client([hung.address, good.address], retry_policy=PATIENCE) as client:
             loop = asyncio.get_running_loop()
             reading = await first(client, hung)
             began_s = loop.time()
@@ -80,7 +80,7 @@ async def test_a_slow_model_is_waited_for() -> None:
     async with (
         scripted(slow) as frontend,
         scripted(slow) as other,
-        Client([frontend.address, other.address], patience=PATIENCE) as client,
+        Client([frontend.address, other.address], retry_policy=PATIENCE) as client,
     ):
         answer = await client.generate("x").all()
         assert answer.ids == IDS and (answer.sends, answer.resumes) == (1, 0)
@@ -132,7 +132,7 @@ async def test_a_frontend_that_is_cut_off_is_left() -> None:
         far = await stack.enter_async_context(scripted(stalls(4, hangs=False)))
         good = await stack.enter_async_context(scripted(well))
         cable = await stack.enter_async_context(cabled(far))
-        client = await stack.enter_async_context(Client([cable.address, good.address], patience=PATIENCE))
+        client = await stack.enter_async_context(Client([cable.address, good.address], retry_policy=PATIENCE))
         reading = await first(client, far)
         cable.is_cut = True
         loop = asyncio.get_running_loop()
@@ -190,8 +190,8 @@ async def test_cancelling_the_reader_cancels_the_call() -> None:
 
 async def test_a_mesh_that_is_away_is_given_up_with_a_type(free_port: int) -> None:
     """Nobody listens: bounded sends, and an error that says what may be done."""
-    patience = RetryPolicy(sends_max=4)
-    async with Client([f"127.0.0.1:{free_port}"], patience=patience) as client:
+    retry_policy = RetryPolicy(sends_max=4)
+    async with Client([f"127.0.0.1:{free_port}"], retry_policy=retry_policy) as client:
         answer = client.generate("x", deadline_s=30)
         with pytest.raises(MeshUnavailable) as caught:
             await answer.all()
@@ -201,7 +201,7 @@ async def test_a_mesh_that_is_away_is_given_up_with_a_type(free_port: int) -> No
 async def test_many_silent_streams_ask_once() -> None:
     """The question for the health is one per frontend, not one per stream."""
     async with scripted(stalls(4, hangs=False)) as frontend:
-        async with Client([frontend.address], patience=PATIENCE) as client:
+        async with Client([frontend.address], retry_policy=PATIENCE) as client:
             readings = [asyncio.create_task(client.generate("x", deadline_s=20).all()) for _ in range(50)]
             await until(lambda: frontend.checks >= 3, 20, "asked")
             assert len(frontend.requests) == 50 and frontend.checks <= 4
@@ -220,7 +220,7 @@ async def test_a_frontend_under_tls_is_reached_by_its_authority(tmp_path: Path) 
     async with scripted(well, grpc.ssl_server_credentials([(key, chain)])) as frontend:
         async with Client([frontend.address], credentials=credentials, channel_options=name) as client:
             assert (await client.generate("x").all()).ids == IDS
-        async with Client([frontend.address], patience=RetryPolicy(sends_max=2)) as client:
+        async with Client([frontend.address], retry_policy=RetryPolicy(sends_max=2)) as client:
             with pytest.raises(MeshUnavailable):
                 await client.generate("x", deadline_s=10).all()
 

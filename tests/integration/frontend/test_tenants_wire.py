@@ -266,8 +266,8 @@ async def test_the_client_knows_what_is_left(served: Serving) -> None:
         await until(lambda: client.remaining is not None, "what is left")
         assert client.remaining is not None and client.remaining.tokens is not None
         assert 0 <= client.remaining.tokens < 200 and client.remaining.requests is None
-    patience = RetryPolicy(retry_after_max_s=0.0)
-    async with Client([served.address], key=KEYS["batch"], patience=patience) as client:
+    retry_policy = RetryPolicy(retry_after_max_s=0.0)
+    async with Client([served.address], key=KEYS["batch"], retry_policy=retry_policy) as client:
         with pytest.raises(QuotaExceeded) as caught:
             await client.generate(prompt_tokens=PROMPT, max_output_tokens=800).all()
         assert "tenant:batch" in caught.value.quota and caught.value.retry_after_s is not None

@@ -20,8 +20,8 @@ def refused(reason: str, retry_after_s: float | None, code: str = "RESOURCE_EXHA
     return ErrorDetails(grpc.StatusCode[code], "why", reason, {}, retry_after_s, {}, QUOTA)
 
 
-def journey(**patience: float) -> CallState:
-    made = CallState(pb.GenerateRequest(text="x"), RetryPolicy(**patience), 100.0, has_own_key=True)  # type: ignore[arg-type]
+def journey(**retry_policy: float) -> CallState:
+    made = CallState(pb.GenerateRequest(text="x"), RetryPolicy(**retry_policy), 100.0, has_own_key=True)  # type: ignore[arg-type]
     made.outgoing()
     return made
 
@@ -34,7 +34,7 @@ def test_a_refusal_is_waited_for_as_long_as_it_says_and_a_little_longer(jitter: 
 
 
 @pytest.mark.parametrize(
-    ("patience", "retry_after_s", "code"),
+    ("retry_policy", "retry_after_s", "code"),
     [
         ({"retry_after_max_s": 1.5}, 2.0, "RESOURCE_EXHAUSTED"),
         ({"retry_after_max_s": 0.0}, 0.01, "RESOURCE_EXHAUSTED"),
@@ -44,11 +44,11 @@ def test_a_refusal_is_waited_for_as_long_as_it_says_and_a_little_longer(jitter: 
     ],
 )
 def test_patience_ends_where_the_caller_says(
-    patience: dict[str, float], retry_after_s: float | None, code: str
+    retry_policy: dict[str, float], retry_after_s: float | None, code: str
 ) -> None:
     """Too long a wait is told at once, and a caller may want no wait at all."""
     reason = "BUDGET_UNAVAILABLE" if code == "UNAVAILABLE" else "REQUEST_RATE_EXCEEDED"
-    step = journey(**patience).on_error(
+    step = journey(**retry_policy).on_error(
         refused(reason, retry_after_s, code), has_other=True, now_s=0, jitter=0.5
     )
     assert isinstance(step, GiveUp) and step.error.retry_after_s == retry_after_s
