@@ -1,13 +1,11 @@
-"""A Lua script as Redis knows it: by its digest.
-
-Pure.
-"""
+"""Lua scripts of Redis: the text, read from a file beside the module that uses it, and the digest that EVALSHA takes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 Call: TypeAlias = tuple[Sequence[str], Sequence[str | bytes | int | float]]
@@ -25,3 +23,8 @@ class Script:
     def __post_init__(self) -> None:
         digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         object.__setattr__(self, "digest", digest)
+
+    @classmethod
+    def beside(cls, module: str, name: str) -> Script:
+        """Return the script in the file `name` beside `module`, a module's `__file__`. Raises FileNotFoundError."""
+        return cls(Path(module).with_name(name).read_text(encoding="utf-8"))

@@ -63,7 +63,7 @@ fi
 name_of() { [ "$1" = service ] && echo "kvmesh:$tag" || echo "kvmesh-$1:$tag"; }
 
 sources() {  # what an image of ours is made of, one path a line, from the root of the repository
-  (cd "$root" && find kvmesh services engines $([ ! -d simulator ] || echo simulator) -type f \( -name '*.py' -o -path 'engines/reference/model/*' \) \
+  (cd "$root" && find kvmesh services engines $([ ! -d simulator ] || echo simulator) -type f \( -name '*.py' -o -name '*.lua' -o -path 'engines/reference/model/*' \) \
     ! -path 'engines/reference/training/*' ! -path '*/__pycache__/*' | LC_ALL=C sort)
 }
 

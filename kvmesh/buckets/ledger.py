@@ -10,16 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvmesh.buckets.operations import Answer, Operation
-from kvmesh.buckets.repair import MEND
-from kvmesh.buckets.script import TEXT
 from kvmesh.buckets.wire import answers, calls
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Call, Script
 
 log = logging.getLogger(__name__)
 
-SCRIPT: Final = Script(TEXT)
-_MEND: Final = Script(MEND)
+SCRIPT: Final = Script.beside(__file__, "budget.lua")
+_REPAIR: Final = Script.beside(__file__, "repair.lua")
 
 
 class Ledger:
@@ -60,4 +58,4 @@ class Ledger:
             why,
             extra={"keys": list(budget_keys)},
         )
-        await self._redis.scripts(_MEND, [(budget_keys, (now_ms,))])
+        await self._redis.scripts(_REPAIR, [(budget_keys, (now_ms,))])

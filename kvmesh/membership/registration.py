@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,9 +14,13 @@ from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.membership.election import Election, State
 from kvmesh.membership.member import FAREWELL, LEASE_S, Member
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
+from kvmesh.redis_script import Script
 from kvmesh.tasks import persist
 
 log = logging.getLogger(__name__)
+
+_CLAIM: Final = Script.beside(__file__, "claim_lease.lua")
+_RELEASE: Final = Script.beside(__file__, "release_lease.lua")
 
 AWAY_PAUSE_S = 0.25
 
@@ -104,7 +108,7 @@ class Registration:
         with suppress(RedisUnavailable):
             await self._redis.execute(
                 "EVAL",
-                _DEREGISTER,
+                _RELEASE.text,
                 2,
                 key(self._mesh, "proc", self.member.process_id),
                 key(self._mesh, "procs"),
@@ -120,7 +124,7 @@ class Registration:
         lease = msgspec.json.encode(msgspec.structs.replace(member, term=bid.term)) if bid else b""
         wrote, found, left_ms = await self._redis.execute(
             "EVAL",
-            _BID,
+            _CLAIM.text,
             2,
             key(self._mesh, "proc", member.process_id),
             key(self._mesh, "procs"),
@@ -165,31 +169,3 @@ class Registration:
             f"superseded: another process named {name} (boot {holder.boot_id}, at {holder.address}) holds the name; "
             "this one keeps its streams and takes the name when that one ends"
         )
-
-
-_BID = """
-local lease, left = redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])
-local own = lease and string.find(lease, ARGV[6], 1, true)
-if ARGV[1] == '' or lease and not own and lease ~= ARGV[7] then
-  return {0, lease, left}
-end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('SADD', KEYS[2], ARGV[3])
-if not own or ARGV[5] ~= '' then
-  redis.call('PUBLISH', ARGV[4], ARGV[3])
-end
-return {1, lease, left}
-"""
-"""KEYS: lease, names. ARGV: new lease (empty: look only), its life in ms, name, channel, "announce" or nothing, boot id of
-the process, lease of another that it may replace. A lease is announced too where the process had none: after a freeze
-it is found again at once. Returns whether it was written, the lease that was there, and its life in ms."""
-
-_DEREGISTER = """
-local lease = redis.call('GET', KEYS[1])
-if lease and string.find(lease, ARGV[1], 1, true) then
-  redis.call('DEL', KEYS[1])
-  redis.call('SREM', KEYS[2], ARGV[2])
-  redis.call('PUBLISH', ARGV[3], ARGV[4])
-end
-return 0
-"""

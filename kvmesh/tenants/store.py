@@ -16,11 +16,15 @@ import msgspec
 
 from kvmesh.config import MeshConfig
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
+from kvmesh.redis_script import Script
 from kvmesh.tasks import persist
 from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.tenants.overrides import Override, read
 
 log = logging.getLogger(__name__)
+
+_REPLACE: Final = Script.beside(__file__, "replace_override.lua")
+_RESTORE: Final = Script.beside(__file__, "restore_override.lua")
 
 POLL_S: Final = 1.0
 """Between two looks without news."""
@@ -118,7 +122,7 @@ async def change(
         known = read({scope.encode(): before}, {})[0].get(scope) if before is not None else None
         changes = made(dict(known.changes) if known else {})
         version = await redis.execute(
-            *("EVAL", _REPLACE, 1, name, scope, msgspec.json.encode(changes), key(mesh, "tenants-news")),
+            *("EVAL", _REPLACE.text, 1, name, scope, msgspec.json.encode(changes), key(mesh, "tenants-news")),
             *(before or b"", known.version + 1 if known else 1),
         )
         if version:
@@ -135,7 +139,7 @@ async def restore(redis: RedisLink, mesh: str, overrides: Mapping[str, Override]
     name, news = key(mesh, "tenants"), key(mesh, "tenants-news")
     await redis.pipeline(
         [
-            ("EVAL", _RESTORE, 1, name, scope, msgspec.json.encode(override), news, override.version)
+            ("EVAL", _RESTORE.text, 1, name, scope, msgspec.json.encode(override), news, override.version)
             for scope, override in overrides.items()
         ]
     )
@@ -147,32 +151,3 @@ async def _read(redis: RedisLink, mesh: str) -> dict[bytes, bytes]:
     if isinstance(found, Mapping):
         return dict(found)
     return dict(zip(found[::2], found[1::2], strict=True))
-
-
-_REPLACE: Final = """
-redis.replicate_commands()
-local found = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-if found ~= ARGV[4] then return 0 end
-local time = redis.call('TIME')
-local version = math.max(time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[5]))
-local entry = '{"version":' .. string.format('%.0f', version) .. ',"changes":' .. ARGV[2] .. '}'
-redis.call('HSET', KEYS[1], ARGV[1], entry)
-redis.call('PUBLISH', ARGV[3], ARGV[1])
-return version
-"""
-"""KEYS: the hash. ARGV: scope, changes, channel, the entry that they replace or nothing, the least version. Returns the
-entry's version, or 0 if another entry is there. Versions are times, so that a change made of nothing, after Redis lost its
-memory, is newer than what was there before."""
-
-_RESTORE: Final = """
-local found = redis.call('HGET', KEYS[1], ARGV[1])
-if found then
-  local ok, entry = pcall(cjson.decode, found)
-  if not ok or type(entry) ~= 'table' or type(entry.version) ~= 'number' then return 0 end
-  if entry.version >= tonumber(ARGV[4]) then return 0 end
-end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('PUBLISH', ARGV[3], ARGV[1])
-return 1
-"""
-"""KEYS: the hash. ARGV: scope, entry, channel, the entry's version. What cannot be read stays: it is of another release."""

@@ -1,17 +1,16 @@
-"""Which execution of a request pays for what: the part that the scripts of executions and settlement have in common.
+"""Splits the charge of a request between its executions: the part that a dead execution owes.
 
-Pure: text, and what comes of it. Of a request with one execution nothing of this is kept.
+Pure. settle_execution.lua does the same for the executions that report. A request with one execution needs neither.
 
-An heir goes on behind output that an earlier execution gave; that and the prompt are the earlier one's to pay, whenever it
-reports. So an heir that reports first leaves them for it, and what is left for somebody is his alone. An execution that
-never reports has died: what was left for it is what its reservation is charged (see Earlier).
+A successor continues the output of an earlier execution, its predecessor. The predecessor pays for that output and for the
+prompt, whenever it reports. A successor that reports first leaves that amount for its predecessor alone. An execution that
+never reports has died: its reservation is charged what was left for it (see Earlier).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +43,3 @@ def dues(
         reach = max(reach, each.given)
         found.append((each, tokens))
     return found
-
-
-RUNS: Final = """
--- The executions by epoch, each of them: owner; epoch; output that it went on behind; epoch of who gave that; 1 if it has
--- reported; tokens of prompt and output that it paid, or if it has not reported, that are left for it; and that its report
--- added. `owner` is who began last, `settler` who reported last: an older release notes no more.
-local OWNER, EPOCH, FROM, GIVER, TOLD, PROMPT, OUTPUT, PROMPT_MORE, OUTPUT_MORE = 1, 2, 3, 4, 5, 6, 7, 8, 9
-local function runs_of(text, epoch, owner, settler, prompt, output)
-  local runs, name = text and cjson.decode(text) or {}, owner or settler
-  if not name then return runs end
-  for _, run in ipairs(runs) do
-    if run[OWNER] == name then return runs end
-  end
-  local told = name == settler and 1 or 0
-  prompt, output = told * tonumber(prompt or '0'), told * tonumber(output or '0')
-  runs[#runs + 1] = {name, tonumber(epoch or '0'), 0, -1, told, prompt, output, prompt, output}
-  return runs
-end
-
-local function insert(runs, owner, epoch, from, giver)
-  local at = #runs + 1
-  while at > 1 and runs[at - 1][EPOCH] > epoch do at = at - 1 end
-  table.insert(runs, at, {owner, epoch, from, giver, 0, 0, 0, 0, 0})
-  return at
-end
-
--- Who gave output and asked for no number has no name: '' until it reports.
-local function ensure_giver(runs, giver)
-  if giver >= 0 and not (runs[1] and runs[1][EPOCH] <= giver) then insert(runs, '', giver, 0, -1) end
-end
-"""

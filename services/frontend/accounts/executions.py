@@ -25,10 +25,12 @@ from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import end, persist
 from services.frontend.accounts.budgets.batcher import ANSWER_S
-from services.frontend.accounts.charge_split import RUNS, Earlier
+from services.frontend.accounts.charge_split import Earlier
 from services.frontend.requests.resume_token import EPOCH_MAX
 
 log = logging.getLogger(__name__)
+
+_BEGIN: Final = Script.beside(__file__, "begin_execution.lua")
 
 PAUSE_S: Final = 1.0
 """After a wait in vain, requests start without asking for this long."""
@@ -253,47 +255,3 @@ def execution_key(mesh: str, request_id: str) -> str:
 def ttl_ms(runtime_max_s: float) -> int:
     """Return how long a request is known, in milliseconds."""
     return round((runtime_max_s + SLACK_S) * 1000)
-
-
-_BEGIN: Final = Script(
-    RUNS
-    + """
-local known = redis.call('HMGET', KEYS[1], 'epoch', 'digest', 'seed', 'again',
-  'runs', 'owner', 'settler', 'prompt_last', 'output_last')
-local epoch, seed = tonumber(ARGV[1]), ARGV[3]
-if known[1] then
-  if known[2] and known[2] ~= ARGV[2] then return {'DIFFERS'} end
-  if known[3] then
-    if ARGV[4] == '1' and known[3] ~= seed then return {'DIFFERS'} end
-    seed = known[3]
-  end
-  if known[4] and tonumber(known[4]) <= 0 then return {'ENDED'} end
-  epoch = math.max(epoch, tonumber(known[1]) + 1)
-end
-if epoch > tonumber(ARGV[6]) then return {'ENDED'} end
-if known[4] then redis.call('HINCRBY', KEYS[1], 'again', -1) end
-redis.call('HSET', KEYS[1], 'epoch', epoch, 'digest', ARGV[2], 'seed', seed, 'owner', ARGV[5])
-redis.call('PEXPIRE', KEYS[1], ARGV[7])
-if epoch > 0 then redis.call('PUBLISH', ARGV[8], ARGV[9] .. ' ' .. epoch .. ' ' .. ARGV[5]) end
-local from, giver, answer = tonumber(ARGV[10]), tonumber(ARGV[11]), {'RUN', epoch, seed}
-local runs = runs_of(known[5], known[1], known[6], known[7], known[8], known[9])
-if ARGV[12] == '1' and not (runs[1] and runs[1][EPOCH] <= giver) then
-  from, giver, answer[1] = 0, -1, 'UNSHOWN'
-end
-ensure_giver(runs, giver)
-if #runs == 0 then return answer end
-for _, run in ipairs(runs) do
-  if run[TOLD] == 0 and run[EPOCH] >= giver then
-    local given = redis.call('HGET', KEYS[1], 'given:' .. run[OWNER])
-    for _, word in ipairs({run[OWNER], run[EPOCH], run[FROM], given or 0}) do answer[#answer + 1] = word end
-  end
-end
-insert(runs, ARGV[5], epoch, from, giver)
-redis.call('HSET', KEYS[1], 'runs', cjson.encode(runs))
-return answer
-"""
-)
-"""KEYS: the request. ARGV: least epoch, digest, seed, whether the client gave it, owner, highest epoch, life in ms,
-channel, request id, output inherited, epoch of its giver, whether the token is older than a record may be. Returns what to
-do, UNSHOWN where the record does not reach back to the giver of an old token; the epoch and the seed of the new execution;
-then owner, epoch, output inherited and output given of each earlier one that has not reported, from the giver on."""

@@ -17,6 +17,8 @@ from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
 from services.frontend.accounts.executions import execution_key
 
+_NOTE: Final = Script.beside(__file__, "report_progress.lua")
+
 NOTE_TOKENS: Final = 256
 """Output tokens from one note of an execution to the next: what a killed one may have given without a trace."""
 
@@ -67,10 +69,3 @@ class ProgressReports:
 
     def _call(self, owner: str, request_id: str, position: int) -> Call:
         return (execution_key(self._mesh, request_id),), (owner, position)
-
-
-_NOTE: Final = Script("""
-if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'given:' .. ARGV[1], ARGV[2]) end
-return 1
-""")
-"""KEYS: the request. ARGV: owner of the execution, tokens of output that it gave. A record that is gone stays gone."""

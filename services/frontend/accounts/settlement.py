@@ -24,11 +24,12 @@ from typing import Any, Final
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import persist
-from services.frontend.accounts.charge_split import RUNS
 from services.frontend.accounts.executions import AGAIN_MAX, execution_key, ttl_ms
 from services.frontend.accounts.progress_reports import ProgressReports
 
 log = logging.getLogger(__name__)
+
+_SETTLE: Final = Script.beside(__file__, "settle_execution.lua")
 
 WAITING_MAX: Final = 65_536
 BATCH_MAX: Final = 128
@@ -209,71 +210,3 @@ class _Waiting:
         on_charge, self._on_charge = self._on_charge, None
         if on_charge is not None:
             on_charge(charge)
-
-
-_SETTLE: Final = Script(
-    RUNS
-    + """
-local known = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'settler', 'prompt', 'output', 'prompt_last', 'output_last',
-  'runs')
-local epoch, owner, from, word = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[7]), 'SETTLED'
-if known[1] and tonumber(known[1]) > epoch and known[2] ~= owner then word = 'SUPERSEDED' end
-local prompt, output = tonumber(known[4] or '0'), tonumber(known[5] or '0')
-local prompt_to, output_to = math.max(prompt, tonumber(ARGV[3])), math.max(output, tonumber(ARGV[4]))
-local prompt_more, output_more = prompt_to - prompt, output_to - output
-local prompt_paid, output_paid = prompt_more, output_more
-local runs = nil
-if known[8] or from > 0 or known[3] then
-  runs = runs_of(known[8], known[1], known[2], known[3], known[6], known[7])
-  local mine = nil
-  for at, run in ipairs(runs) do
-    if run[OWNER] == owner then mine = at end
-  end
-  for at, run in ipairs(mine and {} or runs) do
-    if run[OWNER] == '' and run[EPOCH] == epoch then mine = at end
-  end
-  local run = runs[mine or insert(runs, owner, epoch, from, epoch - 1)]
-  if run[TOLD] == 1 then return {word, run[PROMPT_MORE], run[OUTPUT_MORE], run[PROMPT], run[OUTPUT]} end
-  run[OWNER], run[FROM] = owner, from
-  if from > 0 then
-    if run[GIVER] < 0 then run[GIVER] = epoch - 1 end
-    ensure_giver(runs, run[GIVER])
-  end
-
-  -- What nobody has reported yet and lies below `from` is left for who gave it, unless he has told what he gave.
-  local below, giver, first = math.min(from, output_to), run[GIVER], from == 0 and run or nil
-  output_paid = run[OUTPUT] + output_to - math.min(output_to, math.max(output, from))
-  local at = #runs
-  while runs[at] ~= run do at = at - 1 end
-  while not first and at > 1 do
-    at = at - 1
-    local other = runs[at]
-    if other[EPOCH] <= giver then
-      local share = math.max(0, below - math.max(output, other[FROM]))
-      if other[TOLD] == 0 then other[OUTPUT] = other[OUTPUT] + share else output_paid = output_paid + share end
-      below, giver = below - share, math.min(giver, other[GIVER])
-      if other[FROM] == 0 then first = other end
-    end
-  end
-  output_paid, prompt_paid = output_paid + math.max(0, below - output) * (first and 0 or 1), run[PROMPT]
-  first = first or run
-  if first ~= run and first[TOLD] == 0 then
-    first[PROMPT] = first[PROMPT] + prompt_more
-  else
-    prompt_paid = prompt_paid + prompt_more
-  end
-  run[TOLD], run[PROMPT], run[OUTPUT] = 1, prompt_paid, output_paid
-  run[PROMPT_MORE], run[OUTPUT_MORE] = prompt_more, output_more
-end
-redis.call('HSET', KEYS[1], 'epoch', math.max(epoch, tonumber(known[1] or '0')), 'settler', owner,
-  'prompt', prompt_to, 'output', output_to, 'prompt_last', prompt_more, 'output_last', output_more)
-if runs then redis.call('HSET', KEYS[1], 'runs', cjson.encode(runs)) end
-redis.call('HDEL', KEYS[1], 'given:' .. owner)
-if ARGV[5] ~= '' and word == 'SETTLED' then redis.call('HSETNX', KEYS[1], 'again', ARGV[5]) end
-redis.call('PEXPIRE', KEYS[1], ARGV[6])
-return {word, prompt_more, output_more, prompt_paid, output_paid}
-"""
-)
-"""KEYS: the request. ARGV: epoch, owner, tokens of the prompt, of the output, executions it may have after its good end or
-nothing, life in ms, output inherited. Returns whether it counts, the tokens of prompt and output that were not settled
-before, and those that the execution pays."""

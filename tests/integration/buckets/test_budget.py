@@ -33,7 +33,6 @@ from kvmesh.buckets.operations import (
     Sweep,
     Swept,
 )
-from kvmesh.buckets.script import TEXT
 from kvmesh.buckets.wire import keys
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
@@ -421,10 +420,11 @@ async def test_every_key_expires_but_never_within_a_day(budget: Budget) -> None:
 
 async def test_tombstones_are_bounded_and_forgotten(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more are kept than the bound; five minutes later none."""
-    bounded = TEXT.replace(
-        "TOMBSTONES_MAX, SWEEP_MAX, BUNCH_MS = 50000", "TOMBSTONES_MAX, SWEEP_MAX, BUNCH_MS = 5"
+    text = ledger_module.SCRIPT.text
+    bounded = text.replace(
+        "TOMBSTONES_MAX, SWEEP_MAX, FORGET_STEP_MS = 50000", "TOMBSTONES_MAX, SWEEP_MAX, FORGET_STEP_MS = 5"
     )
-    assert bounded != TEXT
+    assert bounded != text
     monkeypatch.setattr(ledger_module, "SCRIPT", Script(bounded))
     for index in range(9):
         await budget.reserve(f"r{index}", 1)

@@ -7,6 +7,7 @@ from struct import pack
 
 import pytest
 
+from kvmesh.buckets.ledger import SCRIPT
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import (
     Draw,
@@ -20,7 +21,6 @@ from kvmesh.buckets.operations import (
     Spend,
     Sweep,
 )
-from kvmesh.buckets.script import TEXT
 from kvmesh.buckets.wire import calls, keys
 
 ACCOUNT = Account("acme", (Scope("tenant:search", Limit(60, 1.5, 0.5, 10, 3)),))
@@ -115,7 +115,7 @@ NAMES = ("reserve", "settle", "renew", "show")
 def test_the_script_keeps_to_its_keys_and_to_redis_6_2() -> None:
     """Every command names a declared key, and none is younger than 6.2."""
     known = {"HMGET", "HGET", "HSET", "HDEL", "HINCRBY", "ZCARD", "ZADD", "ZREM", "ZRANGEBYSCORE", "ZSCORE"}
-    calls = [line.strip() for line in TEXT.splitlines() if "call('" in line and "TIME" not in line]
+    calls = [line.strip() for line in SCRIPT.text.splitlines() if "call('" in line and "TIME" not in line]
     assert len(calls) > 10
     for line in calls:
         name, rest = line.partition("call('")[2].split("', ", 1)

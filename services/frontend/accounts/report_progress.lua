@@ -1,0 +1,5 @@
+-- Records how much output an execution has given its client. A request whose record has expired gets none.
+--
+-- KEYS: 1 the request. ARGV: 1 owner of the execution, 2 tokens of output. Returns 1.
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'given:' .. ARGV[1], ARGV[2]) end
+return 1
