@@ -1,4 +1,4 @@
-# Two commands are enough to see it run: make setup, make demo.
+# make setup and make demo are enough to see the mesh run.
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ MINUTES ?= 20
 DRAW ?= 0
 ONLY ?=
 SEED ?=
-# A run by name leaves the record alone; the whole matrix goes on where it was stopped, and is the record when it is done.
+# A run by name does not change the record. The whole matrix continues where it was stopped, and writes the record at its end.
 CHAOS_ONE = $(if $(ONLY),--cells "$(ONLY)") $(if $(SEED),--seed "$(SEED)")
 CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measurements/faults.md
 SOURCES := $(wildcard kvmesh services simulator engines bench tests tools)
@@ -44,39 +44,39 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, purity
 test: check  ## check, then all tests (the short form of exactness among them)
 	@tools/run_tests.sh "$(BASE)"
 
-exactness: setup  ## Every prompt alone against the mesh under load, token by token (minutes)
+exactness: setup  ## Compare every prompt alone with the mesh under load, token by token (minutes)
 	$(BIN)/python -m pytest -q -m exactness --timeout=7200 tests/integration
 
-upgrade: setup  ## Replace the last release by this one under load, every role first, and back (15 minutes)
+upgrade: setup  ## Upgrade the last release to this one under load, every role first, and back (15 minutes)
 	@TAG=dev BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m pytest -q -rP tests/integration/upgrade
 
-bench: setup  ## Measure what the mesh costs, limits, placement; writes docs/measurements (an hour)
+bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/measurements (an hour)
 	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md
 	$(BIN)/python -m bench --only admission,refusals,fairness,overload --write docs/measurements/limits.md
 	$(BIN)/python -m bench --full --only index,placement,sharing,conversations --write docs/measurements/placement.md
 
-bench-peers: setup  ## The same fault and the same conversations under routers from PyPI; writes docs/measurements (minutes)
+bench-peers: setup  ## Run the same fault and conversations under routers from PyPI; writes docs/measurements (minutes)
 	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
 	$(BIN)/python -m bench.peers.conversations --write docs/measurements/peers.md
 
-bench-routing: setup  ## Placement against other routers' policies on replayed traces, 15 rows, the rows of the tail and DRAW more (0); writes docs/measurements (minutes)
+bench-routing: setup  ## Compare placement with other routers' policies on replayed traces: 15 rows, the rows of the tail and DRAW more (0); writes docs/measurements (minutes)
 	$(BIN)/python -m bench.routing --draw "$(DRAW)" --write docs/measurements/routing.md
 
-bench-routing-full: setup  ## All rows; goes on where it was stopped (hours)
+bench-routing-full: setup  ## The same with all rows; continues where it was stopped (hours)
 	$(BIN)/python -m bench.routing --full --write docs/measurements/routing.md
 
-chaos: setup  ## Every fault on every part, writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one
+chaos: setup  ## Inject every fault into every part; writes docs/measurements (50 minutes); ONLY=prefill:kill SEED=3 runs one
 	@$(BIN)/python -m tests.chaos run --check $(CHAOS_ONE)
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos run --tag "$(TAG)" $(if $(ONLY)$(SEED),$(CHAOS_ONE),$(CHAOS_ALL))
 
-soak: setup  ## 70 % load and a fault every 20 s for MINUTES (20; from 60 on growth is bounded by 200 MB a day); writes docs/measurements
+soak: setup  ## Run 70 % load and a fault every 20 s for MINUTES (20; from 60 on growth is bounded by 200 MB a day); writes docs/measurements
 	@$(BIN)/python -m tests.chaos soak --check --minutes "$(MINUTES)"
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m tests.chaos soak --tag "$(TAG)" --minutes "$(MINUTES)" --write docs/measurements/faults.md
 
-abuse: setup  ## Floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (15 minutes); ONLY=headers runs one
+abuse: setup  ## Attack the mesh with floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (15 minutes); ONLY=headers runs one
 	$(BIN)/python -m tests.abuse $(if $(ONLY),--only "$(ONLY)",--write docs/security.md)
 
 proto: setup  ## Write the stubs again from protos/
@@ -85,7 +85,7 @@ proto: setup  ## Write the stubs again from protos/
 docs: setup  ## Write docs/configuration.md again from kvmesh/config.py
 	$(BIN)/python tools/configuration_page.py
 
-lock: setup  ## Write requirements.lock from what is installed
+lock: setup  ## Write requirements.lock from the installed packages
 	$(BIN)/python tools/lock.py
 
 images: setup  ## Build the container images, tagged TAG (dev); BASE names their base, empty makes one

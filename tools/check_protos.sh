@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lints the protos and refuses breaking changes against the last release, the main branch or the commit before.
+# Lint the protos and refuse breaking changes against the last release, the main branch or the previous commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,10 +15,10 @@ if git rev-parse --git-dir >/dev/null 2>&1; then
   done
 fi
 if [ -z "$base" ]; then
-  echo "buf breaking: skipped, there is no earlier commit with protos to compare with."
+  echo "buf breaking: skipped, because no earlier commit has protos to compare with."
   exit 0
 fi
-# A copy instead of .git#ref: it also works in a shallow clone and from a worktree.
+# A copy instead of .git#ref, which also works in a shallow clone and from a worktree.
 before=$(mktemp -d)
 trap 'rm -rf "$before"' EXIT
 git archive "$base" protos | tar -x -C "$before"

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the annotations of kvmesh/config.py."""
+"""Writes docs/configuration.md from the annotations of kvmesh/config.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PAGE = """\
 # Configuration
 
 One strict file, `kvmesh.toml`. A key that is left out takes the default shown here; an unknown key, a value out of range
-or an impossible combination refuses to start with one sentence that names the key, the value and what is allowed.
+or an impossible combination stops the start with one sentence. It names the key, the value and the allowed range.
 `kvmesh config` prints the configuration in force. Written by `make docs`.
 
 ```toml

@@ -1,8 +1,9 @@
-"""Write the locks from what this environment has, the one truth: requirements.lock, and those of the images.
+"""Writes requirements.lock and the locks of the images from the packages of this environment.
 
-`requirements.lock` is everything `kvmesh[dev]` needs. The images get `deploy/images/service.lock`, what a service and
-the command line need at run time, and `engine.lock`, what the reference engine needs besides. All are closures over the
-requirements of the installed packages, `name==version`, sorted. Run it in an environment that passes `pip check`.
+`requirements.lock` holds all packages that `kvmesh[dev]` needs. The images have two locks in `deploy/images`:
+`service.lock` for a service and the command line at run time, and `engine.lock` for the further packages of the reference
+engine. Each lock is a closure over the requirements of the installed packages, `name==version`, sorted. Run this module
+in an environment that passes `pip check`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ BUILD = "setuptools"
 UNUSED = {
     "huggingface-hub": "tokenizers downloads by name with it; the mesh reads a folder",
 }
-"""Requirements that no image carries, and why nothing misses them."""
+"""Requirements that no image contains, with the reason."""
 
 OLDEST_PYTHON = "3.11.0"
-"""Images run the Python of their base, Debian's 3.11.2 for one; requirements are read for the oldest 3.11 there is."""
+"""Images run the Python of their base, for example Debian's 3.11.2. Requirements are resolved for the oldest 3.11."""
 
 BACKPORTS = {"async-timeout": "5.0.1"}
-"""What only a Python older than this one needs, and which version of it."""
+"""Packages and versions that only a Python older than this one needs."""
 
 ENGINE = "nvidia-pytriton"
-"""The reference engine takes the tritonserver of this wheel and none of its Python, hence none of what that needs."""
+"""The reference engine uses only the tritonserver of this wheel, so the wheel's Python requirements are left out."""
 
 
 def closure(
@@ -70,8 +71,10 @@ def locks() -> dict[Path, str]:
     left_out = ", ".join(sorted(UNUSED))
     return {
         LOCK: _text("Everything kvmesh[dev] needs", everything),
-        IMAGES / "service.lock": _text(f"What kvmesh needs at run time, without {left_out}", service),
-        IMAGES / "engine.lock": _text("What the reference engine needs besides", engine),
+        IMAGES / "service.lock": _text(
+            f"Packages that kvmesh needs at run time, without {left_out}", service
+        ),
+        IMAGES / "engine.lock": _text("Further packages of the reference engine", engine),
     }
 
 

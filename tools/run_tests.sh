@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# All tests, two at a time: the images are built, the simulations run and exactness is tried beside the unit tests, and the mesh in
-# containers is tried beside the mesh in processes. What goes on in the background is shown when it is over. The minutes of each suite come last.
-# Usage: run_tests.sh [BASE]: the images' base, empty makes one. Exit status 0 if everything passed.
+# Run all tests, two suites at a time. The images, the simulations and exactness run beside the unit tests. The mesh in
+# containers runs beside the mesh in processes. The output of a background suite is shown at its end. The minutes of each
+# suite come last.
+# Usage: run_tests.sh [BASE]    BASE: base of the images; empty makes one. Exit status 0 if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -17,10 +18,10 @@ mkdir -p .kvmesh
 minutes=.kvmesh/test-minutes
 : >"$minutes"
 
-# note_minutes SUITE BEGAN: how long a suite took that began at the second BEGAN of this script.
+# note_minutes SUITE BEGAN: record the minutes of a suite that began at the second BEGAN of this script.
 note_minutes() { awk -v suite="$1" -v s=$((SECONDS - $2)) 'BEGIN { printf "  %-28s %5.1f\n", suite, s / 60 }' >>"$minutes"; }
 
-echo "Unit tests; meanwhile images are built, simulations run and exactness is tried, the log is .kvmesh/simulations.log."
+echo "Unit tests. Images, simulations and exactness run meanwhile; log: .kvmesh/simulations.log."
 {
   trap 'kill "$now" 2>/dev/null' TERM
   TAG=dev BASE="${1:-}" deploy/images/build.sh --if-possible & now=$!
@@ -43,7 +44,7 @@ background=""
 cat .kvmesh/simulations.log
 [ $tested = 0 ] && [ $simulated = 0 ] || exit 1
 
-echo "The mesh in processes; the mesh in containers and under faults meanwhile, its log is .kvmesh/containers.log."
+echo "The mesh in processes. The mesh in containers and under faults runs meanwhile; log: .kvmesh/containers.log."
 began=$SECONDS
 {
   trap 'kill "$now" 2>/dev/null' TERM

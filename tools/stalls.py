@@ -1,10 +1,10 @@
-"""Run a command on a machine that seems busy: random processes of it stand still for moments, up to half a second.
+"""Runs a command on a machine that seems busy: stops random processes of the command for up to half a second.
 
     .venv/bin/python tools/stalls.py [--containers] .venv/bin/python -m pytest -q tests/integration/frontend
 
-A test that expects a process to be quick passes on a quiet machine and fails on somebody's busy one. Here it fails soon.
---containers disturbs every container of this machine as well. A process that stands still already, as a test wants it, is
-left alone. What was stopped, when and for how long is written to .kvmesh/stalls.log. The exit status is the command's.
+A test that expects a quick process passes on a quiet machine and fails on a busy one. With stalls such a test fails soon.
+--containers disturbs every container of this machine as well. A process that a test has already stopped is left alone.
+Each stop is written to .kvmesh/stalls.log with its process, time and length. The exit status is the command's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def moving(*, with_containers: bool) -> list[psutil.Process]:
-    """Return what this process started, and what runs in containers, that does not stand still."""
+    """Return the processes that this process started or that run in containers, without those that stand still."""
     roots = [psutil.Process()]
     if with_containers:
         roots += [one for one in psutil.process_iter(["name"]) if one.info["name"].startswith(CONTAINERS)]
@@ -67,7 +67,7 @@ def moving(*, with_containers: bool) -> list[psutil.Process]:
 
 
 def is_moving(one: psutil.Process) -> bool:
-    """Say whether it is there and runs, or could."""
+    """Return whether the process exists and runs or could run."""
     try:
         return one.status() not in STILL
     except psutil.NoSuchProcess:
@@ -75,7 +75,7 @@ def is_moving(one: psutil.Process) -> bool:
 
 
 def stop(chosen: Sequence[psutil.Process], length_s: float) -> str:
-    """Let `chosen` stand still for so long; return their names."""
+    """Stop the processes `chosen` for this time; return their names."""
     names = []
     try:
         for one in chosen:

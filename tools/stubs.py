@@ -1,4 +1,4 @@
-"""Write the Python stubs of protos/ with grpc_tools and mypy-protobuf.
+"""Writes the Python stubs of protos/ with grpc_tools and mypy-protobuf.
 
 Package, folder and Python import are the same path:
 protos/kvmesh/attach/v1/attach.proto becomes kvmesh/attach/v1/attach_pb2.py.
@@ -20,9 +20,9 @@ PROTOS = ROOT / "protos"
 def write_stubs(into: Path) -> None:
     """Write the stubs of every proto below `into`.
 
-    Raises RuntimeError when protoc refuses; its reason is on stderr by then.
+    Raises RuntimeError when protoc refuses the protos. The reason is on stderr by then.
     """
-    # The mypy plugins lie beside this interpreter, which need not be on PATH.
+    # The mypy plugins are beside this interpreter, and that folder need not be on PATH.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     flags = [f"--{kind}_out={into}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Build the images, each only if what it is made of has changed since.
+# Build the images. Each is built only if one of its inputs has changed.
 #   build.sh [--if-possible] [service|engine|redis|faults ...]     default: all four
-#   --if-possible    where Docker or a base is missing, say so and be content
+#   --if-possible    if Docker or a base is missing, print a message and exit with status 0
 #   TAG=dev          of the images: kvmesh:TAG, kvmesh-engine:TAG, kvmesh-redis:TAG, kvmesh-faults:TAG
 #   SOURCES=         folder whose kvmesh/, services/, simulator/ and engines/ are built; empty: this repository. For another revision:
 #                      git archive REVISION kvmesh services simulator engines LICENSE | tar -x -C FOLDER
@@ -37,11 +37,11 @@ targets=("$@")
 
 lack() { echo "build.sh: no images are built: $1" >&2; exit "$missing"; }
 command -v docker >/dev/null || lack "docker is missing; on Debian: apt-get install docker.io"
-docker version >/dev/null 2>&1 || lack "no Docker daemon answers; is dockerd running, and may you use it?"
-# Without its plug-in the client would fall back to the classic builder too, but not without a page of advice.
+docker version >/dev/null 2>&1 || lack "no Docker daemon answers; start dockerd, or check the access of this user"
+# Without its plug-in the client falls back to the classic builder too, but prints a page of advice first.
 docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
 
-# One at a time: tests that run side by side may all ask for the images.
+# One build at a time, because parallel tests may all ask for the images.
 exec 9>"${TMPDIR:-/tmp}/kvmesh-images-$tag.lock"
 flock 9
 
@@ -62,12 +62,12 @@ fi
 
 name_of() { [ "$1" = service ] && echo "kvmesh:$tag" || echo "kvmesh-$1:$tag"; }
 
-sources() {  # what an image of ours is made of, one path a line, from the root of the repository
+sources() {  # print the source files of a kvmesh image, one path a line, relative to the root of the repository
   (cd "$root" && find kvmesh services engines $([ ! -d simulator ] || echo simulator) -type f \( -name '*.py' -o -name '*.lua' -o -path 'engines/reference/model/*' \) \
     ! -path 'engines/reference/training/*' ! -path '*/__pycache__/*' | LC_ALL=C sort)
 }
 
-digest_of() {  # of the image $1: its files, by name and content, and its base
+digest_of() {  # print the digest of the image $1 over its files (names and contents) and its base
   {
     docker image inspect --format '{{.Id}}' "$base" 2>/dev/null || echo "$base"
     sha256sum Dockerfile

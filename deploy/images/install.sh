@@ -1,8 +1,8 @@
 #!/bin/sh
-# Install the Debian packages named: from /debs if there are any, else from the network.
+# Install the named Debian packages, from /debs if it has any, otherwise from the network.
 set -eu
 if ls /debs/*.deb >/dev/null 2>&1; then
-  # All at once: dpkg then finds the order by itself.
+  # All at once, so dpkg finds the order by itself.
   DEBIAN_FRONTEND=noninteractive dpkg --install --force-unsafe-io /debs/*.deb >/dev/null
 else
   apt-get update -qq

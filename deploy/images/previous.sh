@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build kvmesh:previous and kvmesh-engine:previous: the code of the last release, whose commit is in previous-release.
-# Exit status 3: that commit is not here (a shallow clone, or no clone at all), and nothing is built.
+# Build kvmesh:previous and kvmesh-engine:previous from the code of the last release. Its commit is in previous-release.
+# Exit status 3: that commit is missing (a shallow clone, or no clone), and nothing is built.
 set -euo pipefail
 cd "$(dirname "$0")"
 commit=$(sed 's/#.*//' previous-release | tr -d '[:space:]')
@@ -15,12 +15,12 @@ folders=$(git -C ../.. ls-tree --name-only "$commit" -- kvmesh services simulato
 # shellcheck disable=SC2086
 git -C ../.. archive "$commit" $folders | tar --extract -C "$folder"
 
-# With the packages it was released with: what it imports may be what this release needs no more.
+# Use the packages of that release. It may import packages that this release needs no more.
 mkdir "$folder/locks"
 cp ./*.lock "$folder/locks"
 if git cat-file -e "$commit:./service.lock" 2>/dev/null; then
   for lock in ./*.lock; do git show "$commit:$lock" > "$folder/locks/$lock"; done
-else  # it had no images yet: its pins, of what a service needs now or needed then, but for what `kvmesh up` starts
+else  # a release without images: its pins of the packages that a service needs now or needed then, without those `kvmesh up` starts
   {
     git show "$commit:../../pyproject.toml" | sed -n '/^dependencies = \[/,/^\]/s/^ *"\([A-Za-z0-9_-]*\).*/needed \1/p'
     git show "$commit:../../requirements.lock" | sed -n 's/^\([^#=]*\)==\(.*\)/pinned \1 \2/p'

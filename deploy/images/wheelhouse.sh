@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Fill deploy/images/wheelhouse with the wheels that the images are built from; the build itself needs no network.
+# Fill deploy/images/wheelhouse with the wheels for the images. The build itself then needs no network.
 #   wheelhouse.sh [PIP]        default .venv/bin/pip, else pip
-# Fetches only what is missing, for Python 3.11 on x86-64 whatever runs here, and removes what no lock names any more. Prints
+# Fetches only missing wheels, for Python 3.11 on x86-64 on any machine. Removes wheels that no lock names any more. Prints
 # the folder.
-#   LOCKS=             folder with other locks, of the last release for one; their wheels are in wheelhouse/previous
+#   LOCKS=             folder with other locks, such as those of the last release; their wheels are in wheelhouse/previous
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -24,7 +24,7 @@ rm -f "$stamp"
 platforms=()
 for glibc in 36 35 34 31 28 27 26 24 17 12 5; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
 platforms+=(--platform manylinux2014_x86_64 --platform manylinux2010_x86_64 --platform manylinux1_x86_64)
-echo "wheelhouse.sh: fetching what $(cat "${locks[@]}" | grep -c ==) pins name" >&2
+echo "wheelhouse.sh: fetching the packages of $(cat "${locks[@]}" | grep -c ==) pins" >&2
 fresh=$(mktemp -d "$house/fresh.XXXXXX")
 trap 'rm -rf "$fresh"' EXIT
 "$pip" download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
