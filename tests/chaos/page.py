@@ -1,4 +1,4 @@
-"""docs/measurements/faults.md, made from the records of a matrix and of a soak. Pure."""
+"""Renders docs/measurements/faults.md from the records of a fault matrix and of a soak. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.slopes import FLAT, GROWS, MINUTES_OF_A_DAY, NOT_JUDGED, Slope
 from tests.chaos.soak_record import SoakRecord
 
 READMITTED_S: Final = 2.0
-"""What a returned part is allowed until it serves."""
+"""Longest time until a returned part serves again."""
 
 COLUMNS: Final = (
     *(
@@ -24,10 +24,10 @@ COLUMNS: Final = (
         "cancelled",
         "over deadline",
         "excused",
-        "adopted",
+        "taken over",
         "resumed",
     ),
-    *("client went on", "recomputed tokens", "longest pause, s", "first served, s", "violations"),
+    *("client resumed", "recomputed tokens", "longest pause, s", "first served, s", "violations"),
 )
 
 SLOPE_COLUMNS: Final = (
@@ -36,42 +36,53 @@ SLOPE_COLUMNS: Final = (
 )
 
 LEGEND: Final = """\
-Each run breaks one process of a mesh of 2 frontends, 2 routers, 2 prefill and 2 decode replicas, their 4 engines
-(hashed arithmetic, 45 ms a step) and Redis, each in its own container, under 16 to 64 streams: prompts of 20 to 1,500
-tokens, 20 to 260 tokens of output, 40 % greedy and the rest sampled, 15 % cancelled by their clients at a random
-moment, 10 % with a deadline of 0.5 to 8 s; most are under way when the fault comes, others arrive while it lasts and
-when it is over. One in five clients is plain gRPC, the others use `kvmesh.client`. A killed or terminated process is
-started again 2 s after its end; a pause (cgroup freezer), a cut (all packets of the container dropped, both ways,
-silently), a cut link (those between one prefill engine and one decode engine) and a slow spell (50 ms and 2 % loss,
-each way) last 10 s. A duplicate is a second process with the name of the part, started beside it and killed after 10 s;
-the part must serve again within 5 s. Every token is compared with a calculation
-without a server, also those of streams that ended early.
+Each run breaks one process of a mesh under load. The mesh has 2 frontends, 2 routers, 2 prefill and 2 decode replicas,
+their 4 engines and Redis. Each process has its own container. The engines run hashed arithmetic with 45 ms a step. The
+load is 16 to 64 streams with prompts of 20 to 1,500 tokens and 20 to 260 tokens of output. 40 % of them are greedy, the
+rest sampled. Clients cancel 15 % at a random moment; 10 % have a deadline of 0.5 to 8 s. Most are under way when the
+fault comes, others arrive during the fault and after it. One in five clients is plain gRPC, the others use
+`kvmesh.client`.
 
-- **lost**: streams that ended with an error other than their client's own deadline, or not at all. A client that is asked
-  to come back in a second and has less than that left counts as **over deadline**.
-- **excused**: plain clients of the very frontend that was hit, while it was away. They get UNAVAILABLE, after a kill
-  within a second, and are meant to. A slow frontend excuses nothing, and one that drains only what it refuses.
-- **adopted**: running attempts taken over through another router or connection; nothing is computed again.
-  **resumed**: attempts that a frontend started behind the tokens that were out. **client went on**: streams that
-  `kvmesh.client` took to another frontend. Counted from the streams that completed.
-- **longest pause**: the longest time a stream waited for its next message, from the fault on; median and largest of
-  the runs.
-- **first served**: from the moment the part answers health again to the first token of the first request it served;
-  for Redis, until all processes are registered and connected again. Median and largest of the runs. Requests for this
-  are sent 4 at once, and up to 32 where other replicas serve them.
-- **violations**: broken invariants of any kind: a wrong, repeated or missing token, a hang, silence beyond the
-  watchdogs, an error nobody can act on, engine blocks, reservations, handoffs, slots, tasks, file descriptors, memory
-  or Redis keys left behind, retries beyond their budget, work tried again more than once on average, tokens charged
-  twice or not at all (where no frontend and no Redis ended), a process that restarted by itself or does not
-  serve again."""
+A killed or terminated process is started again 2 s after its end. All other faults last 10 s:
+
+- pause: the cgroup freezer stops the container;
+- cut: all packets of the container are dropped, both ways, silently;
+- link: the packets between one prefill engine and one decode engine are dropped;
+- slow: 50 ms of delay and 2 % loss, each way;
+- duplicate: a second process with the name of the part runs beside it and is then killed. The part must serve again
+  within 5 s.
+
+Every token is compared with a calculation without a server, also those of streams that ended early.
+
+- **lost**: streams that ended with an error other than their client's own deadline, or did not end. A refusal with
+  RetryInfo of a second counts as **over deadline** if the client has less than that left.
+- **excused**: plain clients of the frontend that was hit, while it was unavailable. They get UNAVAILABLE by design,
+  after a kill within a second. A slow frontend excuses no client. A draining one excuses only the clients that it
+  refuses.
+- **taken over**: running attempts that continued through another router or connection (stream takeover); no token is
+  computed again.
+- **resumed**: attempts that a frontend started behind the tokens already sent.
+- **client resumed**: streams that `kvmesh.client` continued at another frontend. This count and the two before are of
+  completed streams.
+- **longest pause**: the longest wait of a stream for its next message, from the fault on; median and largest of the
+  runs.
+- **first served**: the time until the part serves again. It begins when the part answers health and ends with the first
+  token of the first request that it served. For Redis it ends when all processes are registered and connected. Median
+  and largest of the runs. The probing requests are sent 4 at once, and up to 32 where other replicas serve them.
+- **violations**: broken invariants of any kind:
+  - a wrong, repeated or missing token; a hang; no progress beyond the watchdogs; an error without a remedy;
+  - engine blocks, reservations, handoffs, slots, tasks, file descriptors, memory or Redis keys left behind;
+  - retries beyond their budget, or work tried again more than once on average;
+  - tokens charged twice or not at all (where no frontend and no Redis ended);
+  - a process that restarted by itself or does not serve again."""
 
 
 def page(records: Sequence[Record], soak: SoakRecord | None, command: str, old: str = "") -> str:
-    """Return the page as Markdown. `old`: the page that it replaces, whose hand-written end is kept."""
+    """Return the page as Markdown. `old`: the page that it replaces; its hand-written end is kept."""
     lines = [
         "# Faults",
         "",
-        "**Question.** What do clients see when a process of the mesh dies, hangs or is cut off?",
+        "**Question.** How does the failure of a process, by death, hang or partition, look to clients?",
         "",
     ]
     if records:
@@ -92,12 +103,12 @@ def _about(records: Sequence[Record], command: str) -> list[str]:
     return [
         _prose(
             f"**Command.** `{command}`: {len(records)} runs in {minutes:.0f} minutes, seeds {min(seeds)} to {max(seeds)}.",
-            "Every run: [faults.jsonl](faults.jsonl). One of them again: `make chaos ONLY=prefill:kill SEED=3`.",
+            "Every run: [faults.jsonl](faults.jsonl). `make chaos ONLY=prefill:kill SEED=3` repeats one of them.",
         ),
         "",
         _prose(
             f"**Where.** {machines}; {_moment(first)} to {_moment(last)} UTC; commit {commits}.",
-            f"Cores busy while streams ran: {_percent(median(busy) or 0)} (median), at most",
+            f"Busy cores while streams ran: {_percent(median(busy) or 0)} (median), at most",
             f"{_percent(max(busy, default=0))}; clients, mesh and engines share them. The machine woke the clients",
             f"up to {max(record.runner_late_s for record in records):.2f} s late; limits on times are that much wider",
             f"in that run.{_means(records)}",
@@ -108,7 +119,7 @@ def _about(records: Sequence[Record], command: str) -> list[str]:
 def _means(records: Sequence[Record]) -> str:
     known = {"netem": "netem", "queue": "a queue in user space, as this kernel has no netem"}
     means = [known.get(mean, mean) for mean in dict.fromkeys(record.means for record in records) if mean]
-    return f" Slow parts were slowed by {' and '.join(means)}." if means else ""
+    return f" Slow parts were slowed with {' and '.join(means)}." if means else ""
 
 
 def _verdict(records: Sequence[Record]) -> list[str]:
@@ -118,7 +129,7 @@ def _verdict(records: Sequence[Record]) -> list[str]:
     return [
         _prose(
             f"**Result.** {_sum(records, 'streams'):,} streams, {_sum(records, 'in_flight'):,} of them in flight when the",
-            f"fault came, {_sum(records, 'output_tokens'):,} tokens compared: **{_sum(records, 'lost')} lost**;",
+            f"fault came. {_sum(records, 'output_tokens'):,} tokens were compared. **{_sum(records, 'lost')} lost**;",
             f"violations in {bad} of {len(records)} runs. The returned part served within {READMITTED_S:g} s in",
             f"{quick} of {len(records)} runs.",
         )
@@ -168,7 +179,7 @@ def _violations(records: Iterable[Record]) -> list[str]:
 
 
 def soak_section(soak: SoakRecord) -> list[str]:
-    """Return the lines of the page that tell of a soak."""
+    """Return the lines of the page about a soak."""
     flat, grows, unknown = (
         sum(slope.verdict == verdict for slope in soak.slopes) for verdict in (FLAT, GROWS, NOT_JUDGED)
     )
@@ -187,15 +198,15 @@ def soak_section(soak: SoakRecord) -> list[str]:
         ),
         "",
         _prose(
-            f"**How.** {soak.requests_per_s:.2f} requests/s, {_percent(soak.load)} of the {soak.capacity_per_s:.2f}",
-            f"requests/s that this mesh finished on this machine without faults ({soak.capacity_how}).",
+            f"**How.** The load is {soak.requests_per_s:.2f} requests/s, {_percent(soak.load)} of the capacity without",
+            f"faults. The capacity on this machine is {soak.capacity_per_s:.2f} requests/s ({soak.capacity_how}).",
             f"{len(soak.faults)} faults, one every {soak.every_s:g} s, each drawn from all cells of the matrix.{ending}",
-            f"Cores busy: {_percent(soak.cpu_share)}.",
+            f"Busy cores: {_percent(soak.cpu_share)}.",
         ),
         "",
         _prose(
             f"**Result.** {soak.streams:,} streams, {soak.output_tokens:,} tokens compared: **{soak.lost} lost**,",
-            f"{len(soak.violations)} violations. Adopted {soak.adopted:,}, resumed {soak.resumed:,}, clients went on",
+            f"{len(soak.violations)} violations. Taken over {soak.adopted:,}, resumed {soak.resumed:,}, resumed by clients",
             f"{soak.client_resumes:,}, recomputed tokens {soak.recomputed_tokens:,}, longest pause",
             f"{soak.longest_pause_s:.1f} s. Memory flat in {flat} of {len(soak.slopes)} processes, growing in {grows},",
             f"not judged in {unknown}{_unjudged(soak)}.",
@@ -203,12 +214,12 @@ def soak_section(soak: SoakRecord) -> list[str]:
         "",
         _prose(
             "Resident memory of each process, sampled every 5 s. The slope is the median over pairs of samples of the",
-            f"same life of the process, {_span(watch.apart_s)} s apart, without the first {watch.warm_s:g} s of each life",
-            f"({watch.engine_warm_s:g} s of an engine's): imports, caches, block tables and records of ended streams fill",
-            f"then. Flat: at most {watch.slope_max:.3g} MB/min, or growth by at most {_percent(soak.share_max)} over the",
-            "time watched. What that excludes is a leak faster than the bound in the table, in MB a day; a slower one",
-            "cannot be told from noise in these minutes and may be there. A process whose lives were too short to tell",
-            "is not judged; replicas run the same program, so one of each kind must be.",
+            f"same life of the process, {_span(watch.apart_s)} s apart. The first {watch.warm_s:g} s of each life do not",
+            f"count ({watch.engine_warm_s:g} s of an engine's). Imports, caches, block tables and records of ended",
+            f"streams fill then. Flat means at most {watch.slope_max:.3g} MB/min, or growth by at most",
+            f"{_percent(soak.share_max)} over the time watched. That excludes a leak faster than the bound in the table,",
+            "in MB a day. A slower leak cannot be told from noise in these minutes and may exist. A process with too",
+            "short lives is not judged. Replicas run the same program, so one of each kind must be judged.",
         ),
         "",
         *pages.table(SLOPE_COLUMNS, map(_slope_row, soak.slopes), "lrrrrrrrl"),
