@@ -17,7 +17,7 @@ NOT_RUN: Final = {
     "make setup": "fills .venv over the network",
     "make demo": "tests/integration/cli/test_real_mesh.py runs it, with the trained model",
     "make images": "needs Docker; tests/integration/images builds them",
-    "docker": "needs Docker; tests/integration/images runs the containers and the compose file",
+    "docker ": "needs Docker; tests/integration/images runs the containers and the compose file",
     "sudo": "needs root",
     "deploy/images/wheelhouse.sh": "fetches wheels over the network",
     ".venv/bin/kvmesh up": "stays until Ctrl-C; the mesh of all samples is started by this command",
