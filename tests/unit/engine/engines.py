@@ -1,4 +1,4 @@
-"""Engines without Triton, and something that collects their answers."""
+"""Engines without Triton, and a stream that collects their outputs."""
 
 import itertools
 import threading
@@ -26,7 +26,7 @@ _KEYS = itertools.count(1)
 
 @dataclass
 class Answer:
-    """Collects the parts of one request."""
+    """Collects the outputs of one request."""
 
     key: int
     is_streaming: bool = True
@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass
 class EngineHarness:
-    """One engine and its outbox."""
+    """One engine and its output queue."""
 
     engine: Engine
     output_queue: OutputQueue
@@ -94,7 +94,7 @@ class EngineHarness:
         return self.submit(prompt, output, kind, **options).wait()  # type: ignore[arg-type]
 
     def is_empty(self) -> bool:
-        """No sequence, no handoff, every block free or evictable."""
+        """Return whether no sequence and no handoff is left, and all blocks are free or evictable."""
         load = self.engine.core.load()
         busy = load.sequences_running + load.sequences_waiting + load.handoffs_held
         return busy == 0 and load.blocks_free == load.blocks_total
@@ -102,7 +102,7 @@ class EngineHarness:
 
 @contextmanager
 def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[EngineHarness]:
-    """A started engine, closed and checked for consistency afterwards."""
+    """Yield a started engine; close it and check its consistency afterwards."""
     config = replace(config, **changes)  # type: ignore[arg-type]
     arithmetic, digest = load_arithmetic(config)
     output_queue = OutputQueue()
@@ -118,7 +118,7 @@ def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[Engine
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
-    """Wait for a condition, checking every few milliseconds."""
+    """Poll a condition every few milliseconds until it is true; fail after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"

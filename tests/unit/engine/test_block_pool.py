@@ -1,4 +1,4 @@
-"""The block manager against a dumb twin, under random schedules."""
+"""The block manager compared with a simple reference implementation, under random schedules."""
 
 import random
 from dataclasses import dataclass, field
@@ -22,10 +22,10 @@ _WIDTH = 4
 
 @dataclass
 class Twin:
-    """What the pool should do, in the slowest obvious way: one record per cached block, searched each time."""
+    """The reference implementation of the pool: one record per cached block, searched linearly."""
 
     free: int
-    references: dict[int, int] = field(default_factory=dict)  # hash -> holders
+    references: dict[int, int] = field(default_factory=dict)  # hash -> reference count
     parents: dict[int, int | None] = field(default_factory=dict)
     released_at: dict[int, int] = field(default_factory=dict)
     ticks: int = 0
@@ -83,13 +83,13 @@ class Holder:
 
 
 def _random_tokens(rng: random.Random) -> npt.NDArray[np.int32]:
-    """Few distinct tokens and lengths, so that prefixes are shared, diverge and repeat."""
+    """Return one of a few tokens and lengths, so that prefixes are shared, diverge and repeat."""
     return np.array([rng.randrange(2) for _ in range(_WIDTH * rng.randrange(1, 6))], dtype=np.int32)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_pool_does_what_the_twin_does(seed: int) -> None:
-    """Matches, refusals, evictions and events equal those of an implementation too simple to be wrong."""
+    """Matches, refusals, evictions and events equal those of the reference implementation."""
     rng = random.Random(seed)
     count = rng.randrange(4, 24)
     pool, twin = BlockPool(count, _WIDTH, b"salt"), Twin(free=count)
@@ -151,7 +151,7 @@ def _replay(pool: BlockPool, seen: dict[int, int | None]) -> None:
 
 
 def test_block_hash_is_chained_xxh3_over_little_endian_tokens() -> None:
-    """Whoever indexes this engine's cache computes the same hashes from tokens and salt."""
+    """An index of this engine's cache computes the same hashes from tokens and salt."""
     tokens = np.arange(2 * _WIDTH + 1, dtype=np.int32)
     root = xxhash.xxh3_64_intdigest(b"salt")
     first = xxhash.xxh3_64_intdigest(bytes.fromhex("00000000010000000200000003000000"), seed=root)
@@ -162,7 +162,7 @@ def test_block_hash_is_chained_xxh3_over_little_endian_tokens() -> None:
 
 
 def test_without_reuse_nothing_is_registered_or_announced() -> None:
-    """The oracle for exactness must not be able to reuse anything."""
+    """The oracle for exactness must not reuse any block."""
     pool = BlockPool(4, _WIDTH, b"", prefix_reuse=False)
     ids = pool.allocate([], 2)
     assert pool.register(ids[0], 1, None, b"") == ids[0]
@@ -171,7 +171,7 @@ def test_without_reuse_nothing_is_registered_or_announced() -> None:
 
 
 def test_releasing_twice_fails_loudly() -> None:
-    """A double release is a bug that must not free somebody else's block."""
+    """A double release is a bug; it must not free a block of another sequence."""
     pool = BlockPool(2, _WIDTH)
     ids = pool.allocate([], 1)
     pool.release(ids)
@@ -180,7 +180,7 @@ def test_releasing_twice_fails_loudly() -> None:
 
 
 def test_chained_stored_events_become_one() -> None:
-    """A prompt's blocks are announced as one run, so that a reader sees their order."""
+    """The blocks of a prompt are one event, so that a subscriber sees their order."""
     pool = BlockPool(4, _WIDTH)
     ids = pool.allocate([], 2)
     pool.register(ids[0], 10, None, b"a")

@@ -1,4 +1,4 @@
-"""The engine without threads: random schedules of arrivals, cancellations and steps."""
+"""The engine core without threads: random schedules of arrivals, cancellations and steps."""
 
 import random
 from collections import defaultdict
@@ -26,7 +26,7 @@ _ARITHMETIC = HashedArithmetic(vocab_size=64)
 
 
 class Driver:
-    """Steps a core and collects what it says."""
+    """Steps a core and collects its outputs."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.store = _ARITHMETIC.new_store(config.kv_blocks, config.block_tokens)
@@ -61,7 +61,7 @@ def _request(
 
 
 def _alone(request: EngineRequest) -> list[int]:
-    """The answer of a fresh engine without reuse, one row at a time as far as it can."""
+    """Return the output of a fresh engine without prefix reuse and without batching, one row per step."""
     driver = Driver(replace(_CONFIG, prefix_reuse=False, running_max=1, step_tokens_max=1))
     driver.core.submit(request)
     while driver.step():
@@ -71,7 +71,7 @@ def _alone(request: EngineRequest) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
-    """Under random arrivals and cancellations every survivor gets what it would get alone; nothing leaks."""
+    """Under random arrivals and cancellations every other request gets the output that it gets alone; nothing leaks."""
     rng = random.Random(seed)
     config = replace(_CONFIG, kv_blocks=rng.randrange(16, 40), step_tokens_max=rng.randrange(6, 20))
     driver, open_streams, submitted, cancelled = Driver(config), {}, {}, set()
@@ -101,7 +101,7 @@ def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
         for output in list(driver.answers.values()):
             if output.handoff is not None:
                 driver.core.release_handoff(decode(output.handoff))
-    driver.now_ns += 10**12  # every handoff expires
+    driver.now_ns += 10**12  # all handoffs expire
     driver.step()
     for key, request in submitted.items():
         output = driver.answers[key]
@@ -115,7 +115,7 @@ def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
 
 
 def test_admission_is_first_come_first_served() -> None:
-    """A small request does not overtake a big one that waits for its blocks."""
+    """A small request does not overtake a large one that waits for its blocks."""
     driver = Driver(replace(_CONFIG, kv_blocks=8))
     big = np.zeros(20, dtype=np.int32)
     first = driver.core.submit(_request(2, big, 4))
@@ -130,7 +130,7 @@ def test_admission_is_first_come_first_served() -> None:
 
 
 def test_a_request_that_can_never_fit_is_refused() -> None:
-    """Waiting for ever is not an answer."""
+    """The request would otherwise wait for ever."""
     driver = Driver(_CONFIG)
     driver.core.submit(_request(2, np.zeros(100, dtype=np.int32), 4))
     driver.step()
@@ -138,7 +138,7 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
 
 
 def test_a_full_queue_refuses() -> None:
-    """The waiting line is bounded and says so."""
+    """The waiting queue is bounded, and a rejection says so."""
     driver = Driver(replace(_CONFIG, queue_max=2, running_max=1))
     for key in (2, 4, 6):
         driver.core.submit(_request(key, np.zeros(4, dtype=np.int32), 2))
@@ -147,7 +147,7 @@ def test_a_full_queue_refuses() -> None:
 
 
 def test_a_generated_history_is_reused() -> None:
-    """The next turn of a dialogue finds the previous answer in the cache, not only its prompt."""
+    """The next turn of a dialogue reuses the blocks of the previous output, not only those of its prompt."""
     driver = Driver(_CONFIG)
     prompt = np.arange(8, dtype=np.int32)
     driver.core.submit(_request(2, prompt, 9))
@@ -161,7 +161,7 @@ def test_a_generated_history_is_reused() -> None:
 
 
 def test_the_last_prompt_token_is_always_recomputed() -> None:
-    """Its logits are needed: a prompt of whole cached blocks reuses all but the last."""
+    """The logits of the last prompt token are needed: a prompt of whole cached blocks reuses all blocks but the last."""
     driver, prompt = Driver(_CONFIG), np.arange(12, dtype=np.int32)
     for key in (2, 4):
         driver.core.submit(_request(key, prompt, 1))
@@ -195,7 +195,7 @@ def test_draws_are_keyed_by_the_absolute_position_of_the_drawn_token() -> None:
 
 
 def test_only_missing_blocks_are_pulled() -> None:
-    """What the decode side has cached does not cross the network again; the partial last block does."""
+    """Blocks in the prefix cache of the decode engine are not transferred again; the partial last block is."""
     prefill, decoder, prompt = Driver(_CONFIG), Driver(_CONFIG), np.arange(14, dtype=np.int32)
     decoder.core.submit(_request(2, prompt[:9], 1))
     decoder.step()
@@ -210,14 +210,14 @@ def test_only_missing_blocks_are_pulled() -> None:
 
 
 def test_prefill_cost_does_not_depend_on_chunks() -> None:
-    """The quadratic term is a difference of squares, so chunks add up to the whole."""
+    """The quadratic term is a difference of squares, so the costs of chunks add up to the cost of the whole."""
     costs = CostModel(0.0, 0.5, 0.25, 0.125)
     whole = costs.chunk_s(0, 100, is_first=True)
     assert whole == costs.chunk_s(0, 60, is_first=True) + costs.chunk_s(60, 40, is_first=False)
 
 
 def test_schedule_is_absolute_but_never_makes_up_for_idleness() -> None:
-    """Late looks do not drift, idle time is not caught up, a long stall only in part."""
+    """Late wake-ups do not drift, idle time is not made up for, a long stall only in part."""
     schedule = Pacer()
     assert schedule.book(10.0, 1.0, was_idle=True) == 11.0
     assert schedule.book(11.125, 1.0, was_idle=False) == 12.0
@@ -227,7 +227,9 @@ def test_schedule_is_absolute_but_never_makes_up_for_idleness() -> None:
 
 @pytest.mark.parametrize("after", [0, 3])
 def test_an_engine_that_lies_does_so_behind_as_many_true_tokens(after: int) -> None:
-    """Ids outside the vocabulary from there on, or a refusal that the mesh reads as invalid."""
+    """Injected faults: after the correct tokens come ids outside the vocabulary, or an error that the mesh reads as
+    invalid.
+    """
     request = _request(1, np.arange(1, 8, dtype=np.int32), 6)
     true = _alone(request)
     for lie in ("tokens", "refuse"):

@@ -1,4 +1,4 @@
-"""Whole engines in one process: handing off over real sockets, cancelling, expiring."""
+"""Whole engines in one process: KV transfer over real sockets, cancellation, expiry."""
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ def _prompt(seed: int, length: int) -> npt.NDArray[np.int32]:
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 100])
 def test_disaggregated_equals_aggregated_equals_no_reuse(length: int) -> None:
-    """The tokens do not depend on where the prompt was computed, cold or warm."""
+    """The tokens do not depend on the engine of the prefill, nor on a warm prefix cache."""
     sampling = SamplingParams(0.9, top_p=0.95, seed=7, log_probs=True)
     prompt = _prompt(length, length)
     with running(prefix_reuse=False) as oracle, running() as prefill, running() as generate:
@@ -34,7 +34,7 @@ def test_disaggregated_equals_aggregated_equals_no_reuse(length: int) -> None:
 
 
 def test_a_handoff_works_once() -> None:
-    """After the acknowledgement the blocks are gone, and the second taker is told so."""
+    """After the acknowledgement the blocks are freed, and a second pull gets an error that says so."""
     with running() as prefill, running() as generate:
         blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff
         assert generate.run(_prompt(1, 40), 4, RequestKind.GENERATION_ONLY, handoff=blob).error is None
@@ -45,7 +45,7 @@ def test_a_handoff_works_once() -> None:
 
 
 def test_release_and_timeout_end_a_handoff() -> None:
-    """Held blocks come back when somebody says so, or by themselves."""
+    """Held blocks are freed by a release or by the timeout."""
     with running(handoff_timeout_s=0.2) as prefill:
         prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY)
         assert prefill.engine.core.load().handoff_blocks == 5
@@ -59,7 +59,7 @@ def test_release_and_timeout_end_a_handoff() -> None:
 
 
 def test_an_unregistered_source_is_refused_before_dialling() -> None:
-    """Whatever a handoff says, KV comes from the address the request allows."""
+    """KV is pulled only from the address that the request allows, for any address in the handoff."""
     with running() as prefill, running() as generate:
         blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff
         error = generate.run(
@@ -75,7 +75,7 @@ def test_an_unregistered_source_is_refused_before_dialling() -> None:
 
 
 def test_a_handoff_of_another_model_or_prompt_is_refused() -> None:
-    """KV of other weights or another history must never be continued."""
+    """KV of other weights or of another history must never be continued."""
     with running() as prefill, running(salt="other") as other, running() as generate:
         blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff
         for engine, prompt in (
@@ -88,7 +88,7 @@ def test_a_handoff_of_another_model_or_prompt_is_refused() -> None:
 
 
 def test_cancel_in_every_phase_frees_everything() -> None:
-    """Queued, computing the prompt, pulling or generating: the answer ends and the blocks are back."""
+    """Queued, prefilling, pulling or decoding: the request ends and its blocks are freed."""
     with running(running_max=2) as prefill, running() as generate:
         answers = [prefill.submit(_prompt(seed, 90), 400) for seed in range(4)]
         blob = generate.run(_prompt(9, 40), 4, RequestKind.CONTEXT_ONLY).handoff
@@ -101,7 +101,7 @@ def test_cancel_in_every_phase_frees_everything() -> None:
 
 
 def test_stop_by_request_id() -> None:
-    """Every live request of that id ends, no other."""
+    """All open requests with that id end, and no other."""
     with running() as harness:
         stopped = harness.submit(_prompt(1, 8), 400, request_id="a")
         other = harness.submit(_prompt(2, 8), 30, request_id="b")
@@ -111,7 +111,7 @@ def test_stop_by_request_id() -> None:
 
 
 def test_without_streaming_there_is_one_message() -> None:
-    """All tokens come at the end, the prompt excluded."""
+    """All tokens come in one message at the end, without the prompt."""
     with running() as harness:
         answer = harness.submit(_prompt(1, 8), 20, is_streaming=False)
         assert len(answer.wait().tokens) == 20 and answer.messages == 1

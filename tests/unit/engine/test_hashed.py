@@ -1,4 +1,4 @@
-"""The hashed arithmetic: the same history gives the same logits however it got there; another history does not."""
+"""The hashed arithmetic: logits depend on the history only, and different histories have different logits."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def _run(
     pages: npt.NDArray[Any],
     store: npt.NDArray[Any],
 ) -> npt.NDArray[Any]:
-    """Compute `tokens` in pieces ending at `cuts`; the logits after the last one."""
+    """Compute `tokens` in chunks that end at `cuts`; return the logits of the last token."""
     start = 0
     for end in cuts:
         piece = ChunkInput(tokens[start:end], start, pages[: -(-end // _WIDTH)], end == cuts[-1])
@@ -31,7 +31,7 @@ def _run(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_logits_do_not_depend_on_splits_or_pages(seed: int) -> None:
-    """Chunks, pages and leftovers of others in the store make no difference."""
+    """Chunks, pages and stale content of the store do not change the logits."""
     rng = np.random.default_rng(seed)
     arithmetic = HashedArithmetic(salt="s")
     tokens = rng.integers(0, 4096, int(rng.integers(1, 60)), dtype=np.int32)
@@ -44,7 +44,7 @@ def test_logits_do_not_depend_on_splits_or_pages(seed: int) -> None:
 
 
 def test_a_wrong_block_anywhere_changes_the_logits() -> None:
-    """Even a block that no running hash passes through any more counts."""
+    """A changed block changes the logits even if the running hash no longer reads it."""
     arithmetic = HashedArithmetic()
     tokens, pages = np.arange(40, dtype=np.int32), np.arange(8, dtype=np.int32)
     store = arithmetic.new_store(8, _WIDTH)
@@ -55,7 +55,7 @@ def test_a_wrong_block_anywhere_changes_the_logits() -> None:
 
 
 def test_salt_is_another_model() -> None:
-    """Two versions disagree on every history."""
+    """Two versions differ for every history."""
     tokens, pages = np.arange(5, dtype=np.int32), np.arange(1, dtype=np.int32)
     results = []
     for salt in ("1", "2"):
@@ -66,7 +66,7 @@ def test_salt_is_another_model() -> None:
 
 @pytest.mark.parametrize(("probability", "low", "high"), [(0.0, 0, 0), (0.25, 60, 140), (1.0, 400, 400)])
 def test_end_token_comes_as_often_as_asked(probability: float, low: int, high: int) -> None:
-    """The knob sets the chance per position; zero means never."""
+    """The option sets the chance per position; zero means never."""
     arithmetic = HashedArithmetic(end_token=2, end_probability=probability)
     pages, ends = np.arange(1, dtype=np.int32), 0
     for token in range(400):

@@ -1,4 +1,4 @@
-"""Pulling KV over real sockets: whole, truncated, refused, frozen, aborted; and the handoff blob."""
+"""KV transfer over real sockets: complete, truncated, rejected, frozen, aborted; and the handoff blob."""
 
 import socket
 import threading
@@ -38,7 +38,7 @@ def _serving(table: HandoffTable) -> Iterator[tuple[Handoff, list[bool]]]:
 
 
 def replace_address(address: str, **changes: object) -> Handoff:
-    """The test's handoff with another address and other fields."""
+    """Return the test's handoff with another address and other fields."""
     return msgspec.structs.replace(_HANDOFF, address=address, **changes)
 
 
@@ -56,7 +56,7 @@ def _pull(handoff: Handoff, first: int, count: int, timeout_s: float = 2.0) -> n
 
 @contextmanager
 def _fake_source(answer: Callable[[socket.socket], None]) -> Iterator[Handoff]:
-    """A peer that does what `answer` says with its one connection, then closes it."""
+    """Run a peer that applies `answer` to its one connection, then closes the connection."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -74,7 +74,7 @@ def _fake_source(answer: Callable[[socket.socket], None]) -> Iterator[Handoff]:
 
 
 def test_missing_blocks_come_in_order_and_are_acknowledged() -> None:
-    """Only what the puller lacks is sent; then the handoff is over."""
+    """Only the blocks that the puller lacks are sent; then the handoff ends."""
     table = _table()
     with _serving(table) as (handoff, ends):
         assert np.array_equal(_pull(handoff, 1, 2), _STORE[[2, 7]])
@@ -83,7 +83,7 @@ def test_missing_blocks_come_in_order_and_are_acknowledged() -> None:
 
 
 def test_nothing_missing_is_still_acknowledged() -> None:
-    """A fully cached prompt releases the other side as well."""
+    """A fully cached prompt ends the handoff at the source, too."""
     table = _table()
     with _serving(table) as (handoff, ends):
         assert _pull(handoff, 3, 0).size == 0
@@ -100,7 +100,7 @@ def test_nothing_missing_is_still_acknowledged() -> None:
     ],
 )
 def test_a_source_refuses_what_it_does_not_hold(changes: dict[str, object], expected: str) -> None:
-    """Another boot, arithmetic or id: a typed refusal, and the blocks stay held."""
+    """Another boot, arithmetic or id: a typed error, and the blocks stay held."""
     table = _table()
     with _serving(table) as (handoff, _), pytest.raises(TransferError, match=expected):
         _pull(replace_address(handoff.address, **changes), 0, 3)
@@ -108,7 +108,7 @@ def test_a_source_refuses_what_it_does_not_hold(changes: dict[str, object], expe
 
 
 def test_a_puller_that_dies_leaves_the_handoff_held() -> None:
-    """Without the acknowledgement another attempt can have the blocks until they expire."""
+    """Without the acknowledgement another attempt can pull the blocks until they expire."""
     table = _table()
     with _serving(table) as (handoff, ends):
         host, _, port = handoff.address.rpartition(":")
@@ -123,7 +123,7 @@ def test_a_puller_that_dies_leaves_the_handoff_held() -> None:
 
 
 def test_garbage_does_not_stop_the_listener() -> None:
-    """Whoever connects and talks nonsense harms only himself."""
+    """A client that sends garbage does not disturb other connections."""
     with _serving(_table()) as (handoff, _):
         host, _, port = handoff.address.rpartition(":")
         for garbage in (b"", b"\xff" * 50, b"\x05\x00\x00\x00hello", b"\x02\x00"):
@@ -149,7 +149,7 @@ def _header(count: int) -> bytes:
     ],
 )
 def test_a_source_that_breaks_off_or_lies_is_an_error(answer: bytes, expected: str) -> None:
-    """Truncated at any place, wrong counts, nonsense: nothing is taken."""
+    """Truncated data, wrong counts and garbage raise an error, and no block is taken."""
 
     def serve(connection: socket.socket) -> None:
         connection.recv(4096)
@@ -160,7 +160,7 @@ def test_a_source_that_breaks_off_or_lies_is_an_error(answer: bytes, expected: s
 
 
 def test_a_frozen_source_is_given_up_at_the_deadline() -> None:
-    """The whole pull has one deadline, however slowly bytes come."""
+    """One deadline covers the whole pull, at any speed of the source."""
     thawed = threading.Event()
     with _fake_source(lambda _: (thawed.wait(5.0), None)[1]) as handoff:
         with pytest.raises(TransferError, match="timed out"):
@@ -197,7 +197,7 @@ def test_abort_ends_a_pull_at_once() -> None:
 
 
 def test_a_dead_source_is_an_error() -> None:
-    """Nobody listening."""
+    """No process listens at the address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(TransferError, match="refused"):
@@ -205,7 +205,7 @@ def test_a_dead_source_is_an_error() -> None:
 
 
 def test_release_and_expiry_wait_for_a_send_in_progress() -> None:
-    """Blocks being read by the listener are freed only when it is done with them."""
+    """Blocks that the listener reads are freed only after the send."""
     table = _table()
     assert table.begin_send(1) == [4, 2, 7]
     assert table.begin_send(1) is None, "one taker at a time"
@@ -216,7 +216,7 @@ def test_release_and_expiry_wait_for_a_send_in_progress() -> None:
 
 
 def test_every_alteration_of_a_blob_is_noticed() -> None:
-    """A blob cut or changed anywhere is refused, never half understood."""
+    """A truncated or altered blob is rejected."""
     blob = replace_address("127.0.0.1:5").encode()
     assert decode(blob) == replace_address("127.0.0.1:5")
     for place in range(len(blob)):
@@ -236,7 +236,7 @@ def test_error_texts_keep_what_clients_match_on() -> None:
 def test_a_source_that_falls_silent_is_given_up_long_before_the_deadline(
     sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However far it came: a source that sends no more costs the time of silence, not the time of a pull."""
+    """A stalled source costs the stall timeout, not the time of a pull, at every stage of the protocol."""
     monkeypatch.setattr(kv_transfer, "STALL_TIMEOUT_S", 0.2)
     thawed = threading.Event()
 
@@ -254,7 +254,7 @@ def test_a_source_that_falls_silent_is_given_up_long_before_the_deadline(
 
 
 def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is measured from the last byte: slow is not silent."""
+    """The stall timeout runs from the last byte: a slow source is not a stalled one."""
     monkeypatch.setattr(kv_transfer, "STALL_TIMEOUT_S", 1.0)
 
     def serve(connection: socket.socket) -> None:
@@ -270,7 +270,7 @@ def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_frozen_puller_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that reads no more is dropped after the silence; meanwhile and afterwards others get their blocks."""
+    """A puller that stops reading is dropped after the stall timeout; other pulls are served meanwhile and afterwards."""
     monkeypatch.setattr(kv_transfer, "STALL_TIMEOUT_S", 0.5)
     table = _table()
     table.hold(2, [1, 3], 100.0)
@@ -289,7 +289,7 @@ def test_a_frozen_puller_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_stopped_request_gives_up_the_handoff_it_made() -> None:
-    """Its answer may have been lost on the way: nobody else can name the handoff."""
+    """The response may have been lost, so only the request id can name the handoff."""
     table = HandoffTable()
     table.hold(1, [4], 100.0, "a")
     table.hold(2, [5, 6], 100.0, "b")

@@ -1,4 +1,4 @@
-"""Subscriptions: snapshot and events without a hole between them, and an end for readers that fall behind."""
+"""Subscriptions: snapshot and events without a gap, and an overflow error for slow subscribers."""
 
 import threading
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ _TOKENS = bytes(4 * CONFIG.block_tokens)
 
 @dataclass
 class Collector:
-    """A reader that keeps everything, and can be held up."""
+    """A subscriber that keeps all messages and can be blocked."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     end: list[str | None] = field(default_factory=list)
@@ -51,11 +51,11 @@ class Collector:
         return [event for message in self.messages for event in message.get("events", [])]
 
     def has_reached(self, cached: set[int]) -> bool:
-        """Whether everything received adds up to `cached`."""
+        """Return whether all received messages add up to `cached`."""
         return bool(self.messages) and self.cached() == cached
 
     def cached(self) -> set[int]:
-        """Snapshot and events applied in order."""
+        """Return the hashes after applying snapshot and events in order."""
         seen: set[int] = set()
         first = self.messages[0]
         parts = [message for message in self.messages if "snapshot" in message]
@@ -75,7 +75,7 @@ class Collector:
 
 
 def test_snapshot_and_events_replay_to_the_cache() -> None:
-    """Whenever somebody subscribes, applying what he gets yields exactly the prefix table."""
+    """At any time of subscription, applying snapshot and events yields exactly the prefix table."""
     rng = np.random.default_rng(3)
     with running(kv_blocks=20) as harness:
         subscribers: list[Collector] = []
@@ -92,7 +92,7 @@ def test_snapshot_and_events_replay_to_the_cache() -> None:
 
 
 def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
-    """The buffer is bounded; the overflow ends one subscription with an error that tells what to do."""
+    """The buffer is bounded; an overflow ends one subscription, and the error says how to continue."""
     publisher, slow = Publisher("boot", buffered_events_max=10), Collector()
     publisher.start()
     with running() as harness:
@@ -110,7 +110,7 @@ def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
 
 
 def test_a_reader_that_has_enough_is_ended_well_and_goes_on_in_the_next() -> None:
-    """Nothing is lost between one subscription and the next, whatever is offered in between."""
+    """No event is lost between one subscription and the next, for any events published in between."""
     publisher = Publisher("boot")
     publisher.start()
     with running() as harness:
@@ -145,7 +145,7 @@ def _last(subscriber: Collector) -> int:
 
 
 def test_load_reports_come_on_change_and_regularly() -> None:
-    """The first comes at once, changes follow, and silence never lasts."""
+    """The first report is sent at once, changes follow, and heartbeats come without changes."""
     publisher, subscriber = Publisher("boot"), Collector()
     publisher.start()
     with running() as harness:
@@ -161,7 +161,7 @@ def test_load_reports_come_on_change_and_regularly() -> None:
 
 
 def test_a_large_snapshot_comes_in_parts() -> None:
-    """However long the runs are, no message holds more than its share, and the parts add up to the cache."""
+    """For any length of runs no message exceeds the block limit, and the parts add up to the cache."""
     for count in (0, 1, MESSAGE_BLOCKS_MAX, MESSAGE_BLOCKS_MAX + 1, 5 * MESSAGE_BLOCKS_MAX - 3):
         run = BlocksStored(None, tuple((value + 1, _TOKENS) for value in range(count)))
         runs = [run] if count else []
@@ -175,7 +175,7 @@ def test_a_large_snapshot_comes_in_parts() -> None:
 
 
 def test_recent_events_are_bounded_and_have_no_holes() -> None:
-    """After whatever was added: at most so many blocks are kept, and what comes behind an id is all of it or unknown."""
+    """The replay buffer keeps at most `blocks_max` blocks; it returns all events after an id or None."""
     for seed in range(50):
         rng = np.random.default_rng(seed)
         recent, everything = EventReplayBuffer(blocks_max=40), list[NumberedEvent]()
@@ -201,7 +201,7 @@ def test_recent_events_are_bounded_and_have_no_holes() -> None:
 
 
 def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None:
-    """Streams that follow each other make one: no event is lost between them, none comes twice."""
+    """Consecutive subscriptions form one stream: no event is lost between them, and none comes twice."""
     rng = np.random.default_rng(5)
     with running(kv_blocks=20) as harness:
         first = Collector()
@@ -227,7 +227,7 @@ def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None
 
 
 def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
-    """So does one that was at another boot, or is ahead of this one."""
+    """A snapshot also comes for a cursor of another boot and for one in the future."""
     with running(kv_blocks=20) as harness:
         engine = harness.engine
         engine.publisher._replay_buffer.blocks_max = 1
@@ -243,7 +243,9 @@ def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
 
 
 def test_no_message_grows_with_what_waits() -> None:
-    """All events once and in order; a message has at most PART_BLOCKS blocks, or is a single event, and none is empty."""
+    """All events come once and in order; a message has at most MESSAGE_BLOCKS_MAX blocks or a single event, and is
+    never empty.
+    """
     for seed in range(50):
         rng = np.random.default_rng(seed)
         counts = [int(rng.integers(1, 50)) for _ in range(int(rng.integers(0, 60)))]

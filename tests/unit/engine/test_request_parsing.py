@@ -1,4 +1,4 @@
-"""Reading requests: what is accepted, and what a refusal names."""
+"""Parsing of requests: accepted values, and the errors for others."""
 
 import json
 import math
@@ -18,7 +18,7 @@ _LIMITS = RequestLimits(vocab_size=100, max_sequence_tokens=50)
 
 
 def _nothing(name: str) -> None:
-    """A request without tensors."""
+    """Return no tensor: a request without tensors."""
 
 
 def _read(
@@ -30,19 +30,19 @@ def _read(
 
 
 def test_defaults_are_greedy_and_endless() -> None:
-    """What a request does not say: temperature 0, no end token, no seed."""
+    """Defaults: temperature 0, no end token, no seed."""
     read = _read()
     assert read.prompt.tolist() == [1, 2, 3] and read.prompt.dtype == np.int32
     assert read.sampling.is_greedy and read.end_id == -1 and read.kv_peer is None
 
 
 def test_the_prompt_ends_at_input_lengths() -> None:
-    """Padding behind it is not part of it."""
+    """Padding after `input_lengths` is not part of the prompt."""
     assert _read(input_lengths=[[2]]).prompt.tolist() == [1, 2]
 
 
 def test_kv_peer_is_a_request_parameter() -> None:
-    """The registered source comes beside the handoff, not in it."""
+    """The registered source is a request parameter, not part of the handoff."""
     assert _read('{"kv_peer": "127.0.0.1:7"}').kv_peer == "127.0.0.1:7"
 
 
@@ -68,13 +68,13 @@ def test_kv_peer_is_a_request_parameter() -> None:
     ],
 )
 def test_bad_values_are_named(tensors: dict[str, Any], expected: str) -> None:
-    """A refusal tells the field, its value and what is allowed."""
+    """The error names the field, its value and the allowed range."""
     with pytest.raises(EngineError, match=expected):
         _read(**tensors)
 
 
 def test_generation_needs_a_handoff() -> None:
-    """There is nothing to continue without one."""
+    """Without a handoff there is no KV to continue from."""
     with pytest.raises(EngineError, match="context_phase_params must be set"):
         _read(kind=RequestKind.GENERATION_ONLY)
 
@@ -84,19 +84,19 @@ def test_generation_needs_a_handoff() -> None:
     [*RequestKind, ControlRequest.KV_EVENTS, ControlRequest.LOAD_REPORT, ControlRequest.RELEASE_HANDOFF],
 )
 def test_request_type_says_what_a_request_is(what: RequestKind | ControlRequest) -> None:
-    """Every documented value is understood, and its absence means the whole."""
+    """All documented values are accepted; without the parameter the kind is context_and_generation."""
     assert request_parsing.parse_request_kind(json.dumps({"request_type": what.value}), _nothing) is what
     assert request_parsing.parse_request_kind("", _nothing) is RequestKind.CONTEXT_AND_GENERATION
 
 
 def test_unknown_request_type_is_refused() -> None:
-    """Falling back to generating would hide a misspelling."""
+    """Generating instead would hide a misspelling."""
     with pytest.raises(EngineError, match="Invalid value for request_type: contextonly"):
         request_parsing.parse_request_kind('{"request_type": "contextonly"}', _nothing)
 
 
 def test_after_says_where_a_subscription_goes_on() -> None:
-    """Absent or empty: with a snapshot. What cannot be read is named."""
+    """Absent or empty: the subscription starts with a snapshot. Malformed values are named in the error."""
     assert (
         request_parsing.parse_event_cursor("") is None
         and request_parsing.parse_event_cursor('{"after": ""}') is None
@@ -108,7 +108,7 @@ def test_after_says_where_a_subscription_goes_on() -> None:
 
 
 def test_stop_is_a_tensor() -> None:
-    """As in TensorRT-LLM's model."""
+    """The contract is that of TensorRT-LLM's model."""
     assert (
         request_parsing.parse_request_kind("", lambda name: np.array([[True]]) if name == "stop" else None)
         is ControlRequest.STOP
@@ -116,7 +116,7 @@ def test_stop_is_a_tensor() -> None:
 
 
 def test_config_pbtxt_tells_what_clients_need() -> None:
-    """Limits and capabilities are read from the model's configuration."""
+    """Clients read limits and capabilities from the model's configuration."""
     text = config_pbtxt(CONFIG, ModelFacts(4096, 2048, "127.0.0.1:1"))
     for line in (
         'parameters { key: "tokens_per_block" value { string_value: "8" } }',

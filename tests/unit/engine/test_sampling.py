@@ -1,4 +1,4 @@
-"""Choosing tokens: a twin that sorts everything, determinism, ties, log-probabilities."""
+"""Sampling: comparison with an implementation that sorts everything, determinism, ties, log-probabilities."""
 
 import math
 
@@ -10,7 +10,7 @@ from engines.reference.sampling import SamplingParams, sample_token, uniform
 
 
 def _twin(logits: npt.NDArray[np.float64], position: int, sampling: SamplingParams) -> int:
-    """Sort the whole vocabulary, cut, draw."""
+    """Sort the whole vocabulary, cut, draw: the reference implementation."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     weights = {token: math.exp((logits[token] - max(logits)) / sampling.temperature) for token in order}
     cuts_k = 0 < sampling.top_k < len(logits)
@@ -37,7 +37,7 @@ def _twin(logits: npt.NDArray[np.float64], position: int, sampling: SamplingPara
 
 @pytest.mark.parametrize("seed", range(40))
 def test_choose_equals_a_twin_that_sorts_everything(seed: int) -> None:
-    """Shortcuts around sorting the vocabulary change nothing, ties included."""
+    """The implementation without a full sort gives the same tokens, ties included."""
     rng = np.random.default_rng(seed)
     for position in range(20):
         size = int(rng.integers(2, 400))
@@ -54,14 +54,14 @@ def test_choose_equals_a_twin_that_sorts_everything(seed: int) -> None:
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
-    """Temperature 0 and top-k 1 mean the same, whatever the seed."""
+    """Temperature 0 and top-k 1 mean the same for every seed."""
     logits = np.array([0.0, 3.0, 3.0, 1.0])
     assert sample_token(logits, 5, SamplingParams())[0] == 1
     assert sample_token(logits, 5, SamplingParams(temperature=2.0, top_k=1, seed=9))[0] == 1
 
 
 def test_draws_depend_on_seed_and_position_only() -> None:
-    """The same key gives the same token; other seeds and positions give others."""
+    """The same key gives the same token; other seeds and positions give other tokens."""
     logits = np.zeros(1000)
     drawn = {
         (s, p): sample_token(logits, p, SamplingParams(1.0, seed=s))[0] for s in range(5) for p in range(20)
@@ -85,7 +85,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_log_probability_is_that_of_the_raw_logits() -> None:
-    """Temperature and cuts change the choice, not what is reported."""
+    """Temperature and cuts change the choice, not the reported log-probability."""
     logits = np.array([1.0, 2.0, 3.0])
     token, value = sample_token(logits, 0, SamplingParams(0.1, top_k=1, log_probs=True))
     assert token == 2

@@ -1,4 +1,4 @@
-"""What a killed server leaves behind, its model takes along."""
+"""The watchdog of the server: it removes the shared-memory files of a killed server."""
 
 import mmap
 import os
@@ -27,7 +27,7 @@ sys.stdin.read()
 
 
 def test_files_shared_with_a_killed_server_are_removed() -> None:
-    """Kill -9 of the server: the file that the model has mapped is gone, its neighbour stays."""
+    """After kill -9 of the server the mapped file is removed, and its neighbour stays."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="kvmesh_test_") as folder:
         shared, other = Path(folder, "shared"), Path(folder, "other")
         for path in (shared, other):

@@ -1,4 +1,4 @@
-"""What the training reads: R's compressed vectors of lines, paragraphs, and dialogues among them."""
+"""Parsing of the training text: R's compressed vectors of lines, paragraphs, and dialogues."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _piece(lines: Sequence[str | None]) -> bytes:
 
 
 def test_reads_what_r_writes() -> None:
-    """Several vectors behind one another come back line by line, a missing value as an empty line."""
+    """Consecutive vectors are read line by line; a missing value is an empty line."""
     novels: list[list[str | None]] = [["Emma", "", "a café", None], ["x" * 5000]]
     read = read_novels(b"".join(_piece(novel) for novel in novels))
     assert read == [["Emma", "", "a café", ""], ["x" * 5000]]
 
 
 def test_refuses_other_data() -> None:
-    """Anything that is no vector of strings is refused, not misread."""
+    """Data other than a vector of strings raises an error."""
     piece = zlib.compress(b"X\n" + bytes(40))
     with pytest.raises(ValueError, match="format 3"):
         read_novels((42).to_bytes(4, "big") + piece)
@@ -38,7 +38,7 @@ def test_refuses_other_data() -> None:
 
 
 def test_paragraphs_lose_headings_and_italics() -> None:
-    """Lines join into paragraphs; titles and chapter headings go, and so do the underscores."""
+    """Lines are joined into paragraphs; titles, chapter headings and underscores are removed."""
     lines = [
         "EMMA",
         "",
@@ -56,7 +56,7 @@ def test_paragraphs_lose_headings_and_italics() -> None:
 
 
 def test_dialogues_alternate_between_speakers() -> None:
-    """Speeches in a row become turns: interrupted ones whole, continued ones one turn, "said he" left out."""
+    """Speeches in a row become turns: interrupted and continued speeches are one turn, tags are left out."""
     scenes = scenes_of(
         [
             "They sat down.",

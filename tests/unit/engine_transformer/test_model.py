@@ -1,4 +1,4 @@
-"""The committed artefacts: what an engine and a frontend may rely on when they load them."""
+"""The committed artefacts: properties that an engine and a frontend rely on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPECIAL = CONFIG["special_tokens"]
 @example(text="\u0000\u200d👩‍👩‍👧‍👦 é é ﷽ 日本語 𝔘")
 @example(text="it's 'll  ")
 def test_every_text_round_trips(tokenizer: Tokenizer, text: str) -> None:
-    """Decoding an encoding gives the text back, whatever it is, and no text yields a special token."""
+    """Decoding an encoded text returns the text, and no text yields a special token."""
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids) == text
     assert not set(ids) & set(SPECIAL.values())
@@ -51,7 +51,7 @@ def test_vocabulary_and_special_tokens_agree(tokenizer: Tokenizer) -> None:
 
 
 def test_weights_are_small() -> None:
-    """The weights stay within what a repository carries well: 10 MB."""
+    """The weights have at most 10 MB, a size that a repository can hold."""
     assert (MODEL_DIR / "weights.npz").stat().st_size <= 10_000_000
 
 
@@ -74,7 +74,7 @@ def test_continues_a_dialogue(trained: Transformer, tokenizer: Tokenizer) -> Non
 
 
 def test_refuses_artefacts_that_do_not_fit(tmp_path: Path) -> None:
-    """A foreign format, or weights of another shape, are refused with what differs."""
+    """Another format, or weights of another shape, raise an error that names the difference."""
     shutil.copy(MODEL_DIR / "weights.npz", tmp_path)
     config = {**CONFIG, "shape": {**CONFIG["shape"], "feed_forward_width": 640}}
     (tmp_path / "model.json").write_text(json.dumps(config), encoding="utf-8")

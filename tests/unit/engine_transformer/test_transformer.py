@@ -1,4 +1,4 @@
-"""The NumPy decoder: equal to its formulas, and equal to itself however its work is cut."""
+"""The NumPy decoder: equal to its formulas, and independent of batch and chunks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from engines.reference.transformer import Transformer
 BLOCK_TOKENS = 8
 
 TOLERANCE = 1e-6
-"""BLAS adds in another order (1e-14), and seldom that tips a key's rounding to float32 (1e-8)."""
+"""The order of BLAS's additions differs (1e-14), which seldom changes a key's rounding to float32 (1e-8)."""
 
 Row = NDArray[np.float64]
 
 
 @dataclass
 class Run:
-    """One sequence: its tokens, how many of them are computed, its pages."""
+    """One sequence: its tokens, the number of computed tokens, its pages."""
 
     tokens: list[int]
     pages: list[int]
@@ -32,7 +32,7 @@ class Run:
     logits: list[Row] = field(default_factory=list)
 
     def piece(self, count: int) -> ChunkInput:
-        """Return the slice of the next `count` tokens."""
+        """Return the chunk of the next `count` tokens."""
         end = self.done + count
         page_count = -(-end // BLOCK_TOKENS)
         return ChunkInput(
@@ -44,7 +44,7 @@ class Run:
 
 
 def step(model: Transformer, store: NDArray[Any], parts: list[tuple[Run, int]]) -> None:
-    """Compute one step and note the progress."""
+    """Compute one step and record the progress."""
     rows = model.forward([run.piece(count) for run, count in parts], store)
     for (run, count), row in zip(parts, rows, strict=True):
         run.done += count
@@ -53,7 +53,7 @@ def step(model: Transformer, store: NDArray[Any], parts: list[tuple[Run, int]]) 
 
 
 def recompute(model: Transformer, tokens: list[int]) -> Row:
-    """Return the logits behind `tokens`, computed at once in a fresh store."""
+    """Return the logits after `tokens`, computed at once in a fresh store."""
     page_count = -(-len(tokens) // BLOCK_TOKENS)
     run = Run(tokens, list(range(page_count)))
     step(model, model.new_store(page_count, BLOCK_TOKENS), [(run, len(tokens))])
@@ -61,7 +61,7 @@ def recompute(model: Transformer, tokens: list[int]) -> Row:
 
 
 def choose(logits: Row, seed: int | None, position: int) -> int:
-    """Choose a token: the likeliest, or drawn by (seed, position) at temperature 1."""
+    """Return a token: the most likely one, or one drawn by (seed, position) at temperature 1."""
     if seed is None:
         return int(logits.argmax())
     noise = np.random.default_rng((seed, position)).gumbel(size=len(logits))
@@ -81,14 +81,14 @@ def histories(model: Transformer, seed: int, lengths: list[int]) -> list[Run]:
 
 
 def store_for(model: Transformer, runs: list[Run]) -> NDArray[Any]:
-    """Return a store with room for `runs`, filled with what a former tenant left behind."""
+    """Return a store with room for `runs`, filled with stale content."""
     store = model.new_store(sum(len(run.pages) for run in runs), BLOCK_TOKENS)
     store[...] = 7.0
     return store
 
 
 def test_satisfies_the_interface(small: Transformer) -> None:
-    """A Transformer is an Arithmetic whose pages are contiguous float32."""
+    """A Transformer is an Arithmetic with contiguous float32 pages."""
     arithmetic: Arithmetic = small
     store = arithmetic.new_store(3, BLOCK_TOKENS)
     assert store.shape[0] == 3
@@ -98,7 +98,9 @@ def test_satisfies_the_interface(small: Transformer) -> None:
 
 
 def test_matches_the_formulas(small: Transformer, small_weights: dict[str, Row]) -> None:
-    """Every row's logits equal a naive implementation's: norm, rotation, grouped attention, gate, tied output."""
+    """The logits of every row equal those of a naive implementation: norm, rotation, grouped attention, gate, tied
+    output.
+    """
     (run,) = histories(small, 11, [29])
     expected = naive_logits(small, small_weights, run.tokens)
     store = store_for(small, [run])
@@ -117,7 +119,7 @@ def _demanding(piece: ChunkInput) -> ChunkInput:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_split_and_companions_change_nothing(small: Transformer, data: st.DataObject) -> None:
-    """Random schedules of several sequences, cut anywhere, give each the logits it has alone."""
+    """Random schedules of several sequences in any chunks give each sequence the logits that it has alone."""
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=6), label="lengths")
     runs = histories(small, data.draw(st.integers(0, 999), label="seed"), lengths)
     store = store_for(small, runs)
@@ -136,7 +138,7 @@ def test_split_and_companions_change_nothing(small: Transformer, data: st.DataOb
 
 @pytest.mark.parametrize("seed", [None, 3], ids=["greedy", "seeded"])
 def test_cached_decode_equals_recomputation(trained: Transformer, seed: int | None) -> None:
-    """Batched decode over a paged cache chooses the tokens that recomputing everything each time chooses."""
+    """Batched decode over a paged cache gives the tokens of a full recomputation."""
     runs = histories(trained, 23, [1, 9, 40, 41, 130])
     prompts = [len(run.tokens) for run in runs]
     store = store_for(trained, runs)
@@ -153,7 +155,7 @@ def test_cached_decode_equals_recomputation(trained: Transformer, seed: int | No
 
 
 def test_a_moved_page_serves_as_well(trained: Transformer) -> None:
-    """Pages copied as bytes into another store, elsewhere, give exactly the same logits."""
+    """Pages copied as bytes to another place in another store give exactly the same logits."""
     (run,) = histories(trained, 31, [50])
     store = store_for(trained, [run])
     step(trained, store, [(run, 49)])
@@ -167,7 +169,7 @@ def test_a_moved_page_serves_as_well(trained: Transformer) -> None:
 
 
 def test_writes_only_its_own_rows(small: Transformer) -> None:
-    """A step leaves every row of the store alone but those of its slices."""
+    """A step writes only the rows of its chunks."""
     (run, other) = histories(small, 41, [20, 20])
     store = store_for(small, [run, other])
     before = store.copy()
@@ -178,7 +180,7 @@ def test_writes_only_its_own_rows(small: Transformer) -> None:
 
 
 def test_gives_logits_only_where_wanted(small: Transformer) -> None:
-    """Rows come back in the order of the slices, None where none were asked for."""
+    """Rows come in the order of the chunks; None if no logits were wanted."""
     first, second, third = histories(small, 43, [5, 9, 30])
     store = store_for(small, [first, second, third])
     got = small.forward([first.piece(5), second.piece(4), third.piece(30)], store)
@@ -204,7 +206,7 @@ def test_gives_logits_only_where_wanted(small: Transformer) -> None:
 def test_refuses_what_does_not_fit(
     small: Transformer, tokens: list[int], start: int, pages: list[int], message: str
 ) -> None:
-    """Wrong positions, pages and ids are refused by name before anything is written."""
+    """Wrong positions, pages and ids raise an error that names them, before anything is written."""
     store = small.new_store(33, BLOCK_TOKENS)
     piece = ChunkInput(np.array(tokens, np.int32), start, np.array(pages, np.int32), True)
     with pytest.raises(ValueError, match=message):
