@@ -88,7 +88,7 @@ def _random_tokens(rng: random.Random) -> npt.NDArray[np.int32]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_pool_does_what_the_twin_does(seed: int) -> None:
+def test_pool_equals_the_reference_implementation(seed: int) -> None:
     """Matches, refusals, evictions and events equal those of the reference implementation."""
     rng = random.Random(seed)
     count = rng.randrange(4, 24)
@@ -161,7 +161,7 @@ def test_block_hash_is_chained_xxh3_over_little_endian_tokens() -> None:
     assert block_hash(tokens[_WIDTH : 2 * _WIDTH].tobytes(), first) == second
 
 
-def test_without_reuse_nothing_is_registered_or_announced() -> None:
+def test_without_prefix_reuse_nothing_is_registered_or_published() -> None:
     """The oracle for exactness must not reuse any block."""
     pool = BlockPool(4, _WIDTH, b"", prefix_reuse=False)
     ids = pool.allocate([], 2)
@@ -170,7 +170,7 @@ def test_without_reuse_nothing_is_registered_or_announced() -> None:
     assert pool.match([1]) == [] and pool.drain_events() == [] and pool.available == 4
 
 
-def test_releasing_twice_fails_loudly() -> None:
+def test_a_double_release_raises() -> None:
     """A double release is a bug; it must not free a block of another sequence."""
     pool = BlockPool(2, _WIDTH)
     ids = pool.allocate([], 1)
@@ -179,7 +179,7 @@ def test_releasing_twice_fails_loudly() -> None:
         pool.release(ids)
 
 
-def test_chained_stored_events_become_one() -> None:
+def test_chained_stored_events_are_merged() -> None:
     """The blocks of a prompt are one event, so that a subscriber sees their order."""
     pool = BlockPool(4, _WIDTH)
     ids = pool.allocate([], 2)

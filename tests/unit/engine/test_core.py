@@ -70,7 +70,7 @@ def _alone(request: EngineRequest) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_tokens_do_not_depend_on_company_splits_or_cache(seed: int) -> None:
+def test_tokens_do_not_depend_on_batch_chunks_or_cache(seed: int) -> None:
     """Under random arrivals and cancellations every other request gets the output that it gets alone; nothing leaks."""
     rng = random.Random(seed)
     config = replace(_CONFIG, kv_blocks=rng.randrange(16, 40), step_tokens_max=rng.randrange(6, 20))
@@ -129,7 +129,7 @@ def test_admission_is_first_come_first_served() -> None:
     )
 
 
-def test_a_request_that_can_never_fit_is_refused() -> None:
+def test_a_request_that_can_never_fit_is_rejected() -> None:
     """The request would otherwise wait for ever."""
     driver = Driver(_CONFIG)
     driver.core.submit(_request(2, np.zeros(100, dtype=np.int32), 4))
@@ -137,7 +137,7 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
     assert driver.answers[2].error == errors.KV_POOL_TOO_SMALL.format(needed=26, total=24)
 
 
-def test_a_full_queue_refuses() -> None:
+def test_a_full_queue_rejects_requests() -> None:
     """The waiting queue is bounded, and a rejection says so."""
     driver = Driver(replace(_CONFIG, queue_max=2, running_max=1))
     for key in (2, 4, 6):
@@ -216,7 +216,7 @@ def test_prefill_cost_does_not_depend_on_chunks() -> None:
     assert whole == costs.chunk_s(0, 60, is_first=True) + costs.chunk_s(60, 40, is_first=False)
 
 
-def test_schedule_is_absolute_but_never_makes_up_for_idleness() -> None:
+def test_pacer_is_absolute_but_never_makes_up_for_idle_time() -> None:
     """Late wake-ups do not drift, idle time is not made up for, a long stall only in part."""
     schedule = Pacer()
     assert schedule.book(10.0, 1.0, was_idle=True) == 11.0
@@ -226,7 +226,7 @@ def test_schedule_is_absolute_but_never_makes_up_for_idleness() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 3])
-def test_an_engine_that_lies_does_so_behind_as_many_true_tokens(after: int) -> None:
+def test_fault_injection_starts_after_the_set_number_of_correct_tokens(after: int) -> None:
     """Injected faults: after the correct tokens come ids outside the vocabulary, or an error that the mesh reads as
     invalid.
     """

@@ -58,7 +58,7 @@ def test_release_and_timeout_end_a_handoff() -> None:
         wait_until(prefill.is_empty, "released")
 
 
-def test_an_unregistered_source_is_refused_before_dialling() -> None:
+def test_an_unregistered_source_is_rejected_before_dialing() -> None:
     """KV is pulled only from the address that the request allows, for any address in the handoff."""
     with running() as prefill, running() as generate:
         blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff
@@ -74,7 +74,7 @@ def test_an_unregistered_source_is_refused_before_dialling() -> None:
         )
 
 
-def test_a_handoff_of_another_model_or_prompt_is_refused() -> None:
+def test_a_handoff_of_another_model_or_prompt_is_rejected() -> None:
     """KV of other weights or of another history must never be continued."""
     with running() as prefill, running(salt="other") as other, running() as generate:
         blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff

@@ -99,7 +99,7 @@ def test_nothing_missing_is_still_acknowledged() -> None:
         ({"block_bytes": 32}, "KV cache transfer failed"),
     ],
 )
-def test_a_source_refuses_what_it_does_not_hold(changes: dict[str, object], expected: str) -> None:
+def test_a_source_rejects_pulls_of_blocks_it_does_not_hold(changes: dict[str, object], expected: str) -> None:
     """Another boot, arithmetic or id: a typed error, and the blocks stay held."""
     table = _table()
     with _serving(table) as (handoff, _), pytest.raises(TransferError, match=expected):
@@ -148,7 +148,7 @@ def _header(count: int) -> bytes:
         (b"\x03\x00\x00\x00abc", "KV cache transfer failed"),
     ],
 )
-def test_a_source_that_breaks_off_or_lies_is_an_error(answer: bytes, expected: str) -> None:
+def test_a_truncated_or_wrong_response_is_an_error(answer: bytes, expected: str) -> None:
     """Truncated data, wrong counts and garbage raise an error, and no block is taken."""
 
     def serve(connection: socket.socket) -> None:
@@ -159,7 +159,7 @@ def test_a_source_that_breaks_off_or_lies_is_an_error(answer: bytes, expected: s
         _pull(handoff, 0, 3)
 
 
-def test_a_frozen_source_is_given_up_at_the_deadline() -> None:
+def test_a_frozen_source_fails_the_pull_at_the_deadline() -> None:
     """One deadline covers the whole pull, at any speed of the source."""
     thawed = threading.Event()
     with _fake_source(lambda _: (thawed.wait(5.0), None)[1]) as handoff:
@@ -215,7 +215,7 @@ def test_release_and_expiry_wait_for_a_send_in_progress() -> None:
     assert table.held() == (0, 0) and table.release(1) is None
 
 
-def test_every_alteration_of_a_blob_is_noticed() -> None:
+def test_every_alteration_of_a_blob_is_detected() -> None:
     """A truncated or altered blob is rejected."""
     blob = replace_address("127.0.0.1:5").encode()
     assert decode(blob) == replace_address("127.0.0.1:5")
@@ -233,7 +233,7 @@ def test_error_texts_keep_what_clients_match_on() -> None:
 
 
 @pytest.mark.parametrize("sent", [0, 10, 4 + 3 + 100], ids=["nothing", "half a header", "half the blocks"])
-def test_a_source_that_falls_silent_is_given_up_long_before_the_deadline(
+def test_a_stalled_source_fails_the_pull_before_the_deadline(
     sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stalled source costs the stall timeout, not the time of a pull, at every stage of the protocol."""
@@ -253,7 +253,7 @@ def test_a_source_that_falls_silent_is_given_up_long_before_the_deadline(
         thawed.set()
 
 
-def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_source_is_not_a_stalled_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stall timeout runs from the last byte: a slow source is not a stalled one."""
     monkeypatch.setattr(kv_transfer, "STALL_TIMEOUT_S", 1.0)
 
@@ -269,7 +269,7 @@ def test_a_slow_source_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatc
         assert _pull(handoff, 0, 3, timeout_s=30.0).shape == (3, 8)
 
 
-def test_a_frozen_puller_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_puller_does_not_block_other_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A puller that stops reading is dropped after the stall timeout; other pulls are served meanwhile and afterwards."""
     monkeypatch.setattr(kv_transfer, "STALL_TIMEOUT_S", 0.5)
     table = _table()
@@ -288,7 +288,7 @@ def test_a_frozen_puller_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -
             assert _pull(handoff, 0, 3).shape == (3, 8)
 
 
-def test_a_stopped_request_gives_up_the_handoff_it_made() -> None:
+def test_stopping_a_request_releases_its_handoffs() -> None:
     """The response may have been lost, so only the request id can name the handoff."""
     table = HandoffTable()
     table.hold(1, [4], 100.0, "a")

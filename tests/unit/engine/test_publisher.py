@@ -91,7 +91,7 @@ def test_snapshot_and_events_replay_to_the_cache() -> None:
     assert all(subscriber.end == [errors.SHUTTING_DOWN] for subscriber in subscribers)
 
 
-def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
+def test_a_slow_subscriber_gets_an_overflow_error() -> None:
     """The buffer is bounded; an overflow ends one subscription, and the error says how to continue."""
     publisher, slow = Publisher("boot", buffered_events_max=10), Collector()
     publisher.start()
@@ -109,7 +109,7 @@ def test_a_reader_that_falls_behind_is_ended_and_others_are_not() -> None:
     assert len(slow.end) == 1
 
 
-def test_a_reader_that_has_enough_is_ended_well_and_goes_on_in_the_next() -> None:
+def test_a_subscription_ends_at_max_bytes_and_resumes_without_loss() -> None:
     """No event is lost between one subscription and the next, for any events published in between."""
     publisher = Publisher("boot")
     publisher.start()
@@ -144,7 +144,7 @@ def _last(subscriber: Collector) -> int:
     return int(events[-1]["event_id"]) if events else 0
 
 
-def test_load_reports_come_on_change_and_regularly() -> None:
+def test_load_reports_come_on_change_and_as_heartbeats() -> None:
     """The first report is sent at once, changes follow, and heartbeats come without changes."""
     publisher, subscriber = Publisher("boot"), Collector()
     publisher.start()
@@ -174,7 +174,7 @@ def test_a_large_snapshot_comes_in_parts() -> None:
         assert max(sizes) <= MESSAGE_BLOCKS_MAX and len(sizes) == max(1, -(-sum(sizes) // MESSAGE_BLOCKS_MAX))
 
 
-def test_recent_events_are_bounded_and_have_no_holes() -> None:
+def test_replay_buffer_is_bounded_and_has_no_gaps() -> None:
     """The replay buffer keeps at most `blocks_max` blocks; it returns all events after an id or None."""
     for seed in range(50):
         rng = np.random.default_rng(seed)
@@ -200,7 +200,7 @@ def test_recent_events_are_bounded_and_have_no_holes() -> None:
             assert (found is None) == (asked > event_id or asked < event_id - len(kept)), f"seed={seed}"
 
 
-def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None:
+def test_a_resumed_subscription_misses_no_event_and_needs_no_snapshot() -> None:
     """Consecutive subscriptions form one stream: no event is lost between them, and none comes twice."""
     rng = np.random.default_rng(5)
     with running(kv_blocks=20) as harness:
@@ -226,7 +226,7 @@ def test_a_reader_that_comes_back_misses_nothing_and_takes_no_snapshot() -> None
         assert Collector(seen).cached() == cached
 
 
-def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
+def test_a_cursor_outside_the_replay_buffer_gets_a_snapshot() -> None:
     """A snapshot also comes for a cursor of another boot and for one in the future."""
     with running(kv_blocks=20) as harness:
         engine = harness.engine
@@ -242,7 +242,7 @@ def test_a_reader_that_stayed_away_too_long_takes_a_snapshot() -> None:
             assert "snapshot" in subscriber.messages[0], cursor
 
 
-def test_no_message_grows_with_what_waits() -> None:
+def test_message_size_is_bounded() -> None:
     """All events come once and in order; a message has at most MESSAGE_BLOCKS_MAX blocks or a single event, and is
     never empty.
     """

@@ -17,7 +17,7 @@ from tests.unit.engine.engines import CONFIG
 _LIMITS = RequestLimits(vocab_size=100, max_sequence_tokens=50)
 
 
-def _nothing(name: str) -> None:
+def _no_tensor(name: str) -> None:
     """Return no tensor: a request without tensors."""
 
 
@@ -29,7 +29,7 @@ def _read(
     return request_parsing.parse_request(kind, 1, "id", parameters, arrays.get, _LIMITS, 0)
 
 
-def test_defaults_are_greedy_and_endless() -> None:
+def test_defaults_are_greedy_without_end_token() -> None:
     """Defaults: temperature 0, no end token, no seed."""
     read = _read()
     assert read.prompt.tolist() == [1, 2, 3] and read.prompt.dtype == np.int32
@@ -83,19 +83,19 @@ def test_generation_needs_a_handoff() -> None:
     "what",
     [*RequestKind, ControlRequest.KV_EVENTS, ControlRequest.LOAD_REPORT, ControlRequest.RELEASE_HANDOFF],
 )
-def test_request_type_says_what_a_request_is(what: RequestKind | ControlRequest) -> None:
+def test_request_type_selects_the_kind(what: RequestKind | ControlRequest) -> None:
     """All documented values are accepted; without the parameter the kind is context_and_generation."""
-    assert request_parsing.parse_request_kind(json.dumps({"request_type": what.value}), _nothing) is what
-    assert request_parsing.parse_request_kind("", _nothing) is RequestKind.CONTEXT_AND_GENERATION
+    assert request_parsing.parse_request_kind(json.dumps({"request_type": what.value}), _no_tensor) is what
+    assert request_parsing.parse_request_kind("", _no_tensor) is RequestKind.CONTEXT_AND_GENERATION
 
 
-def test_unknown_request_type_is_refused() -> None:
+def test_unknown_request_type_is_rejected() -> None:
     """Generating instead would hide a misspelling."""
     with pytest.raises(EngineError, match="Invalid value for request_type: contextonly"):
-        request_parsing.parse_request_kind('{"request_type": "contextonly"}', _nothing)
+        request_parsing.parse_request_kind('{"request_type": "contextonly"}', _no_tensor)
 
 
-def test_after_says_where_a_subscription_goes_on() -> None:
+def test_after_resumes_a_subscription() -> None:
     """Absent or empty: the subscription starts with a snapshot. Malformed values are named in the error."""
     assert (
         request_parsing.parse_event_cursor("") is None
@@ -115,7 +115,7 @@ def test_stop_is_a_tensor() -> None:
     )
 
 
-def test_config_pbtxt_tells_what_clients_need() -> None:
+def test_config_pbtxt_has_the_limits_for_clients() -> None:
     """Clients read limits and capabilities from the model's configuration."""
     text = config_pbtxt(CONFIG, ModelFacts(4096, 2048, "127.0.0.1:1"))
     for line in (

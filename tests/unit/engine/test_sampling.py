@@ -9,7 +9,7 @@ import pytest
 from engines.reference.sampling import SamplingParams, sample_token, uniform
 
 
-def _twin(logits: npt.NDArray[np.float64], position: int, sampling: SamplingParams) -> int:
+def _sorted_reference(logits: npt.NDArray[np.float64], position: int, sampling: SamplingParams) -> int:
     """Sort the whole vocabulary, cut, draw: the reference implementation."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     weights = {token: math.exp((logits[token] - max(logits)) / sampling.temperature) for token in order}
@@ -36,7 +36,7 @@ def _twin(logits: npt.NDArray[np.float64], position: int, sampling: SamplingPara
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_choose_equals_a_twin_that_sorts_everything(seed: int) -> None:
+def test_sample_token_equals_an_implementation_that_sorts_everything(seed: int) -> None:
     """The implementation without a full sort gives the same tokens, ties included."""
     rng = np.random.default_rng(seed)
     for position in range(20):
@@ -48,7 +48,7 @@ def test_choose_equals_a_twin_that_sorts_everything(seed: int) -> None:
             top_p=float(rng.choice([0.0, 0.1, 0.5, 0.95, 0.999, 1.0])),
             seed=int(rng.integers(0, 2**63)),
         )
-        assert sample_token(logits, position, sampling)[0] == _twin(logits, position, sampling), (
+        assert sample_token(logits, position, sampling)[0] == _sorted_reference(logits, position, sampling), (
             f"seed={seed} {sampling}"
         )
 

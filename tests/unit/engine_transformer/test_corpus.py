@@ -21,14 +21,14 @@ def _piece(lines: Sequence[str | None]) -> bytes:
     return len(data).to_bytes(4, "big") + zlib.compress(data)
 
 
-def test_reads_what_r_writes() -> None:
+def test_reads_the_format_of_r() -> None:
     """Consecutive vectors are read line by line; a missing value is an empty line."""
     novels: list[list[str | None]] = [["Emma", "", "a café", None], ["x" * 5000]]
     read = read_novels(b"".join(_piece(novel) for novel in novels))
     assert read == [["Emma", "", "a café", ""], ["x" * 5000]]
 
 
-def test_refuses_other_data() -> None:
+def test_rejects_other_data() -> None:
     """Data other than a vector of strings raises an error."""
     piece = zlib.compress(b"X\n" + bytes(40))
     with pytest.raises(ValueError, match="format 3"):

@@ -73,7 +73,7 @@ def test_continues_a_dialogue(trained: Transformer, tokenizer: Tokenizer) -> Non
     assert sum(word.strip(".,;:!?'-").isalpha() for word in words) >= 0.8 * len(words)
 
 
-def test_refuses_artefacts_that_do_not_fit(tmp_path: Path) -> None:
+def test_rejects_artefacts_that_do_not_match(tmp_path: Path) -> None:
     """Another format, or weights of another shape, raise an error that names the difference."""
     shutil.copy(MODEL_DIR / "weights.npz", tmp_path)
     config = {**CONFIG, "shape": {**CONFIG["shape"], "feed_forward_width": 640}}

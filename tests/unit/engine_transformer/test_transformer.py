@@ -118,7 +118,7 @@ def _demanding(piece: ChunkInput) -> ChunkInput:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_split_and_companions_change_nothing(small: Transformer, data: st.DataObject) -> None:
+def test_logits_do_not_depend_on_chunks_or_batch(small: Transformer, data: st.DataObject) -> None:
     """Random schedules of several sequences in any chunks give each sequence the logits that it has alone."""
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=6), label="lengths")
     runs = histories(small, data.draw(st.integers(0, 999), label="seed"), lengths)
@@ -154,7 +154,7 @@ def test_cached_decode_equals_recomputation(trained: Transformer, seed: int | No
         assert tokens == run.tokens
 
 
-def test_a_moved_page_serves_as_well(trained: Transformer) -> None:
+def test_a_transferred_page_gives_the_same_logits(trained: Transformer) -> None:
     """Pages copied as bytes to another place in another store give exactly the same logits."""
     (run,) = histories(trained, 31, [50])
     store = store_for(trained, [run])
@@ -179,7 +179,7 @@ def test_writes_only_its_own_rows(small: Transformer) -> None:
     assert sorted(map(tuple, changed.tolist())) == sorted(expected)
 
 
-def test_gives_logits_only_where_wanted(small: Transformer) -> None:
+def test_returns_logits_only_if_wanted(small: Transformer) -> None:
     """Rows come in the order of the chunks; None if no logits were wanted."""
     first, second, third = histories(small, 43, [5, 9, 30])
     store = store_for(small, [first, second, third])
@@ -203,7 +203,7 @@ def test_gives_logits_only_where_wanted(small: Transformer) -> None:
         ([-1], 0, [0], r"token ids outside \[0, 97\)"),
     ],
 )
-def test_refuses_what_does_not_fit(
+def test_rejects_chunks_out_of_range(
     small: Transformer, tokens: list[int], start: int, pages: list[int], message: str
 ) -> None:
     """Wrong positions, pages and ids raise an error that names them, before anything is written."""
