@@ -210,7 +210,7 @@ class BlockPool:
         )
         assert evictable <= set(self._hash_of), "an evictable block is not in the prefix table"
         assert not free & set(self._hash_of), "a free block is in the prefix table"
-        order = {block_id: place for place, block_id in enumerate(self._evictable)}
+        order = {block_id: index for index, block_id in enumerate(self._evictable)}
         for cached in self._cached.values():
             if cached.parent is None:
                 continue
