@@ -22,6 +22,7 @@ from bench import accounting
 from kvmesh.child import bound_command
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
+from kvmesh.roles import service_command
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 60.0
@@ -181,8 +182,8 @@ class Fleet:
         self, role: str, name: str, config: Path, redis_url: str, *options: str, core: int = TEST_CORE
     ) -> Process:
         """Start a service of the mesh and wait until it says it is ready."""
-        command = [sys.executable, "-m", f"services.{role}", "--config", str(config), "--id", name]
-        command += ["--listen", "127.0.0.1:0", "--redis", redis_url, *options]
+        more = ("--redis", redis_url, *options)
+        command = service_command(role, name, config=str(config), listen="127.0.0.1:0", more=more)
         process = self.start(name, command, core)
         ready = process.read_answer(START_TIMEOUT_S)
         process.address, process.metrics_address = ready["address"], ready["metrics_address"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvmesh.cli import certificates as maker
 from kvmesh.trust.material import Files
-from kvmesh.trust.names import ROLES
+from kvmesh.trust.names import CERTIFICATE_ROLES
 
 MESH = "kvmesh"
 
@@ -16,7 +16,7 @@ MESH = "kvmesh"
 class Folder:
     """An authority and what it signed. `files(role)` says where it is."""
 
-    def __init__(self, path: Path, mesh: str = MESH, roles: Sequence[str] = ROLES) -> None:
+    def __init__(self, path: Path, mesh: str = MESH, roles: Sequence[str] = CERTIFICATE_ROLES) -> None:
         self.path = path
         self.mesh = mesh
         self.renew(*roles)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from kvmesh.config import ConfigError
-from kvmesh.trust.names import ROLES, name_of
+from kvmesh.trust.names import CERTIFICATE_ROLES, name_of
 
 AUTHORITY: Final = "authority"
 DAYS_MAX: Final = 825
@@ -29,7 +29,12 @@ class OpensslMissing(RuntimeError):
 
 
 def certificates(
-    folder: Path, mesh: str, roles: Sequence[str] = ROLES, *, days: int = 30, authority: str = AUTHORITY
+    folder: Path,
+    mesh: str,
+    roles: Sequence[str] = CERTIFICATE_ROLES,
+    *,
+    days: int = 30,
+    authority: str = AUTHORITY,
 ) -> list[Path]:
     """Write `<role>.pem` and `<role>.key` into `folder`, and an authority that signs them where there is none yet.
 
@@ -37,8 +42,8 @@ def certificates(
     Raises ConfigError for a role that does not exist and OpensslMissing.
     """
     for role in roles:
-        if role not in ROLES:
-            raise ConfigError(f'--roles names "{role}": allowed are {", ".join(ROLES)}.')
+        if role not in CERTIFICATE_ROLES:
+            raise ConfigError(f'--roles names "{role}": allowed are {", ".join(CERTIFICATE_ROLES)}.')
     if not 1 <= days <= DAYS_MAX:
         raise ConfigError(f"--days = {days} is out of range: allowed are 1 to {DAYS_MAX} days.")
     try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from kvmesh import health_reason
+from kvmesh.roles import ROLES, SERVICES, option_of
 
 if TYPE_CHECKING:
     from kvmesh.config import MeshConfig
@@ -24,12 +25,8 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 2.0
 DEFAULT_CONFIG: Final = "kvmesh.toml"
 
-OF_THE_MESH: Final = ("router", "prefill", "decode")
-SERVICES: Final = ("frontend", *OF_THE_MESH)
+OF_THE_MESH: Final = tuple(role for role in SERVICES if role != "frontend")
 ENGINE: Final = "engine"
-SERVICE_ADDRESS: Final = "127.0.0.1:7000"
-ENGINE_PORT: Final = "9001"
-"""Where the images listen unless told otherwise."""
 
 ENGINE_MODEL: Final = "tensorrt_llm"
 PROC: Final = Path("/proc")
@@ -61,12 +58,11 @@ def probe_of(words: Sequence[str]) -> Probe | None:
     """Return how to ask the process that was started by the command line `words`; None if it is none of ours."""
     role = next((word for word in words if word in (*SERVICES, ENGINE)), "")
     if role == ENGINE:
-        return Probe(
-            _dialable(f"{_option(words, 'host')}:{_option(words, 'grpc-port') or ENGINE_PORT}"), ENGINE_MODEL
-        )
+        port = option_of(words, "grpc-port") or ROLES[ENGINE].port
+        return Probe(_dialable(f"{option_of(words, 'host')}:{port}"), ENGINE_MODEL)
     if role:
-        address = _dialable(_option(words, "listen") or SERVICE_ADDRESS)
-        return Probe(address, role=role, config=_option(words, "config"))
+        address = _dialable(option_of(words, "listen") or f":{ROLES[role].port}")
+        return Probe(address, role=role, config=option_of(words, "config"))
     return None
 
 
@@ -227,17 +223,6 @@ def _command_line(process: int) -> list[str]:
     except OSError:
         return []
     return text.split("\0")[:-1]
-
-
-def _option(words: Sequence[str], name: str) -> str:
-    """Return the last value given to `--name`, as argparse reads it; empty if there is none."""
-    found = ""
-    for at, word in enumerate(words):
-        if word == f"--{name}" and at + 1 < len(words):
-            found = words[at + 1]
-        elif word.startswith(f"--{name}="):
-            found = word.partition("=")[2]
-    return found
 
 
 def _is_address(address: str) -> bool:

@@ -261,9 +261,9 @@ def make_certificates(
 ) -> None:
     """Make an authority and certificates, to try mutual TLS with."""
     from kvmesh.cli.certificates import certificates, section
-    from kvmesh.trust.names import ROLES
+    from kvmesh.trust.names import CERTIFICATE_ROLES
 
-    wanted = [role.strip() for role in roles.split(",") if role.strip()] or ROLES
+    wanted = [role.strip() for role in roles.split(",") if role.strip()] or CERTIFICATE_ROLES
     for path in certificates(folder, settings_given(config).mesh.name, wanted, days=days):
         sys.stderr.write(f"{path}\n")
     sys.stdout.write(section(folder.resolve()))

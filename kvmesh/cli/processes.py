@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,7 @@ from kvmesh.config import ConfigError, Engine, MeshConfig
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
 from kvmesh.redis_url import VARIABLE, has_password
-
-ENGINE_PORTS: Final = ("grpc", "http", "metrics", "kv")
+from kvmesh.roles import ROLES, engine_command, service_command
 
 COSTS: Final = ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "block_transfer_s")
 """Keys of [engine] that only the hashed arithmetic heeds."""
@@ -53,22 +51,21 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
         *(("decode", f"decode-{number}") for number in range(config.decode.replicas)),
     ]
     host = config.mesh.host
-    ports = free_ports(host, 1 + len(ENGINE_PORTS) * len(replicas))
+    ports = free_ports(host, 1 + len(ROLES["engine"].ports) * len(replicas))
     redis, redis_url, redis_deps = _redis(config, next(ports), data_dir)
     is_secret = has_password(redis_url)
     redis_option = () if is_secret else ("--redis", redis_url)
     environment = ((VARIABLE, redis_url),) if is_secret else ()
 
     def service(role: str, name: str, port: int, deps: tuple[str, ...], *more: str) -> Process:
-        command = (
-            *(sys.executable, "-m", f"services.{role}", "--config", str(config_path), "--id", name),
-            *("--listen", f"{host}:{port}", *redis_option, "--metrics-port", "0", *more),
-        )
-        return Process(name, role, command, (*redis_deps, *deps), ReadyLine(), environment)
+        options = (*redis_option, "--metrics-port", "0", *more)
+        listen = f"{host}:{port}"
+        command = service_command(role, name, config=str(config_path), listen=listen, more=options)
+        return Process(name, role, tuple(command), (*redis_deps, *deps), ReadyLine(), environment)
 
     engines, services = [], []
     for role, name in replicas:
-        engine_ports = {kind: next(ports) for kind in ENGINE_PORTS}
+        engine_ports = {kind: next(ports) for kind in ROLES["engine"].ports}
         engine = _engine(config, role, name, engine_ports, data_dir)
         engines.append(engine)
         address = f"{host}:{engine_ports['grpc']}"
@@ -96,23 +93,16 @@ def _engine(config: MeshConfig, role: str, name: str, ports: dict[str, int], dat
     engine, name = config.engine, f"{name}-engine"
     blocks = engine.blocks_of_prefill if role == "prefill" else engine.kv_blocks
     prefix = prefix_of(name)
-    command = (
-        *(sys.executable, "-m", "engines.reference.serve", "--arithmetic", engine.arithmetic),
-        *("--host", config.mesh.host, "--kv-blocks", str(blocks), "--block-tokens", str(engine.block_tokens)),
-        *(
-            "--salt",
-            engine.salt,
-            "--model-version",
-            engine.salt,
-            "--handoff-timeout-s",
-            str(engine.handoff_timeout_s),
-        ),
+    options = (
+        *("--arithmetic", engine.arithmetic, "--kv-blocks", str(blocks)),
+        *("--block-tokens", str(engine.block_tokens), "--salt", engine.salt, "--model-version", engine.salt),
+        *("--handoff-timeout-s", str(engine.handoff_timeout_s)),
         *("--model-dir", str(config.mesh.model_path)),
         *("--max-sequence-tokens", str(engine.max_sequence_tokens)),
         *("--shm-prefix", prefix, "--work-dir", str(data_dir / "engines" / name)),
         *_costs(engine),
-        *(part for kind, port in ports.items() for part in (f"--{kind}-port", str(port))),
     )
+    command = tuple(engine_command(config.mesh.host, ports, more=options))
     ready = ModelReady(f"{config.mesh.host}:{ports['grpc']}", f"{config.mesh.host}:{ports['metrics']}")
     return Process(name, "engine", command, (), ready, shared_memory=prefix)
 

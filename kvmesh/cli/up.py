@@ -24,7 +24,7 @@ from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
 from kvmesh.config import ConfigError, Engine, MeshConfig, describe
 from kvmesh.redis_url import without_password
 from kvmesh.server import DRAIN_S
-from kvmesh.trust.names import ROLES
+from kvmesh.trust.names import CERTIFICATE_ROLES
 from kvmesh.trust.networks import Networks
 
 LOGS = "logs"
@@ -110,7 +110,7 @@ async def _refuse_absent(config: MeshConfig, redis_source: str) -> None:
             f'mesh.model_dir = "{config.mesh.model_dir}" is no folder ({config.mesh.model_path}): '
             "name the one with the tokenizer and the weights."
         )
-    for role in ROLES:
+    for role in CERTIFICATE_ROLES:
         Dial(config, role)
     if config.redis.url and (fault := await redis_fault(config.redis.url)):
         raise ConfigError(

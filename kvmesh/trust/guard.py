@@ -10,7 +10,7 @@ import grpc
 
 from kvmesh.errors import MeshError
 from kvmesh.interceptors import rewrapped
-from kvmesh.trust.names import MAY_ATTACH, ROLES, name_of
+from kvmesh.trust.names import CERTIFICATE_ROLES, MAY_ATTACH, name_of
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class PeerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
     def __init__(self, role: str, mesh: str) -> None:
         self._role = role
-        self._members = frozenset(name_of(one, mesh) for one in ROLES)
+        self._members = frozenset(name_of(one, mesh) for one in CERTIFICATE_ROLES)
         self._rules: Mapping[str, frozenset[str]] = {
             ATTACH: frozenset(name_of(one, mesh) for one in MAY_ATTACH.get(role, ()))
         }

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-SERVICE_ROLES: Final = ("frontend", "router", "prefill", "decode")
-OPERATOR: Final = "operator"
-"""Who runs `kvmesh status`, `kvmesh health` and `kvmesh replay --cost-of` from outside the services."""
+from kvmesh.roles import SERVICES
 
-ROLES: Final = (*SERVICE_ROLES, OPERATOR)
+OPERATOR: Final = "operator"
+"""The operator: runs `kvmesh status`, `kvmesh health` and `kvmesh replay --cost-of` from outside the services."""
+
+CERTIFICATE_ROLES: Final = (*SERVICES, OPERATOR)
+"""Roles that may stand in a certificate of the mesh."""
 
 MAY_ATTACH: Final[Mapping[str, tuple[str, ...]]] = {
     "router": ("frontend",),

@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from kvmesh.config import MeshConfig
+from kvmesh.roles import SERVICE_PORTS
 from kvmesh.tenants.sections import TenantTable
 from tests.chaos.faults import Faults, SignalFaults
 from tests.integration.containers.faults import Faults as ContainerFaults
 from tests.integration.containers.mesh import ContainerMesh, Options, container_mesh
-from tests.integration.containers.plan import METRICS_PORT
 from tests.integration.harness import Mesh, running_mesh
 from tests.integration.live_mesh import LiveMesh, configure
 
@@ -121,7 +121,7 @@ class ContainerRig:
         self.faults = ContainerFaults(mesh)
 
     def metrics_address(self, name: str) -> str:
-        return f"{self.mesh.parts[name].ip}:{METRICS_PORT}"
+        return f"{self.mesh.parts[name].ip}:{SERVICE_PORTS['metrics']}"
 
     async def body(self, name: str) -> Body:
         part = self.mesh.parts[name]

@@ -18,11 +18,12 @@ from testcontainers.core.config import testcontainers_config
 
 from kvmesh import server
 from kvmesh.config import MeshConfig, describe
+from kvmesh.roles import CONFIG_PATH
 from tests.integration.containers import daemon, ownership
 from tests.integration.containers.clocks import Clock
 from tests.integration.containers.network import private_network
 from tests.integration.containers.part import ContainerPart, Recipe
-from tests.integration.containers.plan import CONFIG_PATH, Planned, planned
+from tests.integration.containers.plan import Planned, planned
 from tests.integration.containers.reaper import Reaper
 from tests.integration.containers.vitals import Vitals, vitals_of
 from tests.integration.live_mesh import START_S_MAX, LiveMesh, accepts, engine_ready, until

@@ -12,12 +12,8 @@ import msgspec
 
 from kvmesh.cli.processes import Process, processes_of
 from kvmesh.config import MeshConfig
+from kvmesh.roles import CONFIG_PATH, ROLES
 
-CONFIG_PATH: Final = "/etc/kvmesh/kvmesh.toml"
-SERVICE_PORT: Final = 7000
-METRICS_PORT: Final = 9100
-REDIS_PORT: Final = 6379
-ENGINE_PORTS: Final = {"http": 8000, "grpc": 8001, "metrics": 8002, "kv": 8003}
 IMAGES: Final = {"redis": "kvmesh-redis:dev", "engine": "kvmesh-engine:dev"}
 SERVICE_IMAGE: Final = "kvmesh:dev"
 _FIRST_HOST: Final = 10
@@ -49,7 +45,7 @@ def planned(config: MeshConfig, subnet: IPv4Network, images: Mapping[str, str]) 
     assert not config.redis.url, "a mesh in containers brings its own Redis"
     hosts = iter(list(subnet.hosts())[_FIRST_HOST - 1 :])
     redis_ip = str(next(hosts))
-    redis = f"{redis_ip}:{REDIS_PORT}"
+    redis = f"{redis_ip}:{ROLES['redis'].port}"
     yield Planned("redis", "redis", image_of("redis", "redis", images), _redis(redis_ip), redis_ip, redis)
 
     outside = msgspec.structs.replace(
@@ -60,7 +56,7 @@ def planned(config: MeshConfig, subnet: IPv4Network, images: Mapping[str, str]) 
     processes = processes_of(outside, Path(CONFIG_PATH), Path("/tmp"))
     ips = {process.name: str(next(hosts)) for process in processes}
     for process in processes:
-        ip, port = ips[process.name], ENGINE_PORTS["grpc"] if process.role == "engine" else SERVICE_PORT
+        ip, port = ips[process.name], ROLES[process.role].port
         yield Planned(
             process.name,
             process.role,
@@ -73,7 +69,7 @@ def planned(config: MeshConfig, subnet: IPv4Network, images: Mapping[str, str]) 
 
 def _redis(ip: str) -> tuple[str, ...]:
     return (
-        *("--port", str(REDIS_PORT), "--bind", ip, "--protected-mode", "no", "--dir", "/tmp"),
+        *("--port", str(ROLES["redis"].port), "--bind", ip, "--protected-mode", "no", "--dir", "/tmp"),
         *("--save", "", "--appendonly", "no", "--daemonize", "no"),
     )
 
@@ -88,11 +84,12 @@ def _arguments(process: Process, ips: Mapping[str, str]) -> list[str]:
             at = given.index(option)
             del given[at : at + 2]
         given[given.index("--host") + 1] = ip
-        for kind, port in ENGINE_PORTS.items():
+        for kind, port in ROLES["engine"].ports.items():
             given[given.index(f"--{kind}-port") + 1] = str(port)
         return given
-    given[given.index("--listen") + 1] = f"{ip}:{SERVICE_PORT}"
-    given[given.index("--metrics-port") + 1] = str(METRICS_PORT)
+    ports = ROLES[process.role].ports
+    given[given.index("--listen") + 1] = f"{ip}:{ports['grpc']}"
+    given[given.index("--metrics-port") + 1] = str(ports["metrics"])
     if "--engine" in given:
-        given[given.index("--engine") + 1] = f"{ips[f'{process.name}-engine']}:{ENGINE_PORTS['grpc']}"
+        given[given.index("--engine") + 1] = f"{ips[f'{process.name}-engine']}:{ROLES['engine'].port}"
     return given

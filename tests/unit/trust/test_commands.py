@@ -16,7 +16,7 @@ from kvmesh.cli.processes import processes_of
 from kvmesh.cli.up import up
 from kvmesh.config import ConfigError, build, parse
 from kvmesh.redis_url import VARIABLE
-from kvmesh.trust.names import ROLES
+from kvmesh.trust.names import CERTIFICATE_ROLES
 from kvmesh.trust.peers import Trust
 from tests.certificates import Folder
 
@@ -36,7 +36,7 @@ def test_what_certificates_prints_is_a_configuration_that_works(
     """Two commands are enough: this one, and `kvmesh up` with what it printed. Keys are for their owner alone."""
     assert run("certificates", str(tmp_path / "certs")) == 0
     config = parse(capsys.readouterr().out)
-    for role in ROLES:
+    for role in CERTIFICATE_ROLES:
         assert Trust(config, role).is_on
         assert stat.S_IMODE((tmp_path / "certs" / f"{role}.key").stat().st_mode) == 0o600
     authority = (tmp_path / "certs" / "authority.pem").read_bytes()

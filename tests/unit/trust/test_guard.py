@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from kvmesh.errors import MeshError
+from kvmesh.roles import SERVICES
 from kvmesh.trust.guard import ATTACH, PeerGuard
-from kvmesh.trust.names import ROLES, SERVICE_ROLES, name_of
+from kvmesh.trust.names import CERTIFICATE_ROLES, name_of
 
 HEALTH = "/grpc.health.v1.Health/Check"
 ATTACHES = {("frontend", "router"), ("router", "prefill"), ("router", "decode")}
 
 
-@pytest.mark.parametrize("server", SERVICE_ROLES)
-@pytest.mark.parametrize("caller", ROLES)
+@pytest.mark.parametrize("server", SERVICES)
+@pytest.mark.parametrize("caller", CERTIFICATE_ROLES)
 def test_only_the_way_of_a_request_may_be_attached(caller: str, server: str) -> None:
     """A frontend attaches to routers, a router to replicas; nobody else to anybody."""
     guard = PeerGuard(server, "kvmesh")

@@ -1,0 +1,84 @@
+"""The roles of a mesh: program, ports, options and stop time of each. Pure; it imports no other module of kvmesh.
+
+`kvmesh up`, `kvmesh health`, the measurements and the tests in containers build their commands from this table.
+tests/unit/cli/test_roles.py holds deploy/images and deploy/compose against it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+CONFIG_PATH: Final = "/etc/kvmesh/kvmesh.toml"
+"""Where a container finds the configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One role. Ports are those of a container; `kvmesh up` takes free ones."""
+
+    name: str
+    module: str
+    """Started as `python -m MODULE`; empty: a program of its own."""
+    ports: Mapping[str, int]
+    """By kind; the first is dialled by peers."""
+    needs: tuple[str, ...]
+    """Roles that must be ready before this one starts."""
+    stop_s: int
+    """Longest graceful shutdown after SIGTERM; a supervisor kills later than that."""
+
+    @property
+    def port(self) -> int:
+        """The port that peers dial."""
+        return next(iter(self.ports.values()))
+
+
+SERVICE_PORTS: Final = {"grpc": 7000, "metrics": 9100}
+"""Of every service; see `Role.ports`."""
+
+SERVICES: Final = ("frontend", "router", "prefill", "decode")
+"""Roles that register in the mesh."""
+
+ROLES: Final[Mapping[str, Role]] = {
+    role.name: role
+    for role in (
+        Role("redis", "", {"redis": 6379}, (), 10),
+        Role(
+            "engine",
+            "engines.reference.serve",
+            {"grpc": 9001, "http": 9000, "metrics": 9002, "kv": 9003},
+            (),
+            15,
+        ),
+        Role("prefill", "services.prefill", SERVICE_PORTS, ("redis", "engine"), 35),
+        Role("decode", "services.decode", SERVICE_PORTS, ("redis", "engine"), 35),
+        Role("router", "services.router", SERVICE_PORTS, ("redis",), 35),
+        Role("frontend", "services.frontend", SERVICE_PORTS, ("redis", "router", "prefill", "decode"), 35),
+    )
+}
+"""In the order of a start."""
+
+
+def service_command(role: str, name: str, *, config: str, listen: str, more: tuple[str, ...]) -> list[str]:
+    """Return the command of a service. `listen`: "host:port"; `more`: options after those that all services take."""
+    options = ("--config", config, "--id", name, "--listen", listen)
+    return [sys.executable, "-m", ROLES[role].module, *options, *more]
+
+
+def engine_command(host: str, ports: Mapping[str, int], *, more: tuple[str, ...]) -> list[str]:
+    """Return the command of a reference engine; `ports`: by kind, as in the table; `more`: its other options."""
+    options = [part for kind, port in ports.items() for part in (f"--{kind}-port", str(port))]
+    return [sys.executable, "-m", ROLES["engine"].module, "--host", host, *more, *options]
+
+
+def option_of(words: Sequence[str], name: str) -> str:
+    """Return the last value given to `--name` in a command, as argparse reads it; empty: none is given."""
+    found = ""
+    for at, word in enumerate(words):
+        if word == f"--{name}" and at + 1 < len(words):
+            found = words[at + 1]
+        elif word.startswith(f"--{name}="):
+            found = word.partition("=")[2]
+    return found
