@@ -13,9 +13,6 @@ from typing import Final
 from kvmesh.clock import Clock
 from services.frontend.requests.core import FrontendCore
 
-HANDOVER_METADATA: Final = "kvmesh-hand-over"
-"""A client that sends this key has another frontend to go to."""
-
 LOOK_S: Final = 0.05
 BATCH: Final = 32
 """Streams handed over at once: their adopts come together."""

@@ -18,7 +18,6 @@ from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
 from kvmesh.tenants.caller import Caller, ServiceClass
 from services.frontend.accounts.executions import Claim, Execution, Executions
-from services.frontend.draining import HANDOVER_METADATA
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
@@ -27,6 +26,9 @@ from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, S
 from services.frontend.surface import validation, wire
 from services.frontend.surface.tokenizer import ModelTokenizer
 from services.frontend.surface.validation import Asked, Bounds
+
+HANDOVER_METADATA: Final = "kvmesh-hand-over"
+"""A client that sends this key has another frontend to go to."""
 
 THREAD_BYTES_MIN: Final = 8192
 """A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that

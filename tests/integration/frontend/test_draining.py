@@ -9,7 +9,8 @@ import grpc
 
 from kvmesh.clock import MonotonicClock
 from kvmesh.errors import from_rpc_error
-from services.frontend.draining import HANDOVER_METADATA, drain
+from services.frontend.draining import drain
+from services.frontend.surface.intake import HANDOVER_METADATA
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool
 from tests.integration.generation import token_request
