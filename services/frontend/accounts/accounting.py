@@ -21,7 +21,6 @@ from services.frontend.accounts.settlement import Charge, Report, Settlements
 from services.frontend.accounts.trailers import of_remaining
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import Order
-from services.frontend.surface import wire
 
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""
@@ -60,10 +59,9 @@ class Accounting:
         self._budgets = budgets
         self._settlements = settlements
 
-    def check(self, caller: Caller, data: bytes) -> None:
-        """Raise MeshError if no new request of `caller` has a chance now; `data` need not be read for that."""
-        if caller.account.scopes and not wire.may_resume(data):
-            self._budgets.check(caller)
+    def check(self, caller: Caller) -> None:
+        """Raise MeshError if no new request of `caller`, who has limits, has a chance now, however small it is."""
+        self._budgets.check(caller)
 
     async def reserve(self, hold: Hold, order: Order) -> Order:
         """Reserve what `order` may use, in `hold`; return it with its reservation.

@@ -31,7 +31,7 @@ from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.resume_token import Seal
 from services.frontend.requests.takeover import Place
-from services.frontend.surface import messages
+from services.frontend.surface import messages, wire
 from services.frontend.surface.intake import Arrival, Intake
 from services.frontend.surface.slow_reader import Reader
 from services.frontend.surface.tokenizer import ModelTokenizer
@@ -133,7 +133,8 @@ class InferenceService:
             data = await self._reception.message(call.read, _path(caller, call))
             if data is None:
                 raise no_message("Generate")
-            self._accounting.check(caller, data)
+            if caller.account.scopes and not wire.may_resume(data):
+                self._accounting.check(caller)
             with self._core.place_to_read(self._clock.now_s()):
                 client = self._tracing.begin(call.metadata.get("traceparent"))
                 context, owner = self._tracing.child(client), self._executions.new_owner()

@@ -273,7 +273,6 @@ async def test_without_limits_nobody_is_asked() -> None:
     accounting, budgets, settlements = made(Redis())
     hold, asked = Hold(), order(1, owner="o")
     assert await accounting.reserve(hold, asked) is asked
-    accounting.check(asked.caller, b"")
     assert (hold.reservation, hold.progress_at, hold.trailers()) == (None, NEVER, {})
     accounting.close(hold, Request(asked, 3, 3, WELL))  # type: ignore[arg-type]
     assert len(settlements) == 1 and not budgets.settled
