@@ -15,12 +15,12 @@ from services.frontend.accounts import bill as bills
 from services.frontend.accounts.bill import NOT_STARTED, Bill
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.reservation import Reservation
-from services.frontend.accounts.charge_split import Earlier, dues
+from services.frontend.accounts.charge_split import dues
 from services.frontend.accounts.progress_reports import NOTE_TOKENS
 from services.frontend.accounts.settlement import Charge, Report, Settlements
 from services.frontend.accounts.trailers import of_remaining
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import Earlier, Order
 
 NEVER: Final = 1 << 62
 """Output position that no request reaches."""

@@ -10,21 +10,8 @@ never reports has died: its reservation is charged what was left for it (see Ear
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """An execution of the request that has not reported, as the one that begins after it hears of it."""
-
-    owner: str
-    """Empty: nobody asked for its number, so its reservation has the name of the request."""
-    inherited: int
-    """Output that it began behind, and so does not pay."""
-    is_giver: bool
-    """True if it gave the output that the one after it goes on behind."""
-    given: int = 0
-    """Output below this position is known to have been given by it; 0: it told nothing (see progress_notes)."""
+from services.frontend.requests.request_spec import Earlier
 
 
 def dues(

@@ -25,7 +25,7 @@ from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import end, persist
 from services.frontend.accounts.budgets.batcher import ANSWER_S
-from services.frontend.accounts.charge_split import Earlier
+from services.frontend.requests.request_spec import Earlier
 from services.frontend.requests.resume_token import EPOCH_MAX
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.buckets.limits import Account
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
-from services.frontend.accounts.charge_split import Earlier
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, ResumeToken
 from services.frontend.requests.takeover import Place
 
@@ -37,6 +36,20 @@ NOBODY: Final = Caller(
     account=Account("", ()),
 )
 """Who calls where nobody asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """An execution of the request that has not reported, as the one that begins after it hears of it."""
+
+    owner: str
+    """Empty: nobody asked for its number, so its reservation has the name of the request."""
+    inherited: int
+    """Output that it began behind, and so does not pay."""
+    is_giver: bool
+    """True if it gave the output that the one after it goes on behind."""
+    given: int = 0
+    """Output below this position is known to have been given by it; 0: it told nothing (accounts.progress_reports)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,10 @@ from kvmesh.metrics import Metrics
 from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
-from services.frontend.accounts.charge_split import Earlier
 from services.frontend.accounts.executions import Claim
 from services.frontend.requests.charge import Reach
 from services.frontend.requests.outcome import End
-from services.frontend.requests.request_spec import Order
+from services.frontend.requests.request_spec import Earlier, Order
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import Place
 from tests.integration.frontend import test_executions

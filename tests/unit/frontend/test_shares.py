@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.accounts.charge_split import Earlier, dues
+from services.frontend.accounts.charge_split import dues
+from services.frontend.requests.request_spec import Earlier
 
 PROMPT = 50
 POSITIONS = st.integers(0, 1000)
