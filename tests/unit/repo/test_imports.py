@@ -31,6 +31,25 @@ ROUTER_ORDER = {
 }
 """What each package or module of the router imports of the others: only of those before it."""
 
+FRONTEND_ORDER = {
+    "requests": (),
+    "accounts": ("requests",),
+    "surface": ("requests", "accounts"),
+    "draining": ("requests",),
+    "mesh_secret": ("requests",),
+    "readiness": ("requests",),
+    "routers": ("requests",),
+    "metrics": ("requests", "accounts"),
+    "main": (
+        *("requests", "accounts", "surface"),
+        *("draining", "mesh_secret", "readiness", "routers", "metrics"),
+    ),
+    "__main__": ("main",),
+}
+"""The same of the frontend: bytes become messages above accounts, and live requests know of neither."""
+
+ORDERS = {"router": ROUTER_ORDER, "frontend": FRONTEND_ORDER}
+
 SIMULATED = {"queue", "index", "placement", "forwarding"}
 """What the simulator runs of the router."""
 
@@ -96,31 +115,32 @@ def test_no_service_imports_another() -> None:
         assert breaches(f"services/{service}", *others) == []
 
 
-def router_parts(path: Path) -> set[str]:
-    """Return what else of the router `path` imports: its packages and the modules beside them."""
+def parts_imported(service: str, path: Path) -> set[str]:
+    """Return the other packages and modules of `service` that `path` imports, by their first name in it."""
     names = (name.split(".") for name in imports(path))
-    found = {parts[2] for parts in names if parts[:2] == ["services", "router"] and len(parts) > 2}
-    return found - {path.relative_to(ROUTER).parts[0].removesuffix(".py")}
+    found = {parts[2] for parts in names if parts[:2] == ["services", service] and len(parts) > 2}
+    return found - {path.relative_to(ROOT / "services" / service).parts[0].removesuffix(".py")}
 
 
-def test_the_packages_of_the_router_stand_in_an_order() -> None:
-    """Nothing knows what stands above it, not even its types."""
+@pytest.mark.parametrize("service", ORDERS)
+def test_packages_of_a_service_stand_in_an_order(service: str) -> None:
+    """No package or module imports one above it, types included."""
     before: set[str] = set()
-    for part, below in ROUTER_ORDER.items():
+    for part, below in ORDERS[service].items():
         assert before.issuperset(below), part
         before.add(part)
-    there = {
-        path.stem for path in ROUTER.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
+    entries = (ROOT / "services" / service).iterdir()
+    there = {path.stem for path in entries if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert there - {"__init__"} == before
 
 
-@pytest.mark.parametrize("part", ROUTER_ORDER)
-def test_a_package_of_the_router_imports_what_the_order_says(part: str) -> None:
-    """No more, and no less: a line that nobody needs any more would let somebody in later."""
-    folder = ROUTER / part
+@pytest.mark.parametrize(("service", "part"), [(name, part) for name in ORDERS for part in ORDERS[name]])
+def test_a_package_imports_what_the_order_says(service: str, part: str) -> None:
+    """Exactly that: an entry without an import would permit one later."""
+    folder = ROOT / "services" / service / part
     paths = [*folder.rglob("*.py")] if folder.is_dir() else [folder.with_suffix(".py")]
-    assert set().union(*map(router_parts, paths)) == set(ROUTER_ORDER[part])
+    found = set[str]().union(*(parts_imported(service, path) for path in paths))
+    assert found == set(ORDERS[service][part])
 
 
 def test_no_module_of_the_router_is_in_a_circle() -> None:
