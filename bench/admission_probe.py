@@ -6,7 +6,6 @@ CPU is that of the whole process per request: admission, settlement, and the fro
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import itertools
@@ -15,8 +14,6 @@ import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
-
-import uvloop
 
 from bench import control, redis_trips
 from kvmesh.buckets.ledger import Ledger
@@ -156,10 +153,9 @@ NOTHING = Limit(60, 1, 60_000, 2_000, 0)
 async def serve() -> None:
     """Answer commands until stdin ends."""
 
-    async def run(command: Mapping[str, Any]) -> Mapping[str, Any]:
-        probe = Probe(command["redis"])
+    async def admission(redis: str, requests: int) -> Mapping[str, Any]:
+        probe = Probe(redis)
         try:
-            requests = int(command["requests"])
             leased, unleased = caller("leased", PLENTY), caller("unleased", NO_SLAB)
             gc.collect()
             gc.freeze()
@@ -171,19 +167,13 @@ async def serve() -> None:
             refused = await probe.refuse(caller("nothing", NOTHING), requests)
             if probe.budgets.outage.total:
                 raise RuntimeError("Redis did not answer in time")
-            trips = await redis_trips.measure(command["redis"], requests // 5)
+            trips = await redis_trips.measure(redis, requests // 5)
             return {**one, "many": many, "refused": refused, "trips": trips}
         finally:
             await probe.close()
 
-    await control.serve_commands({"admission": run}, {"ready": True})
-
-
-def main() -> None:
-    """Run the probe."""
-    argparse.ArgumentParser(prog="python -m bench.admission_probe").parse_args()
-    uvloop.run(serve())
+    await control.serve_commands(admission)
 
 
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

@@ -7,20 +7,13 @@ Open loop: a slow mesh does not slow the arrivals. Run as `python -m bench.arriv
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import grpc
-import uvloop
-
-from bench import control, prompts
-from kvmesh.errors import from_rpc_error
-from kvmesh.inference.v1 import inference_pb2 as pb
-from kvmesh.inference.v1 import inference_pb2_grpc
+from bench import control, generation, prompts
 
 
 class Arrival(NamedTuple):
@@ -46,71 +39,38 @@ class Seen(NamedTuple):
     """After the start."""
 
 
-async def ask(
-    stub: inference_pb2_grpc.InferenceServiceAsyncStub,
-    arrival: Arrival,
-    bearer: str,
-    draw: random.Random,
-    start_s: float,
-) -> Seen:
-    """Send one request and read its answer to the end."""
-    request = pb.GenerateRequest(
-        tokens=pb.TokenPrompt(ids=prompts.random_ids(arrival.prompt_tokens, draw)),
-        sampling=pb.Sampling(temperature=0.0),
-        limits=pb.Limits(max_output_tokens=arrival.output_tokens),
-    )
-    metadata = (("authorization", f"Bearer {bearer}"),) if bearer else ()
-    started_s, ttft_ms, tokens = time.monotonic(), None, 0
-    reason, retry_after_s = "", None
-    call = stub.Generate(request, timeout=arrival.deadline_s, metadata=metadata)
-    try:
-        async for message in call:
-            if message.HasField("tokens"):
-                if ttft_ms is None:
-                    ttft_ms = (time.monotonic() - started_s) * 1000
-                tokens += len(message.tokens.ids)
-    except grpc.aio.AioRpcError as error:
-        details = from_rpc_error(error)
-        reason, retry_after_s = details.reason or error.code().name, details.retry_after_s
-    return Seen(arrival.tenant, ttft_ms, reason, retry_after_s, tokens, time.monotonic() - start_s)
-
-
 async def replay(
-    stub: inference_pb2_grpc.InferenceServiceAsyncStub,
-    arrivals: Sequence[Arrival],
-    keys: Mapping[str, str],
-    draw: random.Random,
+    stub: generation.Stub, arrivals: Sequence[Arrival], keys: Mapping[str, str], draw: random.Random
 ) -> list[Seen]:
     """Send every request at its time; return when all have ended."""
     start_s = time.monotonic()
+
+    async def send(arrival: Arrival) -> Seen:
+        ids = prompts.random_ids(arrival.prompt_tokens, draw)
+        request = generation.request(ids, arrival.output_tokens)
+        answer = await generation.ask(stub, request, arrival.deadline_s, keys.get(arrival.tenant, ""))
+        ttft_ms = None if answer.ttft_s is None else answer.ttft_s * 1000
+        ended_s = time.monotonic() - start_s
+        return Seen(arrival.tenant, ttft_ms, answer.error, answer.retry_after_s, len(answer.ids), ended_s)
+
     async with asyncio.TaskGroup() as group:
         tasks = []
         for arrival in arrivals:
             await asyncio.sleep(max(0.0, start_s + arrival.at_s - time.monotonic()))
-            tasks.append(group.create_task(ask(stub, arrival, keys.get(arrival.tenant, ""), draw, start_s)))
+            tasks.append(group.create_task(send(arrival)))
     return [task.result() for task in tasks]
 
 
-async def serve(arguments: argparse.Namespace) -> None:
-    """Serve until stdin ends."""
-    draw = random.Random(arguments.seed)
-    async with grpc.aio.insecure_channel(arguments.target) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+async def serve(target: str, seed: int = 1) -> None:
+    """Serve until stdin ends. `target`: host:port of the frontend."""
+    draw = random.Random(seed)
+    async with generation.channel(target) as stub:
 
-        async def run(command: Mapping[str, Any]) -> Mapping[str, Any]:
-            arrivals = [Arrival(*one) for one in command["arrivals"]]
-            return {"seen": await replay(stub, arrivals, command["keys"], draw)}
+        async def replay_(arrivals: list[list[Any]], keys: Mapping[str, str]) -> Mapping[str, Any]:
+            return {"seen": await replay(stub, [Arrival(*one) for one in arrivals], keys, draw)}
 
-        await control.serve_commands({"replay": run}, {"ready": True})
-
-
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.arrivals", description=__doc__)
-    parser.add_argument("--target", required=True, help="host:port of the frontend")
-    parser.add_argument("--seed", type=int, default=1)
-    uvloop.run(serve(parser.parse_args()))
+        await control.serve_commands(replay_)
 
 
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

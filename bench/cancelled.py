@@ -6,16 +6,19 @@ over CALLS calls, behind as many that warm the process up, per call.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import ctypes
 import gc
 import json
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Final
 
 import grpc
+import typer
+
+from bench import control
+from bench.processes import ANY_CORE, START_TIMEOUT_S, Fleet
 
 CALLS: Final = 8000
 AT_ONCE: Final = 16
@@ -40,7 +43,7 @@ def allocated_bytes() -> int:
 
 
 async def serve() -> None:
-    """Serve METHOD until stdin ends; answer each line of stdin with the bytes in use."""
+    """Serve METHOD until stdin ends; tell the bytes in use."""
 
     async def stream(_: bytes, context: Any) -> None:
         while True:
@@ -50,17 +53,17 @@ async def serve() -> None:
     async def brief(_: bytes, context: Any) -> None:
         await context.write(PAYLOAD)
 
+    async def in_use() -> Mapping[str, Any]:
+        return {"bytes": allocated_bytes()}
+
     handlers = {
         "Stream": grpc.unary_stream_rpc_method_handler(stream),
         "Brief": grpc.unary_stream_rpc_method_handler(brief),
     }
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Cancelled", handlers),))
-    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
-    await server.start()
-    while await asyncio.to_thread(sys.stdin.readline):
-        print(allocated_bytes(), flush=True)
-    await server.stop(0)
+    async with control.serving(server) as address:
+        await control.serve_commands(in_use, address=address)
 
 
 async def finish(channel: grpc.aio.Channel) -> None:
@@ -107,35 +110,21 @@ WAYS: Final[dict[str, Callable[[grpc.aio.Channel], Awaitable[None]]]] = {
 }
 
 
-async def measure() -> dict[str, dict[str, float]]:
+async def measure(fleet: Fleet) -> dict[str, dict[str, float]]:
     """Return bytes per call, of the client and of the server, for each way to end a call."""
-    server = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.cancelled", "--serve"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert server.stdin is not None and server.stdout is not None
-    port = int(await server.stdout.readline())
+    server = fleet.start("server", [sys.executable, "-m", "bench.cancelled", "--serve"], ANY_CORE)
     figures: dict[str, dict[str, float]] = {}
-
-    async def in_use() -> tuple[int, int]:
-        assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(b"\n")
-        return allocated_bytes(), int(await server.stdout.readline())
-
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with grpc.aio.insecure_channel(server.read_answer(START_TIMEOUT_S)["address"]) as channel:
         for name, way in WAYS.items():
             await _calls(channel, way)
-            before = await in_use()
+            before = (allocated_bytes(), server.ask("in_use")["bytes"])
             await _calls(channel, way)
-            after = await in_use()
+            after = (allocated_bytes(), server.ask("in_use")["bytes"])
             client, served = ((late - early) / CALLS for early, late in zip(before, after, strict=True))
             figures[name] = {
                 "client_bytes_per_call": round(client, 1),
                 "server_bytes_per_call": round(served, 1),
             }
-    server.stdin.close()
-    await server.wait()
     return figures
 
 
@@ -147,25 +136,24 @@ async def _calls(channel: grpc.aio.Channel, way: Callable[[grpc.aio.Channel], Aw
     await asyncio.gather(*(some() for _ in range(AT_ONCE)))
 
 
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m bench.cancelled", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    is_server: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
+) -> None:
+    """Measure what grpcio itself keeps of each call that is cancelled."""
+    if is_server:
         asyncio.run(serve())
         return
-    figures = asyncio.run(measure())
-    if given.json:
+    with Fleet() as fleet:
+        figures = asyncio.run(measure(fleet))
+    if as_json:
         print(json.dumps({"grpcio": grpc.__version__, "calls": CALLS, "ways": figures}, indent=1))
         return
     print(f"grpcio {grpc.__version__}, {CALLS} calls each; bytes that stay per call")
     for name, figure in figures.items():
-        print(
-            f"  {name:30} client {figure['client_bytes_per_call']:8.1f}   server {figure['server_bytes_per_call']:8.1f}"
-        )
+        client, served = figure.values()
+        print(f"  {name:30} client {client:8.1f}   server {served:8.1f}")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

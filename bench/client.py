@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import time
 
 import grpc
-import uvloop
 
-from bench import prompts
+from bench import control, generation, prompts
 from bench.load import LoadCounters, serve_load
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
@@ -29,11 +27,7 @@ class GenerateClient:
 
     def begin(self, prompt_tokens: int, output_tokens: int) -> None:
         """See Load."""
-        request = pb.GenerateRequest(
-            tokens=pb.TokenPrompt(ids=prompts.random_ids(prompt_tokens, self._draw)),
-            sampling=pb.Sampling(temperature=0.0),
-            limits=pb.Limits(max_output_tokens=output_tokens),
-        )
+        request = generation.request(prompts.random_ids(prompt_tokens, self._draw), output_tokens)
         self.counters.started += 1
         task = asyncio.create_task(self._read(request, output_tokens), name="generate")
         self._calls.add(task)
@@ -78,20 +72,11 @@ class GenerateClient:
             call.cancel()
 
 
-async def serve(arguments: argparse.Namespace) -> None:
-    """Serve until stdin ends."""
-    async with grpc.aio.insecure_channel(arguments.target) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        await serve_load(GenerateClient(stub, arguments.seed), arguments.seed)
-
-
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.client", description=__doc__)
-    parser.add_argument("--target", required=True, help="host:port of the frontend")
-    parser.add_argument("--seed", type=int, default=1)
-    uvloop.run(serve(parser.parse_args()))
+async def serve(target: str, seed: int = 1) -> None:
+    """Serve until stdin ends. `target`: host:port of the frontend."""
+    async with generation.channel(target) as stub:
+        await serve_load(GenerateClient(stub, seed), seed)
 
 
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

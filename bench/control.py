@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import inspect
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, get_args
 
-Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+import grpc
+import uvloop
+
+Handler = Callable[..., Awaitable[Mapping[str, Any] | None]]
+"""Takes the arguments of a command by name."""
+
+
+def main(serve: Callable[..., Coroutine[Any, Any, None]], about: str | None) -> None:
+    """Run `serve` as a process. Each of its parameters is an option, required unless there is a default."""
+    parser = argparse.ArgumentParser(description=about)
+    for name, parameter in inspect.signature(serve, eval_str=True).parameters.items():
+        is_required, choices = parameter.default is parameter.empty, get_args(parameter.annotation) or None
+        parser.add_argument(
+            f"--{name.strip('_').replace('_', '-')}",
+            dest=name,
+            type=str if choices else parameter.annotation,
+            choices=choices,
+            required=is_required,
+            default=None if is_required else parameter.default,
+        )
+    uvloop.run(serve(**vars(parser.parse_args())))
 
 
 def say(answer: Mapping[str, Any]) -> None:
@@ -17,22 +40,37 @@ def say(answer: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def serve_commands(handlers: Mapping[str, Handler], ready: Mapping[str, Any]) -> None:
-    """Say `ready`, then answer each command by the handler its `do` names, until stdin ends.
+async def serve_commands(*handlers: Handler, address: str = "") -> None:
+    """Say that all is ready, then answer each command by the handler that its `do` names, until stdin ends.
 
     A handler that raises answers {"error": ...}; the process goes on.
     """
+    known = {handler.__name__.strip("_"): handler for handler in handlers}
     reader = asyncio.StreamReader(limit=1 << 20)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
-    say(ready)
+    say({"ready": True, "address": address})
     try:
         while line := await reader.readline():
             command = json.loads(line)
             try:
-                say(await handlers[command["do"]](command))
+                say(await known[command.pop("do")](**command) or {})
             except Exception as error:  # noqa: BLE001  # told to the bench, which decides
                 say({"error": f"{type(error).__name__}: {error}"})
     finally:
         transport.close()
+
+
+@asynccontextmanager
+async def serving(
+    server: grpc.aio.Server, credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[str]:
+    """Serve gRPC at a free port, and yield its address."""
+    anywhere = "127.0.0.1:0"
+    port = (
+        server.add_secure_port(anywhere, credentials) if credentials else server.add_insecure_port(anywhere)
+    )
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)

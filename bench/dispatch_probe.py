@@ -6,17 +6,14 @@ Run as `python -m bench.dispatch_probe`, steered over stdin.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
-import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
 
-import uvloop
-
 from bench import control
+from bench.quantiles import quantile
 from kvmesh.clock import MonotonicClock
 from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import DispatchGossip
@@ -73,22 +70,21 @@ class DispatchProbe:
         self.policy.observe(event)
         self.dispatches.note(event)
 
-    async def meet(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def meet(self, routers: list[str]) -> None:
         """Name the {routers}, and wait until they have told what they have."""
-        self.dispatches.set_routers((name, f"boot-{name}") for name in command["routers"])
+        self.dispatches.set_routers((name, f"boot-{name}") for name in routers)
         async with asyncio.timeout(10):
             while not self.dispatches.is_caught_up():
                 await asyncio.sleep(0.001)
-        return {}
 
-    async def dispatch(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def dispatch(self, per_s: float, seconds: float) -> Mapping[str, Any]:
         """Dispatch {per_s} prompts a second for {seconds}, at random moments; tell CPU of the process per prompt (us)."""
         self.delays_s.clear()
         cpu_s, count = time.process_time(), 0
-        end_s = time.monotonic() + command["seconds"]
+        end_s = time.monotonic() + seconds
         loop = asyncio.get_running_loop()
         while time.monotonic() < end_s:
-            await asyncio.sleep(self._draw.expovariate(command["per_s"]))
+            await asyncio.sleep(self._draw.expovariate(per_s))
             now_s = self._clock.now_s()
             request_id = f"{time.monotonic_ns():016x}{self._draw.getrandbits(64):016x}"
             hashes = tuple(self._draw.getrandbits(64) for _ in range(BLOCKS))
@@ -109,39 +105,29 @@ class DispatchProbe:
     def _finish(self, request_id: str) -> None:
         self._tell(Finished(self.name, request_id, self._clock.now_s()))
 
-    async def tell(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def tell(self) -> Mapping[str, Any]:
         """Tell the delays of what was heard (ms), and what is still counted here once everything has ended."""
         await asyncio.sleep(OPEN_S + SETTLE_S)
-        delays_ms = sorted(1e3 * each for each in self.delays_s)
+        delays_ms = [1e3 * each for each in self.delays_s]
         if len(delays_ms) < 100:
             raise RuntimeError(f"{len(delays_ms)} dispatches were heard")
         return {
             "heard": len(delays_ms),
-            "p50_ms": statistics.median(delays_ms),
-            "p99_ms": delays_ms[len(delays_ms) * 99 // 100],
-            "max_ms": delays_ms[-1],
+            "p50_ms": quantile(delays_ms, 0.5),
+            "p99_ms": quantile(delays_ms, 0.99),
+            "max_ms": max(delays_ms),
             "left": len(self.policy.backlog),
             "healed": self.dispatches.neighbours.healed_total,
         }
 
 
-async def serve(arguments: argparse.Namespace) -> None:
+async def serve(name: str, redis: str) -> None:
     """Serve until stdin ends."""
-    probe = DispatchProbe(arguments.name, arguments.redis)
+    probe = DispatchProbe(name, redis)
     running = asyncio.create_task(probe.dispatches.run(), name="dispatches")
-    await control.serve_commands(
-        {"meet": probe.meet, "dispatch": probe.dispatch, "tell": probe.tell}, {"ready": True}
-    )
+    await control.serve_commands(probe.meet, probe.dispatch, probe.tell)
     running.cancel()
 
 
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.dispatch_probe", description=__doc__)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--redis", required=True)
-    uvloop.run(serve(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

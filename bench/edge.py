@@ -5,13 +5,10 @@ The floor under the frontend. Run as `python -m bench.edge`, steered over stdin.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import grpc
-import uvloop
 
 from bench import control
 from bench.pacing import token_id_at
@@ -58,25 +55,15 @@ async def serve() -> None:
     edge = Edge()
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(edge, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
 
-    async def pace(command: Mapping[str, Any]) -> Mapping[str, Any]:
-        edge.step_s = command["step_ms"] / 1000
-        return {}
+    async def pace(step_ms: float) -> None:
+        edge.step_s = step_ms / 1000
 
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks, control.serving(server) as address:
         stepping = tasks.create_task(edge.run(), name="edge-steps")
-        await control.serve_commands({"pace": pace}, {"ready": True, "address": address})
+        await control.serve_commands(pace, address=address)
         stepping.cancel()
-    await server.stop(0)
-
-
-def main() -> None:
-    """Serve."""
-    argparse.ArgumentParser(prog="bench.edge", description=__doc__).parse_args()
-    uvloop.run(serve())
 
 
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

@@ -6,7 +6,6 @@ steered over stdin.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import os
@@ -18,7 +17,6 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import uvloop
 import xxhash
 
 from bench import accounting, control
@@ -93,67 +91,63 @@ class IndexProbe:
         self._reader: IndexReader | None = None
         self._draw = random.Random(seed)
 
-    async def publish(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def publish(self, redis: str, blocks: int) -> None:
         """Write the snapshots of {blocks} to {redis}, as replicas do. In another process than the one that loads."""
-        redis = RedisLink(command["redis"])
+        link = RedisLink(redis)
         try:
             for replica in range(REPLICAS):
-                written = snapshot(replica, command["blocks"])
-                await redis.execute(
-                    "SET", key(MESH, "snap", written.replica), events.encode_snapshot(written)
-                )
+                written = snapshot(replica, blocks)
+                await link.execute("SET", key(MESH, "snap", written.replica), events.encode_snapshot(written))
                 note = Batch(written.replica, EPOCH, 1, 1, Op.SNAPSHOT, (), written.block_count)
-                await redis.execute(*_entry(note))
+                await link.execute(*_entry(note))
         finally:
-            await redis.close()
-        return {}
+            await link.close()
 
-    async def publish_burst(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def publish_burst(self, redis: str, entries: int) -> None:
         """Write {entries} entries to the stream of {redis}, new blocks of the replicas in turn."""
-        redis = RedisLink(command["redis"])
+        link = RedisLink(redis)
         waiting: list[Command] = []
         try:
-            for index in range(command["entries"]):
+            for index in range(entries):
                 seq = 2 + index // REPLICAS
                 hashes = tuple(block_hash(-1 - index, depth) for depth in range(BURST_BLOCKS))
                 waiting.append(
                     _entry(Batch(name_of(index % REPLICAS), EPOCH, seq - 1, seq, Op.STORED, hashes))
                 )
                 if len(waiting) == BURST_PIPELINE:
-                    await redis.pipeline(waiting)
+                    await link.pipeline(waiting)
                     waiting = []
-            await redis.pipeline(waiting)
+            await link.pipeline(waiting)
         finally:
-            await redis.close()
-        return {}
+            await link.close()
 
-    async def load(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def load(self, redis: str, blocks: int) -> Mapping[str, Any]:
         """Start as a router does, from nothing to a complete mirror of {blocks} in {redis}.
 
         Tells seconds, milliseconds of the longest stall of the event loop, and bytes of memory per block.
         """
-        redis = RedisLink(command["redis"])
-        await redis.execute("PING")
-        reader = self._reader = IndexReader(redis, MESH, self.mirror)
+        link = RedisLink(redis)
+        await link.execute("PING")
+        reader = self._reader = IndexReader(link, MESH, self.mirror)
         gc.collect()
         before = accounting.rss_bytes(os.getpid())
         reader.set_replicas(name_of(replica) for replica in range(REPLICAS))
         figures = await self._read_until(lambda: reader.reload_total == REPLICAS)  # counts are all it tells
         gc.collect()
         count = self.mirror.block_count
-        if count != command["blocks"] // CHAIN_BLOCKS * CHAIN_BLOCKS:
-            raise RuntimeError(f"{count} of {command['blocks']} blocks were loaded")
+        if count != blocks // CHAIN_BLOCKS * CHAIN_BLOCKS:
+            raise RuntimeError(f"{count} of {blocks} blocks were loaded")
         grown = accounting.rss_bytes(os.getpid()) - before
         return {**figures, "bytes_per_block": grown / count}
 
-    async def burst(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def burst(self, entries: int) -> Mapping[str, Any]:
         """Read the {entries} that were written to the stream since `load`; tell the same but memory."""
-        last = [1 + len(range(replica, command["entries"], REPLICAS)) for replica in range(REPLICAS)]
+        last = [1 + len(range(replica, entries, REPLICAS)) for replica in range(REPLICAS)]
         before = self.mirror.block_count
         figures = await self._read_until(
             lambda: [self.mirror.position_of(name_of(replica))[1] for replica in range(REPLICAS)] == last
         )
-        if self.mirror.block_count != before + command["entries"] * BURST_BLOCKS:
+        if self.mirror.block_count != before + entries * BURST_BLOCKS:
             raise RuntimeError(f"{self.mirror.block_count - before} blocks were read")
         return figures
 
@@ -179,9 +173,9 @@ class IndexProbe:
             "stall_cpu_ms": watch.busiest_s * 1000,
         }
 
-    async def lookup(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def lookup(self, depth: int, blocks: int) -> Mapping[str, Any]:
         """Look up {depth} blocks, the first half known, of random chains; tell the median of some rounds in us of CPU."""
-        depth, chains = command["depth"], command["blocks"] // CHAIN_BLOCKS
+        chains = blocks // CHAIN_BLOCKS
         rounds_us = []
         for _ in range(ROUNDS):
             asked = [self._query(self._draw.randrange(chains), depth) for _ in range(LOOKUPS)]
@@ -199,29 +193,13 @@ class IndexProbe:
         return known + [self._draw.getrandbits(64) for _ in range(depth - len(known))]
 
 
-async def serve(arguments: argparse.Namespace) -> None:
+async def serve(seed: int = 1) -> None:
     """Serve until stdin ends."""
-    probe = IndexProbe(arguments.seed)
+    probe = IndexProbe(seed)
     gc.collect()
     gc.freeze()  # as a router does before it serves
-    await control.serve_commands(
-        {
-            "publish": probe.publish,
-            "publish_burst": probe.publish_burst,
-            "load": probe.load,
-            "burst": probe.burst,
-            "lookup": probe.lookup,
-        },
-        {"ready": True},
-    )
-
-
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.index_probe", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    uvloop.run(serve(parser.parse_args()))
+    await control.serve_commands(probe.publish, probe.publish_burst, probe.load, probe.burst, probe.lookup)
 
 
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

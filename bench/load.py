@@ -65,55 +65,42 @@ async def serve_load(load: Load, seed: int) -> None:
     draw = random.Random(seed)
     arrivals: asyncio.Task[None] | None = None
 
-    async def open_streams(command: Mapping[str, Any]) -> Mapping[str, Any]:
-        wanted = load.counters.first_tokens + command["streams"]
-        for _ in range(command["streams"]):
-            load.begin(command["prompt"], command["tokens"])
+    async def open_(streams: int, prompt: int, tokens: int) -> None:
+        wanted = load.counters.first_tokens + streams
+        for _ in range(streams):
+            load.begin(prompt, tokens)
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             while load.counters.first_tokens < wanted:
                 if load.counters.failed:
                     raise RuntimeError(f"{load.counters.failed} streams failed: {load.counters.faults}")
                 await asyncio.sleep(0.01)
-        return {}
 
-    async def start_rate(command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def rate(per_s: float, prompt: int, tokens: int) -> None:
         nonlocal arrivals
-        arrivals = asyncio.create_task(arrive(command), name="arrivals")
-        return {}
+        arrivals = asyncio.create_task(arrive(per_s, prompt, tokens), name="arrivals")
 
-    async def arrive(command: Mapping[str, Any]) -> None:
+    async def arrive(per_s: float, prompt: int, tokens: int) -> None:
         loop = asyncio.get_running_loop()
         next_s = loop.time()
         while True:
-            next_s += draw.expovariate(command["per_s"])
+            next_s += draw.expovariate(per_s)
             await asyncio.sleep(max(0.0, next_s - loop.time()))
-            load.begin(command["prompt"], command["tokens"])
+            load.begin(prompt, tokens)
 
-    async def tell(_: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def counters() -> Mapping[str, Any]:
         return dataclasses.asdict(load.counters)
 
-    async def forgive(_: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def forgive() -> None:
         load.counters.failed = 0
         load.counters.faults.clear()
-        return {}
 
-    async def close(_: Mapping[str, Any]) -> Mapping[str, Any]:
-        nonlocal arrivals
+    async def close() -> None:
         if arrivals is not None:
             arrivals.cancel()
-            arrivals = None
         await load.close()
-        return {}
 
-    handlers: dict[str, control.Handler] = {
-        "open": open_streams,
-        "rate": start_rate,
-        "counters": tell,
-        "forgive": forgive,
-        "close": close,
-    }
     try:
-        await control.serve_commands(handlers, {"ready": True})
+        await control.serve_commands(open_, rate, counters, forgive, close)
     finally:
         if arrivals is not None:
             arrivals.cancel()

@@ -6,7 +6,6 @@ steered over stdin.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 from bench import accounting, control
 from bench.index_probe import block_hash
+from bench.quantiles import quantile
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import (
@@ -73,11 +73,10 @@ class PlacementProbe:
         """Request, hashes and prefill seconds of what was dispatched, the oldest first."""
         self._request_total = 0
 
-    async def fill(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def fill(self, replicas: int, blocks: int) -> Mapping[str, Any]:
         """Have {replicas}, half of them prefill, that hold {blocks} between them; tell the memory of a block."""
-        count = command["replicas"]
-        prefill = [f"prefill-{index}" for index in range(count // 2)]
-        decode = [f"decode-{index}" for index in range(count - count // 2)]
+        prefill = [f"prefill-{index}" for index in range(replicas // 2)]
+        decode = [f"decode-{index}" for index in range(replicas - replicas // 2)]
         self._view = PoolView(
             [ReplicaState(name, 100_000) for name in prefill],
             [ReplicaState(name, 100_000) for name in decode],
@@ -90,7 +89,7 @@ class PlacementProbe:
         for prompt in range(SYSTEM_PROMPTS):
             for name in self._draw.sample(names, len(names) // 2):
                 self._mirror.store(name, _hashes(-1 - prompt, SYSTEM_BLOCKS))
-        self._chains = command["blocks"] // CHAIN_BLOCKS
+        self._chains = blocks // CHAIN_BLOCKS
         for chain in range(self._chains):
             hashes = _hashes(chain, CHAIN_BLOCKS)
             self._mirror.store(self._draw.choice(names), hashes)
@@ -105,10 +104,10 @@ class PlacementProbe:
         gc.freeze()  # as a router does before it serves
         return {"bytes_per_block": grown / self._mirror.block_count}
 
-    async def decide(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def decide(self, requests: int) -> Mapping[str, Any]:
         """Place {requests}, each told of as it is; tell us of CPU of a decision, and of what is learnt of a request."""
         decisions_us, lessons_us = [], []
-        for index in range(command["requests"] + WARM_UP):
+        for index in range(requests + WARM_UP):
             request = self._request()
             self._now_s += 0.2 / max(1, len(self._view.prefill))
             started_ns = time.thread_time_ns()
@@ -126,12 +125,10 @@ class PlacementProbe:
             if not index % 20:
                 await asyncio.sleep(0)
         self._policy.assert_consistent()
-        decisions_us.sort()
-        lessons_us.sort()
         return {
-            "p50_us": decisions_us[len(decisions_us) // 2],
-            "p99_us": decisions_us[len(decisions_us) * 99 // 100],
-            "lesson_us": lessons_us[len(lessons_us) // 2],
+            "p50_us": quantile(decisions_us, 0.5),
+            "p99_us": quantile(decisions_us, 0.99),
+            "lesson_us": quantile(lessons_us, 0.5),
         }
 
     def _request(self) -> PlacementRequest:
@@ -170,18 +167,11 @@ def _hashes(chain: int, count: int) -> tuple[int, ...]:
     return tuple(block_hash(chain, depth) for depth in range(count))
 
 
-async def serve(arguments: argparse.Namespace) -> None:
+async def serve(seed: int = 1) -> None:
     """Serve until stdin ends."""
-    probe = PlacementProbe(arguments.seed)
-    await control.serve_commands({"fill": probe.fill, "decide": probe.decide}, {"ready": True})
-
-
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.placement_probe", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    asyncio.run(serve(parser.parse_args()))
+    probe = PlacementProbe(seed)
+    await control.serve_commands(probe.fill, probe.decide)
 
 
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -114,16 +116,24 @@ class Process:
             self._child.stdin.close()
         self._child.terminate()
 
-    def aim(self) -> Callable[[], None]:
-        """Return what sends SIGKILL to it and to all it has started by now, at once."""
-        family = (self.pid, *accounting.descendants(self.pid))
+    def wait_until(self, is_done: Callable[[], bool], problem: str, every_s: float = 0.1) -> None:
+        """Return when `is_done`. Raises BenchError if the process ends before, or has the `problem` for too long."""
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while not is_done():
+            if not self.is_running() or time.monotonic() > end_s:
+                problem = problem if self.is_running() else "ended"
+                raise BenchError(f"{self.name} {problem}: {self.log_tail()}")
+            time.sleep(every_s)
 
-        def kill() -> None:
-            for pid in family:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    def wait_for_port(self, port: int) -> None:
+        """Return when the process accepts connections at `port` of loopback. Raises as wait_until."""
 
-        return kill
+        def is_listening() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return True
+            return False
+
+        self.wait_until(is_listening, f"does not listen at port {port}", every_s=0.01)
 
     def close(self) -> None:
         """Wait until it has ended; kill it if it does not."""
@@ -172,10 +182,15 @@ class Fleet:
         self._processes.append(process)
         return process
 
-    def neighbour(self, name: str, module: str, *options: str, core: int = NEIGHBOUR_CORE) -> Process:
+    def module(self, name: str, module: str, core: int, /, **options: object) -> Process:
+        """Start a module of the bench. Its options by name; a trailing underscore is none of theirs."""
+        words = [(f"--{name.strip('_').replace('_', '-')}", str(value)) for name, value in options.items()]
+        return self.start(name, [sys.executable, "-m", module, *itertools.chain(*words)], core)
+
+    def neighbour(self, name: str, module: str, core: int = NEIGHBOUR_CORE, /, **options: object) -> Process:
         """Start a module of the bench and wait until it is ready."""
-        process = self.start(name, [sys.executable, "-m", module, *options], core)
-        process.address = process.read_answer(START_TIMEOUT_S).get("address", "")
+        process = self.module(name, module, core, **options)
+        process.address = process.read_answer(START_TIMEOUT_S)["address"]
         return process
 
     def service(
@@ -193,18 +208,36 @@ class Fleet:
         """Start a Redis of its own, nothing kept on disk, and return its URL."""
         port = free_port()
         process = self.start("redis", redis_command(redis_binary(), port, self.folder), NEIGHBOUR_CORE)
-        wait_for_port(process, f"127.0.0.1:{port}")
+        process.wait_for_port(port)
         return f"redis://127.0.0.1:{port}/0"
 
     def config(self, tables: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Write a kvmesh.toml."""
+        """Write a kvmesh.toml with `tables`; services log warnings alone."""
         path = self.folder / "kvmesh.toml"
         lines = []
-        for section, keys in tables.items():
+        for section, keys in {"telemetry": {"log_level": "warning"}, **tables}.items():
             lines.append(f"[{section}]")
             lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path
+
+
+def aim(*processes: Process) -> Callable[[], None]:
+    """Return what sends SIGKILL to `processes` and to all they have started by now, at once."""
+    family = [pid for process in processes for pid in (process.pid, *accounting.descendants(process.pid))]
+
+    def kill() -> None:
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    return kill
+
+
+def ask_all(processes: Sequence[Process], do: str, **arguments: Any) -> list[dict[str, Any]]:
+    """Send a command to all at once and return their answers."""
+    with ThreadPoolExecutor(len(processes)) as threads:
+        return list(threads.map(lambda process: process.ask(do, **arguments), processes))
 
 
 def free_port() -> int:
@@ -222,16 +255,3 @@ def _pinned(core: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def wait_for_port(process: Process, address: str) -> None:
-    """Return when `process` accepts connections at `address`. Raises BenchError if it ends or takes too long."""
-    host, _, port = address.rpartition(":")
-    end_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < end_s:
-        if not process.is_running():
-            raise BenchError(f"{process.name} ended at start: {process.log_tail()}")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-            return
-        time.sleep(0.05)
-    raise BenchError(f"{process.name} does not listen at {address}: {process.log_tail()}")

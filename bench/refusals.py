@@ -5,17 +5,16 @@ Run as `python -m bench.refusals --part callers|floor|own`, steered over stdin.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import grpc
-import uvloop
 
 from bench import control
+from bench.generation import bearer
 from kvmesh import config as configuration
 from kvmesh.errors import MeshError, to_status
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -48,11 +47,6 @@ def request() -> pb.GenerateRequest:
     )
 
 
-def bearer(key: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a caller with `key`."""
-    return (("authorization", f"Bearer {key}"),)
-
-
 class Callers:
     """Calls as often as it is answered, some calls at a time, and counts the answers by reason."""
 
@@ -62,20 +56,18 @@ class Callers:
         self._tasks: list[asyncio.Task[None]] = []
         self.refused = self.served = 0
 
-    async def open(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def open(self, calls: int, key: str) -> None:
         """Start so many calls at a time with `key`."""
-        metadata = bearer(command["key"])
-        self._tasks = [asyncio.create_task(self._call(metadata)) for _ in range(command["calls"])]
-        return {}
+        metadata = bearer(key)
+        self._tasks = [asyncio.create_task(self._call(metadata)) for _ in range(calls)]
 
-    async def close(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def close(self) -> None:
         """Stop all."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        return {}
 
-    async def counters(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def counters(self) -> Mapping[str, Any]:
         """Return what was counted."""
         return {"refused": self.refused, "served": self.served}
 
@@ -139,14 +131,14 @@ class Own:
         self._frontend = Frontend(configuration.build(tables), place, tokenizer, RedisLink(redis_url))
         self._data = request().SerializeToString()
 
-    async def measure(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def measure(self, case: str, seconds: float) -> Mapping[str, Any]:
         """Return the least CPU microseconds of a refusal, over batches for `seconds`."""
-        case, least_us = command["case"], float("inf")
+        least_us = float("inf")
         self._frontend.core.live.reading = PLACES if case == "in-flight cap" else 0
         reason, key = "", CASES[case]
         taking = asyncio.create_task(self._refuse(key)) if case == "quota" else None
         await asyncio.sleep(TAKE_S)  # this one is admitted, and waits for a router that does not come
-        until_s = time.monotonic() + command["seconds"]
+        until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             before_ns = time.process_time_ns()
             for _ in range(OWN_BATCH):
@@ -166,32 +158,19 @@ class Own:
         raise AssertionError("it was served")
 
 
-async def serve(part: str, target: str) -> None:
+async def serve(part: Literal["callers", "floor", "own"], target: str = "redis://127.0.0.1:1") -> None:
     """Serve until stdin ends."""
     if part == "callers":
         callers = Callers(target)
-        handlers = {"open": callers.open, "close": callers.close, "counters": callers.counters}
-        await control.serve_commands(handlers, {"ready": True})
-        return
-    if part == "own":
-        await control.serve_commands({"measure": Own(target).measure}, {"ready": True})
-        return
-    server = grpc.aio.server()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Refusing(), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    await control.serve_commands({}, {"ready": True, "address": address})
-    await server.stop(0)
-
-
-def main() -> None:
-    """Serve."""
-    parser = argparse.ArgumentParser(prog="bench.refusals", description=__doc__)
-    parser.add_argument("--part", choices=("callers", "floor", "own"), required=True)
-    parser.add_argument("--target", default="redis://127.0.0.1:1")
-    given = parser.parse_args()
-    uvloop.run(serve(given.part, given.target))
+        await control.serve_commands(callers.open, callers.close, callers.counters)
+    elif part == "own":
+        await control.serve_commands(Own(target).measure)
+    else:
+        server = grpc.aio.server()
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(Refusing(), server)
+        async with control.serving(server) as address:
+            await control.serve_commands(address=address)
 
 
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

@@ -6,28 +6,24 @@ over stdin (see `load`).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import secrets
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Literal
 
 import grpc
-import uvloop
 
-from bench import prompts
+from bench import control, prompts
 from bench.load import LoadCounters, serve_load
+from bench.source import neighbour_trust
 from kvmesh.attach import frames
 from kvmesh.attach.client import AttachLink
 from kvmesh.attach.server import PROTOCOL_VERSION
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
-from kvmesh.cli.certificates import trust_keys
 from kvmesh.clock import MonotonicClock
-from kvmesh.config import build
-from kvmesh.trust.peers import Trust
 
 CREDIT_TOKENS = 64
 """How far ahead of the reader tokens may be sent; granted again when half of it is used, as the frontend does."""
@@ -58,7 +54,7 @@ class AttachSink:
         block_tokens: int,
         model_version: str,
         seed: int,
-        open_channel: Callable[[str], grpc.aio.Channel] = grpc.aio.insecure_channel,
+        open_channel: Callable[[str], grpc.aio.Channel],
     ) -> None:
         self.counters = LoadCounters()
         self._phase = phase
@@ -163,47 +159,37 @@ class AttachSink:
             self.counters.fault(f"slot {slot}: first token at {position}, expected {reading.next_position}")
 
 
-async def serve(arguments: argparse.Namespace) -> None:
-    """Serve until stdin ends."""
-    phase = pb.PHASE_CONTEXT_AND_GENERATION if arguments.phase == "local" else pb.PHASE_UNSPECIFIED
+async def serve(
+    target: str,
+    phase: Literal["router", "local"] = "router",
+    id_: str = "bench-sink",
+    model_version: str = "kvmesh-1",
+    block_tokens: int = 32,
+    seed: int = 1,
+    certificates: str = "",
+) -> None:
+    """Serve until stdin ends.
+
+    `target`: host:port of the process under test. `phase`: what it is sent. `certificates`: folder of
+    `kvmesh certificates`; empty: plain text.
+    """
+    plain = grpc.aio.insecure_channel
     sink = AttachSink(
-        arguments.id,
-        arguments.target,
-        phase=phase,
-        block_tokens=arguments.block_tokens,
-        model_version=arguments.model_version,
-        seed=arguments.seed,
-        open_channel=_channels(arguments.certificates),
+        id_,
+        target,
+        phase=pb.PHASE_CONTEXT_AND_GENERATION if phase == "local" else pb.PHASE_UNSPECIFIED,
+        block_tokens=block_tokens,
+        model_version=model_version,
+        seed=seed,
+        open_channel=neighbour_trust(certificates, "frontend").channels_to("router")
+        if certificates
+        else plain,
     )
     async with asyncio.TaskGroup() as tasks:
         linking = tasks.create_task(sink.link.run(), name="sink-link")
-        await serve_load(sink, arguments.seed)
+        await serve_load(sink, seed)
         linking.cancel()
 
 
-def _channels(folder: str) -> Callable[[str], grpc.aio.Channel]:
-    """Return what opens channels to a router, as a frontend with the certificates in `folder`; empty: plain."""
-    if not folder:
-        return grpc.aio.insecure_channel
-    return Trust(build({"trust": trust_keys(Path(folder))}), "frontend").channels_to("router")
-
-
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.sink", description=__doc__)
-    parser.add_argument("--target", required=True, help="host:port of the process under test")
-    parser.add_argument(
-        "--phase", choices=("router", "local"), default="router", help="what the target is sent"
-    )
-    parser.add_argument("--id", default="bench-sink")
-    parser.add_argument("--model-version", default="kvmesh-1")
-    parser.add_argument("--block-tokens", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--certificates", default="", help="folder of `kvmesh certificates`; empty: plain text"
-    )
-    uvloop.run(serve(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

@@ -6,16 +6,14 @@ so that the process under test finds it. Run as `python -m bench.source`, steere
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
-import uvloop
 
 from bench import control
 from bench.pacing import Counters, PacedStreams, token_id_at
@@ -224,11 +222,23 @@ class SourceSession:
             timer.cancel()
 
 
-async def serve(arguments: argparse.Namespace) -> None:
-    """Serve until stdin ends."""
-    source = Source(arguments.id, arguments.role, arguments.step_ms / 1000)
+async def serve(
+    role: Literal["decode", "prefill", "router"],
+    id_: str,
+    redis: str = "",
+    mesh: str = "kvmesh",
+    model_version: str = "kvmesh-1",
+    block_tokens: int = 32,
+    step_ms: float = 20.0,
+    certificates: str = "",
+) -> None:
+    """Serve until stdin ends.
+
+    `redis`: URL; empty registers nowhere. `certificates`: folder of `kvmesh certificates`; empty: plain text.
+    """
+    source = Source(id_, role, step_ms / 1000)
     hello = pb.Hello(process_id=source.name, boot_id=source.boot_id, protocol_version=PROTOCOL_VERSION)
-    trust = _trust(arguments.certificates, arguments.role)
+    trust = neighbour_trust(certificates, role)
     server = grpc.aio.server(
         interceptors=(ErrorInterceptor(), *trust.guards()),
         options=(*SERVER_OPTIONS, ("grpc.max_receive_message_length", 64 << 20)),
@@ -236,65 +246,39 @@ async def serve(arguments: argparse.Namespace) -> None:
     attach_pb2_grpc.add_AttachServiceServicer_to_server(
         AttachService(source, hello, MonotonicClock()), server
     )
-    credentials, anywhere = trust.server_credentials(), "127.0.0.1:0"
-    port = (
-        server.add_secure_port(anywhere, credentials) if credentials else server.add_insecure_port(anywhere)
-    )
-    address = f"127.0.0.1:{port}"
-    await server.start()
 
-    async def pace(command: Mapping[str, Any]) -> Mapping[str, Any]:
-        source.step_s = command["step_ms"] / 1000
-        source.phases = command.get("phases", 1)
-        return {}
+    async def pace(step_ms: float, phases: int = 1) -> None:
+        source.step_s, source.phases = step_ms / 1000, phases
 
-    async def counters(_: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def counters() -> Mapping[str, Any]:
         live = sum(len(session.streams.streams) for session in source.sessions)
         return {**dataclasses.asdict(source.counters), "live": live, "sessions": len(source.sessions)}
 
-    member = Member(
-        process_id=source.name,
-        role=arguments.role,
-        address=address,
-        boot_id=source.boot_id,
-        model_version=arguments.model_version,
-        block_tokens=arguments.block_tokens,
-        kv_address="" if arguments.role == "router" else "127.0.0.1:9",
-        engine_boot_id="" if arguments.role == "router" else source.boot_id,
-        capabilities=CAPABILITIES,
-    )
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(source.run(), name="source-steps")]
-        if arguments.redis:
-            registration = Registration(RedisLink(arguments.redis), arguments.mesh, member)
-            running.append(tasks.create_task(registration.run(), name="source-lease"))
-        await control.serve_commands(
-            {"pace": pace, "counters": counters}, {"ready": True, "address": address}
+    async with asyncio.TaskGroup() as tasks, control.serving(server, trust.server_credentials()) as address:
+        member = Member(
+            process_id=source.name,
+            role=role,
+            address=address,
+            boot_id=source.boot_id,
+            model_version=model_version,
+            block_tokens=block_tokens,
+            kv_address="" if role == "router" else "127.0.0.1:9",
+            engine_boot_id="" if role == "router" else source.boot_id,
+            capabilities=CAPABILITIES,
         )
+        running = [tasks.create_task(source.run(), name="source-steps")]
+        if redis:
+            registration = Registration(RedisLink(redis), mesh, member)
+            running.append(tasks.create_task(registration.run(), name="source-lease"))
+        await control.serve_commands(pace, counters, address=address)
         for task in running:
             task.cancel()
-    await server.stop(0)
 
 
-def _trust(folder: str, role: str) -> Trust:
+def neighbour_trust(folder: str, role: str) -> Trust:
+    """Return the trust of a neighbour with the certificates in `folder`; empty: plain text."""
     return Trust(build({"trust": trust_keys(Path(folder))} if folder else {}), role)
 
 
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.source", description=__doc__)
-    parser.add_argument("--role", choices=("decode", "prefill", "router"), required=True)
-    parser.add_argument("--id", required=True)
-    parser.add_argument("--redis", default="", help="URL; empty registers nowhere")
-    parser.add_argument("--mesh", default="kvmesh")
-    parser.add_argument("--model-version", default="kvmesh-1")
-    parser.add_argument("--block-tokens", type=int, default=32)
-    parser.add_argument("--step-ms", type=float, default=20.0)
-    parser.add_argument(
-        "--certificates", default="", help="folder of `kvmesh certificates`; empty: plain text"
-    )
-    uvloop.run(serve(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

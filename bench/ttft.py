@@ -6,23 +6,18 @@ stdin: ask {pairs, prompt} answers lists of milliseconds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
-import grpc
 import numpy as np
-import uvloop
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 
-from bench import control, prompts
-from bench.engines import MODEL
-from kvmesh.inference.v1 import inference_pb2 as pb
-from kvmesh.inference.v1 import inference_pb2_grpc
+from bench import control, generation, prompts
+from kvmesh.cli.readiness import TRITON_MODEL
 
 OUTPUT_TOKENS = 4
 TIMEOUT_S = 30.0
@@ -39,27 +34,14 @@ class Seen(NamedTuple):
     """From the hand-over to the engine to the first token, at the replica that ran the prompt."""
 
 
-async def ask_mesh(stub: inference_pb2_grpc.InferenceServiceAsyncStub, prompt: list[int]) -> Seen:
+async def ask_mesh(stub: generation.Stub, prompt: list[int]) -> Seen:
     """Return when the first token was seen where; reads the answer to its end."""
-    request = pb.GenerateRequest(
-        tokens=pb.TokenPrompt(ids=prompt),
-        sampling=pb.Sampling(temperature=0.0),
-        limits=pb.Limits(max_output_tokens=OUTPUT_TOKENS),
-        options=pb.GenerateOptions(explain=True),
-    )
-    started_s, first_s = time.monotonic(), 0.0
-    told = pb.Explanation()
-    call = stub.Generate(request, timeout=TIMEOUT_S)
-    try:
-        async for message in call:
-            if not first_s and message.HasField("tokens"):
-                first_s = time.monotonic()
-            elif message.HasField("finished"):
-                told = message.finished.explanation
-    finally:
-        call.cancel()
+    answer = await generation.ask(stub, generation.request(prompt, OUTPUT_TOKENS, explain=True), TIMEOUT_S)
+    if answer.finished is None or answer.ttft_s is None:
+        raise RuntimeError(f"no whole answer: {answer.error or 'no token'}")
+    told = answer.finished.explanation
     prefill_ms = told.attempts[0].prefill.ToMicroseconds() / 1000
-    return Seen((first_s - started_s) * 1000, told.time_to_first_token.ToMicroseconds() / 1000, prefill_ms)
+    return Seen(answer.ttft_s * 1000, told.time_to_first_token.ToMicroseconds() / 1000, prefill_ms)
 
 
 async def ask_triton(client: InferenceServerClient, prompt: list[int]) -> float:
@@ -74,7 +56,7 @@ async def ask_triton(client: InferenceServerClient, prompt: list[int]) -> float:
     ]
 
     async def one() -> AsyncIterator[dict[str, Any]]:
-        yield {"model_name": MODEL, "inputs": inputs}
+        yield {"model_name": TRITON_MODEL, "inputs": inputs}
 
     started_s, first_s = time.monotonic(), 0.0
     responses = client.stream_infer(one(), stream_timeout=TIMEOUT_S)
@@ -92,21 +74,17 @@ def _tensor(name: str, datatype: str, values: np.ndarray[Any, Any]) -> InferInpu
     return tensor
 
 
-async def serve(arguments: argparse.Namespace) -> None:
-    """Serve until stdin ends."""
-    draw = random.Random(arguments.seed)
-    async with (
-        grpc.aio.insecure_channel(arguments.target) as channel,
-        InferenceServerClient(arguments.triton) as client,
-    ):
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+async def serve(target: str, triton: str, seed: int = 1) -> None:
+    """Serve until stdin ends. `target`: host:port of the frontend, `triton`: of the server to compare with."""
+    draw = random.Random(seed)
+    async with generation.channel(target) as stub, InferenceServerClient(triton) as client:
 
-        async def ask(command: Mapping[str, Any]) -> Mapping[str, Any]:
+        async def ask(pairs: int, prompt: int) -> Mapping[str, Any]:
             mesh, triton_ms = [], []
-            for _ in range(command["pairs"]):
-                mesh.append(await ask_mesh(stub, prompts.random_ids(command["prompt"], draw)))
+            for _ in range(pairs):
+                mesh.append(await ask_mesh(stub, prompts.random_ids(prompt, draw)))
                 await asyncio.sleep(draw.uniform(0.005, 0.02))  # not in step with anybody's timer
-                triton_ms.append(await ask_triton(client, prompts.random_ids(command["prompt"], draw)))
+                triton_ms.append(await ask_triton(client, prompts.random_ids(prompt, draw)))
                 await asyncio.sleep(draw.uniform(0.005, 0.02))
             client_ms, frontend_ms, prefill_ms = zip(*mesh, strict=True)
             return {
@@ -116,17 +94,8 @@ async def serve(arguments: argparse.Namespace) -> None:
                 "triton_ms": triton_ms,
             }
 
-        await control.serve_commands({"ask": ask}, {"ready": True})
-
-
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.ttft", description=__doc__)
-    parser.add_argument("--target", required=True, help="host:port of the frontend")
-    parser.add_argument("--triton", required=True, help="host:port of the Triton server to compare with")
-    parser.add_argument("--seed", type=int, default=1)
-    uvloop.run(serve(parser.parse_args()))
+        await control.serve_commands(ask)
 
 
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

@@ -65,10 +65,7 @@ class Learnt:
 
 
 def learn(
-    runs: Iterable[Iterable[Prefill]],
-    ask: Sequence[Prefill],
-    after: Sequence[int] = AFTER,
-    least: int = 1,
+    runs: Iterable[Iterable[Prefill]], ask: Sequence[Prefill], after: Sequence[int] = AFTER, least: int = 1
 ) -> Learnt:
     """Feed each run to a cost model of its own; `ask`: prefills it is asked for in the end, seen or not."""
     off: dict[int, list[float]] = {count: [] for count in after}

@@ -6,14 +6,12 @@ of a message is one too. The last event of an answer says how many tokens were i
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-import uvloop
-
+from bench import control
 from bench.conversation_player import Blocks
 from bench.conversations import BLOCK_TOKENS, COST
 from bench.peers import chat
@@ -94,23 +92,14 @@ class CachingWorker(Worker):
         return self._cost.seconds(len(words) - cached, len(words))
 
 
-async def serve(arguments: argparse.Namespace) -> None:
+async def serve(
+    port: int, name: str, interval_s: float, blocks: int, order: Literal["shortest", "fifo"] = "fifo"
+) -> None:
     """Serve until the process is ended."""
-    made = CachingWorker(arguments.name, arguments.interval_s, arguments.blocks, order=arguments.order)
-    async with await made.serve(arguments.port) as server:
+    made = CachingWorker(name, interval_s, blocks, order=order)
+    async with await made.serve(port) as server:
         await server.serve_forever()
 
 
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.peers.caching_worker", description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--interval-s", type=float, required=True)
-    parser.add_argument("--blocks", type=int, required=True)
-    parser.add_argument("--order", choices=tuple(ORDERS), default="fifo")
-    uvloop.run(serve(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

@@ -23,13 +23,7 @@ def request_body(prompt: str, tokens: int) -> bytes:
 
 def conversation_body(messages: Sequence[Message], tokens: int) -> bytes:
     """Return the body of a streamed request for `tokens` tokens more of a conversation."""
-    body = {
-        "model": MODEL,
-        "messages": messages,
-        "max_tokens": tokens,
-        "stream": True,
-        "temperature": 0,
-    }
+    body = {"model": MODEL, "messages": messages, "max_tokens": tokens, "stream": True, "temperature": 0}
     return json.dumps(body).encode()
 
 

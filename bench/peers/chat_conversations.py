@@ -5,13 +5,11 @@ Run as `python -m bench.peers.chat_conversations --port P`; steered as bench.con
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 from collections.abc import Sequence
 
-import uvloop
-
+from bench import control
 from bench.conversation_client import DEADLINE_S, serve
 from bench.conversation_player import Reply
 from bench.peers import chat
@@ -65,12 +63,10 @@ def messages(said: Sequence[Sequence[str]]) -> list[chat.Message]:
     ]
 
 
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.peers.chat_conversations", description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    uvloop.run(serve(ChatAsker(parser.parse_args().port)))
+async def serve_chat(port: int) -> None:
+    """Serve conversations with what answers at `port`."""
+    await serve(ChatAsker(port))
 
 
 if __name__ == "__main__":
-    main()
+    control.main(serve_chat, __doc__)

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -21,10 +20,10 @@ from bench.conversations import COST, Plan
 from bench.peers import conversations_page
 from bench.peers.comparison import NAMES, cases_of, compare
 from bench.peers.conversations_page import COLUMNS, About, ConversationRecord, Figures
-from bench.peers.router_system import listening, start_router, urls_of
+from bench.peers.router_system import start_router, urls_of
 from bench.peers.routers import Policy, Router
 from bench.processes import ANY_CORE, Fleet, Process
-from bench.tenant_mesh import quantile
+from bench.quantiles import quantile
 from kvmesh.ports import free_ports
 
 CACHE_AWARE = Policy("cache_aware (default)", ("--policy", "cache_aware"))
@@ -110,11 +109,11 @@ def _routed(router: Router, policy: Policy, home: Path) -> Played:
         own, metrics, *ports = free_ports("127.0.0.1", 2 + len(WORKERS))
         order = "shortest" if policy is SHORTEST else "fifo"
         workers = [_start_worker(fleet, name, port, order) for name, port in zip(WORKERS, ports, strict=True)]
-        asyncio.run(_listening(zip(workers, ports, strict=True)))
+        for worker, port in zip(workers, ports, strict=True):
+            worker.wait_for_port(port)
         command = router.command(home, own, metrics, policy, urls_of(ports))
-        asyncio.run(_listening([(start_router(fleet, router.name, command), own)]))
-        module, options = "bench.peers.chat_conversations", ("--port", str(own))
-        client = fleet.neighbour("client", module, *options, core=ANY_CORE)
+        start_router(fleet, router.name, command).wait_for_port(own)
+        client = fleet.neighbour("client", "bench.peers.chat_conversations", ANY_CORE, port=own)
         said = conversation_mesh.Conversations(client)
         said.open(plan, seed)
         return said.play(plan.span_s + 1.0)
@@ -122,15 +121,15 @@ def _routed(router: Router, policy: Policy, home: Path) -> Played:
     return Played(play, WORKERS)
 
 
-async def _listening(processes: Iterable[tuple[Process, int]]) -> None:
-    for process, port in processes:
-        await listening(process, port)
-
-
 def _start_worker(fleet: Fleet, name: str, port: int, order: str) -> Process:
-    options = ["--port", str(port), "--name", name, "--interval-s", str(STEP_S)]
-    options += ["--blocks", str(PREFILL_BLOCKS), "--order", order]
-    return fleet.start(name, [sys.executable, "-m", "bench.peers.caching_worker", *options], ANY_CORE)
+    return fleet.module(
+        *(name, "bench.peers.caching_worker", ANY_CORE),
+        port=port,
+        name=name,
+        interval_s=STEP_S,
+        blocks=PREFILL_BLOCKS,
+        order=order,
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,12 @@ import grpc
 import msgspec
 import numpy as np
 
-from bench import prompts
+from bench import engines, generation, prompts
+from bench.engines import Engine
 from bench.peers.chat_client import MUTE_S
 from bench.peers.experiment import Schedule
 from bench.peers.streams import Outcome, Stream
-from bench.processes import ANY_CORE, START_TIMEOUT_S, BenchError, Fleet, Process, wait_for_port
+from bench.processes import ANY_CORE, START_TIMEOUT_S, Fleet, Process, aim
 from engines.reference.arithmetic import ChunkInput
 from engines.reference.hashed import HashedArithmetic
 from kvmesh.cli import processes as plan
@@ -74,9 +74,10 @@ class MeshSystem:
         now = asyncio.get_running_loop().time
         ids: list[int] = []
         prompt = prompts.random_ids(self._schedule.prompt_words, self._draw)
+        request = generation.request(prompt, self._schedule.tokens, explain=True)
         self._answers.append((record, prompt, ids))
         outcome, detail = Outcome.LOST, "ended without finished"
-        call = self._stub.Generate(self._request(prompt), timeout=DEADLINE_S)
+        call = self._stub.Generate(request, timeout=DEADLINE_S)
         try:
             while True:
                 async with asyncio.timeout(MUTE_S):
@@ -105,13 +106,7 @@ class MeshSystem:
 
     def aim(self) -> Callable[[], None]:
         """See System."""
-        kills = [self._running[name].aim() for name in (VICTIM, f"{VICTIM}-engine")]
-
-        def kill() -> None:
-            for one in kills:
-                one()
-
-        return kill
+        return aim(self._running[VICTIM], self._running[f"{VICTIM}-engine"])
 
     async def start_again(self) -> None:
         """See System."""
@@ -141,22 +136,9 @@ class MeshSystem:
                 answer = await asyncio.to_thread(process.read_answer, START_TIMEOUT_S)
                 process.address = answer["address"]
             case readiness.RedisReady(address):
-                await asyncio.to_thread(wait_for_port, process, address)
+                await asyncio.to_thread(process.wait_for_port, int(address.rpartition(":")[2]))
             case readiness.ModelReady(address):
-                end_s = time.monotonic() + START_TIMEOUT_S
-                while not await readiness.is_model_ready(address):
-                    if not process.is_running() or time.monotonic() > end_s:
-                        raise BenchError(f"{one.name} is not ready: {process.log_tail()}")
-                    await asyncio.sleep(READY_POLL_S)
-
-    def _request(self, prompt: list[int]) -> pb.GenerateRequest:
-        request = pb.GenerateRequest(
-            tokens=pb.TokenPrompt(ids=prompt),
-            sampling=pb.Sampling(temperature=0.0),
-            limits=pb.Limits(max_output_tokens=self._schedule.tokens),
-        )
-        request.options.explain = True
-        return request
+                await asyncio.to_thread(engines.wait_ready, Engine(process, address), READY_POLL_S)
 
     def _ending(self, finished: pb.Finished, ids: list[int]) -> tuple[Outcome, str]:
         if len(ids) > self._schedule.tokens:

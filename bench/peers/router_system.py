@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from bench.peers.chat_client import ChatConnection
 from bench.peers.experiment import Schedule
 from bench.peers.routers import Policy, Router
 from bench.peers.streams import Stream
-from bench.processes import ANY_CORE, START_TIMEOUT_S, BenchError, Fleet, Process
+from bench.processes import ANY_CORE, Fleet, Process, aim
 from kvmesh.ports import free_ports
 
 WORKERS = 4
 VICTIM = 2
-READY_POLL_S = 0.01
 TO_LOG = ("sh", "-c", 'exec "$@" >&2', "sh")
 """Nobody reads a router's stdout: a full pipe would stop it."""
 
@@ -50,9 +47,10 @@ class RouterSystem:
         started = [self._start_worker(index, _name(index)) for index in range(WORKERS)]
         self._victim = started[VICTIM]
         for process, port in zip(started, self._ports, strict=True):
-            await listening(process, port)
+            await asyncio.to_thread(process.wait_for_port, port)
         command = self._router.command(self._environment, own, metrics, self._policy, urls_of(self._ports))
-        await listening(start_router(self._fleet, self._router.name, command), own)
+        router = start_router(self._fleet, self._router.name, command)
+        await asyncio.to_thread(router.wait_for_port, own)
         self._connections = [ChatConnection(own) for _ in range(self._schedule.streams)]
 
     async def stream(self, slot: int, record: Stream, began_s: float) -> None:
@@ -63,11 +61,12 @@ class RouterSystem:
     def aim(self) -> Callable[[], None]:
         """See System."""
         assert self._victim is not None
-        return self._victim.aim()
+        return aim(self._victim)
 
     async def start_again(self) -> None:
         """See System."""
-        await listening(self._start_worker(VICTIM, self.returned), self._ports[VICTIM])
+        worker = self._start_worker(VICTIM, self.returned)
+        await asyncio.to_thread(worker.wait_for_port, self._ports[VICTIM])
 
     async def close(self, streams: list[Stream]) -> None:
         """See System."""
@@ -75,9 +74,8 @@ class RouterSystem:
             connection.close()
 
     def _start_worker(self, index: int, name: str) -> Process:
-        options = ["--port", str(self._ports[index]), "--name", name]
-        options += ["--interval-s", str(self._schedule.interval_s)]
-        return self._fleet.start(name, [sys.executable, "-m", "bench.peers.worker", *options], ANY_CORE)
+        options = {"port": self._ports[index], "name": name, "interval_s": self._schedule.interval_s}
+        return self._fleet.module(name, "bench.peers.worker", ANY_CORE, **options)
 
 
 def urls_of(ports: Sequence[int]) -> list[str]:
@@ -93,16 +91,3 @@ def start_router(fleet: Fleet, name: str, command: Sequence[str]) -> Process:
 
 def _name(index: int) -> str:
     return f"worker-{index}"
-
-
-async def listening(process: Process, port: int) -> None:
-    """Return when `process` accepts connections. Raises BenchError if it ends or takes too long."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while process.is_running():
-                with suppress(OSError):
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.close()
-                    return
-                await asyncio.sleep(READY_POLL_S)
-    raise BenchError(f"{process.name} does not listen at port {port}: {process.log_tail()}")

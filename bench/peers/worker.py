@@ -6,7 +6,6 @@ back in `system_fingerprint` of every event, so that a client knows who served i
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import socket
@@ -15,8 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import uvloop
-
+from bench import control
 from bench.peers import chat
 
 HEAD_BYTES_MAX = 1 << 16
@@ -104,11 +102,7 @@ class Worker:
             "model": chat.MODEL,
             "system_fingerprint": self.name,
             "choices": [
-                {
-                    "index": 0,
-                    "message": {"role": "assistant", "content": text},
-                    "finish_reason": "length",
-                }
+                {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "length"}
             ],
             "usage": {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1},
         }
@@ -169,21 +163,11 @@ def _write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
-async def serve(arguments: argparse.Namespace) -> None:
+async def serve(port: int, name: str, interval_s: float) -> None:
     """Serve until the process is ended."""
-    server = await Worker(arguments.name, arguments.interval_s).serve(arguments.port)
-    async with server:
+    async with await Worker(name, interval_s).serve(port) as server:
         await server.serve_forever()
 
 
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="bench.peers.worker", description="A mock worker.")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--interval-s", type=float, required=True)
-    uvloop.run(serve(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    control.main(serve, __doc__)

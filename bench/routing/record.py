@@ -20,13 +20,13 @@ from simulator.processes import Task
 from simulator.tables import row_dict
 
 ROUTER: Final = ROOT / "services" / "router"
-SIMULATOR: Final = (ROUTER / "replay" / "runs.py", ROUTER / "replay")
+SIMULATOR: Final = (ROOT / "simulator" / "runs.py", ROOT / "simulator")
 """Where it begins, and the folder whose modules belong to it, those of packages in it as well."""
 
-POLICY: Final = (ROUTER / "placement" / "kappa.py", ROUTER)
-RIVALS: Final = ROUTER / "replay" / "rivals"
+POLICY: Final = (ROUTER / "placement" / "cost_policy.py", ROUTER)
+RIVALS: Final = SIMULATOR[1] / "rivals"
 QUEUE_ORDER: Final = ROOT / "kvmesh" / "queue_order.py"
-CATALOGUE: Final = ROUTER / "replay" / "catalogue.py"
+CATALOGUE: Final = SIMULATOR[1] / "catalogue.py"
 """It imports every policy: what one of them changes does not concern the others."""
 
 

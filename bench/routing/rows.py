@@ -15,11 +15,7 @@ from simulator.runs import BOUND, Row
 from simulator.servers import Order
 
 GRID_TRACES: Final = ("conv", "tool")
-TRACES: Final = {
-    "conv": "conversation_head",
-    "tool": "toolagent_like_dev",
-    "mixed": "mixed_lengths",
-}
+TRACES: Final = {"conv": "conversation_head", "tool": "toolagent_like_dev", "mixed": "mixed_lengths"}
 LARGE: Final = 64
 """Replicas for which copies of a trace's head are laid over each other: one alone would hardly load them."""
 

@@ -17,7 +17,7 @@ def run(results: Results, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
         redis_url = fleet.redis()
-        probe = fleet.neighbour("admission", "bench.admission_probe", core=TEST_CORE)
+        probe = fleet.neighbour("admission", "bench.admission_probe", TEST_CORE)
         requests = QUICK_REQUESTS if pace.is_quick else REQUESTS
         told = probe.ask("admission", redis=redis_url, requests=requests, timeout_s=TIMEOUT_S)
     leased, unleased, many, refused = (told[name] for name in ("leased", "unleased", "many", "refused"))

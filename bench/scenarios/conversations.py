@@ -15,8 +15,8 @@ from bench.conversation_mesh import PREFILL_BLOCKS, PREFILLS, ROUTERS
 from bench.conversation_player import Taken
 from bench.conversation_replay import simulated
 from bench.processes import BenchError, Fleet
+from bench.quantiles import quantile
 from bench.results import Results
-from bench.tenant_mesh import quantile
 from bench.windows import Pace
 
 NAME = "conversations"
@@ -38,12 +38,12 @@ def _measure(results: Results, pace: Pace, case: str, cache_blocks: int) -> None
     with Fleet() as fleet:
         mesh = conversation_mesh.start(fleet, cache_blocks)
         mesh.open(plan, SEED)
-        warm = conversation_mesh.regret(mesh.routers)
+        warm = conversation_mesh.regret(mesh.mesh.routers)
         before = mesh.play(plan.span_s / 2)
-        regret = conversation_mesh.regret(mesh.routers) - warm
-        mesh.restart_routers()
+        regret = conversation_mesh.regret(mesh.mesh.routers) - warm
+        mesh.mesh.restart_routers()
         after = mesh.play(plan.span_s + 1.0)
-        regret += conversation_mesh.regret(mesh.routers)
+        regret += conversation_mesh.regret(mesh.mesh.routers)
         taken = [*before, *after]
         _check(results, case, plan.turn_count, taken)
         cost = fitted(taken)
@@ -62,7 +62,7 @@ def _measure(results: Results, pace: Pace, case: str, cache_blocks: int) -> None
     for metric, unit, value in (
         ("turns", "", len(taken)),
         (aims.REUSE, "", seen.share),
-        (aims.IMBALANCE, "x", imbalance(taken, mesh.replicas, cost)),
+        (aims.IMBALANCE, "x", imbalance(taken, mesh.prefills, cost)),
         ("hit ratio", "", seen.ratio),
         ("hit ratio, simulated", "", foretold.hit),
         ("hit ratio of one cache without bounds", "", seen.ratio_max),

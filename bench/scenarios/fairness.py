@@ -13,8 +13,9 @@ from collections import Counter
 from bench import aims, servegen_tenants, tenant_mesh
 from bench.arrivals import Arrival, Seen
 from bench.processes import Fleet
+from bench.quantiles import quantile
 from bench.results import Results
-from bench.tenant_mesh import DEADLINE_S, TenantMesh, poisson, quantile
+from bench.tenant_mesh import DEADLINE_S, TenantMesh, poisson
 from bench.windows import Pace
 
 NAME = "fairness"

@@ -12,54 +12,44 @@ import time
 from bench import accounting, aims
 from bench.processes import ANY_CORE, TEST_CORE, Fleet, Process
 from bench.results import Results
-from bench.windows import QUICK_CASES, Case, Pace, add_stream_figures, check_faults, measure
+from bench.windows import PROMPT_TOKENS, QUICK_CASES, Case, Pace, SystemUnderTest
 
 NAME = "floor"
-PROMPT_TOKENS = 256
-ENDLESS = 500_000
-ANSWER_TOKENS = 4
 LATENCY_CASE = "one request at a time"
 LATENCY_PER_S = 30
 LATENCY_S = 2.0
+PER_S = 200
 
 
 def run(results: Results, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
-        source = fleet.neighbour("source", "bench.source", "--role", "router", "--id", "source-0")
-        sink = fleet.neighbour("sink", "bench.sink", "--target", source.address, core=TEST_CORE)
+        source = fleet.neighbour("source", "bench.source", role="router", id="source-0")
+        sink = fleet.neighbour("sink", "bench.sink", TEST_CORE, target=source.address)
+        reader = SystemUnderTest(NAME, results, pace, sink, sink)
         for case in QUICK_CASES:
-            _run_frames(results, pace, case, source, sink)
-        sink.ask("rate", per_s=200, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
-        time.sleep(pace.warm_s)
-        window = measure([source.pid], sink, pace.rate_s)
-        sink.ask("close")
+            _run_frames(reader, case, source)
+        window = reader.requests(PER_S, source)
         spent_ms = window.cpu_s * 1e3 / window.counts["finished"]
-        results.add(NAME, aims.RATE_200, "CPU per request of the writer", "ms", spent_ms)
+        reader.add(aims.RATE_200, "CPU per request of the writer", "ms", spent_ms)
     with Fleet() as fleet:
-        source = fleet.neighbour(
-            "source", "bench.source", "--role", "decode", "--id", "source-0", core=ANY_CORE
-        )
-        sink = fleet.neighbour(
-            "sink", "bench.sink", "--target", source.address, "--phase", "local", core=ANY_CORE
-        )
+        source = fleet.neighbour("source", "bench.source", ANY_CORE, role="decode", id="source-0")
+        sink = fleet.neighbour("sink", "bench.sink", ANY_CORE, target=source.address, phase="local")
         results.add(NAME, LATENCY_CASE, aims.ATTACH_TRIP, "ms", _latency_ms(sink))
-        edge = fleet.neighbour("edge-anywhere", "bench.edge", core=ANY_CORE)
-        client = fleet.neighbour("client-anywhere", "bench.client", "--target", edge.address, core=ANY_CORE)
+        edge = fleet.neighbour("edge-anywhere", "bench.edge", ANY_CORE)
+        client = fleet.neighbour("client-anywhere", "bench.client", ANY_CORE, target=edge.address)
         edge.ask("pace", step_ms=1000)
         results.add(NAME, LATENCY_CASE, aims.EDGE_TRIP, "ms", _latency_ms(client))
     with Fleet() as fleet:
-        edge = fleet.neighbour("edge", "bench.edge", core=TEST_CORE)
-        client = fleet.neighbour("client", "bench.client", "--target", edge.address)
+        edge = fleet.neighbour("edge", "bench.edge", TEST_CORE)
+        client = fleet.neighbour("client", "bench.client", target=edge.address)
+        server = SystemUnderTest(NAME, results, pace, edge, client)
         for case in QUICK_CASES:
-            _run_edge(results, pace, case, edge, client)
+            _run_edge(server, case)
         edge.ask("pace", step_ms=20)
-        client.ask("rate", per_s=200, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
-        time.sleep(pace.warm_s)
-        window = measure([edge.pid], client, pace.rate_s)
-        client.ask("close")
+        window = server.requests(PER_S)
         spent_ms = window.cpu_s * 1e3 / (window.counts["started"] or 1)
-        results.add(NAME, aims.RATE_200, "CPU per request of a server of the client API", "ms", spent_ms)
+        server.add(aims.RATE_200, "CPU per request of a server of the client API", "ms", spent_ms)
 
 
 def _latency_ms(load: Process) -> float:
@@ -70,29 +60,22 @@ def _latency_ms(load: Process) -> float:
     return float(statistics.median(load.ask("counters")["ttft_ms"]))
 
 
-def _run_frames(results: Results, pace: Pace, case: Case, source: Process, sink: Process) -> None:
+def _run_frames(reader: SystemUnderTest, case: Case, source: Process) -> None:
     source.ask("pace", step_ms=case.step_ms)
-    sink.ask("open", streams=case.streams, prompt=PROMPT_TOKENS, tokens=ENDLESS)
-    time.sleep(pace.warm_s)
-    before = accounting.cpu_ns(source.pid)
-    window = measure([sink.pid], sink, pace.window_s)
-    written_ns = accounting.cpu_ns(source.pid) - before
-    add_stream_figures(results, NAME, case, window)
-    frames = window.counts["frames"]
-    if frames:
-        results.add(NAME, str(case), aims.FRAME_WRITER, "us", written_ns / 1e3 / frames)
-    check_faults(results, NAME, case, sink)
-    sink.ask("close")
+    reader.open(case)
+    before_ns = accounting.cpu_ns(source.pid)
+    window = reader.measure()
+    written_ns = accounting.cpu_ns(source.pid) - before_ns
+    reader.add_streams(case, window)
+    if window.counts["frames"]:
+        reader.add(case, aims.FRAME_WRITER, "us", written_ns / 1e3 / window.counts["frames"])
+    reader.end(case)
 
 
-def _run_edge(results: Results, pace: Pace, case: Case, edge: Process, client: Process) -> None:
-    edge.ask("pace", step_ms=case.step_ms)
-    client.ask("open", streams=case.streams, prompt=PROMPT_TOKENS, tokens=ENDLESS)
-    time.sleep(pace.warm_s)
-    window = measure([edge.pid], client, pace.window_s)
+def _run_edge(server: SystemUnderTest, case: Case) -> None:
+    server.process.ask("pace", step_ms=case.step_ms)
+    server.open(case)
+    window = server.measure()
     if window.counts["tokens"]:
-        spent_us = window.cpu_s * 1e6 / window.counts["tokens"]
-        results.add(NAME, str(case), aims.EDGE_WRITER, "us", spent_us)
-    check_faults(results, NAME, case, client)
-    client.ask("close")
-    time.sleep(0.2)
+        server.add(case, aims.EDGE_WRITER, "us", window.cpu_s * 1e6 / window.counts["tokens"])
+    server.end(case)

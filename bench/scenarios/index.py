@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 from bench import aims
-from bench.processes import ANY_CORE, TEST_CORE, Fleet, Process
+from bench.processes import ANY_CORE, TEST_CORE, Fleet, ask_all
 from bench.results import Results
 from bench.windows import Pace
 
@@ -37,7 +33,7 @@ def _one_router(results: Results, name: str, blocks: int) -> None:
         redis_url = fleet.redis()
         writer = fleet.neighbour("replicas", "bench.index_probe")
         writer.ask("publish", redis=redis_url, blocks=blocks, timeout_s=LOAD_TIMEOUT_S)
-        probe = fleet.neighbour("index", "bench.index_probe", core=TEST_CORE)
+        probe = fleet.neighbour("index", "bench.index_probe", TEST_CORE)
         loaded = probe.ask("load", redis=redis_url, blocks=blocks, timeout_s=LOAD_TIMEOUT_S)
         case = f"{name} blocks"
         results.add(NAME, case, "memory per block", "bytes", loaded["bytes_per_block"])
@@ -60,25 +56,19 @@ def _one_router(results: Results, name: str, blocks: int) -> None:
 def _many_routers(results: Results) -> None:
     """16 routers start at once on both cores, then read the same events."""
     case = f"{ROUTERS} routers at once, 100k blocks each"
-    with Fleet() as fleet, ThreadPoolExecutor(ROUTERS) as asking:
+    with Fleet() as fleet:
         redis_url = fleet.redis()
-        writer = fleet.neighbour("replicas", "bench.index_probe", core=ANY_CORE)
+        writer = fleet.neighbour("replicas", "bench.index_probe", ANY_CORE)
         writer.ask("publish", redis=redis_url, blocks=ROUTERS_BLOCKS)
         probes = [
-            fleet.neighbour(f"router-{index}", "bench.index_probe", core=ANY_CORE) for index in range(ROUTERS)
+            fleet.neighbour(f"router-{index}", "bench.index_probe", ANY_CORE) for index in range(ROUTERS)
         ]
 
-        def of_all(do: str, **arguments: Any) -> list[Mapping[str, float]]:
-            def one(probe: Process) -> Mapping[str, float]:
-                return probe.ask(do, timeout_s=LOAD_TIMEOUT_S, **arguments)
-
-            return list(asking.map(one, probes))
-
-        loaded = of_all("load", redis=redis_url, blocks=ROUTERS_BLOCKS)
+        loaded = ask_all(probes, "load", redis=redis_url, blocks=ROUTERS_BLOCKS, timeout_s=LOAD_TIMEOUT_S)
         results.add(NAME, case, "cold start of the slowest", "s", max(one["seconds"] for one in loaded))
         results.add(NAME, case, aims.LOAD_BUSY, "ms", max(one["stall_cpu_ms"] for one in loaded))
         writer.ask("publish_burst", redis=redis_url, entries=ROUTERS_ENTRIES)
-        read = of_all("burst", entries=ROUTERS_ENTRIES)
+        read = ask_all(probes, "burst", entries=ROUTERS_ENTRIES, timeout_s=LOAD_TIMEOUT_S)
         seconds = max(one["seconds"] for one in read)
         results.add(NAME, case, f"the slowest has read {ROUTERS_ENTRIES:,} events", "s", seconds)
         results.add(NAME, case, aims.BURST_BUSY, "ms", max(one["stall_cpu_ms"] for one in read))

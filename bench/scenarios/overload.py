@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from bench import aims, tenant_mesh
 from bench.arrivals import Arrival, Seen
-from bench.processes import Fleet
+from bench.processes import Fleet, aim
+from bench.quantiles import quantile
 from bench.results import Results
-from bench.tenant_mesh import TOKEN_S, TenantMesh, poisson, quantile
+from bench.tenant_mesh import TOKEN_S, TenantMesh, poisson
 from bench.windows import Pace
 
 NAME = "overload"
@@ -45,23 +46,12 @@ def run(results: Results, pace: Pace) -> None:
         thrice = _offer(results, mesh, "3x", 3 * CAPACITY, seconds)
         results.add(NAME, "3x", "goodput / that at 1x", "x", thrice / max(once, 1e-9))
         before = _counters(mesh)
-        halve = _half_of_prefill(mesh)
+        halve = aim(*mesh.prefills[: PREFILLS // 2])
         _offer(results, mesh, aims.HALVED, CAPACITY, seconds, halve)
         after = _counters(mesh)
         asked = after["asked"] - before["asked"]
         again = after["again"] - before["again"]
         results.add(NAME, aims.HALVED, aims.ATTEMPTS, "x", (asked + again) / max(1.0, asked))
-
-
-def _half_of_prefill(mesh: TenantMesh) -> Callable[[], None]:
-    """Return what kills half of the prefill replicas."""
-    kills = [process.aim() for process in mesh.prefills[: PREFILLS // 2]]
-
-    def kill() -> None:
-        for one in kills:
-            one()
-
-    return kill
 
 
 def _offer(

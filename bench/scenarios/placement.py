@@ -21,7 +21,7 @@ def run(results: Results, pace: Pace) -> None:
     for name, blocks in (FULL_SIZES if pace.is_full else SIZES).items():
         for replicas in QUICK_REPLICAS if pace.is_quick else REPLICAS:
             with Fleet() as fleet:
-                probe = fleet.neighbour("policy", "bench.placement_probe", core=TEST_CORE)
+                probe = fleet.neighbour("policy", "bench.placement_probe", TEST_CORE)
                 filled = probe.ask("fill", replicas=replicas, blocks=blocks, timeout_s=FILL_TIMEOUT_S)
                 decided = probe.ask("decide", requests=REQUESTS, timeout_s=FILL_TIMEOUT_S)
             case = aims.placement_case(replicas, name)

@@ -20,11 +20,11 @@ FLOOR = "a server that refuses at once"
 def run(results: Results, pace: Pace) -> None:
     """Measure one repeat."""
     with Fleet() as fleet:
-        floor = fleet.neighbour("floor", "bench.refusals", "--part", "floor", core=TEST_CORE)
+        floor = fleet.neighbour("floor", "bench.refusals", TEST_CORE, part="floor")
         _run_case(results, pace, FLOOR, "", floor, _callers(fleet, floor))
     with Fleet() as fleet:
         redis_url = fleet.redis()
-        config = fleet.config({**TABLES, "telemetry": {"log_level": "warning"}})
+        config = fleet.config(TABLES)
         frontend = fleet.service("frontend", "frontend-0", config, redis_url)
         callers = _callers(fleet, frontend)
         for case in ("unknown key", "quota"):
@@ -32,21 +32,20 @@ def run(results: Results, pace: Pace) -> None:
     with Fleet() as fleet:
         redis_url = fleet.redis()
         # One request fills the frontend: there is no router, so it waits for one.
-        config = fleet.config({"frontend": {"max_live_requests": 1}, "telemetry": {"log_level": "warning"}})
+        config = fleet.config({"frontend": {"max_live_requests": 1}})
         frontend = fleet.service("frontend", "frontend-0", config, redis_url)
         _run_case(results, pace, "in-flight cap", CASES["in-flight cap"], frontend, _callers(fleet, frontend))
     with Fleet() as fleet:
-        own = fleet.neighbour(
-            "own", "bench.refusals", "--part", "own", "--target", fleet.redis(), core=TEST_CORE
-        )
+        own = fleet.neighbour("own", "bench.refusals", TEST_CORE, part="own", target=fleet.redis())
         for case in CASES:
             spent_us = own.ask("measure", case=case, seconds=pace.window_s / 2)["us"]
             results.add(NAME, case, aims.OWN_REFUSAL, "us", spent_us)
 
 
 def _callers(fleet: Fleet, server: Process) -> Process:
-    name = f"callers-of-{server.name}"
-    return fleet.neighbour(name, "bench.refusals", "--part", "callers", "--target", server.address)
+    return fleet.neighbour(
+        f"callers-of-{server.name}", "bench.refusals", part="callers", target=server.address
+    )
 
 
 def _run_case(results: Results, pace: Pace, case: str, key: str, server: Process, callers: Process) -> None:

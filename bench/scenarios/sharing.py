@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any
-
-from bench.processes import ANY_CORE, BenchError, Fleet, Process
+from bench.processes import ANY_CORE, BenchError, Fleet, ask_all
 from bench.results import Results
 from bench.windows import Pace
 
@@ -20,20 +16,16 @@ def run(results: Results, pace: Pace) -> None:
     """Measure one repeat."""
     seconds = 4.0 if pace.is_quick else 10.0
     for count in ROUTERS:
-        with Fleet() as fleet, ThreadPoolExecutor(count) as threads:
+        with Fleet() as fleet:
             redis_url = fleet.redis()
             names = [f"router-{number}" for number in range(count)]
             probes = [
-                fleet.neighbour(
-                    name, "bench.dispatch_probe", "--name", name, "--redis", redis_url, core=ANY_CORE
-                )
+                fleet.neighbour(name, "bench.dispatch_probe", ANY_CORE, name=name, redis=redis_url)
                 for name in names
             ]
-
-            ask = partial(_ask, threads, probes)
-            ask("meet", routers=names)
-            told = ask("dispatch", per_s=PER_S, seconds=seconds)
-            heard = ask("tell")
+            ask_all(probes, "meet", routers=names)
+            told = ask_all(probes, "dispatch", per_s=PER_S, seconds=seconds)
+            heard = ask_all(probes, "tell")
             left = sum(each["left"] for each in heard)
             if left:
                 raise BenchError(f"{left:.0f} dispatches are still counted after their finish")
@@ -43,10 +35,3 @@ def run(results: Results, pace: Pace) -> None:
                 results.add(NAME, case, f"until a neighbour counts it, {name}", "ms", worst)
             results.add(NAME, case, "CPU per own dispatch", "us", max(each["cpu_us"] for each in told))
             results.add(NAME, case, "found out by roll calls", "", sum(each["healed"] for each in heard))
-
-
-def _ask(
-    threads: ThreadPoolExecutor, probes: list[Process], do: str, **arguments: Any
-) -> list[dict[str, Any]]:
-    """Ask all probes at once."""
-    return list(threads.map(lambda probe: probe.ask(do, **arguments), probes))

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from bench import aims
 from bench.processes import Fleet
 from bench.results import Results
-from bench.scenarios.router import (
-    ANSWER_TOKENS,
-    CONFIG,
-    ENDLESS,
-    PER_S,
-    PROMPT_TOKENS,
-    source_of,
-    wait_attached,
-)
-from bench.windows import Case, Pace, add_rate_figures, add_stream_figures, check_faults, measure
+from bench.scenarios.router import PER_S, ask_pace, source_of, wait_attached
+from bench.windows import LONG_SEQUENCES, Case, Pace, SystemUnderTest
 from kvmesh.cli.certificates import certificates, trust_keys
 
 NAME = "trust"
@@ -37,26 +28,13 @@ def run(results: Results, pace: Pace) -> None:
 
 def _run(results: Results, pace: Pace, way: str, fleet: Fleet, folder: Path | None) -> None:
     redis_url = fleet.redis()
-    config = fleet.config({**CONFIG, **({"trust": trust_keys(folder)} if folder else {})})
-    more = ("--certificates", str(folder)) if folder else ()
-    sources = [source_of(fleet, role, f"{role}-0", redis_url, *more) for role in ("prefill", "decode")]
+    config = fleet.config({**LONG_SEQUENCES, **({"trust": trust_keys(folder)} if folder else {})})
+    more = {"certificates": folder} if folder else {}
+    sources = [source_of(fleet, role, f"{role}-0", redis_url, **more) for role in ("prefill", "decode")]
     router = fleet.service("router", "router-0", config, redis_url)
-    wait_attached(sources)
-    time.sleep(1.0)
-    sink = fleet.neighbour("sink", "bench.sink", "--target", router.address, *more)
-
-    for source in sources:
-        source.ask("pace", step_ms=CASE.step_ms)
-    sink.ask("open", streams=CASE.streams, prompt=PROMPT_TOKENS, tokens=ENDLESS)
-    time.sleep(pace.warm_s)
-    add_stream_figures(results, NAME, CASE, measure([router.pid], sink, pace.window_s), way=way)
-    check_faults(results, NAME, f"{CASE}, {way}", sink)
-    sink.ask("close")
-    time.sleep(0.2)
-
-    sink.ask("rate", per_s=PER_S, prompt=PROMPT_TOKENS, tokens=ANSWER_TOKENS)
-    time.sleep(pace.warm_s)
-    case = f"{aims.RATE_200}, {way}"
-    add_rate_figures(results, NAME, case, measure([router.pid], sink, pace.rate_s), PER_S)
-    check_faults(results, NAME, case, sink)
-    sink.ask("close")
+    wait_attached(router, sources)
+    sink = fleet.neighbour("sink", "bench.sink", target=router.address, **more)
+    ask_pace(sources, CASE.step_ms)
+    tested = SystemUnderTest(NAME, results, pace, router, sink, way=way)
+    tested.streams(CASE)
+    tested.rate(aims.RATE_200, PER_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 
 from bench.peers import chat, chat_client
 from bench.peers.chat_client import ChatConnection
-from bench.peers.router_system import listening
 from bench.peers.routers import POLICIES, ROUTERS, Unavailable, environment
 from bench.peers.streams import Outcome, Stream
 from bench.peers.worker import Worker, made_up_ids
-from bench.processes import ANY_CORE, Fleet
+from bench.processes import ANY_CORE, Fleet, aim
 from kvmesh.ports import free_ports
 
 TOKENS = 10
@@ -155,15 +153,15 @@ async def test_an_error_status_is_a_refusal_and_the_next_request_goes_through() 
 async def test_a_worker_killed_under_a_stream_loses_it() -> None:
     """The experiment's own fault, without a router: SIGKILL in the middle of an answer."""
     (port,) = free_ports("127.0.0.1", 1)
-    options = ["--port", str(port), "--name", "worker-2", "--interval-s", "0.1"]
     with Fleet() as fleet:
-        process = fleet.start("worker-2", [sys.executable, "-m", "bench.peers.worker", *options], ANY_CORE)
-        await listening(process, port)
+        options = {"port": port, "name": "worker-2", "interval_s": 0.1}
+        process = fleet.module("worker-2", "bench.peers.worker", ANY_CORE, **options)
+        await asyncio.to_thread(process.wait_for_port, port)
 
         async def kill(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             for number in range(100):
                 if number == 14:
-                    process.aim()()
+                    aim(process)()
                 writer.write(await reader.readline())
 
         async with between(port, kill) as middle:

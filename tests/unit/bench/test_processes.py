@@ -37,8 +37,8 @@ def test_a_dead_neighbour_is_an_error_with_its_last_words() -> None:
 def test_source_and_sink_hold_their_rate() -> None:
     """With nothing between them, every paced token arrives, in one frame per step, and short requests finish."""
     with Fleet() as fleet:
-        source = fleet.neighbour("source", "bench.source", "--role", "router", "--id", "s", core=ANY_CORE)
-        sink = fleet.neighbour("sink", "bench.sink", "--target", source.address, core=ANY_CORE)
+        source = fleet.neighbour("source", "bench.source", ANY_CORE, role="router", id_="s")
+        sink = fleet.neighbour("sink", "bench.sink", ANY_CORE, target=source.address)
         sink.ask("open", streams=8, prompt=70, tokens=30)
         end_s = time.monotonic() + 20
         while (counters := sink.ask("counters"))["finished"] < 8:

@@ -1,0 +1,73 @@
+"""Generate calls of the mesh's own API: the request, and an answer read to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import grpc
+
+from kvmesh.errors import from_rpc_error
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.inference.v1 import inference_pb2_grpc
+
+Stub: TypeAlias = "inference_pb2_grpc.InferenceServiceAsyncStub"
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back for one request."""
+
+    ttft_s: float | None = None
+    ids: list[int] = field(default_factory=list)
+    finished: pb.Finished | None = None
+    error: str = ""
+    """Reason of the error, or its status; empty if there was none."""
+    retry_after_s: float | None = None
+
+
+@asynccontextmanager
+async def channel(target: str) -> AsyncIterator[Stub]:
+    """Yield a stub of the frontend at `target`; its channel is closed behind it."""
+    async with grpc.aio.insecure_channel(target) as opened:
+        yield inference_pb2_grpc.InferenceServiceStub(opened)
+
+
+def bearer(key: str) -> Metadata:
+    """Return the metadata of a caller with `key`; empty: without one."""
+    return (("authorization", f"Bearer {key}"),) if key else ()
+
+
+def request(ids: Sequence[int], output_tokens: int, *, explain: bool = False) -> pb.GenerateRequest:
+    """Return a greedy request."""
+    return pb.GenerateRequest(
+        tokens=pb.TokenPrompt(ids=ids),
+        sampling=pb.Sampling(temperature=0.0),
+        limits=pb.Limits(max_output_tokens=output_tokens),
+        options=pb.GenerateOptions(explain=True) if explain else None,
+    )
+
+
+async def ask(stub: Stub, asked: pb.GenerateRequest, timeout_s: float, key: str = "") -> Answer:
+    """Send a request and read its answer to the end. An error of the call is part of the answer."""
+    now = asyncio.get_running_loop().time
+    sent_s, answer = now(), Answer()
+    call = stub.Generate(asked, timeout=timeout_s, metadata=bearer(key))
+    try:
+        async for message in call:
+            if message.HasField("tokens") and message.tokens.ids:
+                if answer.ttft_s is None:
+                    answer.ttft_s = now() - sent_s
+                answer.ids += message.tokens.ids
+            elif message.HasField("finished"):
+                answer.finished = message.finished
+    except grpc.aio.AioRpcError as error:
+        details = from_rpc_error(error)
+        answer.error, answer.retry_after_s = details.reason or error.code().name, details.retry_after_s
+    finally:
+        call.cancel()
+    return answer
