@@ -3,11 +3,11 @@
 #   build.sh [--if-possible] [service|engine|redis|faults ...]     default: all four
 #   --if-possible    if Docker or a base is missing, print a message and exit with status 0
 #   TAG=dev          of the images: kvmesh:TAG, kvmesh-engine:TAG, kvmesh-redis:TAG, kvmesh-faults:TAG
-#   SOURCES=         folder whose kvmesh/, services/, simulator/ and engines/ are built; empty: this repository. For another revision:
+#   SOURCES=         folder with the kvmesh/, services/, simulator/ and engines/ to build; empty: this repository. For another revision:
 #                      git archive REVISION kvmesh services simulator engines LICENSE | tar -x -C FOLDER
 #   LOCKS=           folder with the *.lock that pin their packages; empty: this one
-#   BASE=            an image with Python 3.11 of Debian; empty: kvmesh-base:bookworm, which base.sh makes where it is
-#                    missing, or python:3.11-slim-bookworm where it cannot
+#   BASE=            an image with Python 3.11 of Debian; empty: kvmesh-base:bookworm. base.sh makes it if it is missing. If
+#                    base.sh cannot run: python:3.11-slim-bookworm
 set -euo pipefail
 cd "$(dirname "$0")"
 root=$(cd "${SOURCES:-../..}" && pwd)
