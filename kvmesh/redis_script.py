@@ -18,7 +18,7 @@ class Script:
 
     text: str
     digest: str = field(init=False)
-    """What EVALSHA calls it."""
+    """SHA-1 of the text, as EVALSHA takes it."""
 
     def __post_init__(self) -> None:
         digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()

@@ -38,9 +38,9 @@
 --
 -- INVARIANT: reserved + extended = settled + refunded + swept + tokens of open reservations (the ledger).
 --
--- Slots, reservations and ledger are in one hash so that Redis loses them together. If `leases` does not fit that hash,
--- both are deleted. Reads come first and writes last, one command each for any number of operations: commands are most
--- of the cost.
+-- Slots, reservations and ledger are in one hash so that Redis loses them together. If `leases` does not fit that
+-- hash, both are deleted. Reads come first and writes last, one command each for any number of operations: commands
+-- are most of the cost.
 
 redis.replicate_commands()
 -- UNIT: a level's parts of one token or request. LIFE_MS: time after which unused keys expire (25 h), set anew every
@@ -386,11 +386,10 @@ local function write_changes()
   end
 end
 
--- Returns the index of a scope whose open overrun would exceed its limit, and by how much that overrun must shrink;
--- or nil, 0. Of several scopes the one with the largest excess is returned. If no request of a scope has open
--- overrun, one request may open any amount. The free part of quota leases does not count there: no request has it
--- yet, and a later promise stays within the limit. A tenant without open overrun is not refused for the overrun of
--- other tenants of its organisation.
+-- Returns the index of the scope with the largest excess of open overrun over its limit, and by how much that overrun
+-- must shrink; or nil, 0. If no request of a scope has open overrun, one request may open any amount. The free part
+-- of quota leases does not count there: no request has it yet, and a later promise stays within the limit. A tenant
+-- without open overrun is not refused for the overrun of other tenants of its organisation.
 local function find_overrun_excess(overrun)
   if overrun == 0 then return nil, 0 end
   local index, excess, from = nil, 0, 1
