@@ -37,7 +37,7 @@ OPENINGS: Final = frozenset(
     {"who", "whom", "whose", "whoever", "whomever", "what", "whatever", "which", "whichever"}
 )
 CLAUSE: Final = frozenset(
-    {"a", "all", "an", "any", "each", "every", "it", "its", "no", "nothing", "one", "some", "the", "their"}
+    {"a", "all", "an", "any", "each", "every", "it", "its", "no", "nothing", "some", "the", "their"}
     | {"there", "these", "they", "this", "those", "what", "which"}
 )
 """A sentence that opens with "That" and one of these has a clause for its subject; "That is why" has none."""
@@ -122,7 +122,7 @@ def words_of(text: str) -> list[str]:
 
 
 def pronouns_in(text: str) -> int:
-    """Count pronouns of persons; "somebody's" is one, "no one" is one."""
+    """Count pronouns of persons; a possessive is one, and so are "no" and "one" together."""
     found = 0
     before = ""
     for word in words_of(text):

@@ -16,7 +16,7 @@ from kvmesh.config import ROOT
 TOOL: Final = ROOT / "tools" / "prose.py"
 
 # The one place to lower it: the aim is 0.5, 0.5 per 1,000 words, and 0 long sentences.
-BUDGET: Final = {"pronouns_per_1000": 5.9, "openings_per_1000": 5.2, "long": 480}
+BUDGET: Final = {"pronouns_per_1000": 4.6, "openings_per_1000": 4.2, "long": 70}
 
 
 def _load() -> ModuleType:
@@ -95,6 +95,7 @@ def test_openings(sentence: str) -> None:
         "Returns what is cached.",
         "That is why it waits.",
         "That request waits.",
+        "That one waits.",
         "Of course it waits.",
         "of the tenant",
         "CODE is what it says.",
