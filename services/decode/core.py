@@ -25,7 +25,7 @@ from services.decode.generation import Generation
 from services.decode.limits import DecodeLimits
 from services.decode.records import Recorder, nobody
 from services.decode.slot import Slot, State
-from services.decode.slot_table import Holdings
+from services.decode.slot_table import DecodeSlotTable
 
 
 class DecodeCore(AttachedCore[Slot]):
@@ -52,7 +52,7 @@ class DecodeCore(AttachedCore[Slot]):
         self.slow_reader_cuts = {"time": 0, "share": 0}
         """Slots that were cut because their client did not read: by the slow-reader time, or by the share of slots."""
         places = min(limits.slots_max, facts.max_sequences or limits.slots_max)
-        self.holdings = Holdings(facts.kv_blocks, places, self._pulse)
+        self.holdings = DecodeSlotTable(facts.kv_blocks, places, self._pulse)
         self.generation = Generation(
             replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record
         )

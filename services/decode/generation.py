@@ -25,7 +25,7 @@ from kvmesh.triton.port import EngineLoad, EnginePort, First, Kind
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord, Recorder
 from services.decode.slot import Slot, State
-from services.decode.slot_table import Holdings
+from services.decode.slot_table import DecodeSlotTable
 from services.decode.step_batch import StepBatch
 
 COMPUTED_STRIDE: Final = 32
@@ -44,7 +44,7 @@ class Generation:
         replica: str,
         tokens_per_block: int,
         limits: DecodeLimits,
-        holdings: Holdings,
+        holdings: DecodeSlotTable,
         pulse: LoadHeartbeat,
         record: Recorder,
     ) -> None:

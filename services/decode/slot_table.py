@@ -15,7 +15,7 @@ from services.decode.reservations import Reservations
 from services.decode.slot import Slot, State
 
 
-class Holdings:
+class DecodeSlotTable:
     """Slots by request id, with what belongs to each."""
 
     def __init__(self, kv_blocks: int, places: int, pulse: LoadHeartbeat) -> None:
