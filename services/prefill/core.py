@@ -20,7 +20,7 @@ from services.prefill.limits import PrefillLimits
 from services.prefill.prefilling import Prefilling
 from services.prefill.records import Recorder, nobody
 from services.prefill.slot import PRIORITY_CLASS_DEFAULT, Slot, State
-from services.prefill.slot_table import Holdings
+from services.prefill.slot_table import PrefillSlotTable
 
 
 class PrefillCore(AttachedCore[Slot]):
@@ -35,7 +35,7 @@ class PrefillCore(AttachedCore[Slot]):
         self.limits = limits
         self.is_draining = False
         self._pulse = LoadHeartbeat()
-        self.holdings = Holdings(facts.kv_blocks, limits, self._pulse)
+        self.holdings = PrefillSlotTable(facts.kv_blocks, limits, self._pulse)
         self.prefilling = Prefilling(
             replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record
         )

@@ -30,7 +30,7 @@ from services.prefill.limits import PrefillLimits
 from services.prefill.prefill_rate import PrefillRate
 from services.prefill.records import CallRecord, Recorder
 from services.prefill.slot import Slot, State
-from services.prefill.slot_table import Holdings
+from services.prefill.slot_table import PrefillSlotTable
 
 RUN_S: Final = 0.1
 """Guess of what a prompt takes, until one was through."""
@@ -46,7 +46,7 @@ class Prefilling:
         replica: str,
         tokens_per_block: int,
         limits: PrefillLimits,
-        holdings: Holdings,
+        holdings: PrefillSlotTable,
         pulse: LoadHeartbeat,
         record: Recorder,
     ) -> None:

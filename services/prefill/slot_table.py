@@ -13,7 +13,7 @@ from services.prefill.queue import PrefillQueue
 from services.prefill.slot import Slot, State
 
 
-class Holdings:
+class PrefillSlotTable:
     """Slots by request id, with what belongs to each.
 
     Invariant: `blocks_reserved` = blocks of RUNNING and HELD slots <= `blocks_total`.
