@@ -52,9 +52,9 @@ class DecodeCore(AttachedCore[Slot]):
         self.slow_reader_cuts = {"time": 0, "share": 0}
         """Slots that were cut because their client did not read: by the slow-reader time, or by the share of slots."""
         places = min(limits.slots_max, facts.max_sequences or limits.slots_max)
-        self.holdings = DecodeSlotTable(facts.kv_blocks, places, self._pulse)
+        self.slot_table = DecodeSlotTable(facts.kv_blocks, places, self._pulse)
         self.generation = Generation(
-            replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record
+            replica, facts.tokens_per_block, limits, self.slot_table, self._pulse, record
         )
         self._is_source = is_source
         self._phases: tuple[pb.Phase.ValueType, ...] = (pb.PHASE_CONTEXT_AND_GENERATION,)
@@ -76,21 +76,21 @@ class DecodeCore(AttachedCore[Slot]):
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Slot]:
         """See kvmesh.attach.server.Attachable."""
         session = CallerSession[Slot](self, peer.process_id, outbox)
-        self.holdings.sessions.append(session)
+        self.slot_table.sessions.append(session)
         self._pulse.is_heard = True
         outbox.load(self.load_report(now_s))
         return session
 
     def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
         """The stream of `session` is gone: what waits for a handoff ends, the rest waits for an adopter."""
-        self.holdings.sessions.remove(session)
-        self._pulse.is_heard = bool(self.holdings.sessions)
+        self.slot_table.sessions.remove(session)
+        self._pulse.is_heard = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
             if slot.state is State.PENDING:
-                self.holdings.forget(slot, now_s)
+                self.slot_table.forget(slot, now_s)
             else:
-                self.holdings.detach(slot)
-                self.holdings.expire_at(slot, now_s + self.limits.detached_s)
+                self.slot_table.detach(slot)
+                self.slot_table.expire_at(slot, now_s + self.limits.detached_s)
 
     def submit(self, session: CallerSession[Slot], submit: pb.Submit, now_s: float) -> None:
         """Take or refuse one attempt."""
@@ -119,7 +119,7 @@ class DecodeCore(AttachedCore[Slot]):
             vocabulary_size=submit.vocabulary_size,
             has_first_row=is_local,
         )
-        self.holdings.add(slot, session, submit.slot)
+        self.slot_table.add(slot, session, submit.slot)
         session.outbox.accept(submit.slot)
         if is_local:
             self.generation.start(slot, now_s)
@@ -151,14 +151,14 @@ class DecodeCore(AttachedCore[Slot]):
 
     def grant(self, slot: Slot, position: int, now_s: float) -> None:
         """Raise the credit of `slot`, whose client's window was open a moment ago."""
-        self.holdings.closed_windows.open(slot)
+        self.slot_table.closed_windows.open(slot)
         if slot.log.grant(position):
             slot.blocked_s = None
             self.generation.send(slot, now_s)
 
     def close_window(self, slot: Slot, now_s: float) -> None:
         """The flow-control window of the client of `slot` is closed: cut another one if too many are."""
-        longest = self.holdings.closed_windows.close(slot)
+        longest = self.slot_table.closed_windows.close(slot)
         if longest is not None:
             self._cut_slow(longest, "share", now_s)
 
@@ -168,7 +168,7 @@ class DecodeCore(AttachedCore[Slot]):
 
     def adopt(self, session: CallerSession[Slot], adopt: pb.Adopt, now_s: float) -> None:
         """Move a running or finished slot to `session`, or refuse."""
-        slot = self.holdings.slots.get(adopt.request_id)
+        slot = self.slot_table.slots.get(adopt.request_id)
         if slot is None or slot.attempt != adopt.attempt or slot.state is State.PENDING:
             found = "unknown" if slot is None else f"in attempt {slot.attempt}, {slot.state.value}"
             message = f"request {adopt.request_id} is {found} here; attempt {adopt.attempt} is wanted"
@@ -185,9 +185,9 @@ class DecodeCore(AttachedCore[Slot]):
             return
         if slot.session is not None:
             slot.session.outbox.finish(slot.number, log.sent, pb.Finish.REASON_ADOPTED)
-        self.holdings.detach(slot)
-        self.holdings.revive(slot)
-        self.holdings.attach(slot, session, adopt.slot)
+        self.slot_table.detach(slot)
+        self.slot_table.revive(slot)
+        self.slot_table.attach(slot, session, adopt.slot)
         slot.has_first_row = False
         slot.adoption = adopt.adoption
         slot.computed_told = 0
@@ -200,7 +200,7 @@ class DecodeCore(AttachedCore[Slot]):
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
         # After every token: written out, a generator over three costs more than all else here.
-        wake_s = self.holdings.timetable.next_s()
+        wake_s = self.slot_table.timetable.next_s()
         for other_s in (self.generation.gather.due_s(), self._pulse.next_s()):
             if other_s is not None and (wake_s is None or other_s < wake_s):
                 wake_s = other_s
@@ -211,11 +211,11 @@ class DecodeCore(AttachedCore[Slot]):
         due_s = self.generation.gather.due_s()
         if due_s is not None and due_s <= now_s:
             self.generation.flush(now_s)
-        for slot in self.holdings.timetable.due(now_s):
+        for slot in self.slot_table.timetable.due(now_s):
             self._look_at(slot, now_s)
         if self._pulse.take(now_s):
             report = self.load_report(now_s)
-            for session in self.holdings.sessions:
+            for session in self.slot_table.sessions:
                 if not session.outbox.is_full():
                     session.outbox.load(report)
 
@@ -226,18 +226,18 @@ class DecodeCore(AttachedCore[Slot]):
 
     def is_idle(self) -> bool:
         """True if nothing is held but finished logs."""
-        return not self.holdings.held_count()
+        return not self.slot_table.held_count()
 
     def load_report(self, now_s: float) -> pb.LoadReport:
         """Return the load as routers see it; what the engine said long ago is not in it."""
-        reservations, generation = self.holdings.reservations, self.generation
+        reservations, generation = self.slot_table.reservations, self.generation
         load = generation.view.fresh(now_s)
         return pb.LoadReport(
             engine_boot_id=generation.view.boot_id,
             block_total_count=reservations.total,
             block_free_count=load.blocks_free if load else reservations.free,
             block_reserved_count=reservations.reserved,
-            queued_request_count=self.holdings.pending_count(),
+            queued_request_count=self.slot_table.pending_count(),
             running_request_count=len(generation.calls),
             step_us=round(generation.fresh_step_s(now_s) * 1e6),
             draining=self.is_draining,
@@ -246,12 +246,12 @@ class DecodeCore(AttachedCore[Slot]):
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count disagrees with what it counts."""
-        self.holdings.assert_consistent()
+        self.slot_table.assert_consistent()
         self.generation.assert_consistent()
 
     def _supersede(self, submit: pb.Submit, now_s: float) -> Refused | None:
         """End a lower attempt of the same request; refuse `submit` if it is not the highest."""
-        known = self.holdings.slots.get(submit.request_id)
+        known = self.slot_table.slots.get(submit.request_id)
         if known is None:
             return None
         refused = not_the_highest(known.attempt, submit.attempt)
@@ -270,17 +270,17 @@ class DecodeCore(AttachedCore[Slot]):
         )
         if refused is not None:
             return refused
-        holdings = self.holdings
-        held, slots_max = holdings.held_count(), self.limits.slots_max
+        slot_table = self.slot_table
+        held, slots_max = slot_table.held_count(), self.limits.slots_max
         if held >= slots_max:
             message = f"slots full: {held}/{slots_max}"
-            retry_ms = holdings.freed_slots.retry_ms(held + 1 - slots_max, now_s)
+            retry_ms = slot_table.freed_slots.retry_ms(held + 1 - slots_max, now_s)
             return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
-        if not holdings.reservations.can_reserve(needed, headroom):
-            free, total = holdings.reservations.free, holdings.reservations.total
+        if not slot_table.reservations.can_reserve(needed, headroom):
+            free, total = slot_table.reservations.free, slot_table.reservations.total
             beside = f" beside {headroom} of head room" if headroom else ""
             message = f"KV full: {needed} blocks needed{beside}, {free}/{total} free"
-            retry_ms = holdings.freed_blocks.retry_ms(needed + headroom - free, now_s)
+            retry_ms = slot_table.freed_blocks.retry_ms(needed + headroom - free, now_s)
             return Refused(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
         return None
 
@@ -309,7 +309,7 @@ class DecodeCore(AttachedCore[Slot]):
                 self._cut_slow(slot, "time", now_s)
                 return
             next_s = min(next_s, slow_s)
-        self.holdings.look_by(slot, next_s)
+        self.slot_table.look_by(slot, next_s)
 
     def _cut_slow(self, slot: Slot, cause: Literal["time", "share"], now_s: float) -> None:
         self.slow_reader_cuts[cause] += 1

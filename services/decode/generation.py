@@ -44,7 +44,7 @@ class Generation:
         replica: str,
         tokens_per_block: int,
         limits: DecodeLimits,
-        holdings: DecodeSlotTable,
+        slot_table: DecodeSlotTable,
         pulse: LoadHeartbeat,
         record: Recorder,
     ) -> None:
@@ -57,7 +57,7 @@ class Generation:
         self._replica = replica
         self._tokens_per_block = tokens_per_block
         self._limits = limits
-        self._holdings = holdings
+        self._slot_table = slot_table
         self._pulse = pulse
         self._record = record
         self._last_call_id = 0
@@ -79,7 +79,7 @@ class Generation:
         slot.call_id = self._last_call_id
         self.calls[slot.call_id] = slot
         slot.session.outbox.start(slot.number, microseconds(now_s - slot.submitted_s))
-        self._holdings.look_by(slot, self.stall_s(slot))
+        self._slot_table.look_by(slot, self.stall_s(slot))
         self._pulse.touch()
         kind = Kind.CONTEXT_AND_GENERATION if handoff is None else Kind.GENERATION_ONLY
         self.engine.start(slot.call_id, engine_call(submit, kind, slot.deadline_s - now_s, handoff))
@@ -100,7 +100,7 @@ class Generation:
     def forget(self, slot: Slot, now_s: float) -> None:
         """End the slot's call and hold nothing of it any more, without a word."""
         self.stop(slot, now_s)
-        self._holdings.forget(slot, now_s)
+        self._slot_table.forget(slot, now_s)
 
     def fail(self, slot: Slot, error: CallError, now_s: float) -> None:
         """End `slot` because something behind it broke; what was made before is sent."""
@@ -118,7 +118,7 @@ class Generation:
                 replica=self._replica,
                 untouched=untouched,
             )
-        self._holdings.forget(slot, now_s)
+        self._slot_table.forget(slot, now_s)
 
     def cut(self, slot: Slot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """End `slot` with what its caller may have so far."""
@@ -142,7 +142,7 @@ class Generation:
             session.outbox.tokens(slot.number, *chunk)
         if slot.state is State.ENDED and log.is_drained():
             session.outbox.finish(slot.number, log.end, slot.ending)
-            self._holdings.finish(slot, now_s + self._limits.detached_s)
+            self._slot_table.finish(slot, now_s + self._limits.detached_s)
         elif not log.is_blocked():
             slot.blocked_s = None
         else:
@@ -150,7 +150,7 @@ class Generation:
                 self._tell_computed(slot)
             if slot.blocked_s is None:
                 slot.blocked_s = now_s
-                self._holdings.look_by(slot, now_s + self._limits.slow_reader_s)
+                self._slot_table.look_by(slot, now_s + self._limits.slow_reader_s)
 
     def _tell_computed(self, slot: Slot) -> None:
         """Tell the reader of `slot` how much was computed, if it cannot see that by the tokens."""
@@ -174,7 +174,7 @@ class Generation:
             return
         slot.answered_s = slot.heard_s = now_s
         slot.reused_blocks = first.reused_blocks
-        self._holdings.look_by(slot, self.stall_s(slot))
+        self._slot_table.look_by(slot, self.stall_s(slot))
         if not slot.is_local and slot.session is not None:
             slot.session.outbox.transfer(slot.number, microseconds(now_s - slot.called_s))
 
@@ -225,7 +225,7 @@ class Generation:
             slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
         self._over(slot, now_s, outcome)
         slot.state = State.ENDED
-        self._holdings.release(slot, now_s)
+        self._slot_table.release(slot, now_s)
         self.send(slot, now_s)
         if self.gather.is_complete():
             self.flush(now_s)
@@ -257,7 +257,7 @@ class Generation:
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if calls and slots disagree."""
-        held = {slot.call_id: slot for slot in self._holdings.slots.values() if slot.call_id}
+        held = {slot.call_id: slot for slot in self._slot_table.slots.values() if slot.call_id}
         assert held == self.calls, (held, self.calls)
         assert self.gather.live_count <= len(self.calls), self.calls
         for slot in self.calls.values():

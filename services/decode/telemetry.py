@@ -63,14 +63,14 @@ class CallTelemetry:
 
 def export(core: DecodeCore, metrics: Metrics) -> None:
     """Export what the core holds, read at each scrape."""
-    holdings, generation = core.holdings, core.generation
-    metrics.gauge("slots", "Slots held; finished logs do not count.", holdings.held_count)
-    metrics.gauge("pending_slots", "Slots that wait for a handoff.", holdings.pending_count)
-    metrics.gauge("detached_slots", "Slots whose stream broke.", holdings.orphan_count)
+    slot_table, generation = core.slot_table, core.generation
+    metrics.gauge("slots", "Slots held; finished logs do not count.", slot_table.held_count)
+    metrics.gauge("pending_slots", "Slots that wait for a handoff.", slot_table.pending_count)
+    metrics.gauge("detached_slots", "Slots whose stream broke.", slot_table.orphan_count)
     metrics.gauge(
         "closed_window_slots",
         "Slots whose client's flow-control window is closed.",
-        lambda: len(holdings.closed_windows),
+        lambda: len(slot_table.closed_windows),
     )
     for cause in core.slow_reader_cuts:
         metrics.total(
@@ -79,11 +79,11 @@ def export(core: DecodeCore, metrics: Metrics) -> None:
             partial(core.slow_reader_cuts.__getitem__, cause),
             cause=cause,
         )
-    metrics.gauge("finished_slots", "Finished logs kept for an adopter.", lambda: len(holdings.finished))
-    metrics.gauge("reserved_blocks", "KV blocks reserved.", lambda: holdings.reservations.reserved)
-    metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: holdings.reservations.total)
+    metrics.gauge("finished_slots", "Finished logs kept for an adopter.", lambda: len(slot_table.finished))
+    metrics.gauge("reserved_blocks", "KV blocks reserved.", lambda: slot_table.reservations.reserved)
+    metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: slot_table.reservations.total)
     metrics.gauge("running_requests", "Calls in the engine.", lambda: len(generation.calls))
-    metrics.gauge("log_bytes", "Output ids kept for slots.", holdings.log_bytes)
+    metrics.gauge("log_bytes", "Output ids kept for slots.", slot_table.log_bytes)
     metrics.gauge("step_seconds", "Smoothed duration of an engine step.", lambda: generation.step_us() / 1e6)
     metrics.total("sent_tokens", "Tokens of all engine calls so far.", lambda: generation.token_total)
     metrics.total(

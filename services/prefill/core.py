@@ -35,9 +35,9 @@ class PrefillCore(AttachedCore[Slot]):
         self.limits = limits
         self.is_draining = False
         self._pulse = LoadHeartbeat()
-        self.holdings = PrefillSlotTable(facts.kv_blocks, limits, self._pulse)
+        self.slot_table = PrefillSlotTable(facts.kv_blocks, limits, self._pulse)
         self.prefilling = Prefilling(
-            replica, facts.tokens_per_block, limits, self.holdings, self._pulse, record
+            replica, facts.tokens_per_block, limits, self.slot_table, self._pulse, record
         )
 
     def __repr__(self) -> str:
@@ -55,19 +55,19 @@ class PrefillCore(AttachedCore[Slot]):
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Slot]:
         """See kvmesh.attach.server.Attachable."""
         session = CallerSession[Slot](self, peer.process_id, outbox)
-        self.holdings.sessions.append(session)
+        self.slot_table.sessions.append(session)
         self._pulse.is_heard = True
         outbox.load(self.load_report(now_s))
         return session
 
     def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
         """The stream of `session` is gone: what waits or runs ends, handoffs are kept for a decode that may be pulling."""
-        self.holdings.sessions.remove(session)
-        self._pulse.is_heard = bool(self.holdings.sessions)
+        self.slot_table.sessions.remove(session)
+        self._pulse.is_heard = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
             if slot.state is State.HELD:
-                self.holdings.detach(slot)
-                self.holdings.expire_at(slot, now_s + self.limits.detached_s)
+                self.slot_table.detach(slot)
+                self.slot_table.expire_at(slot, now_s + self.limits.detached_s)
             else:
                 self.prefilling.forget(slot, now_s)
         self.prefilling.pump(now_s)
@@ -108,33 +108,33 @@ class PrefillCore(AttachedCore[Slot]):
             max_output_tokens=budget.max_output_tokens,
             end_token_id=submit.end_token_id,
         )
-        self.holdings.enqueue(slot, session, submit.slot)
+        self.slot_table.enqueue(slot, session, submit.slot)
         session.outbox.accept(submit.slot, urgent=False)
         self.prefilling.pump(now_s)
 
     def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `slot` as its caller wishes, without a word. TRANSFERRED: the engine has forgotten the handoff already."""
         if reason == pb.Cancel.REASON_TRANSFERRED and slot.state is State.HELD:
-            self.holdings.forget(slot)
+            self.slot_table.forget(slot)
         else:
             self.prefilling.forget(slot, now_s)
         self.prefilling.pump(now_s)
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
-        times = (self.holdings.timetable.next_s(), self._pulse.next_s())
+        times = (self.slot_table.timetable.next_s(), self._pulse.next_s())
         return min((time for time in times if time is not None), default=None)
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""
-        due = self.holdings.timetable.due(now_s)
+        due = self.slot_table.timetable.due(now_s)
         for slot in due:
             self._look_at(slot, now_s)
         if due:
             self.prefilling.pump(now_s)
         if self._pulse.take(now_s):
             report = self.load_report(now_s)
-            for session in self.holdings.sessions:
+            for session in self.slot_table.sessions:
                 if not session.outbox.is_full():
                     session.outbox.load(report)
 
@@ -145,21 +145,21 @@ class PrefillCore(AttachedCore[Slot]):
 
     def is_idle(self) -> bool:
         """True if nothing is held."""
-        return not self.holdings.slots
+        return not self.slot_table.slots
 
     def load_report(self, now_s: float) -> pb.LoadReport:
         """Return the load as routers see it; what the engine said long ago is not in it."""
-        holdings, view = self.holdings, self.prefilling.view
+        slot_table, view = self.slot_table, self.prefilling.view
         load = view.fresh(now_s)
-        free = holdings.blocks_total - holdings.blocks_reserved
+        free = slot_table.blocks_total - slot_table.blocks_reserved
         return pb.LoadReport(
             engine_boot_id=view.boot_id,
-            block_total_count=holdings.blocks_total,
+            block_total_count=slot_table.blocks_total,
             block_free_count=load.blocks_free if load else free,
-            queued_request_count=len(holdings.queue),
-            queued_token_count=holdings.queue.tokens,
+            queued_request_count=len(slot_table.queue),
+            queued_token_count=slot_table.queue.tokens,
             running_request_count=len(self.prefilling.calls),
-            held_handoff_count=len(holdings.held),
+            held_handoff_count=len(slot_table.held),
             step_us=round((load.step_s if load else 0.0) * 1e6),
             draining=self.is_draining,
             engine_ready=self.prefilling.is_ready,
@@ -167,12 +167,12 @@ class PrefillCore(AttachedCore[Slot]):
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count disagrees with what it counts."""
-        self.holdings.assert_consistent()
+        self.slot_table.assert_consistent()
         self.prefilling.assert_consistent()
 
     def _supersede(self, submit: pb.Submit, now_s: float) -> Refused | None:
         """End a lower attempt of the same request; refuse `submit` if it is not the highest."""
-        known = self.holdings.slots.get(submit.request_id)
+        known = self.slot_table.slots.get(submit.request_id)
         if known is None:
             return None
         refused = not_the_highest(known.attempt, submit.attempt)
@@ -195,7 +195,7 @@ class PrefillCore(AttachedCore[Slot]):
         left_s = _left_s(submit)
         if left_s <= estimate_s:
             return too_late("the prefill", estimate_s, left_s)
-        queue = self.holdings.queue
+        queue = self.slot_table.queue
         if queue.is_full():
             message = f"prefill queue full: {len(queue)}/{queue.requests_max}"
             return Refused(
@@ -210,19 +210,19 @@ class PrefillCore(AttachedCore[Slot]):
                 held_s = now_s - slot.called_s
                 self.prefilling.fail(slot, HandoffLost(f"nobody took the handoff for {held_s:.1f} s"), now_s)
             else:
-                self.holdings.look_by(slot, slot.expire_s)
+                self.slot_table.look_by(slot, slot.expire_s)
         elif slot.state is State.QUEUED:
             if slot.start_by_s <= now_s:
                 self.prefilling.refuse_late(slot, now_s)
             else:
-                self.holdings.look_by(slot, slot.start_by_s)
+                self.slot_table.look_by(slot, slot.start_by_s)
         elif slot.deadline_s <= now_s:
             self.prefilling.cut(slot, pb.Finish.REASON_DEADLINE, now_s)
         elif self.prefilling.stall_s(slot) <= now_s:
             silent_s = now_s - slot.called_s
             self.prefilling.fail(slot, EngineStalled(f"no first token for {silent_s:.1f} s"), now_s)
         else:
-            self.holdings.look_by(slot, min(slot.deadline_s, self.prefilling.stall_s(slot)))
+            self.slot_table.look_by(slot, min(slot.deadline_s, self.prefilling.stall_s(slot)))
 
 
 def _blocks_needed(submit: pb.Submit) -> int:

@@ -46,7 +46,7 @@ class Prefilling:
         replica: str,
         tokens_per_block: int,
         limits: PrefillLimits,
-        holdings: PrefillSlotTable,
+        slot_table: PrefillSlotTable,
         pulse: LoadHeartbeat,
         record: Recorder,
     ) -> None:
@@ -59,7 +59,7 @@ class Prefilling:
         self._replica = replica
         self._tokens_per_block = tokens_per_block
         self._limits = limits
-        self._holdings = holdings
+        self._slot_table = slot_table
         self._pulse = pulse
         self._record = record
         self._last_call_id = 0
@@ -76,17 +76,17 @@ class Prefilling:
         What could not be done in time any more does not begin.
         """
         self._pump(now_s)
-        self._starts.stock(len(self._holdings.queue), now_s)
+        self._starts.stock(len(self._slot_table.queue), now_s)
 
     def _pump(self, now_s: float) -> None:
-        queue = self._holdings.queue
+        queue = self._slot_table.queue
         while len(self.calls) < self._limits.engine_concurrency:
             slot = queue.head()
             if slot is None:
                 return
             if slot.start_by_s <= now_s:
                 self.refuse_late(slot, now_s)
-            elif self._holdings.can_run(slot):
+            elif self._slot_table.can_run(slot):
                 self._start(slot, now_s)
             else:
                 return
@@ -102,7 +102,7 @@ class Prefilling:
             self._over(slot, now_s, "cancelled")
         if slot.context_phase_params:
             self.engine.release(slot.context_phase_params)
-        self._holdings.forget(slot)
+        self._slot_table.forget(slot)
 
     def fail(self, slot: Slot, error: CallError, now_s: float) -> None:
         """End `slot` because something behind it broke."""
@@ -136,7 +136,7 @@ class Prefilling:
 
         Before it was seen to drain, by what a prompt takes.
         """
-        waiting = len(self._holdings.queue)
+        waiting = len(self._slot_table.queue)
         guess_ms = 1000 * waiting * (self.pace.run_s or RUN_S) / self._limits.engine_concurrency
         return self._starts.retry_ms(waiting, now_s) or min(RETRY_MS_MAX, max(1, round(guess_ms)))
 
@@ -173,10 +173,10 @@ class Prefilling:
             self._end_empty(slot, now_s)
         elif slot.context_phase_params:
             self._tell_first(slot, now_s)
-            self._holdings.hold(slot, now_s + self._limits.handoff_timeout_s)
+            self._slot_table.hold(slot, now_s + self._limits.handoff_timeout_s)
         elif slot.is_complete():
             self._tell_first(slot, now_s)
-            self._holdings.forget(slot)
+            self._slot_table.forget(slot)
         else:
             self.fail(slot, EngineError("the engine gave a first token without a handoff"), now_s)
         self.pump(now_s)
@@ -195,7 +195,7 @@ class Prefilling:
             return
         self._pulse.touch()
         if known is not None and known.boot_id != load.boot_id:
-            for slot in list(self._holdings.held):
+            for slot in list(self._slot_table.held):
                 self.fail(slot, HandoffLost("the engine was started anew"), now_s)
             self.pump(now_s)
 
@@ -206,30 +206,30 @@ class Prefilling:
         self.is_ready = is_ready
         self._pulse.touch()
         if not is_ready:
-            while (slot := self._holdings.queue.head()) is not None:
+            while (slot := self._slot_table.queue.head()) is not None:
                 self.fail(slot, EngineLost("the engine does not answer"), now_s)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if calls and slots disagree, or if something waits that could run."""
-        held = {slot.call_id: slot for slot in self._holdings.slots.values() if slot.call_id}
+        held = {slot.call_id: slot for slot in self._slot_table.slots.values() if slot.call_id}
         assert held == self.calls, (held, self.calls)
         assert len(self.calls) <= self._limits.engine_concurrency, self.calls
-        head = self._holdings.queue.head()
+        head = self._slot_table.queue.head()
         if head is not None and len(self.calls) < self._limits.engine_concurrency:
-            assert not self._holdings.can_run(head), f"{head} waits for nothing"
+            assert not self._slot_table.can_run(head), f"{head} waits for nothing"
 
     def _start(self, slot: Slot, now_s: float) -> None:
         self._starts.freed(1, now_s)
         submit, session = slot.submit, slot.session
         assert submit is not None and session is not None, slot
         slot.submit = None  # the engine has the prompt now
-        self._holdings.run(slot)
+        self._slot_table.run(slot)
         slot.called_s = now_s
         self._last_call_id += 1
         slot.call_id = self._last_call_id
         self.calls[slot.call_id] = slot
         session.outbox.start(slot.number, microseconds(now_s - slot.submitted_s))
-        self._holdings.look_by(slot, self.stall_s(slot))
+        self._slot_table.look_by(slot, self.stall_s(slot))
         self.engine.start(slot.call_id, engine_call(submit, Kind.CONTEXT_ONLY, slot.deadline_s - now_s))
 
     def _end_empty(self, slot: Slot, now_s: float) -> None:

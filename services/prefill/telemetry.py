@@ -58,13 +58,13 @@ class CallTelemetry:
 
 def export(core: PrefillCore, metrics: Metrics) -> None:
     """Export what the core holds, read at each scrape."""
-    holdings, prefilling = core.holdings, core.prefilling
-    metrics.gauge("queued_requests", "Requests that wait.", lambda: len(holdings.queue))
-    metrics.gauge("queued_tokens", "Prompt tokens that wait.", lambda: holdings.queue.tokens)
+    slot_table, prefilling = core.slot_table, core.prefilling
+    metrics.gauge("queued_requests", "Requests that wait.", lambda: len(slot_table.queue))
+    metrics.gauge("queued_tokens", "Prompt tokens that wait.", lambda: slot_table.queue.tokens)
     metrics.gauge("running_requests", "Calls in the engine.", lambda: len(prefilling.calls))
-    metrics.gauge("held_handoffs", "Handoffs held.", lambda: len(holdings.held))
+    metrics.gauge("held_handoffs", "Handoffs held.", lambda: len(slot_table.held))
     metrics.gauge(
-        "reserved_blocks", "KV blocks of running calls and handoffs.", lambda: holdings.blocks_reserved
+        "reserved_blocks", "KV blocks of running calls and handoffs.", lambda: slot_table.blocks_reserved
     )
-    metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: holdings.blocks_total)
+    metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: slot_table.blocks_total)
     metrics.gauge("engine_ready", "1 while the engine answers.", lambda: float(prefilling.is_ready))

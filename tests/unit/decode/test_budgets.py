@@ -37,7 +37,7 @@ def test_head_room_stays_free_beside_a_request_but_not_beside_a_resumed_one() ->
     assert replica.submit(4, GENERATION, **size).is_accepted
     assert replica.submit(5, GENERATION, headroom_permille=500, resumed=True, **size).is_accepted
     assert refused(replica.submit(6, GENERATION, resumed=True, **size)).reason == pb.Refusal.REASON_KV_FULL
-    assert replica.core.holdings.reservations.free == 0
+    assert replica.core.slot_table.reservations.free == 0
 
 
 def test_what_could_never_fit_beside_its_head_room_is_invalid() -> None:
@@ -110,7 +110,7 @@ def test_random_classes_conserve_blocks_and_evict_nobody(seed: int) -> None:
             replica.send(cancels=[pb.Cancel(slot=gone)])
             del held[gone], views[gone]
         replica.pass_time(rng.uniform(0, 0.05))
-        assert replica.core.holdings.reservations.reserved == sum(held.values())
+        assert replica.core.slot_table.reservations.reserved == sum(held.values())
         assert not any(view.is_over() for view in views.values()), "somebody taken was ended"
     assert all(outcomes.values()), outcomes
 
@@ -171,7 +171,7 @@ def test_a_handoff_that_comes_too_late_starts_nothing() -> None:
     replica.hand_over(2)
     assert view.finish == pb.Finish(slot=2, end_position=1, reason=pb.Finish.REASON_DEADLINE)
     assert replica.engine.started_total == calls and len(replica.engine.live) == 1
-    assert "2" not in {str(slot.number) for slot in replica.core.holdings.slots.values()}
+    assert "2" not in {str(slot.number) for slot in replica.core.slot_table.slots.values()}
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -87,9 +87,9 @@ class Replica:
     def is_empty(self) -> bool:
         """True if no KV, no call and no unfinished slot is held."""
         return (
-            not self.core.holdings.reservations.reserved
+            not self.core.slot_table.reservations.reserved
             and not self.engine.live
-            and not self.core.holdings.held_count()
+            and not self.core.slot_table.held_count()
         )
 
 
@@ -98,7 +98,7 @@ def test_local_request_answers_first_token_then_frames_then_finish() -> None:
     replica = Replica()
     view = replica.submit(1, LOCAL, output=5)
     assert view.is_accepted and view.is_started
-    assert replica.core.holdings.reservations.reserved == 3  # 6 + 5 tokens in blocks of 4
+    assert replica.core.slot_table.reservations.reserved == 3  # 6 + 5 tokens in blocks of 4
     replica.step()
     assert view.first is not None and view.first.position == 0 and replica.reader.frame_total == 0
     assert (view.first.cached_token_count, view.first.computed_token_count) == (0, 6)
@@ -210,7 +210,7 @@ def test_values_out_of_range_are_refused_by_name(changes: dict[str, object], fie
     view = replica.submit(1, LOCAL, **changes)
     assert view.refusal is not None
     assert (view.refusal.reason, view.refusal.field) == (pb.Refusal.REASON_INVALID, field)
-    assert not replica.core.holdings.slots
+    assert not replica.core.slot_table.slots
 
 
 def test_phases_of_others_are_refused() -> None:
@@ -293,7 +293,7 @@ def test_orphan_is_adopted_without_recomputing() -> None:
     replica.session.on_closed(replica.now_s)
     replica.session, replica.reader = replica.attach()
     replica.step(3)
-    assert replica.core.holdings.orphan_count() == 1
+    assert replica.core.slot_table.orphan_count() == 1
     view = replica.reader.open(7, 2)
     row = pb.Adopt(slot=7, request_id="a" * 32, attempt=1, position=2, credit_position=100)
     replica.send(adopts=[row])
@@ -309,11 +309,11 @@ def test_orphans_and_pending_slots_end_with_their_time() -> None:
     replica.submit(1, LOCAL, output=100)
     replica.submit(2, GENERATION, output=8)
     replica.session.on_closed(replica.now_s)
-    assert len(replica.core.holdings.slots) == 1 and len(replica.engine.live) == 1
+    assert len(replica.core.slot_table.slots) == 1 and len(replica.engine.live) == 1
     replica.pass_time(2.9)
     assert not replica.is_empty()
     replica.pass_time(0.2)
-    assert replica.is_empty() and not replica.core.holdings.slots
+    assert replica.is_empty() and not replica.core.slot_table.slots
 
 
 def test_a_living_stream_learns_that_its_slot_was_adopted() -> None:
@@ -357,13 +357,13 @@ def test_a_finished_log_can_be_adopted_for_a_while() -> None:
     replica = Replica()
     replica.submit(1, LOCAL, request_id="a" * 32, output=4)
     replica.step(4)
-    assert replica.is_empty() and len(replica.core.holdings.slots) == 1
+    assert replica.is_empty() and len(replica.core.slot_table.slots) == 1
     replica.pass_time(2.0)
     view = replica.reader.open(2, 0)
     replica.send(adopts=[pb.Adopt(slot=2, request_id="a" * 32, attempt=1, credit_position=100)])
     assert view.ids == expected(PROMPT, 4, -1) and view.finish is not None
     replica.pass_time(3.1)
-    assert not replica.core.holdings.slots
+    assert not replica.core.slot_table.slots
     gone = replica.reader.open(3, 0)
     replica.send(adopts=[pb.Adopt(slot=3, request_id="a" * 32, attempt=1)])
     assert gone.refusal is not None and gone.refusal.reason == pb.Refusal.REASON_UNKNOWN_REQUEST
@@ -390,7 +390,7 @@ def test_credit_bounds_sending_but_not_generating() -> None:
     view.credit = 3
     replica.step(8)
     assert len(view.ids) == 3 and view.finish is None
-    assert not replica.core.holdings.reservations.reserved
+    assert not replica.core.slot_table.reservations.reserved
     view.credit = 5
     replica.send(credit_slots=[1], credit_positions=[5])
     assert len(view.ids) == 5 and view.finish is None
@@ -432,7 +432,7 @@ def test_a_reader_without_credit_hears_how_much_is_computed() -> None:
     replica.session.on_closed(replica.now_s)
     replica.session, replica.reader = replica.attach()
     view = replica.reader.open(1, 2)
-    (request_id,) = replica.core.holdings.slots
+    (request_id,) = replica.core.slot_table.slots
     row = pb.Adopt(slot=1, request_id=request_id, attempt=1, position=2, credit_position=5)
     replica.send(adopts=[row])
     assert view.computed == 80
@@ -519,7 +519,7 @@ def test_a_stream_that_brings_nothing_is_not_taken_for_slow_readers() -> None:
     replica = Replica()
     views = [replica.submit(slot, LOCAL, credit=1) for slot in range(1, 5)]
     replica.step(8)
-    assert all(slot.blocked_s is not None for slot in replica.core.holdings.slots.values())
+    assert all(slot.blocked_s is not None for slot in replica.core.slot_table.slots.values())
     replica.pass_time(29.0)
     assert not any(view.is_over() for view in views)
     replica.pass_time(1.5)
@@ -531,12 +531,12 @@ def test_an_adopters_client_is_another_one() -> None:
     replica = Replica()
     half_closed(replica)
     replica.session.on_closed(replica.now_s)
-    assert not len(replica.core.holdings.closed_windows)
+    assert not len(replica.core.slot_table.closed_windows)
     replica.session, replica.reader = replica.attach()
     view = replica.reader.open(1, 1)
-    adopted = next(iter(replica.core.holdings.slots.values()))
+    adopted = next(iter(replica.core.slot_table.slots.values()))
     replica.send(adopts=[pb.Adopt(slot=1, request_id=adopted.request_id, attempt=1, position=1)])
-    assert view.is_accepted and not len(replica.core.holdings.closed_windows)
+    assert view.is_accepted and not len(replica.core.slot_table.closed_windows)
     replica.pass_time(3.1)  # the other orphans are gone
     pending = [replica.submit(slot, GENERATION) for slot in (2, 3, 4)]
     replica.send(closed_slots=[2, 3, 4])
@@ -604,7 +604,7 @@ def test_cancel_frees_everything_in_every_phase() -> None:
     replica.submit(2, LOCAL)
     replica.step(2)
     replica.send(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT) for slot in (1, 2, 99)])
-    assert replica.is_empty() and not replica.core.holdings.slots
+    assert replica.is_empty() and not replica.core.slot_table.slots
     replica.hand_over(1)
     assert not replica.engine.live
 
@@ -658,7 +658,7 @@ def test_frames_gather_a_step_and_never_mix_two() -> None:
     for made, sent in ((2, 1), (3, 2)):
         replica.engine.step(replica.now_s, chosen=lambda call_id: call_id == 1)
         replica.read()
-        assert replica.core.holdings.slots[_only(replica, 1)].log.end == made and len(ahead.ids) == sent
+        assert replica.core.slot_table.slots[_only(replica, 1)].log.end == made and len(ahead.ids) == sent
     replica.engine.step(replica.now_s, chosen=lambda call_id: call_id == 2)
     replica.read()
     assert (len(ahead.ids), len(behind.ids)) == (3, 2)

@@ -41,16 +41,16 @@ def test_the_newest_logs_are_kept_within_both_bounds() -> None:
 def test_a_forgotten_log_is_gone_from_the_replica() -> None:
     """Beyond the bound the oldest cannot be adopted any more, the newest can; after the orphan time nothing is left."""
     replica = Replica()
-    replica.core.holdings.finished = FinishedLogs(bytes_max=50)
+    replica.core.slot_table.finished = FinishedLogs(bytes_max=50)
     for number in range(1, 6):
         replica.submit(number, LOCAL, request_id=f"{number}" * 32, output=4)
         replica.step(4)
-    holdings = replica.core.holdings
-    assert len(holdings.slots) == len(holdings.finished) == 3 and holdings.log_bytes() == 48
+    slot_table = replica.core.slot_table
+    assert len(slot_table.slots) == len(slot_table.finished) == 3 and slot_table.log_bytes() == 48
     old, new = replica.reader.open(11, 0), replica.reader.open(12, 0)
     replica.send(adopts=[pb.Adopt(slot=11, request_id="1" * 32, attempt=1, credit_position=100)])
     replica.send(adopts=[pb.Adopt(slot=12, request_id="5" * 32, attempt=1, credit_position=100)])
     assert old.refusal is not None and old.refusal.reason == pb.Refusal.REASON_UNKNOWN_REQUEST
     assert len(new.ids) == 4 and new.finish is not None
     replica.pass_time(3.1)
-    assert not holdings.slots and not holdings.finished.size_bytes
+    assert not slot_table.slots and not slot_table.finished.size_bytes

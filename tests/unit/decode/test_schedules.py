@@ -214,7 +214,7 @@ class World:
         for stream in self.streams:
             numbers = [*stream.session.slots, stream.last + 1]
             numbers = self.rng.sample(numbers, self.rng.randint(1, len(numbers)))
-            closed = self.core.holdings.closed_windows
+            closed = self.core.slot_table.closed_windows
             before = self.core.slow_reader_cuts["share"]
             stream.session.on_request(pb.AttachRequest(closed_slots=numbers), self.now_s)
             self.cuts += self.core.slow_reader_cuts["share"] - before
@@ -225,7 +225,7 @@ class World:
         if not self.streams or not self.requests:
             return
         rng, stream, request = self.rng, self.rng.choice(self.streams), self.rng.choice(self.requests)
-        slot = self.core.holdings.slots.get(request.request_id)
+        slot = self.core.slot_table.slots.get(request.request_id)
         position = rng.randrange(40)
         if slot is not None and rng.random() < 0.9:
             position = rng.randrange(slot.log.start, slot.known_position() + 1)
@@ -278,10 +278,10 @@ def test_random_schedules_neither_repeat_nor_lose_nor_leak(seed: int) -> None:
     world.core.assert_consistent()
     world.until(world.now_s + 2.0)
     core = world.core
-    assert not core.holdings.slots and not core.generation.calls and not world.engine.live
-    assert core.holdings.reservations.reserved == 0
+    assert not core.slot_table.slots and not core.generation.calls and not world.engine.live
+    assert core.slot_table.reservations.reserved == 0
     assert core.generation.gather.live_count == 0
-    assert len(core.holdings.timetable) == 0
+    assert len(core.slot_table.timetable) == 0
     assert core.next_wake_s() is None
 
 

@@ -84,7 +84,7 @@ class Replica:
 
     def is_empty(self) -> bool:
         """True if nothing is held, here or in the engine."""
-        return not self.core.holdings.slots and not self.engine.live and not self.engine.held
+        return not self.core.slot_table.slots and not self.engine.live and not self.engine.held
 
 
 def test_first_token_comes_with_its_handoff_and_the_hit() -> None:
@@ -97,10 +97,10 @@ def test_first_token_comes_with_its_handoff_and_the_hit() -> None:
     assert view.first.context_phase_params in replica.engine.held
     assert (view.first.cached_token_count, view.first.computed_token_count) == (4, 8)
     assert view.first.prefill_us == 500_000
-    assert replica.core.holdings.blocks_reserved == 3
+    assert replica.core.slot_table.blocks_reserved == 3
     del replica.engine.held[view.first.context_phase_params]  # decode pulled
     replica.cancel(1, pb.Cancel.REASON_TRANSFERRED)
-    assert replica.is_empty() and not replica.engine.released and not replica.core.holdings.blocks_reserved
+    assert replica.is_empty() and not replica.engine.released and not replica.core.slot_table.blocks_reserved
     assert [record.outcome for record in replica.records] == ["first_token"]
 
 
@@ -111,7 +111,7 @@ def test_an_answer_that_is_only_its_end_token_ends_well_without_a_token() -> Non
     replica.step()
     assert view.failure is None and view.ids == []
     assert view.finish == pb.Finish(slot=1, end_position=0, reason=pb.Finish.REASON_END_TOKEN)
-    assert replica.is_empty() and not replica.core.holdings.blocks_reserved
+    assert replica.is_empty() and not replica.core.slot_table.blocks_reserved
     assert [record.outcome for record in replica.records] == ["end_token"]
 
 
@@ -164,7 +164,7 @@ def test_lost_stream_cancels_work_but_keeps_handoffs_for_a_moment() -> None:
     replica.submit(2)
     replica.submit(3)
     replica.session.on_closed(replica.now_s)
-    assert len(replica.core.holdings.slots) == 1 and not replica.engine.live
+    assert len(replica.core.slot_table.slots) == 1 and not replica.engine.live
     replica.pass_time(2.9)
     assert view.first is not None and view.first.context_phase_params in replica.engine.held
     replica.pass_time(0.2)
@@ -361,7 +361,7 @@ def test_the_shortest_goes_first_by_the_routers_estimate_or_by_a_guess() -> None
         "guessed short": replica.submit(5, PROMPT * 2),
         "told short": replica.submit(6, estimate_s=0.2),
     }
-    (guessed,) = [one for one in replica.core.holdings.slots.values() if one.prompt_tokens == 60]
+    (guessed,) = [one for one in replica.core.slot_table.slots.values() if one.prompt_tokens == 60]
     assert guessed.estimate_s == 0
     assert starts(replica, views) == ["running", "told short", "guessed short", "told long", "guessed long"]
 

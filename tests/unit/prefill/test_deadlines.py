@@ -41,7 +41,7 @@ def test_a_prompt_whose_time_ran_out_in_the_queue_is_refused_then() -> None:
     assert late.refusal is None
     replica.pass_time(0.02)
     assert estimate_of(late) == 1000
-    assert replica.engine.started_total == 1 and len(replica.core.holdings.slots) == 1
+    assert replica.engine.started_total == 1 and len(replica.core.slot_table.slots) == 1
 
 
 def test_without_an_estimate_what_was_measured_here_counts_while_it_is_fresh() -> None:
@@ -72,7 +72,7 @@ def test_no_prompt_starts_with_less_time_than_its_prefill_takes(seed: int) -> No
     def check() -> None:
         for number, view in list(views.items()):
             if view.is_started:
-                slot = replica.core.holdings.slots.get(ids[number])
+                slot = replica.core.slot_table.slots.get(ids[number])
                 if slot is None:  # it started, and its time was over before anybody looked
                     assert view.finish is not None and not estimates[number], view
                 else:
@@ -106,7 +106,7 @@ def test_no_prompt_starts_with_less_time_than_its_prefill_takes(seed: int) -> No
             estimate_s=estimate_s,
             priority=rng.randrange(3),
         )
-        slot = replica.core.holdings.slots.get(ids[number])
+        slot = replica.core.slot_table.slots.get(ids[number])
         refusal = views[number].refusal
         if slot is not None:
             estimates[number] = slot.estimate_s

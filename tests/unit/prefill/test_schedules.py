@@ -73,7 +73,7 @@ class World:
         """Nothing is held in the engine that the core does not know of."""
         self.core.assert_consistent()
         assert set(self.core.prefilling.calls) == set(self.engine.live)
-        assert {slot.context_phase_params for slot in self.core.holdings.held} >= set(self.engine.held)
+        assert {slot.context_phase_params for slot in self.core.slot_table.held} >= set(self.engine.held)
 
     def open(self) -> None:
         """Attach a router."""
@@ -194,8 +194,8 @@ def test_random_schedules_keep_the_books_and_leak_no_handoff(seed: int) -> None:
     world.check()
     world.until(world.now_s + 2.0)
     core = world.core
-    assert not core.holdings.slots and not core.prefilling.calls and not world.engine.live
-    assert core.holdings.blocks_reserved == 0 and not len(core.holdings.queue)
+    assert not core.slot_table.slots and not core.prefilling.calls and not world.engine.live
+    assert core.slot_table.blocks_reserved == 0 and not len(core.slot_table.queue)
     assert not world.engine.held, "a handoff was neither pulled nor released"
     assert core.next_wake_s() is None
 
