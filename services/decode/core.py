@@ -48,13 +48,13 @@ class DecodeCore(AttachedCore[Slot]):
         self.limits = limits
         self.is_draining = False
         self.adoption_total = 0
-        self._pulse = LoadHeartbeat()
+        self._heartbeat = LoadHeartbeat()
         self.slow_reader_cuts = {"time": 0, "share": 0}
         """Slots that were cut because their client did not read: by the slow-reader time, or by the share of slots."""
         places = min(limits.slots_max, facts.max_sequences or limits.slots_max)
-        self.slot_table = DecodeSlotTable(facts.kv_blocks, places, self._pulse)
+        self.slot_table = DecodeSlotTable(facts.kv_blocks, places, self._heartbeat)
         self.generation = Generation(
-            replica, facts.tokens_per_block, limits, self.slot_table, self._pulse, record
+            replica, facts.tokens_per_block, limits, self.slot_table, self._heartbeat, record
         )
         self._is_source = is_source
         self._phases: tuple[pb.Phase.ValueType, ...] = (pb.PHASE_CONTEXT_AND_GENERATION,)
@@ -77,14 +77,14 @@ class DecodeCore(AttachedCore[Slot]):
         """See kvmesh.attach.server.Attachable."""
         session = CallerSession[Slot](self, peer.process_id, outbox)
         self.slot_table.sessions.append(session)
-        self._pulse.is_heard = True
+        self._heartbeat.is_heard = True
         outbox.load(self.load_report(now_s))
         return session
 
     def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
         """The stream of `session` is gone: what waits for a handoff ends, the rest waits for an adopter."""
         self.slot_table.sessions.remove(session)
-        self._pulse.is_heard = bool(self.slot_table.sessions)
+        self._heartbeat.is_heard = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
             if slot.state is State.PENDING:
                 self.slot_table.forget(slot, now_s)
@@ -201,7 +201,7 @@ class DecodeCore(AttachedCore[Slot]):
         """Return when `on_timer` is to be called, or None."""
         # After every token: written out, a generator over three costs more than all else here.
         wake_s = self.slot_table.timetable.next_s()
-        for other_s in (self.generation.gather.due_s(), self._pulse.next_s()):
+        for other_s in (self.generation.gather.due_s(), self._heartbeat.next_s()):
             if other_s is not None and (wake_s is None or other_s < wake_s):
                 wake_s = other_s
         return wake_s
@@ -213,7 +213,7 @@ class DecodeCore(AttachedCore[Slot]):
             self.generation.flush(now_s)
         for slot in self.slot_table.timetable.due(now_s):
             self._look_at(slot, now_s)
-        if self._pulse.take(now_s):
+        if self._heartbeat.take(now_s):
             report = self.load_report(now_s)
             for session in self.slot_table.sessions:
                 if not session.outbox.is_full():
@@ -222,7 +222,7 @@ class DecodeCore(AttachedCore[Slot]):
     def drain(self) -> None:
         """Refuse what is new from now on; adopts are still welcome."""
         self.is_draining = True
-        self._pulse.touch()
+        self._heartbeat.touch()
 
     def is_idle(self) -> bool:
         """True if nothing is held but finished logs."""

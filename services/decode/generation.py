@@ -45,7 +45,7 @@ class Generation:
         tokens_per_block: int,
         limits: DecodeLimits,
         slot_table: DecodeSlotTable,
-        pulse: LoadHeartbeat,
+        heartbeat: LoadHeartbeat,
         record: Recorder,
     ) -> None:
         self.gather: StepBatch[Slot] = StepBatch(limits.gather_max_s)
@@ -58,7 +58,7 @@ class Generation:
         self._tokens_per_block = tokens_per_block
         self._limits = limits
         self._slot_table = slot_table
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._record = record
         self._last_call_id = 0
 
@@ -80,7 +80,7 @@ class Generation:
         self.calls[slot.call_id] = slot
         slot.session.outbox.start(slot.number, microseconds(now_s - slot.submitted_s))
         self._slot_table.look_by(slot, self.stall_s(slot))
-        self._pulse.touch()
+        self._heartbeat.touch()
         kind = Kind.CONTEXT_AND_GENERATION if handoff is None else Kind.GENERATION_ONLY
         self.engine.start(slot.call_id, engine_call(submit, kind, slot.deadline_s - now_s, handoff))
 
@@ -239,13 +239,13 @@ class Generation:
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         """Keep the engine's report for the routers."""
         if self.view.take(load, now_s):
-            self._pulse.touch()
+            self._heartbeat.touch()
 
     def on_ready(self, is_ready: bool, now_s: float) -> None:
         """The engine began or ceased to answer."""
         if is_ready != self.is_ready:
             self.is_ready = is_ready
-            self._pulse.touch()
+            self._heartbeat.touch()
 
     def step_us(self) -> int:
         """Return the smoothed microseconds of a step: measured here, else the engine's own. 0: unknown."""
@@ -269,7 +269,7 @@ class Generation:
         del self.calls[slot.call_id]
         slot.call_id = 0
         self.gather.leave(slot)
-        self._pulse.touch()
+        self._heartbeat.touch()
         self._record(
             CallRecord(
                 request_id=slot.request_id,

@@ -18,7 +18,7 @@ from services.decode.slot import Slot, State
 class DecodeSlotTable:
     """Slots by request id, with what belongs to each."""
 
-    def __init__(self, kv_blocks: int, places: int, pulse: LoadHeartbeat) -> None:
+    def __init__(self, kv_blocks: int, places: int, heartbeat: LoadHeartbeat) -> None:
         """`places`: requests that may be held and that the engine runs at once."""
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known, FINISHED ones too."""
@@ -29,7 +29,7 @@ class DecodeSlotTable:
         self.timetable: DeadlineHeap[Slot] = DeadlineHeap()
         self.freed_blocks = DrainRate(Stock.HELD)
         self.freed_slots = DrainRate(Stock.HELD)
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._reserving = 0
         """Slots with a reservation."""
 
@@ -41,7 +41,7 @@ class DecodeSlotTable:
         self.slots[slot.request_id] = slot
         self.attach(slot, session, number)
         self.look_by(slot, slot.deadline_now_s())
-        self._pulse.touch()
+        self._heartbeat.touch()
 
     def attach(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
         """Let `session` read `slot`, which nobody reads."""
@@ -76,7 +76,7 @@ class DecodeSlotTable:
             slot.blocks = 0
             self._reserving -= 1
             self._stock(now_s)
-            self._pulse.touch()
+            self._heartbeat.touch()
 
     def finish(self, slot: Slot, at_s: float) -> None:
         """Everything of `slot` was said: keep its log until `at_s`."""
@@ -101,7 +101,7 @@ class DecodeSlotTable:
             del self.slots[slot.request_id]
         self.finished.discard(slot)
         self.timetable.forget(slot)
-        self._pulse.touch()
+        self._heartbeat.touch()
 
     def held_count(self) -> int:
         """Return the slots that are not finished."""

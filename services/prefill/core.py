@@ -34,10 +34,10 @@ class PrefillCore(AttachedCore[Slot]):
         self.facts = facts
         self.limits = limits
         self.is_draining = False
-        self._pulse = LoadHeartbeat()
-        self.slot_table = PrefillSlotTable(facts.kv_blocks, limits, self._pulse)
+        self._heartbeat = LoadHeartbeat()
+        self.slot_table = PrefillSlotTable(facts.kv_blocks, limits, self._heartbeat)
         self.prefilling = Prefilling(
-            replica, facts.tokens_per_block, limits, self.slot_table, self._pulse, record
+            replica, facts.tokens_per_block, limits, self.slot_table, self._heartbeat, record
         )
 
     def __repr__(self) -> str:
@@ -56,14 +56,14 @@ class PrefillCore(AttachedCore[Slot]):
         """See kvmesh.attach.server.Attachable."""
         session = CallerSession[Slot](self, peer.process_id, outbox)
         self.slot_table.sessions.append(session)
-        self._pulse.is_heard = True
+        self._heartbeat.is_heard = True
         outbox.load(self.load_report(now_s))
         return session
 
     def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
         """The stream of `session` is gone: what waits or runs ends, handoffs are kept for a decode that may be pulling."""
         self.slot_table.sessions.remove(session)
-        self._pulse.is_heard = bool(self.slot_table.sessions)
+        self._heartbeat.is_heard = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
             if slot.state is State.HELD:
                 self.slot_table.detach(slot)
@@ -122,7 +122,7 @@ class PrefillCore(AttachedCore[Slot]):
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
-        times = (self.slot_table.timetable.next_s(), self._pulse.next_s())
+        times = (self.slot_table.timetable.next_s(), self._heartbeat.next_s())
         return min((time for time in times if time is not None), default=None)
 
     def on_timer(self, now_s: float) -> None:
@@ -132,7 +132,7 @@ class PrefillCore(AttachedCore[Slot]):
             self._look_at(slot, now_s)
         if due:
             self.prefilling.pump(now_s)
-        if self._pulse.take(now_s):
+        if self._heartbeat.take(now_s):
             report = self.load_report(now_s)
             for session in self.slot_table.sessions:
                 if not session.outbox.is_full():
@@ -141,7 +141,7 @@ class PrefillCore(AttachedCore[Slot]):
     def drain(self) -> None:
         """Refuse what is new from now on; what is queued still runs."""
         self.is_draining = True
-        self._pulse.touch()
+        self._heartbeat.touch()
 
     def is_idle(self) -> bool:
         """True if nothing is held."""

@@ -47,7 +47,7 @@ class Prefilling:
         tokens_per_block: int,
         limits: PrefillLimits,
         slot_table: PrefillSlotTable,
-        pulse: LoadHeartbeat,
+        heartbeat: LoadHeartbeat,
         record: Recorder,
     ) -> None:
         self.view = EngineView()
@@ -60,7 +60,7 @@ class Prefilling:
         self._tokens_per_block = tokens_per_block
         self._limits = limits
         self._slot_table = slot_table
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._record = record
         self._last_call_id = 0
         self._starts = DrainRate(Stock.QUEUE)
@@ -193,7 +193,7 @@ class Prefilling:
         known = self.view.last
         if not self.view.take(load, now_s):
             return
-        self._pulse.touch()
+        self._heartbeat.touch()
         if known is not None and known.boot_id != load.boot_id:
             for slot in list(self._slot_table.held):
                 self.fail(slot, HandoffLost("the engine was started anew"), now_s)
@@ -204,7 +204,7 @@ class Prefilling:
         if is_ready == self.is_ready:
             return
         self.is_ready = is_ready
-        self._pulse.touch()
+        self._heartbeat.touch()
         if not is_ready:
             while (slot := self._slot_table.queue.head()) is not None:
                 self.fail(slot, EngineLost("the engine does not answer"), now_s)
@@ -269,7 +269,7 @@ class Prefilling:
         """The slot's call has ended, one way or the other. Leaves the state to the caller."""
         del self.calls[slot.call_id]
         slot.call_id = 0
-        self._pulse.touch()
+        self._heartbeat.touch()
         self._record(
             CallRecord(
                 request_id=slot.request_id,

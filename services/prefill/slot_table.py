@@ -19,7 +19,7 @@ class PrefillSlotTable:
     Invariant: `blocks_reserved` = blocks of RUNNING and HELD slots <= `blocks_total`.
     """
 
-    def __init__(self, kv_blocks: int, limits: PrefillLimits, pulse: LoadHeartbeat) -> None:
+    def __init__(self, kv_blocks: int, limits: PrefillLimits, heartbeat: LoadHeartbeat) -> None:
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known."""
         self.sessions: list[CallerSession[Slot]] = []
@@ -29,7 +29,7 @@ class PrefillSlotTable:
         self.timetable: DeadlineHeap[Slot] = DeadlineHeap()
         self.blocks_total = kv_blocks
         self.blocks_reserved = 0
-        self._pulse = pulse
+        self._heartbeat = heartbeat
 
     def enqueue(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
         """Hold a new slot in the queue."""
@@ -38,7 +38,7 @@ class PrefillSlotTable:
         slot.session, slot.number = session, number
         session.slots[number] = slot
         self.look_by(slot, slot.start_by_s)
-        self._pulse.touch()
+        self._heartbeat.touch()
 
     def can_run(self, slot: Slot) -> bool:
         """True if the blocks of `slot` are free."""
@@ -51,14 +51,14 @@ class PrefillSlotTable:
         self.queue.take(slot)
         slot.state = State.RUNNING
         self.blocks_reserved += slot.blocks
-        self._pulse.touch()
+        self._heartbeat.touch()
 
     def hold(self, slot: Slot, until_s: float) -> None:
         """The engine keeps the blocks of a slot that ran."""
         slot.state = State.HELD
         self.held[slot] = None
         self.expire_at(slot, until_s)
-        self._pulse.touch()
+        self._heartbeat.touch()
 
     def expire_at(self, slot: Slot, at_s: float) -> None:
         """Give the handoff of `slot` up at `at_s`, unless it was to go earlier."""
@@ -87,7 +87,7 @@ class PrefillSlotTable:
         if self.slots.get(slot.request_id) is slot:
             del self.slots[slot.request_id]
         self.timetable.forget(slot)
-        self._pulse.touch()
+        self._heartbeat.touch()
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count disagrees with what it counts."""

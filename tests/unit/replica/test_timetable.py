@@ -42,13 +42,13 @@ def test_timetable_agrees_with_a_dict(seed: int) -> None:
 
 def test_pulse_is_quick_after_a_change_and_slow_without() -> None:
     """Reports leave at most each 50 ms, and each second when nothing happens; nobody listening hears none."""
-    pulse = LoadHeartbeat()
-    pulse.touch()
-    assert pulse.next_s() is None and not pulse.take(0.0)
-    pulse.is_heard = True
-    assert pulse.take(10.0)
-    assert pulse.next_s() == 10.0 + IDLE_S
-    pulse.touch()
-    assert pulse.next_s() == 10.0 + CHANGE_S
-    assert not pulse.take(10.0 + CHANGE_S / 2) and pulse.take(10.0 + CHANGE_S)
-    assert not pulse.take(10.1 + CHANGE_S) and pulse.take(10.0 + CHANGE_S + IDLE_S)
+    heartbeat = LoadHeartbeat()
+    heartbeat.touch()
+    assert heartbeat.next_s() is None and not heartbeat.take(0.0)
+    heartbeat.is_heard = True
+    assert heartbeat.take(10.0)
+    assert heartbeat.next_s() == 10.0 + IDLE_S
+    heartbeat.touch()
+    assert heartbeat.next_s() == 10.0 + CHANGE_S
+    assert not heartbeat.take(10.0 + CHANGE_S / 2) and heartbeat.take(10.0 + CHANGE_S)
+    assert not heartbeat.take(10.1 + CHANGE_S) and heartbeat.take(10.0 + CHANGE_S + IDLE_S)
