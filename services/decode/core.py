@@ -201,14 +201,14 @@ class DecodeCore(AttachedCore[Slot]):
         """Return when `on_timer` is to be called, or None."""
         # After every token: written out, a generator over three costs more than all else here.
         wake_s = self.slot_table.timetable.next_s()
-        for other_s in (self.generation.gather.due_s(), self._heartbeat.next_s()):
+        for other_s in (self.generation.step_batch.due_s(), self._heartbeat.next_s()):
             if other_s is not None and (wake_s is None or other_s < wake_s):
                 wake_s = other_s
         return wake_s
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""
-        due_s = self.generation.gather.due_s()
+        due_s = self.generation.step_batch.due_s()
         if due_s is not None and due_s <= now_s:
             self.generation.flush(now_s)
         for slot in self.slot_table.timetable.due(now_s):

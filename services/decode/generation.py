@@ -48,7 +48,7 @@ class Generation:
         heartbeat: LoadHeartbeat,
         record: Recorder,
     ) -> None:
-        self.gather: StepBatch[Slot] = StepBatch(limits.gather_max_s)
+        self.step_batch: StepBatch[Slot] = StepBatch(limits.coalesce_max_s)
         self.view = EngineView()
         self.is_ready = False
         self.calls: dict[int, Slot] = {}
@@ -162,7 +162,7 @@ class Generation:
     def flush(self, now_s: float) -> None:
         """Send what the step's slots reported."""
         self.flush_total += 1
-        for slot in self.gather.take():
+        for slot in self.step_batch.take():
             self.send(slot, now_s)
 
     # EngineSink.
@@ -185,8 +185,8 @@ class Generation:
         slot = self.calls.get(call_id)
         if slot is None:
             return
-        gather, log = self.gather, slot.log
-        if gather.starts_step(slot):
+        step_batch, log = self.step_batch, slot.log
+        if step_batch.starts_step(slot):
             self.flush(now_s)
         is_first = log.end == log.start
         valid = valid_count(token_ids, slot.vocabulary_size)
@@ -200,13 +200,13 @@ class Generation:
         if log.end - log.start > slot.max_output_tokens:
             self.fail(slot, EngineError(f"the engine made more than {slot.max_output_tokens} tokens"), now_s)
         elif is_first:
-            gather.join(slot)
+            step_batch.join(slot)
             if slot.has_first_row and slot.session is not None:
                 slot.first = self._first_row(slot, token_ids[0], logprobs, now_s)
             self.send(slot, now_s)
         else:
-            gather.report(slot, now_s, len(token_ids))
-            if gather.is_complete():
+            step_batch.report(slot, now_s, len(token_ids))
+            if step_batch.is_complete():
                 self.flush(now_s)
 
     def on_end(self, call_id: int, now_s: float) -> None:
@@ -227,7 +227,7 @@ class Generation:
         slot.state = State.ENDED
         self._slot_table.release(slot, now_s)
         self.send(slot, now_s)
-        if self.gather.is_complete():
+        if self.step_batch.is_complete():
             self.flush(now_s)
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
@@ -249,17 +249,17 @@ class Generation:
 
     def step_us(self) -> int:
         """Return the smoothed microseconds of a step: measured here, else the engine's own. 0: unknown."""
-        return microseconds(self.gather.step_s or (self.load.step_s if self.load else 0.0))
+        return microseconds(self.step_batch.step_s or (self.load.step_s if self.load else 0.0))
 
     def fresh_step_s(self, now_s: float) -> float:
         """Return the seconds of a step as they are now: measured here, else by the engine. 0: unknown."""
-        return self.gather.fresh_step_s(now_s) or self.view.step_s(now_s)
+        return self.step_batch.fresh_step_s(now_s) or self.view.step_s(now_s)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if calls and slots disagree."""
         held = {slot.call_id: slot for slot in self._slot_table.slots.values() if slot.call_id}
         assert held == self.calls, (held, self.calls)
-        assert self.gather.live_count <= len(self.calls), self.calls
+        assert self.step_batch.live_count <= len(self.calls), self.calls
         for slot in self.calls.values():
             limits = (slot.log.end - slot.log.start, slot.max_output_tokens)
             assert limits[0] <= limits[1], slot
@@ -268,7 +268,7 @@ class Generation:
         """The slot's call has ended, one way or the other. Leaves the state to the caller."""
         del self.calls[slot.call_id]
         slot.call_id = 0
-        self.gather.leave(slot)
+        self.step_batch.leave(slot)
         self._heartbeat.touch()
         self._record(
             CallRecord(

@@ -13,7 +13,7 @@ class DecodeLimits:
     """Slots held at once; finished logs do not count."""
     detached_s: float = 3.0
     slow_reader_s: float = 30.0
-    gather_max_s: float = 0.010
+    coalesce_max_s: float = 0.010
     first_token_timeout_s: float = 30.0
     """A call the engine has not answered after this has stalled."""
     token_timeout_s: float = 10.0

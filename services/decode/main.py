@@ -30,7 +30,7 @@ def _build(options: Options, facts: ModelFacts, metrics: Metrics, tracing: Traci
         slots_max=config.slots_max,
         detached_s=config.detached_s,
         slow_reader_s=config.slow_reader_s,
-        gather_max_s=config.coalesce_max_ms / 1000,
+        coalesce_max_s=config.coalesce_max_ms / 1000,
     )
     sources, clock = KvSources(), MonotonicClock()
     core = DecodeCore(

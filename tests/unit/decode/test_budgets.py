@@ -16,7 +16,7 @@ from tests.unit.decode.test_core import GENERATION, LOCAL, PROMPT, Replica
 from tests.unit.triton.fake_engine import facts
 from tests.unit.triton.reader import SlotView
 
-MANY = DecodeLimits(slots_max=1000, gather_max_s=0.0)
+MANY = DecodeLimits(slots_max=1000, coalesce_max_s=0.0)
 
 
 def refused(view: SlotView) -> pb.Refusal:

@@ -20,7 +20,7 @@ from tests.unit.triton.reader import HELLO, Reader, SlotView, submit
 
 GENERATION, LOCAL = pb.PHASE_GENERATION_ONLY, pb.PHASE_CONTEXT_AND_GENERATION
 PROMPT = [3, 1, 4, 1, 5, 9]
-LIMITS = DecodeLimits(slots_max=4, detached_s=3.0, slow_reader_s=30.0, gather_max_s=0.0)
+LIMITS = DecodeLimits(slots_max=4, detached_s=3.0, slow_reader_s=30.0, coalesce_max_s=0.0)
 
 
 class Replica:
@@ -651,7 +651,7 @@ def test_malformed_handoffs_and_credits_end_the_stream() -> None:
 
 def test_frames_gather_a_step_and_never_mix_two() -> None:
     """A frame waits for the step's other slots; who reports again sends what is there first."""
-    replica = Replica(DecodeLimits(gather_max_s=1.0))
+    replica = Replica(DecodeLimits(coalesce_max_s=1.0))
     ahead, behind = replica.submit(1, LOCAL, output=20), replica.submit(2, LOCAL, output=20)
     replica.engine.step(replica.now_s)
     replica.read()

@@ -280,7 +280,7 @@ def test_random_schedules_neither_repeat_nor_lose_nor_leak(seed: int) -> None:
     core = world.core
     assert not core.slot_table.slots and not core.generation.calls and not world.engine.live
     assert core.slot_table.reservations.reserved == 0
-    assert core.generation.gather.live_count == 0
+    assert core.generation.step_batch.live_count == 0
     assert len(core.slot_table.timetable) == 0
     assert core.next_wake_s() is None
 
