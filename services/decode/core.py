@@ -200,7 +200,7 @@ class DecodeCore(AttachedCore[Slot]):
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
         # After every token: written out, a generator over three costs more than all else here.
-        wake_s = self.slot_table.timetable.next_s()
+        wake_s = self.slot_table.deadline_heap.next_s()
         for other_s in (self.generation.step_batch.due_s(), self._heartbeat.next_s()):
             if other_s is not None and (wake_s is None or other_s < wake_s):
                 wake_s = other_s
@@ -211,7 +211,7 @@ class DecodeCore(AttachedCore[Slot]):
         due_s = self.generation.step_batch.due_s()
         if due_s is not None and due_s <= now_s:
             self.generation.flush(now_s)
-        for slot in self.slot_table.timetable.due(now_s):
+        for slot in self.slot_table.deadline_heap.due(now_s):
             self._look_at(slot, now_s)
         if self._heartbeat.take(now_s):
             report = self.load_report(now_s)

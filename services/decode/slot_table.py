@@ -26,7 +26,7 @@ class DecodeSlotTable:
         self.finished = FinishedLogs()
         self.closed_windows = ClosedWindows(places)
         self.reservations = Reservations(kv_blocks)
-        self.timetable: DeadlineHeap[Slot] = DeadlineHeap()
+        self.deadline_heap: DeadlineHeap[Slot] = DeadlineHeap()
         self.freed_blocks = DrainRate(Stock.HELD)
         self.freed_slots = DrainRate(Stock.HELD)
         self._heartbeat = heartbeat
@@ -65,7 +65,7 @@ class DecodeSlotTable:
 
     def look_by(self, slot: Slot, at_s: float) -> None:
         """Look at `slot` no later than `at_s`."""
-        self.timetable.by(slot, at_s)
+        self.deadline_heap.by(slot, at_s)
 
     def release(self, slot: Slot, now_s: float) -> None:
         """Take back the reservation of `slot`; once more does nothing."""
@@ -100,7 +100,7 @@ class DecodeSlotTable:
         if self.slots.get(slot.request_id) is slot:
             del self.slots[slot.request_id]
         self.finished.discard(slot)
-        self.timetable.forget(slot)
+        self.deadline_heap.forget(slot)
         self._heartbeat.touch()
 
     def held_count(self) -> int:
@@ -137,8 +137,8 @@ class DecodeSlotTable:
             assert bool(slot.call_id) == (slot.state is State.RUNNING), slot
             assert bool(slot.blocks) == (slot.state in (State.PENDING, State.RUNNING)), slot
             assert (slot in self.finished) == (slot.state is State.FINISHED), slot
-            assert slot in self.timetable, f"{slot} would never be looked at"
+            assert slot in self.deadline_heap, f"{slot} would never be looked at"
             assert slot.session is not None or slot.expire_s < float("inf"), slot
             assert slot.session is not None or slot.state is not State.PENDING, slot
-        assert len(self.timetable) == len(slots), slots
+        assert len(self.deadline_heap) == len(slots), slots
         self.finished.assert_consistent()

@@ -122,12 +122,12 @@ class PrefillCore(AttachedCore[Slot]):
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
-        times = (self.slot_table.timetable.next_s(), self._heartbeat.next_s())
+        times = (self.slot_table.deadline_heap.next_s(), self._heartbeat.next_s())
         return min((time for time in times if time is not None), default=None)
 
     def on_timer(self, now_s: float) -> None:
         """Do what is due."""
-        due = self.slot_table.timetable.due(now_s)
+        due = self.slot_table.deadline_heap.due(now_s)
         for slot in due:
             self._look_at(slot, now_s)
         if due:

@@ -26,7 +26,7 @@ class PrefillSlotTable:
         self.queue = PrefillQueue(limits.queue_max_requests, limits.order_key)
         self.held: dict[Slot, None] = {}
         """Oldest first."""
-        self.timetable: DeadlineHeap[Slot] = DeadlineHeap()
+        self.deadline_heap: DeadlineHeap[Slot] = DeadlineHeap()
         self.blocks_total = kv_blocks
         self.blocks_reserved = 0
         self._heartbeat = heartbeat
@@ -67,7 +67,7 @@ class PrefillSlotTable:
 
     def look_by(self, slot: Slot, at_s: float) -> None:
         """Look at `slot` no later than `at_s`."""
-        self.timetable.by(slot, at_s)
+        self.deadline_heap.by(slot, at_s)
 
     def detach(self, slot: Slot) -> None:
         """End the reading of `slot`."""
@@ -86,7 +86,7 @@ class PrefillSlotTable:
         self.detach(slot)
         if self.slots.get(slot.request_id) is slot:
             del self.slots[slot.request_id]
-        self.timetable.forget(slot)
+        self.deadline_heap.forget(slot)
         self._heartbeat.touch()
 
     def assert_consistent(self) -> None:
@@ -106,5 +106,5 @@ class PrefillSlotTable:
             assert slot.session is not None or slot.state is State.HELD, slot
             assert bool(slot.call_id) == (slot.state is State.RUNNING), slot
             assert bool(slot.context_phase_params) or slot.state is not State.HELD, slot
-            assert slot in self.timetable, f"{slot} would never be looked at"
-        assert len(self.timetable) == len(slots), slots
+            assert slot in self.deadline_heap, f"{slot} would never be looked at"
+        assert len(self.deadline_heap) == len(slots), slots

@@ -281,7 +281,7 @@ def test_random_schedules_neither_repeat_nor_lose_nor_leak(seed: int) -> None:
     assert not core.slot_table.slots and not core.generation.calls and not world.engine.live
     assert core.slot_table.reservations.reserved == 0
     assert core.generation.step_batch.live_count == 0
-    assert len(core.slot_table.timetable) == 0
+    assert len(core.slot_table.deadline_heap) == 0
     assert core.next_wake_s() is None
 
 
