@@ -88,7 +88,7 @@ class Slot:
             f"log {log.start}..{log.sent}..{log.end}, credit {log.credit}, {self.blocks} blocks)"
         )
 
-    def is_orphan(self) -> bool:
+    def is_detached(self) -> bool:
         """True while no stream reads a slot that has something left to say."""
         return self.session is None and self.state is not State.FINISHED
 

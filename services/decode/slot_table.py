@@ -113,7 +113,7 @@ class DecodeSlotTable:
 
     def orphan_count(self) -> int:
         """Return the slots that nobody reads and that have something left to say."""
-        return sum(slot.is_orphan() for slot in self.slots.values())
+        return sum(slot.is_detached() for slot in self.slots.values())
 
     def log_bytes(self) -> int:
         """Return the bytes of output ids that are kept."""
