@@ -96,7 +96,7 @@ class PrefillCore(AttachedCore[Slot]):
             is_shadow=budget.shadow,
             is_resumed=submit.resumed,
             estimate_s=estimate_s,
-            expected_s=estimate_s or self.prefilling.pace.guess_s(len(submit.token_ids) // 4),
+            expected_s=estimate_s or self.prefilling.prefill_rate.guess_s(len(submit.token_ids) // 4),
             deadline_s=now_s + _left_s(submit),
             submitted_s=now_s,
             traceparent=submit.traceparent,
@@ -184,7 +184,7 @@ class PrefillCore(AttachedCore[Slot]):
         """Return the seconds the prefill of `submit` is expected to take. 0: unknown."""
         if submit.prefill_estimate_us:
             return submit.prefill_estimate_us / 1e6
-        return self.prefilling.pace.estimate_s(len(submit.token_ids) // 4, now_s)
+        return self.prefilling.prefill_rate.estimate_s(len(submit.token_ids) // 4, now_s)
 
     def _refusal(self, submit: pb.Submit, estimate_s: float, now_s: float) -> Refused | None:
         refused = not_serving(

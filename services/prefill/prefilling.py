@@ -55,7 +55,7 @@ class Prefilling:
         self.calls: dict[int, Slot] = {}
         self.computed_token_total = 0
         self.cached_token_total = 0
-        self.pace = PrefillRate()
+        self.prefill_rate = PrefillRate()
         self._replica = replica
         self._tokens_per_block = tokens_per_block
         self._limits = limits
@@ -137,7 +137,7 @@ class Prefilling:
         Before it was seen to drain, by what a prompt takes.
         """
         waiting = len(self._slot_table.queue)
-        guess_ms = 1000 * waiting * (self.pace.run_s or RUN_S) / self._limits.engine_concurrency
+        guess_ms = 1000 * waiting * (self.prefill_rate.run_s or RUN_S) / self._limits.engine_concurrency
         return self._starts.retry_ms(waiting, now_s) or min(RETRY_MS_MAX, max(1, round(guess_ms)))
 
     # EngineSink.
@@ -242,7 +242,7 @@ class Prefilling:
         cached = self._cached_tokens(slot)
         self.cached_token_total += cached
         self.computed_token_total += slot.prompt_tokens - cached
-        self.pace.observe(slot.prompt_tokens, now_s - slot.called_s, now_s)
+        self.prefill_rate.observe(slot.prompt_tokens, now_s - slot.called_s, now_s)
         return cached
 
     def _tell_first(self, slot: Slot, now_s: float) -> None:
