@@ -70,7 +70,7 @@ class PrefillCore(AttachedCore[Slot]):
                 self.slot_table.expire_at(slot, now_s + self.limits.detached_s)
             else:
                 self.prefilling.forget(slot, now_s)
-        self.prefilling.pump(now_s)
+        self.prefilling.start_queued(now_s)
 
     def adopt(self, session: CallerSession[Slot], adopt: pb.Adopt, now_s: float) -> None:
         """Refuse: a prefill has no stream to take over."""
@@ -83,7 +83,9 @@ class PrefillCore(AttachedCore[Slot]):
         refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s, now_s)
         if refused is not None:
             refused.tell(session.outbox, submit.slot)
-            self.prefilling.pump(now_s)  # a lower attempt may have made room before its heir was refused
+            self.prefilling.start_queued(
+                now_s
+            )  # a lower attempt may have made room before its heir was refused
             return
         budget = submit.budget
         slot = Slot(
@@ -110,7 +112,7 @@ class PrefillCore(AttachedCore[Slot]):
         )
         self.slot_table.enqueue(slot, session, submit.slot)
         session.outbox.accept(submit.slot, urgent=False)
-        self.prefilling.pump(now_s)
+        self.prefilling.start_queued(now_s)
 
     def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `slot` as its caller wishes, without a word. TRANSFERRED: the engine has forgotten the handoff already."""
@@ -118,7 +120,7 @@ class PrefillCore(AttachedCore[Slot]):
             self.slot_table.forget(slot)
         else:
             self.prefilling.forget(slot, now_s)
-        self.prefilling.pump(now_s)
+        self.prefilling.start_queued(now_s)
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
@@ -131,7 +133,7 @@ class PrefillCore(AttachedCore[Slot]):
         for slot in due:
             self._look_at(slot, now_s)
         if due:
-            self.prefilling.pump(now_s)
+            self.prefilling.start_queued(now_s)
         if self._heartbeat.take(now_s):
             report = self.load_report(now_s)
             for session in self.slot_table.sessions:

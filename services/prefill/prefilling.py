@@ -70,7 +70,7 @@ class Prefilling:
         """The engine's last own report, however old."""
         return self.view.last
 
-    def pump(self, now_s: float) -> None:
+    def start_queued(self, now_s: float) -> None:
         """Give the engine what it may have: the queue's head, while it fits. Nobody overtakes it.
 
         What could not be done in time any more does not begin.
@@ -158,7 +158,7 @@ class Prefilling:
             return
         if not valid_count(token_ids[:1], slot.vocabulary_size):
             self.fail(slot, invalid_token(token_ids[0], slot.vocabulary_size), now_s)
-            self.pump(now_s)
+            self.start_queued(now_s)
             return
         slot.token_id = token_ids[0]
         slot.logprob = logprobs[0] if logprobs else None
@@ -179,14 +179,14 @@ class Prefilling:
             self._slot_table.forget(slot)
         else:
             self.fail(slot, EngineError("the engine gave a first token without a handoff"), now_s)
-        self.pump(now_s)
+        self.start_queued(now_s)
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
         """The call failed."""
         slot = self.calls.get(call_id)
         if slot is not None:
             self.fail(slot, error, now_s)
-            self.pump(now_s)
+            self.start_queued(now_s)
 
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         """Keep the engine's report; another boot means that every handoff is gone."""
@@ -197,7 +197,7 @@ class Prefilling:
         if known is not None and known.boot_id != load.boot_id:
             for slot in list(self._slot_table.held):
                 self.fail(slot, HandoffLost("the engine was started anew"), now_s)
-            self.pump(now_s)
+            self.start_queued(now_s)
 
     def on_ready(self, is_ready: bool, now_s: float) -> None:
         """The engine began or ceased to answer: what waits for a dead one fails at once."""
