@@ -23,7 +23,7 @@ from kvmesh.triton.port import EnginePort
 from services.decode.bounds import blocks_needed, check_headroom, check_time, headroom_blocks
 from services.decode.generation import Generation
 from services.decode.limits import DecodeLimits
-from services.decode.records import Recorder, nobody
+from services.decode.records import Recorder, discard_record
 from services.decode.slot import Slot, State
 from services.decode.slot_table import DecodeSlotTable
 
@@ -37,7 +37,7 @@ class DecodeCore(AttachedCore[Slot]):
         facts: ModelFacts,
         limits: DecodeLimits,
         is_source: Callable[[str, float], bool],
-        record: Recorder = nobody,
+        record: Recorder = discard_record,
     ) -> None:
         """Build it. `is_source(address, now_s)`: KV blocks may be pulled from there.
 

@@ -27,5 +27,5 @@ class CallRecord:
 Recorder = Callable[[CallRecord], None]
 
 
-def nobody(record: CallRecord) -> None:
+def discard_record(record: CallRecord) -> None:
     """Record nothing."""

@@ -18,7 +18,7 @@ from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort
 from services.prefill.limits import PrefillLimits
 from services.prefill.prefilling import Prefilling
-from services.prefill.records import Recorder, nobody
+from services.prefill.records import Recorder, discard_record
 from services.prefill.slot import PRIORITY_CLASS_DEFAULT, Slot, State
 from services.prefill.slot_table import PrefillSlotTable
 
@@ -27,7 +27,7 @@ class PrefillCore(AttachedCore[Slot]):
     """See the module's docstring. Call `connect` before the first event."""
 
     def __init__(
-        self, replica: str, facts: ModelFacts, limits: PrefillLimits, record: Recorder = nobody
+        self, replica: str, facts: ModelFacts, limits: PrefillLimits, record: Recorder = discard_record
     ) -> None:
         """`record` hears of each engine call that is over."""
         self.replica = replica
