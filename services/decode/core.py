@@ -62,7 +62,7 @@ class DecodeCore(AttachedCore[Slot]):
             self._phases += (pb.PHASE_GENERATION_ONLY,)
 
     def __repr__(self) -> str:
-        return f"DecodeCore({self.replica}, {list(self.holdings.slots.values())})"
+        return f"DecodeCore({self.replica}, {list(self.slot_table.slots.values())})"
 
     @property
     def sink(self) -> Generation:

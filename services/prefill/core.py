@@ -41,7 +41,7 @@ class PrefillCore(AttachedCore[Slot]):
         )
 
     def __repr__(self) -> str:
-        return f"PrefillCore({self.replica}, {list(self.holdings.slots.values())})"
+        return f"PrefillCore({self.replica}, {list(self.slot_table.slots.values())})"
 
     @property
     def sink(self) -> Prefilling:
