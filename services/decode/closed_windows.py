@@ -16,9 +16,9 @@ class ClosedWindows:
 
     __slots__ = ("_by_count", "_by_tenant", "_count", "_most", "slots_max")
 
-    def __init__(self, places: int) -> None:
-        """`places`: all slots of the replica, or what its engine runs at once if that is less."""
-        self.slots_max = max(1, places // 2)
+    def __init__(self, concurrency: int) -> None:
+        """`concurrency`: all slots of the replica, or what its engine runs at once if that is less."""
+        self.slots_max = max(1, concurrency // 2)
         """Slots that may be of this kind."""
         self._by_tenant: dict[str, dict[Slot, None]] = {}
         self._by_count: dict[int, dict[str, None]] = {}

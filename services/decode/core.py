@@ -51,8 +51,8 @@ class DecodeCore(AttachedCore[Slot]):
         self._heartbeat = LoadHeartbeat()
         self.slow_reader_cuts = {"time": 0, "share": 0}
         """Slots that were cut because their client did not read: by the slow-reader time, or by the share of slots."""
-        places = min(limits.slots_max, facts.max_sequences or limits.slots_max)
-        self.slot_table = DecodeSlotTable(facts.kv_blocks, places, self._heartbeat)
+        concurrency = min(limits.slots_max, facts.max_sequences or limits.slots_max)
+        self.slot_table = DecodeSlotTable(facts.kv_blocks, concurrency, self._heartbeat)
         self.generation = Generation(
             replica, facts.tokens_per_block, limits, self.slot_table, self._heartbeat, record
         )

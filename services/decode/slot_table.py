@@ -18,13 +18,13 @@ from services.decode.slot import Slot, State
 class DecodeSlotTable:
     """Slots by request id, with what belongs to each."""
 
-    def __init__(self, kv_blocks: int, places: int, heartbeat: LoadHeartbeat) -> None:
-        """`places`: requests that may be held and that the engine runs at once."""
+    def __init__(self, kv_blocks: int, concurrency: int, heartbeat: LoadHeartbeat) -> None:
+        """`concurrency`: requests that may be held and that the engine runs at once."""
         self.slots: dict[str, Slot] = {}
         """By request id: the highest attempt known, FINISHED ones too."""
         self.sessions: list[CallerSession[Slot]] = []
         self.finished = FinishedLogs()
-        self.closed_windows = ClosedWindows(places)
+        self.closed_windows = ClosedWindows(concurrency)
         self.reservations = Reservations(kv_blocks)
         self.deadline_heap: DeadlineHeap[Slot] = DeadlineHeap()
         self.freed_blocks = DrainRate(Stock.HELD)

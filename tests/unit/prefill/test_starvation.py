@@ -48,8 +48,8 @@ class Run:
         )
 
 
-def run(queue: PrefillQueue, prompts: Iterable[Run], places: int) -> list[Run]:
-    """Serve `prompts`, ordered by arrival, with `places` engine places that are never idle while one waits."""
+def run(queue: PrefillQueue, prompts: Iterable[Run], concurrency: int) -> list[Run]:
+    """Serve `prompts`, ordered by arrival, with `concurrency` engine places that are never idle while one waits."""
     by_slot: dict[Slot, Run] = {}
     running: list[float] = []
     started: list[Run] = []
@@ -57,7 +57,7 @@ def run(queue: PrefillQueue, prompts: Iterable[Run], places: int) -> list[Run]:
     def fill(now_s: float) -> None:
         while running and running[0] <= now_s:
             heapq.heappop(running)
-        while len(running) < places and (head := queue.head()) is not None:
+        while len(running) < concurrency and (head := queue.head()) is not None:
             queue.take(head)
             prompt = by_slot[head]
             prompt.started_s, prompt.rank = now_s, len(started)
@@ -91,7 +91,7 @@ def prompts(
     return made
 
 
-def bound_s(prompt: Run, everybody: list[Run], places: int) -> float:
+def bound_s(prompt: Run, everybody: list[Run], concurrency: int) -> float:
     """Return how long `prompt` may wait at most, in a queue with one tenant and one band."""
     came_s = prompt.came_s
     total = 0.0
@@ -102,7 +102,7 @@ def bound_s(prompt: Run, everybody: list[Run], places: int) -> float:
             total += max(0.0, other.started_s + other.really_s - came_s)
         elif other.may_go_before(prompt):
             total += other.really_s
-    return total / places
+    return total / concurrency
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -110,34 +110,34 @@ def test_nobody_waits_beyond_the_bound(seed: int) -> None:
     """Whatever comes: a prompt waits for what it finds and what may overtake it, and nobody overtakes it later."""
     print(f"seed={seed}")
     rng = random.Random(seed)
-    places, load = rng.choice((1, 2, 3)), rng.choice((0.8, 1.2, 3.0))
+    concurrency, load = rng.choice((1, 2, 3)), rng.choice((0.8, 1.2, 3.0))
 
     def make(number: int, expected_s: float, at_s: float) -> Slot:
         priority = rng.choice((0, 0, 0, 0, 1))
         return slot(str(number), expected_s=expected_s, at_s=at_s, priority=priority)
 
-    started = run(PrefillQueue(1000), prompts(rng, 400, load * places, make), places)
+    started = run(PrefillQueue(1000), prompts(rng, 400, load * concurrency, make), concurrency)
     overtaken = 0
     for prompt in started:
         before = [one for one in started[: prompt.rank] if one.started_s >= prompt.came_s]
         assert all(one.may_go_before(prompt) or one.started_s == prompt.came_s for one in before), prompt
         overtaken += any(one.came_s > prompt.came_s for one in before)
-        assert prompt.wait_s <= bound_s(prompt, started, places) + 1e-6, prompt
+        assert prompt.wait_s <= bound_s(prompt, started, concurrency) + 1e-6, prompt
     assert overtaken > 20, "overtaking is what this is about"
 
 
 @pytest.mark.parametrize("places", [1, 4])
-def test_a_long_prompt_gets_through_a_flood_of_short_ones(places: int) -> None:
+def test_a_long_prompt_gets_through_a_flood_of_short_ones(concurrency: int) -> None:
     """More short work comes than can be done: the long one starts when nobody may overtake it any more."""
     long = Run(slot("long", expected_s=6.0, at_s=1.0), 6.0)
     flood = [
-        Run(slot(str(number), expected_s=0.3, at_s=0.1 * number / places), 0.3)
-        for number in range(600 * places)
+        Run(slot(str(number), expected_s=0.3, at_s=0.1 * number / concurrency), 0.3)
+        for number in range(600 * concurrency)
     ]
     everybody = sorted([*flood, long], key=lambda prompt: prompt.came_s)
-    run(PrefillQueue(10_000), everybody, places)
+    run(PrefillQueue(10_000), everybody, concurrency)
     allowed_s = overtaken_s(6.0, 0.3)
-    assert long.wait_s <= bound_s(long, everybody, places) + 1e-6
+    assert long.wait_s <= bound_s(long, everybody, concurrency) + 1e-6
     assert long.wait_s > allowed_s, "it should have been overtaken for as long as that is allowed"
     last = max(one.came_s for one in flood if one.started_s < long.started_s)
     assert allowed_s - 0.2 <= last - long.came_s <= allowed_s
