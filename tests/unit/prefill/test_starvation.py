@@ -126,7 +126,7 @@ def test_nobody_waits_beyond_the_bound(seed: int) -> None:
     assert overtaken > 20, "overtaking is what this is about"
 
 
-@pytest.mark.parametrize("places", [1, 4])
+@pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_long_prompt_gets_through_a_flood_of_short_ones(concurrency: int) -> None:
     """More short work comes than can be done: the long one starts when nobody may overtake it any more."""
     long = Run(slot("long", expected_s=6.0, at_s=1.0), 6.0)
