@@ -91,11 +91,11 @@ def prompts(
     return made
 
 
-def bound_s(prompt: Run, everybody: list[Run], concurrency: int) -> float:
+def bound_s(prompt: Run, prompts_all: list[Run], concurrency: int) -> float:
     """Return how long `prompt` may wait at most, in a queue with one tenant and one band."""
     came_s = prompt.came_s
     total = 0.0
-    for other in everybody:
+    for other in prompts_all:
         if other is prompt:
             continue
         if other.started_s < came_s or (other.started_s == came_s and other.rank < prompt.rank):
@@ -134,10 +134,10 @@ def test_a_long_prompt_gets_through_a_flood_of_short_ones(concurrency: int) -> N
         Run(slot(str(number), expected_s=0.3, at_s=0.1 * number / concurrency), 0.3)
         for number in range(600 * concurrency)
     ]
-    everybody = sorted([*flood, long], key=lambda prompt: prompt.came_s)
-    run(PrefillQueue(10_000), everybody, concurrency)
+    prompts_all = sorted([*flood, long], key=lambda prompt: prompt.came_s)
+    run(PrefillQueue(10_000), prompts_all, concurrency)
     allowed_s = overtaken_s(6.0, 0.3)
-    assert long.wait_s <= bound_s(long, everybody, concurrency) + 1e-6
+    assert long.wait_s <= bound_s(long, prompts_all, concurrency) + 1e-6
     assert long.wait_s > allowed_s, "it should have been overtaken for as long as that is allowed"
     last = max(one.came_s for one in flood if one.started_s < long.started_s)
     assert allowed_s - 0.2 <= last - long.came_s <= allowed_s
@@ -195,8 +195,8 @@ def test_shortest_first_is_what_makes_the_mean_small(seed: int) -> None:
     means = []
     for key in (fifo, shortest):
         rng = random.Random(seed)
-        everybody = prompts(
+        prompts_all = prompts(
             rng, 1500, 0.75, lambda number, long_s, at_s: slot("", expected_s=long_s, at_s=at_s)
         )
-        means.append(sum(prompt.wait_s for prompt in run(PrefillQueue(10_000, key), everybody, 1)) / 1500)
+        means.append(sum(prompt.wait_s for prompt in run(PrefillQueue(10_000, key), prompts_all, 1)) / 1500)
     assert means[1] < 0.8 * means[0], means
