@@ -47,7 +47,7 @@ class DecodeCore(AttachedCore[Slot]):
         self.facts = facts
         self.limits = limits
         self.is_draining = False
-        self.adoption_total = 0
+        self.takeover_total = 0
         self._heartbeat = LoadHeartbeat()
         self.slow_reader_cuts = {"time": 0, "share": 0}
         """Slots that were cut because their client did not read: by the slow-reader time, or by the share of slots."""
@@ -174,8 +174,8 @@ class DecodeCore(AttachedCore[Slot]):
             message = f"request {adopt.request_id} is {found} here; attempt {adopt.attempt} is wanted"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
             return
-        if adopt.adoption < slot.adoption:
-            message = f"adoption {slot.adoption} of the request is known here; {adopt.adoption} came late"
+        if adopt.adoption < slot.takeover:
+            message = f"adoption {slot.takeover} of the request is known here; {adopt.adoption} came late"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_SUPERSEDED, message)
             return
         log = slot.log
@@ -189,10 +189,10 @@ class DecodeCore(AttachedCore[Slot]):
         self.slot_table.revive(slot)
         self.slot_table.attach(slot, session, adopt.slot)
         slot.has_first_row = False
-        slot.adoption = adopt.adoption
+        slot.takeover = adopt.adoption
         slot.computed_told = 0
         log.rewind(adopt.position, adopt.credit_position)
-        self.adoption_total += 1
+        self.takeover_total += 1
         session.outbox.accept(adopt.slot)
         self._look_at(slot, now_s)
         self.generation.send(slot, now_s)

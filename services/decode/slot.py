@@ -65,7 +65,7 @@ class Slot:
     heard_s: float = 0.0
     """When the engine last said something; `called_s` before."""
     reused_blocks: int = 0
-    adoption: int = 0
+    takeover: int = 0
     """Number of the last adoption. 0: there was none, or its caller does not count."""
     has_first_row: bool = False
     """The first token goes out as a row of its own: a local slot, until somebody adopts it."""

@@ -111,7 +111,7 @@ class DecodeSlotTable:
         """Return the slots that wait for a handoff."""
         return sum(slot.state is State.PENDING for slot in self.slots.values())
 
-    def orphan_count(self) -> int:
+    def detached_count(self) -> int:
         """Return the slots that nobody reads and that have something left to say."""
         return sum(slot.is_detached() for slot in self.slots.values())
 

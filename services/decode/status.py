@@ -33,10 +33,10 @@ class DecodeStatus(decode_pb2_grpc.DecodeServiceServicer):
             stream_count=parts.attach.stream_count,
             slot_count=len(core.slot_table.slots),
             pending_slot_count=core.slot_table.pending_count(),
-            orphan_count=core.slot_table.orphan_count(),
+            orphan_count=core.slot_table.detached_count(),
             engine_call_count=parts.engine.open_calls(),
             task_count=len(asyncio.all_tasks()),
             capabilities=core.facts.capabilities.names(),
-            adoption_total=core.adoption_total,
+            adoption_total=core.takeover_total,
             log_bytes=core.slot_table.log_bytes(),
         )

@@ -66,7 +66,7 @@ def export(core: DecodeCore, metrics: Metrics) -> None:
     slot_table, generation = core.slot_table, core.generation
     metrics.gauge("slots", "Slots held; finished logs do not count.", slot_table.held_count)
     metrics.gauge("pending_slots", "Slots that wait for a handoff.", slot_table.pending_count)
-    metrics.gauge("detached_slots", "Slots whose stream broke.", slot_table.orphan_count)
+    metrics.gauge("detached_slots", "Slots whose stream broke.", slot_table.detached_count)
     metrics.gauge(
         "closed_window_slots",
         "Slots whose client's flow-control window is closed.",

@@ -293,14 +293,14 @@ def test_orphan_is_adopted_without_recomputing() -> None:
     replica.session.on_closed(replica.now_s)
     replica.session, replica.reader = replica.attach()
     replica.step(3)
-    assert replica.core.slot_table.orphan_count() == 1
+    assert replica.core.slot_table.detached_count() == 1
     view = replica.reader.open(7, 2)
     row = pb.Adopt(slot=7, request_id="a" * 32, attempt=1, position=2, credit_position=100)
     replica.send(adopts=[row])
     assert view.is_accepted and view.ids == expected(PROMPT, 12, -1)[2:6]
     replica.step(6)
     assert view.ids == expected(PROMPT, 12, -1)[2:] and view.finish is not None
-    assert replica.engine.started_total == 1 and replica.core.adoption_total == 1
+    assert replica.engine.started_total == 1 and replica.core.takeover_total == 1
 
 
 def test_orphans_and_pending_slots_end_with_their_time() -> None:

@@ -293,7 +293,7 @@ def test_random_schedules_get_somewhere() -> None:
         for _ in range(STEPS):
             world.act()
         finished += world.finished
-        adopted += world.core.adoption_total
+        adopted += world.core.takeover_total
         cuts += world.cuts
     assert finished > 50 and adopted > 20 and cuts, (finished, adopted, cuts)
 
