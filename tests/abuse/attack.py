@@ -1,4 +1,4 @@
-"""What an attack is: its name, what it does, how much of it, and the bounds that the mesh must keep meanwhile. Pure."""
+"""The definition of an attack: its name, its actions, its volume, and the bounds that the mesh must keep. Pure."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dose:
-    """How much of an attack."""
+    """Volume of an attack."""
 
     count: int
-    """Of what the attack counts: streams, bodies, connections."""
+    """Number of the units that the attack counts: streams, bodies, connections."""
     seconds: float
-    """How long it is kept up, at least."""
+    """Shortest duration of the attack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the mesh must keep while it is attacked. Memory is resident; baselines are those of the attack's start."""
+    """Bounds that the mesh must keep during an attack. Memory is resident; baselines are taken at the attack's start."""
 
     peak_mb: float = 256.0
     """Highest memory of any service."""
     engine_growth_mb: float = 96.0
-    """Highest growth of an engine or of Redis: their baselines are theirs."""
+    """Highest growth of an engine or of Redis above its own baseline."""
     after_mb: float = 32.0
-    """Growth of any process that may stay, `settle_s` after the attack."""
+    """Growth of any process that is allowed `settle_s` after the attack."""
     settle_s: float = 60.0
     answered: float = 1.0
     """Share of legitimate calls that are answered."""
     refusals: tuple[str, ...] = ()
-    """Reasons with which legitimate calls may be refused as well: who attacks is one of them to the mesh."""
+    """Reasons with which legitimate calls may be refused as well: the mesh cannot tell the attacker from them."""
     p99_s: float = 1.0
-    """Of legitimate calls, on top of what they take on an idle mesh. Judged in the long form alone."""
+    """Longest p99 of legitimate calls, on top of their time on an idle mesh. Judged in the long form alone."""
     is_whole: bool = True
-    """Every part serves at the end, and none was started anew."""
+    """Every part serves at the end, and none was restarted."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What an attack did and saw."""
+    """Actions and observations of an attack."""
 
     did: Counter[str] = field(default_factory=Counter)
-    """What was sent or opened: "streams", "MB", ..."""
+    """Counts of data sent and connections opened: "streams", "MB", ..."""
     saw: Counter[str] = field(default_factory=Counter)
-    """How it was answered: "UNAUTHENTICATED", "reset", "closed", ..."""
+    """Counts of responses: "UNAUTHENTICATED", "reset", "closed", ..."""
     violations: list[str] = field(default_factory=list)
-    """What the attack itself found wrong."""
+    """Violations that the attack itself found."""
 
 
 def merged(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the outcome of attacks that ran at once, with what each of them found wrong."""
+    """Return the outcome of attacks that ran at once, with the violations of each."""
     total = Outcome()
     for outcome in outcomes:
         total.did += outcome.did
@@ -72,11 +72,11 @@ class Attack:
 
     name: str
     about: str
-    """What it does, for a reader of the table: one sentence without its counts."""
+    """Description for a reader of the table: one sentence without counts."""
     run: Callable[[Target, Dose], Awaitable[Outcome]]
     long: Dose
     short: Dose | None
-    """None: it is not part of the short form."""
+    """None: the attack is not part of the short form."""
     bounds: Bounds = Bounds()
 
 

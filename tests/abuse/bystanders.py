@@ -1,7 +1,7 @@
-"""Legitimate clients beside an attack, in a process of their own: what they wait for is the mesh, not the attacker's loop.
+"""Legitimate clients beside an attack, in a process of their own: they wait for the mesh, not for the attacker's loop.
 
-Each call has a deadline and a prompt of its own. Every second one comes over a connection of its own, the others
-share one. One JSON line per call goes to stdout. A request is drawn from the number of its call, so that a reader of the
+Each call has a deadline and a prompt of its own. Every second call uses a connection of its own, the others share one.
+The process writes one JSON line per call to stdout. A request is drawn from the number of its call, so a reader of the
 lines can compute the right tokens. SIGUSR1 stops new calls, SIGUSR2 begins them again.
 """
 
@@ -35,10 +35,10 @@ from tests.integration.generation import generate
 from tests.integration.harness import START_S_MAX, until
 
 DEADLINE_S: Final = 10.0
-"""Of a legitimate call."""
+"""Deadline of a legitimate call."""
 
 SHORT_DEADLINE_S: Final = 30.0
-"""The same in the short form, which judges no times: a test run beside it takes most of two cores."""
+"""Deadline in the short form, which judges no times: a test run beside it takes most of two cores."""
 
 KEY_VARIABLE: Final = "ABUSE_API_KEY"
 
@@ -54,11 +54,11 @@ class Call(msgspec.Struct, frozen=True):
     text: str
     ids: list[int]
     late_s: float
-    """How late the machine woke this process up, at most, since its start."""
+    """Longest delay with which the machine woke this process, since its start."""
 
 
 def stream_of(number: int) -> Stream:
-    """Return what call `number` asks for: too long for decode alone, so that both replicas have part in it."""
+    """Return the request of call `number`. It is too long for decode alone, so both roles serve a part of it."""
     rng = random.Random(f"bystander {number}")
     length = rng.randint(80, 160)
     return Stream(
@@ -76,7 +76,7 @@ def stream_of(number: int) -> Stream:
 
 
 class Bystanders:
-    """The process, and the calls of which it told. Made by `calling`."""
+    """The process of the legitimate clients, and the calls that it reported. Made by `calling`."""
 
     def __init__(self, log: Path, process: subprocess.Popen[bytes]) -> None:
         self._log = log
@@ -96,7 +96,7 @@ class Bystanders:
         return [msgspec.json.decode(line, type=Call) for line in lines]
 
     def between(self, since_s: float, until_s: float) -> list[Call]:
-        """Return the calls that were under way at some time of [since_s, until_s) and have ended."""
+        """Return the ended calls that were under way at some time in [since_s, until_s)."""
         return [call for call in self.calls() if call.ended_s >= since_s and call.sent_s < until_s]
 
 

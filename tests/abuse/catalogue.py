@@ -1,4 +1,4 @@
-"""All attacks, in the order in which they are run: those that could leave most behind come last."""
+"""All attacks, in the order of their runs. Attacks that could leave the most state behind come last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attack must leave whole: memory, legitimate calls and their tokens, every process, and nothing behind. Pure."""
+"""Judges an attack: memory, legitimate calls and their tokens, every process, and state left behind. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.chaos.judge import KNOWN_KEYS, LIMITS
 from tests.chaos.records import Census
 
 TASKS_MORE = LIMITS.tasks
-"""More asyncio tasks than before the attack: connections inside the mesh may have been made anew."""
+"""Allowed asyncio tasks above the number before the attack: connections inside the mesh may be new."""
 
 FDS_MORE = LIMITS.fds
 
 
 def judge(bounds: Bounds, evidence: Evidence, *, is_short: bool) -> list[str]:
-    """Return everything that is wrong; empty if the mesh held. The short form judges no times."""
+    """Return all violations; empty if the mesh withstood the attack. The short form judges no times."""
     return [
         *evidence.outcome.violations,
         *_judge_calls(bounds, evidence, is_short=is_short),
@@ -34,7 +34,7 @@ def p99_s(calls: list[Call]) -> float | None:
 
 
 def late_s(evidence: Evidence) -> float:
-    """Return how late the machine woke the legitimate clients up, as far as they told."""
+    """Return the longest delay with which the machine woke the legitimate clients, as they reported it."""
     return max((call.late_s for call in evidence.calls), default=0.0)
 
 
@@ -70,7 +70,7 @@ def _judge_memory(bounds: Bounds, evidence: Evidence) -> Iterator[str]:
 
 
 def judge_remains(bounds: Bounds, before: Census, after: Census) -> Iterator[str]:
-    """Yield what is not as it was before the attack: processes, their tasks and descriptors, keys without an end."""
+    """Yield differences from the mesh before the attack: processes, tasks, descriptors, keys without an expiry."""
     if not before.processes:
         yield "the mesh did not answer before the attack: it proves nothing"
     for name, old in before.processes.items():
@@ -79,7 +79,7 @@ def judge_remains(bounds: Bounds, before: Census, after: Census) -> Iterator[str
             yield f"{name} does not serve any more"
             continue
         if bounds.is_whole and new.life != old.life:
-            yield f"{name} was started anew"
+            yield f"{name} was restarted"
         for what, was, now, more in (
             ("tasks", old.tasks, new.tasks, TASKS_MORE),
             ("file descriptors", old.fds, new.fds, FDS_MORE),

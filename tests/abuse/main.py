@@ -26,7 +26,9 @@ from tests.chaos import machine
 
 PLAIN_WIDTH: Final = 150
 
-app = typer.Typer(add_completion=False, help="Attacks a mesh of processes from outside and judges what held.")
+app = typer.Typer(
+    add_completion=False, help="Attacks a mesh of processes from outside and judges each attack."
+)
 
 
 @app.command()
@@ -39,24 +41,25 @@ def run(
         bool, typer.Option("--anonymous", help="On a mesh that admits callers without a key.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="The record of each attack on stdout.")] = False,
-    write: Annotated[Path | None, typer.Option(help="Page whose marked section is written again.")] = None,
-    seed: Annotated[int, typer.Option(help="Decides prompts and junk.", min=1)] = 1,
+    write: Annotated[Path | None, typer.Option(help="Page with the marked section to write again.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and junk.", min=1)] = 1,
     logs: Annotated[Path, typer.Option(help="Folder for the logs of the mesh.")] = Path(".kvmesh/abuse"),
-    check: Annotated[
-        bool, typer.Option("--check", help="Only say whether the other options are right.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check the other options.")] = False,
 ) -> None:
     """Run attacks; status 1 if one of them was not withstood."""
     attacks = _chosen(only, is_short=short)
     if anonymous and write is not None:
-        raise typer.BadParameter("the page is of the mesh whose callers have keys", param_hint="--anonymous")
+        raise typer.BadParameter(
+            "the page shows a mesh that demands keys: leave out --write or --anonymous",
+            param_hint="--anonymous",
+        )
     if write is not None:
         page.put(write.read_text(encoding="utf-8"), [])
     if check:
         return
     logging.basicConfig(level=logging.CRITICAL)
     logs = logs.resolve() / "attacked-mesh"
-    shutil.rmtree(logs, ignore_errors=True)  # of the run before; what else the folder holds stays
+    shutil.rmtree(logs, ignore_errors=True)  # logs of the run before; other files of the folder stay
     console = Console(stderr=json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     began_s = time.monotonic()
     attempt = run_all(attacks, logs, seed, is_short=short, admits_anybody=anonymous)

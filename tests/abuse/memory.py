@@ -1,4 +1,4 @@
-"""Resident memory of the parts of a mesh: the highest since a moment, as the kernel kept it, and now."""
+"""Resident memory of the parts of a mesh: the kernel's peak since a moment, and the present value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RESET_PEAK: Final = "5"
 
 
 def reset_peaks(pids: Mapping[str, int]) -> None:
-    """Let the peaks of parts, by name and first process, begin now."""
+    """Reset the memory peaks of parts, given by name and first process."""
     for pid in pids.values():
         for one in family(pid):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The section of docs/security.md that says what was attacked, how often, and what held. Pure."""
+"""Renders the section of docs/security.md about the attacks, their volume and the verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.abuse.records import Row
 BEGIN: Final = "<!-- written by make abuse: begin -->"
 END: Final = "<!-- written by make abuse: end -->"
 SEEN_MAX: Final = 4
-"""Kinds of answers that the table shows, the most frequent first."""
+"""Number of kinds of responses in the table, the most frequent first."""
 COLUMNS: Final = (
     *("attack", "volume", "responses", "legitimate calls answered", "p99"),
     *("peak memory", "growth afterwards", "withstood"),

@@ -13,29 +13,29 @@ from tests.chaos.records import Census
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """What was done, what was seen, what is wrong."""
+    """Actions, observations and violations of one attack."""
 
     name: str
     about: str
     seconds: float
-    """How long the attack took; the time to settle comes on top."""
+    """Duration of the attack without the time to settle."""
     did: Mapping[str, int]
     saw: Mapping[str, int]
     calls: int
-    """Legitimate calls that were under way at some time of it."""
+    """Legitimate calls that were under way during the attack."""
     answered: int
     p99_s: float | None
-    """Of the answered ones; None without any."""
+    """p99 of the answered calls; None without any."""
     late_s: float
-    """How late the machine woke the legitimate clients up, at most."""
+    """Longest delay with which the machine woke the legitimate clients."""
     peak_part: str
-    """The service whose memory was highest."""
+    """The service with the highest memory."""
     peak_mb: float
     grown_part: str
-    """The part that had grown most when all had settled."""
+    """The part with the most growth after the mesh had settled."""
     grown_mb: float
     settled_s: float
-    """From the end of the attack until nothing was held and memory was back; or how long was waited for that."""
+    """Time from the end of the attack until the mesh held nothing and memory was back; or the longest wait for that."""
     violations: list[str] = msgspec.field(default_factory=list)
 
     @property
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one attack left for the judge."""
+    """Evidence of one attack for the judge."""
 
     outcome: Outcome
     calls: Sequence[Call]
@@ -58,6 +58,6 @@ class Evidence:
     peak_mb: Mapping[str, float]
     after_mb: Mapping[str, float]
     tracebacks: Sequence[str]
-    """Lines of the services' logs with a traceback, that came meanwhile."""
+    """Lines with a traceback that services logged during the attack."""
     still_held: str
-    """What the mesh held after the time to settle; empty: nothing."""
+    """State that the mesh still held after the time to settle; empty: none."""

@@ -1,4 +1,4 @@
-"""Runs attacks on one mesh, one after the other, and judges each: before, meanwhile, and when all has settled."""
+"""Runs attacks on one mesh, one after the other. It observes the mesh before, during and after each, and judges it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.chaos.records import Census
 from tests.chaos.truth import Truth
 
 PER_S: Final = 4.0
-"""Legitimate calls a second: more than 100 a minute, and far below what two cores can do."""
+"""Legitimate calls a second: more than 100 a minute, and far below the capacity of two cores."""
 
 IDLE_DEADLINES: Final = 3
-"""So many deadlines of a legitimate call after the last one a mesh holds nothing: attackers' calls are given up by then."""
+"""Deadlines of a legitimate call until a mesh holds no state: the attacker's calls have ended by then."""
 
 OVERTIME_S: Final = 90.0
-"""An attack that takes this much longer than it should is ended, and that is a violation."""
+"""An attack is ended this long after its planned time, which is a violation."""
 
 SETTLE_POLL_S: Final = 0.1
 
 
 class Runner:
-    """A mesh, its legitimate clients, and what each attack came to. Made by `running`."""
+    """A mesh, its legitimate clients, and the verdict on each attack. Made by `running`."""
 
     def __init__(self, target: Target, clients: bystanders.Bystanders) -> None:
         self._target = target
@@ -42,10 +42,10 @@ class Runner:
         config = target.mesh.config
         self._truth = Truth(config.engine.salt, config.engine.max_sequence_tokens)
         self.is_whole = True
-        """False once an attack was not withstood: the next one wants another mesh."""
+        """False once the mesh did not withstand an attack: the next attack needs a new mesh."""
 
     async def run(self, attack: Attack) -> Row:
-        """Run `attack` in the form of the mesh and return what came of it. Never raises for what the mesh does."""
+        """Run `attack` in the form of the mesh and return its row. Misbehaviour of the mesh never raises."""
         dose = attack.short if self._target.is_short and attack.short else attack.long
         self._clients.pause()
         await self._settled(IDLE_DEADLINES * self._deadline_s)
@@ -92,7 +92,7 @@ class Runner:
             )
 
     async def _answered_since(self, moment_s: float) -> None:
-        """Wait until a legitimate call that was sent after `moment_s` has ended, and with it nearly all from before."""
+        """Wait until a legitimate call sent after `moment_s` has ended. Nearly all earlier calls have ended then too."""
         deadline_s = time.monotonic() + self._deadline_s + 5
         while time.monotonic() < deadline_s:
             if any(call.sent_s > moment_s for call in self._clients.calls()):
@@ -100,12 +100,12 @@ class Runner:
             await asyncio.sleep(SETTLE_POLL_S)
 
     async def _settled(self, timeout_s: float) -> str:
-        """Wait until the mesh holds nothing for anybody. Return what it still holds after `timeout_s`."""
+        """Wait until the mesh holds no state of a request. Return the state that it still holds after `timeout_s`."""
         try:
             await self._target.mesh.idle(timeout_s)
         except AssertionError as error:
             return " ".join(str(error).split())
-        except Exception as error:  # noqa: BLE001  # whatever a broken service answers
+        except Exception as error:  # noqa: BLE001  # any answer of a broken service
             return f"a status was not answered: {error!r:.200}"
         return ""
 
@@ -122,7 +122,7 @@ class Runner:
             await asyncio.sleep(SETTLE_POLL_S)
 
     async def _census_back(self, bounds: Bounds, before: Census, until_s: float) -> Census:
-        """Return the mesh as soon as nothing is left behind, or as it is at `until_s`: leases take a while."""
+        """Return the census as soon as no state is left behind, or at `until_s`: leases take a while."""
         while True:
             after = await self._census()
             if time.monotonic() > until_s or not list(judge_remains(bounds, before, after)):
@@ -186,7 +186,7 @@ def _row(
 async def run_all(
     attacks: Sequence[Attack], folder: Path, seed: int, *, is_short: bool, admits_anybody: bool = False
 ) -> AsyncGenerator[Row, None]:
-    """Run `attacks` on one mesh and yield what came of each; after one that did not hold, on a new mesh."""
+    """Run `attacks` on one mesh and yield the row of each. After a failed attack the mesh is replaced."""
     todo = list(attacks)
     meshes = 0
     while todo:

@@ -1,4 +1,4 @@
-"""The mesh that is attacked: processes of this machine, a tenant with a key, engines that leave the machine room."""
+"""The mesh under attack: processes of this machine, a tenant with a key, engines that leave CPU time to the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FRONT: Final = "frontend-0"
 """The frontend that is attacked, and that legitimate calls use."""
 
 QUIET: Final = "frontend-1"
-"""The one where only attacks on charges go: what it settled is what they cost."""
+"""The frontend of the attacks on charges alone: its settled tokens are their cost."""
 
 SERVICES: Final = (FRONT, "router-0", "prefill-0", "decode-0")
 """One process of each role."""
@@ -37,16 +37,16 @@ SERVICES: Final = (FRONT, "router-0", "prefill-0", "decode-0")
 STEP_S: Final = 0.02
 SHORT_SLOTS: Final = 32
 SHORT_LIVE: Final = 128
-"""Live requests of a frontend in the short form: a burst of some hundred calls is beyond it."""
+"""Live requests of a frontend in the short form: a burst of some hundred calls exceeds them."""
 
 
 @dataclass(slots=True)
 class Target:
-    """A running mesh and what a client, an outsider, or whoever reaches its Redis needs to hurt it."""
+    """A running mesh, and the means of an attacker: an API key, addresses, and access to its Redis."""
 
     rig: ProcessRig
     key: str
-    """An API key that is right."""
+    """A valid API key."""
     rng: random.Random
     is_short: bool
 
@@ -58,7 +58,7 @@ class Target:
         return mesh
 
     def address(self, name: str = FRONT) -> str:
-        """Return where a part listens."""
+        """Return the address of a part."""
         return self.mesh.parts[name].address
 
     @property
@@ -88,9 +88,9 @@ def bearer(key: str) -> Metadata:
 
 
 def abuse_config(key: str, *, is_short: bool, admits_anybody: bool = False) -> MeshConfig:
-    """Return the mesh of an abuse: one tenant with limits that legitimate calls never meet.
+    """Return the configuration of the mesh: one tenant, with limits above the load of the legitimate calls.
 
-    `admits_anybody`: a call without a key is of that tenant, too; else it is refused.
+    `admits_anybody`: a call without a key belongs to that tenant, too; else it is refused.
     """
     made = chaos_config()
     hashed = hashlib.sha256(key.encode()).hexdigest()

@@ -24,7 +24,7 @@ pytestmark = [
 
 
 class Meshes:
-    """Lends a mesh; after an attack that it did not withstand, another."""
+    """Lends a mesh, and a new one after an attack that the mesh did not withstand."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Meshes:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def meshes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Meshes]:
-    """One mesh for all attacks, while they are withstood."""
+    """One mesh for all attacks, as long as it withstands them."""
     made = Meshes(tmp_path_factory.mktemp("abuse"))
     yield made
     await made.close()
@@ -58,7 +58,7 @@ async def meshes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh
     "attack", [one for one in ATTACKS if one.short is not None], ids=lambda attack: attack.name
 )
 async def test_a_mesh_withstands(meshes: Meshes, attack: Attack) -> None:
-    """Legitimate calls are answered with the right tokens, memory stays in its bounds, and nothing is left behind."""
+    """Legitimate calls get the right tokens, memory stays in its bounds, and no state is left behind."""
     row = await (await meshes.runner()).run(attack)
     print(row)
     assert not row.violations, (

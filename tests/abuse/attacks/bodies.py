@@ -1,4 +1,4 @@
-"""Bodies that never end: a prefix that announces 64 MB, and as much of it as the peer's windows take, over and over."""
+"""Endless bodies: a prefix that announces 64 MB, then as much data as the peer's flow-control windows admit (slowloris)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Very many calls at once by stock clients: each is served, or refused so that its client knows when to come back."""
+"""Thousands of calls at once by stock clients: each is served, or refused with RetryInfo."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _note(error: grpc.aio.AioRpcError, outcome: Outcome) -> None:
 
 
 def _wrong(outcome: Outcome, what: str) -> None:
-    """Keep each kind of a wrong refusal once."""
+    """Record each kind of wrong refusal once."""
     if (violation := f"a refusal was {what}") not in outcome.violations:
         outcome.violations.append(violation)
 

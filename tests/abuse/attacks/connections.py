@@ -1,4 +1,4 @@
-"""Connections that do nothing, or nearly nothing: to a frontend, to metrics ports, in the middle of a TLS handshake."""
+"""Idle and slow connections (slowloris): to a frontend, to metrics ports, in the middle of a TLS handshake."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tests.integration.harness import START_S_MAX, Part, until
 from tests.raw_frames import PREFACE
 
 AT_ONCE = 100
-"""Connections that are opened at the same time; more would meet the kernel's backlog and not the mesh."""
+"""Connections that are opened at the same time; more would overflow the kernel's backlog and not reach the mesh."""
 
 FIRST_WORDS = PREFACE + b"\0\0\0\4\0\0\0\0\0"
 ACKNOWLEDGEMENT = b"\0\0\0\4\1\0\0\0\0"
 """The frame that acknowledges the peer's SETTINGS."""
 
 CLIENT_HELLO_START = bytes.fromhex("1603010200010001fc0303")
-"""TLS record of 512 bytes, handshake of 508 bytes, version; nothing behind it."""
+"""TLS record of 512 bytes, handshake of 508 bytes, version; the rest is missing."""
 
 
 async def idle(target: Target, dose: Dose) -> Outcome:
-    """Open connections: a third is ready for calls, a third only says HTTP/2's first words, a third says nothing."""
+    """Open connections. A third is ready for calls, a third sends HTTP/2's preface alone, a third is silent."""
     return await _hold(target.address(FRONT), [FIRST_WORDS + ACKNOWLEDGEMENT, FIRST_WORDS, b""], dose)
 
 
 async def metrics(target: Target, dose: Dose) -> Outcome:
-    """Ask for metrics over and over, half a request at a time, with lines without end; on each role."""
+    """Request metrics of each role repeatedly, with half requests and endless lines."""
     kinds = [
         b"GET /metrics HTTP/1.0\r\nHost: a\r\n",
         b"",
@@ -49,7 +49,7 @@ async def metrics(target: Target, dose: Dose) -> Outcome:
 
 
 async def handshakes(target: Target, dose: Dose) -> Outcome:
-    """Stop in the middle of TLS handshakes with a frontend that has a certificate, and be served by it afterwards."""
+    """Stop in the middle of TLS handshakes with a frontend that has a certificate; it must keep running."""
     folder = Path(target.mesh.folder) / "tls"
     folder.mkdir(exist_ok=True)
     files = Folder(folder, roles=["frontend"]).files("frontend")
@@ -83,7 +83,7 @@ def _address(part: Part) -> str:
 
 
 async def _hold(address: str, first_words: list[bytes], dose: Dose) -> Outcome:
-    """Hold `dose.count` connections until the dose's time is over; one that is closed is not opened again."""
+    """Hold `dose.count` connections until the dose's time is over; a closed one is not opened again."""
     outcome = Outcome()
     until_s = time.monotonic() + dose.seconds
     gate = asyncio.Semaphore(AT_ONCE)

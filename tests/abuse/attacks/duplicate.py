@@ -1,4 +1,4 @@
-"""A second process of the same name: started beside the first, and ended again, by SIGKILL or SIGTERM."""
+"""A second process of a name: it starts beside the first, and ends by SIGKILL or SIGTERM."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.abuse.target import Target
 from tests.integration.harness import START_S_MAX, Part, until
 
 BACK_S_MAX = 5.0
-"""The process that stays is placed on again by then."""
+"""Longest time until routers place requests on the remaining process again."""
 
 
 async def duplicate(target: Target, dose: Dose) -> Outcome:
-    """Start and end a second process of each name in turn; ask routers whether they still place on the first."""
+    """Start and end a second process of each name in turn; check that routers still use the first."""
     outcome = Outcome()
     names = ("prefill-0", "decode-1") if dose.count > 1 else ("decode-1",)
     for index in range(dose.count):
@@ -39,7 +39,7 @@ async def _one(target: Target, name: str, sig: signal.Signals, seconds: float, o
         await until(
             lambda: '{"ready"' in log.read_text(errors="replace"), START_S_MAX, f"a second {name} is ready"
         )
-        await asyncio.sleep(seconds)  # this is the attack: both are there for so long
+        await asyncio.sleep(seconds)  # this is the attack: both processes run for so long
         if second.has_fallen:
             outcome.saw["ended by itself"] += 1
     finally:

@@ -1,4 +1,4 @@
-"""One decode engine that lies: a replica more, whose engine is a proxy in front of a right one that spoils answers."""
+"""An extra decode replica with a lying engine: a proxy before a correct engine that corrupts its responses."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ LIAR: Final = "decode-2"
 STREAM_INFER: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 AT_ONCE: Final = 10
 FIRST_NUMBER: Final = 1_000_000
-"""Calls of this attack are numbered apart from those of the legitimate clients."""
+"""First call number of this attack, above the numbers of the legitimate clients."""
 
 HONEST_TOKENS: Final = 2
-"""Answers that are right before a stream is spoilt in its middle."""
+"""Correct responses before a stream is corrupted in its middle."""
 
 READMITTED_S_MAX: Final = 15.0
 
 DEADLINE_S: Final = 40.0
-"""Longer than the watchdogs of an engine that says nothing need."""
+"""Longer than the failure detectors need for a silent engine."""
 
 
 def vocabulary(ids: list[int]) -> list[int]:
-    """Return ids that no model has."""
+    """Return ids outside every vocabulary."""
     return [one + 1_000_000 for one in ids]
 
 
@@ -56,11 +56,11 @@ def many(ids: list[int]) -> list[int]:
 
 
 Spoil = Callable[[Any, int], AsyncIterator[Any]]
-"""Yields what is sent in place of answer number n of a call."""
+"""Yields the messages that replace response number n of a call."""
 
 
 def with_ids(change: Callable[[list[int]], list[int]]) -> Spoil:
-    """Return the lie that changes tokens."""
+    """Return a corruption that changes the tokens with `change`."""
 
     async def spoil(response: Any, number: int) -> AsyncIterator[Any]:
         answer = response.infer_response
@@ -81,7 +81,7 @@ def with_ids(change: Callable[[list[int]], list[int]]) -> Spoil:
 
 
 async def torn(response: Any, number: int) -> AsyncIterator[Any]:
-    """Send tensors whose bytes are no whole numbers."""
+    """Send tensors with incomplete numbers."""
     contents = response.infer_response.raw_output_contents
     for index, raw in enumerate(contents):
         contents[index] = raw[:3]
@@ -89,7 +89,7 @@ async def torn(response: Any, number: int) -> AsyncIterator[Any]:
 
 
 async def final_twice(response: Any, number: int) -> AsyncIterator[Any]:
-    """Send the last answer twice."""
+    """Send the last response twice."""
     yield response
     if response.infer_response.parameters["triton_final_response"].bool_param:
         yield response
@@ -104,14 +104,14 @@ async def refused(response: Any, number: int) -> AsyncIterator[Any]:
 
 
 async def silent(response: Any, number: int) -> AsyncIterator[Any]:
-    """Say nothing more in the middle of a stream."""
+    """Stop sending in the middle of a stream."""
     if number >= HONEST_TOKENS:
         await asyncio.Event().wait()
     yield response
 
 
 async def unfinished(response: Any, number: int) -> AsyncIterator[Any]:
-    """End the stream in its middle as if it were over."""
+    """End the stream in its middle as if it were complete."""
     if number >= HONEST_TOKENS:
         raise _Over
     yield response
@@ -138,7 +138,7 @@ class _Over(Exception):
 
 
 class Proxy:
-    """Passes every call on to a right engine as bytes, and spoils answers that carry tokens with `lie`."""
+    """Forwards every call to a correct engine as bytes, and corrupts responses with tokens by `lie`."""
 
     def __init__(self, engine: str) -> None:
         self.lie: Spoil | None = None
@@ -146,7 +146,7 @@ class Proxy:
         self._channel = grpc.aio.insecure_channel(engine, options=(("grpc.max_receive_message_length", -1),))
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler of whatever is called."""
+        """Return the handler of any method."""
         method = details.method
 
         async def handle(
@@ -184,7 +184,7 @@ class Proxy:
             yield spoilt.SerializeToString()
 
     async def close(self) -> None:
-        """Close the way to the engine."""
+        """Close the channel to the engine."""
         await self._channel.close(None)
 
 
@@ -198,7 +198,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
 @asynccontextmanager
 async def lying_replica(target: Target) -> AsyncIterator[Proxy]:
-    """Add a decode replica whose engine lies; take it away at the end."""
+    """Add a decode replica with a lying engine; remove it at the end."""
     mesh = target.mesh
     host = mesh.config.mesh.host
     honest = mesh.parts[HONEST]
@@ -229,7 +229,7 @@ async def lying_replica(target: Target) -> AsyncIterator[Proxy]:
 
 
 async def lying(target: Target, dose: Dose) -> Outcome:
-    """Tell one lie after the other to calls that have a right replica beside the lying one."""
+    """Apply one corruption after the other to calls that have a correct replica beside the lying one."""
     outcome = Outcome()
     config = target.mesh.config
     truth = Truth(config.engine.salt, config.engine.max_sequence_tokens)
@@ -269,12 +269,12 @@ async def lying(target: Target, dose: Dose) -> Outcome:
             if not target.is_short and not await _is_readmitted(target):
                 break
     if not outcome.did["spoilt answers"]:
-        outcome.violations.append("the lying engine was never asked, which proves nothing")
+        outcome.violations.append("no call reached the lying engine: the attack proves nothing")
     return outcome
 
 
 async def _is_readmitted(target: Target) -> bool:
-    """Wait until the router places on the lying replica again: it was ejected, and the next lie is to be told as well."""
+    """Wait until the router uses the lying replica again after its ejection, so that the next lie reaches calls."""
     try:
         await until(lambda: _is_placed_on(target), READMITTED_S_MAX, f"{LIAR} is placed on", every_s=0.1)
     except AssertionError:

@@ -1,4 +1,4 @@
-"""Bytes that are no HTTP/2, or break its rules, on the port of each role: frames, settings, header blocks, floods."""
+"""Bytes that violate HTTP/2, on the port of each role: frames, settings, header blocks, floods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
 async def malformed(target: Target, dose: Dose) -> Outcome:
-    """Open connections with junk on them, to each role in turn, until count and time are over."""
+    """Open connections to each role in turn and send junk, until count and time are over."""
     outcome = Outcome()
     gate = asyncio.Semaphore(20)
     until_s = time.monotonic() + dose.seconds
@@ -76,7 +76,7 @@ async def _send(address: str, parts: Iterator[bytes], outcome: Outcome) -> None:
 
 
 def _junk(number: int, rng: random.Random) -> Iterator[bytes]:
-    """Return what one connection sends; `number` chooses the kind, one in twenty is a flood."""
+    """Return the bytes of one connection; `number` chooses the kind, one in twenty is a flood."""
     block = request_block(GENERATE)
     if number % 20 == 19:
         flood = number // 20 % 4
@@ -117,7 +117,7 @@ def _junk(number: int, rng: random.Random) -> Iterator[bytes]:
 
 
 def _frame(rng: random.Random, kind: int, stream: int, payload: bytes, flags: int | None = None) -> bytes:
-    """Return a frame whose length is sometimes a lie."""
+    """Return a frame, sometimes with a false length."""
     length = len(payload) if rng.random() < 0.9 else rng.randrange(1 << 24)
     marks = rng.randrange(256) if flags is None else flags
     return length.to_bytes(3, "big") + bytes((kind, marks)) + stream.to_bytes(4, "big") + payload

@@ -1,4 +1,4 @@
-"""Streams that are headers alone: many of them, and such whose headers are small only on the wire."""
+"""Streams of headers alone: many of them, and streams with headers that are small only on the wire (HPACK bombs)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.raw_http2 import RawConnection
 
 PER_CONNECTION = 2_000
 REFERENCES = 2_000
-"""Of one header of 4 KB, a byte each on the wire: 8 MB of headers. grpcio takes no more than some 3,000."""
+"""References to one header of 4 KB, a byte each on the wire: 8 MB of headers. grpcio accepts at most some 3,000."""
 
 BOMBS_PER_CONNECTION = 25
 
@@ -46,7 +46,7 @@ async def flood(target: Target, dose: Dose) -> Outcome:
 
 
 async def steady(target: Target, dose: Dose) -> Outcome:
-    """Open streams at an even rate on one connection with a right key: more than there are turns, fewer than a burst."""
+    """Open streams at an even rate on one connection with a right key: more than are read in time, fewer than a burst."""
     outcome = Outcome()
     block = request_block(GENERATE, target.callers()["right key"])
     parts = open_headers(block, dose.count)
@@ -62,7 +62,7 @@ async def steady(target: Target, dose: Dose) -> Outcome:
 
 
 async def bombs(target: Target, dose: Dose) -> Outcome:
-    """Open streams whose headers unpack to 8 MB each, and leave them open."""
+    """Open streams with headers that decompress to 8 MB each, and leave them open."""
     outcome = Outcome()
     until_s = time.monotonic() + dose.seconds
     callers = itertools.cycle(target.callers().values())

@@ -1,4 +1,4 @@
-"""Well-formed HTTP/2 with wrong gRPC in it: messages, lengths, flags and metadata, on Generate and on Attach."""
+"""Well-formed HTTP/2 with invalid gRPC: messages, lengths, flags and metadata, on Generate and on Attach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.raw_frames import Metadata, framed
 from tests.raw_http2 import RawConnection, RawStream
 
 BUGS = ("INTERNAL", "UNKNOWN")
-"""What no junk may get from the mesh itself. gRPC's own INTERNAL, for a body that is no gRPC, has no ErrorInfo of ours."""
+"""Codes that the mesh itself must not return for junk. gRPC's own INTERNAL for an invalid body has no ErrorInfo of ours."""
 
 ANSWER_S = 2.0
 """Deadline of a call; some bodies never end."""
@@ -44,7 +44,7 @@ async def generate(target: Target, dose: Dose) -> Outcome:
 
 
 async def metadata(target: Target, dose: Dose) -> Outcome:
-    """Send right requests with junk around them: headers, keys, tenants, idempotency keys, resume tokens."""
+    """Send valid requests with junk as headers, keys, tenants, idempotency keys and resume tokens."""
 
     async def one(connection: RawConnection, rng: random.Random) -> RawStream:
         request = pb.GenerateRequest.FromString(target.request(output_tokens=2))
@@ -57,7 +57,7 @@ async def metadata(target: Target, dose: Dose) -> Outcome:
 
 
 async def attach(target: Target, dose: Dose) -> Outcome:
-    """Send junk to the ports that services attach to: bytes, and messages that only look like ones of a service."""
+    """Send junk to the ports that services attach to: bytes, and imitated messages of a service."""
     addresses = [target.address(name) for name in ("router-0", "prefill-0", "decode-0")]
 
     async def one(connection: RawConnection, rng: random.Random) -> RawStream:
@@ -115,14 +115,14 @@ async def _one(connection: RawConnection, send: Sender, rng: random.Random, outc
 
 
 def _is_ours(stream: RawStream) -> bool:
-    """Say whether the mesh ended the call, and not gRPC below it."""
+    """Return whether the mesh ended the call, rather than gRPC below it."""
     info = error_details_pb2.ErrorInfo()
     details = status_pb2.Status.FromString(stream.details).details
     return any(detail.Unpack(info) and info.domain == DOMAIN for detail in details)
 
 
 def _request(target: Target, rng: random.Random) -> bytes:
-    """Return the body of a call of Generate that is not quite one."""
+    """Return an invalid body of a call of Generate."""
     good = target.request(output_tokens=2)
     match rng.randrange(9):
         case 0:
@@ -151,7 +151,7 @@ def _request(target: Target, rng: random.Random) -> bytes:
 
 
 def _metadata(target: Target, rng: random.Random, request: pb.GenerateRequest) -> Metadata:
-    """Return metadata, and put junk into `request` where a field carries what others put into headers."""
+    """Return metadata. Junk for the idempotency key, the resume token or the session goes into `request`."""
     key = bearer(target.key)
     junk = "".join(chr(rng.randint(32, 126)) for _ in range(rng.randint(1, 3000)))
     match rng.randrange(10):
@@ -199,7 +199,7 @@ def _attachment(target: Target, rng: random.Random) -> list[bytes]:
 
 
 def _attach_message(rng: random.Random) -> attach_pb2.AttachRequest:
-    """Return a message whose fields are of the right types, and of any value."""
+    """Return a message with fields of the right types and of any value."""
     message = attach_pb2.AttachRequest()
 
     def number() -> int:
@@ -215,7 +215,7 @@ def _attach_message(rng: random.Random) -> attach_pb2.AttachRequest:
         submit.token_ids = rng.randbytes(rng.choice((0, 1, 4, 40, 4_001)))
         submit.block_hashes = rng.randbytes(rng.choice((0, 7, 8, 80)))
         submit.block_tokens = number()
-        submit.phase = rng.choice((0, 1, 2, 3, 9))  # type: ignore[assignment]  # a number of no phase, too
+        submit.phase = rng.choice((0, 1, 2, 3, 9))  # type: ignore[assignment]  # 9 is no phase
         submit.sampling.temperature = rng.choice((0.0, -1.0, float("nan"), float("inf")))
         submit.credit_position, submit.end_token_id = number(), rng.choice((-(2**31), -1, 5))
         submit.model_version, submit.traceparent, submit.session_id = name(), name(), name()

@@ -1,4 +1,4 @@
-"""Clients that do not read: windows that stay closed hold decode's slots, resets before the last byte hide tokens."""
+"""Slow readers: closed windows hold decode's slots, and resets before the last byte hide tokens from the charge."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.raw_http2 import RawConnection, RawStream
 
 PER_CONNECTION = 100
 CREDIT_WINDOW = 64
-"""Tokens that a client may be charged for beyond what left the process."""
+"""Most tokens charged to a client beyond those that left the process."""
 
 PREFIX_BYTES = 5
 CLOSED_S_MAX = 1.5
-"""A window closed for 2 s pays for all that was computed; up to this it is certain that it was not."""
+"""Longest time closed without doubt about the charge: from 2 s on, all computed tokens are charged."""
 
 
 async def closed(target: Target, dose: Dose) -> Outcome:
-    """Keep `dose.count` streams whose windows stay closed; one that is ended is opened again after a second."""
+    """Keep `dose.count` streams with closed windows; an ended stream is opened again after a second."""
     outcome = Outcome()
     until_s = time.monotonic() + dose.seconds
     metadata = bearer(target.key)
@@ -57,7 +57,7 @@ async def closed(target: Target, dose: Dose) -> Outcome:
 
 
 async def unpaid(target: Target, dose: Dose) -> Outcome:
-    """Read all but the last byte of what piled up, then reset; compare what came to what was charged."""
+    """Read all but the last byte of the buffered data, then reset; compare the received and the charged tokens."""
     outcome = Outcome()
     before = await target.charged()
     gate = asyncio.Semaphore(16)
@@ -90,7 +90,7 @@ async def unpaid(target: Target, dose: Dose) -> Outcome:
         return charged >= received
 
     with suppress(AssertionError):
-        await until(is_charged, 5, "what was received is charged", every_s=0.1)
+        await until(is_charged, 5, "the received tokens are charged", every_s=0.1)
     outcome.did["tokens received"] = received
     outcome.saw["tokens charged"] = charged
     if not received <= charged <= most:
@@ -101,16 +101,16 @@ async def unpaid(target: Target, dose: Dose) -> Outcome:
 
 
 async def _take(stream: RawStream, wait_s: float) -> tuple[int, float]:
-    """Let tokens pile up, read the message that has them but for its last byte; return tokens, and time closed.
+    """Let tokens accumulate, then read their message except its last byte; return tokens, and time closed.
 
-    Before it come `started` and the message that gRPC held when the window was closed: one token.
+    Before that message come `started` and the message that gRPC held when the window closed: one token.
     """
     for count in (1, 2):
         await _read_prefix(stream)
         stream.grant(_length(stream))
         await _has_messages(stream, count)
     await asyncio.sleep(wait_s)  # this is the attack: a window that stays closed while tokens are computed
-    # What is held now has one token again; behind it is what piled up.
+    # The message held now has one token again; the accumulated ones are behind it.
     began_s = time.monotonic() - wait_s
     await _read_prefix(stream)
     stream.grant(_length(stream))

@@ -1,4 +1,4 @@
-"""Whoever reaches the mesh's Redis: members that are not there, junk in streams and channels, and in every key there is."""
+"""Attacks through the mesh's Redis: forged members, junk in streams and channels, and in every key."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.abuse.attack import Attack, Bounds, Dose, Outcome
 from tests.abuse.target import Target
 
 DIALS_PER_S: Final = 20
-"""New connections that one process may begin a second towards members it has never seen."""
+"""Rate limit of a process for new connections to unknown members."""
 
 DIALS_BURST: Final = 64
-"""A mesh of so many members is connected at once."""
+"""Burst of that rate limit, in members."""
 
 HUGE_BYTES: Final = 4 << 20
 HUGE_KEYS: Final = 8
-"""Keys that get a huge value at a time: Redis shall not be what breaks."""
+"""Keys that get a huge value at a time: Redis itself must not break."""
 
 ROLES: Final = ("frontend", "router", "prefill", "decode")
 
@@ -51,7 +51,7 @@ ABSURD: Final = (
 
 
 async def members(target: Target, dose: Dose) -> Outcome:
-    """Keep leases of processes that are not there: a quarter at absurd addresses, the others where dials are counted."""
+    """Keep leases of processes that do not exist: a quarter at absurd addresses, the others at a listener that counts."""
     outcome = Outcome()
     mesh = target.mesh.config.mesh
     until_s = time.monotonic() + dose.seconds
@@ -111,7 +111,7 @@ def _lease(target: Target, number: int, port: int) -> bytes:
 
 
 async def keys(target: Target, dose: Dose) -> Outcome:
-    """Spoil every key in turn, and all streams and channels; then empty Redis, and see the mesh come back."""
+    """Corrupt every key in turn, and all streams and channels; then empty Redis, and wait for the mesh to recover."""
     outcome = Outcome()
     until_s = time.monotonic() + dose.seconds
     mesh = target.mesh.config.mesh.name

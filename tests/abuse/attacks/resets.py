@@ -1,4 +1,4 @@
-"""Streams that are reset as soon as they are opened (CVE-2023-44487): before their body, and right behind it."""
+"""Rapid resets (CVE-2023-44487): streams that are reset at once, before their body and right after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.raw_http2 import RawConnection
 ATTACKERS = 4
 PER_CONNECTION = 2_500
 WHOLE_EVERY = 5
-"""One connection of so many sends whole requests with a right key before it resets them: they cost work."""
+"""One in so many connections sends whole requests with a right key before it resets them: they cost work."""
 
 
 async def rapid(target: Target, dose: Dose) -> Outcome:

@@ -1,4 +1,4 @@
-"""Bodies that never end, headers without a body and idle connections, all at once and without a known key."""
+"""Endless bodies, headers without a body and idle connections, all at once and without a known key."""
 
 from __future__ import annotations
 

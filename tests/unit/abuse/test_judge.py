@@ -65,7 +65,7 @@ LOSSES: Final[dict[str, Callable[[Evidence], Evidence]]] = {
     "memory after it": lambda it: replace(it, after_mb={**it.after_mb, "frontend-0": 113.0}),
     "still held": lambda it: replace(it, still_held="decode-0 running: 3"),
     "does not serve": lambda it: with_after(it, "frontend-0", replace(process(), is_serving=False)),
-    "started anew": lambda it: with_after(it, "frontend-0", replace(process(), life="2")),
+    "restarted": lambda it: with_after(it, "frontend-0", replace(process(), life="2")),
     "tasks": lambda it: with_after(it, "frontend-0", replace(process(), tasks=99)),
     "file descriptors": lambda it: with_after(it, "decode-0-engine", replace(process(), fds=99)),
     "never expires": lambda it: replace(it, after=replace(it.after, keys_for_good=["kvmesh:junk"])),
