@@ -1,4 +1,4 @@
-"""The matrix: which part is hit by which fault, how often, and what the short form takes of it. Pure."""
+"""The fault matrix: the parts, the faults, the runs of each cell, and the short form. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 PARTS: Final = ("frontend", "router", "prefill", "decode", "prefill-engine", "decode-engine", "redis")
 
 FAULTS: Final = ("kill", "term", "pause", "cut", "slow")
-"""SIGKILL; SIGTERM; SIGSTOP for a while; all its packets lost for a while; packets late and some of them lost."""
+"""SIGKILL; SIGTERM; a pause (SIGSTOP); a partition (all packets lost); slow packets, some of them lost."""
 
 LINK: Final = "link"
-"""All packets between two engines lost for a while, which hear everybody else: only the KV of prompts takes that way."""
+"""A partition between two engines that still reach all other parts: only KV transfers use that link."""
 
 LINKED: Final = {"prefill-engine": "decode-engine"}
-"""Parts that are cut off from one other part alone."""
+"""Part -> the only part from which it is cut off."""
 
 DUPLICATE: Final = "duplicate"
 """A second process with the name of the part, started beside it and killed after a while."""
@@ -28,16 +28,16 @@ ENDING: Final = frozenset({"kill", "term"})
 """Faults that end the part; it is started again."""
 
 FAULT_S: Final = 10.0
-"""How long a pause, a cut and a slow spell last."""
+"""Duration of a pause, a cut and a slow spell."""
 
 DOWN_S: Final = 2.0
-"""How long an ended part stays away before it is started again: what a supervisor takes."""
+"""Time until an ended part is started again: the delay of a supervisor."""
 
 SEEDS: Final = {"kill": 5, "term": 2, "pause": 5, "cut": 2, "slow": 2, LINK: 2, DUPLICATE: 2}
 """Runs of one cell in the long form."""
 
 SHORT: Final = (
-    # Every part and every fault at least once; kills and pauses where most is at stake.
+    # Every part and every fault at least once; kills and pauses of the parts with the most state.
     ("frontend", "kill"),
     ("router", "kill"),
     ("prefill", "slow"),
@@ -50,7 +50,7 @@ SHORT: Final = (
 
 
 class CellError(ValueError):
-    """A cell that does not exist was named; the text says which ones do."""
+    """An unknown cell was named; the text lists the known ones."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,26 +71,26 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Run:
-    """One execution of a cell; the seed decides everything about it."""
+    """One execution of a cell; its seed determines all of it."""
 
     cell: Cell
     seed: int
 
     @classmethod
     def warm(cls) -> Run:
-        """Return a run of no cell: its seed gives the prompts that warm a mesh."""
+        """Return a run without a cell: its seed gives the prompts that warm a mesh."""
         return cls(Cell("none", "none"), 0)
 
     @property
     def replay(self) -> str:
-        """The line that does it again."""
+        """The command that repeats the run."""
         return f"make chaos ONLY={self.cell} SEED={self.seed}"
 
 
 def parse(text: str) -> list[Cell]:
     """Return the cells of "prefill:kill,redis:cut"; a part or a fault alone means all of its cells, "" means all.
 
-    Raises CellError naming what does not exist.
+    Raises CellError with the unknown name.
     """
     cells: dict[Cell, None] = {}
     for word in filter(None, (word.strip() for word in text.split(","))):
@@ -121,9 +121,9 @@ def _has(part: str, fault: str) -> bool:
 
 
 def long_form(cells: list[Cell], seeds: int | None = None, only_seed: int | None = None) -> list[Run]:
-    """Return the runs of `cells`: seeds 1 to what SEEDS says, or `seeds`; or `only_seed` alone.
+    """Return the runs of `cells`: seeds 1 to the count in SEEDS, or to `seeds`; or `only_seed` alone.
 
-    Seeds are the outer loop, so that a run that is cut short has seen all of the matrix.
+    Seeds are the outer loop: an interrupted matrix has covered all cells.
     """
     if only_seed is not None:
         return [Run(cell, only_seed) for cell in cells]

@@ -1,4 +1,4 @@
-"""Looks at every part of a mesh from outside: what it holds, whether it serves, its tasks, descriptors and memory."""
+"""Observes every part of a mesh from outside: state held, health, tasks, descriptors and memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.family import family
 from tests.integration.live_mesh import accepts, engine_ready
 
 ANSWER_S: Final = 3.0
-"""A part that does not answer for this long does not answer."""
+"""A part that sends no response for this long is unreachable."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _FRONTEND_HOLDS: Final = ("live_requests", "draining_requests", "open_slots", "settlements_waiting")
 
 
 class Unreachable(RuntimeError):
-    """A part does not answer; the text says which and what was asked."""
+    """A part does not answer; the text names the part and the request."""
 
 
 async def take(rig: Rig, at_s: float) -> Census:
@@ -67,7 +67,7 @@ async def take(rig: Rig, at_s: float) -> Census:
 
 
 async def is_serving(rig: Rig, name: str) -> bool:
-    """Say whether part `name` answers its health check with yes."""
+    """Return whether part `name` reports SERVING."""
     part = rig.mesh.parts[name]
     if not part.is_running:
         return False
@@ -75,7 +75,7 @@ async def is_serving(rig: Rig, name: str) -> bool:
         return await accepts(part.address)
     if name.endswith("-engine"):
         return await engine_ready(part.address)
-    # A connection of its own: one that broke waits before it tries again.
+    # A new connection: a broken one waits before it reconnects.
     async with channel(part.address) as connection:
         try:
             stub = health_pb2_grpc.HealthStub(connection)
@@ -88,7 +88,7 @@ async def is_serving(rig: Rig, name: str) -> bool:
 async def scrape(rig: Rig, name: str) -> dict[str, float]:
     """Return the samples of service `name`. Raises Unreachable.
 
-    Those with labels are summed; those of a kind are there singly, too, as "name kind".
+    Samples with labels are summed. Those with the label `kind` are also returned one by one, as "name kind".
     """
     address = rig.metrics_address(name)
     host, _, port = address.rpartition(":")
@@ -101,7 +101,7 @@ async def scrape(rig: Rig, name: str) -> dict[str, float]:
             finally:
                 writer.close()
     except (OSError, TimeoutError) as error:
-        raise Unreachable(f"{name} does not tell its metrics at {address}") from error
+        raise Unreachable(f"{name} does not serve metrics at {address}") from error
     samples: dict[str, float] = {}
     for metric in text_string_to_metric_families(answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")):
         for sample in metric.samples:
@@ -141,7 +141,7 @@ async def open_reservations(rig: Rig) -> int:
 
 
 async def registered(rig: Rig, mesh: str) -> set[str]:
-    """Return who holds a lease in Redis; nobody if it does not answer."""
+    """Return the names of the processes with a lease in Redis; none if Redis does not answer."""
     host, _, port = rig.mesh.parts["redis"].address.rpartition(":")
     prefix = f"{mesh}:proc:"
     async with redis.asyncio.Redis(host=host, port=int(port), socket_timeout=ANSWER_S) as client:
@@ -179,12 +179,12 @@ def _placing(samples: dict[str, float]) -> Placing:
 
 
 def _settled(samples: dict[str, float]) -> int:
-    """Return the tokens of prompts and outputs; recomputed ones are told there, and not charged."""
+    """Return the tokens of prompts and outputs. The metric also counts recomputed ones, which are not charged."""
     return sum(int(samples[f"kvmesh_frontend_settled_tokens_total {kind}"]) for kind in ("prompt", "output"))
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory of `pid` and everything below it. Shared pages count once for each of them."""
+    """Return the resident memory of `pid` and its descendants. Shared pages count once for each process."""
     total = 0
     for one in family(pid):
         with suppress(OSError, IndexError):
@@ -193,7 +193,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def _fds(pid: int) -> int | None:
-    """Return the open descriptors of `pid` and everything below it; None where another user's are not shown."""
+    """Return the open descriptors of `pid` and its descendants; None if they belong to another user."""
     try:
         return sum(sum(1 for _ in Path(f"/proc/{one}/fd").iterdir()) for one in family(pid))
     except OSError:

@@ -1,8 +1,8 @@
-"""Charged once: what the frontends settled is what the streams of a run cost, not a token more or less. Pure.
+"""Judges charging exactly once: the tokens settled by the frontends equal the cost of the streams of a run. Pure.
 
-A stream that completed costs its prompt and its output, to the token, through however many frontends it went. One that
-ended early costs at least what its client saw, to the token, and at most all of it. Counters of a frontend that ended are
-gone: runs in which one does, or Redis, are not judged.
+A completed stream costs its prompt and its output, to the token, through any number of frontends. A stream that ended
+early costs at least the tokens that its client saw, and at most all of it. The counters of an ended frontend are lost:
+runs that end a frontend or Redis are not judged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def judge_charges(
 ) -> Iterator[Violation]:
     """Yield a violation if the tokens settled between two censuses are not those of the streams and of `probes`.
 
-    A probe without Seen was cancelled: nobody knows how far it came.
+    A probe without Seen was cancelled: its progress is unknown.
     """
     if plan.run.cell.part in ("frontend", "redis") and plan.run.cell.ends_the_part:
         return

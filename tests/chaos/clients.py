@@ -1,4 +1,4 @@
-"""The clients of a run: each sends its stream, watches the rules of the answer, and leaves or waits as its plan says."""
+"""The clients of a run: each sends its stream, checks the protocol of the response, and cancels or waits by its plan."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.chaos.records import CANCELLED, COMPLETE, FAILED, STUCK, Seen
 from tests.integration.generation import token_request
 
 GUARD_S: Final = 60.0
-"""A stream that has not ended by then hangs. Longer than any of them can need, far below the mesh's own limits."""
+"""A stream that has not ended by then hangs. Longer than any stream can need, far below the mesh's own limits."""
 
 
 class Reader(Protocol):
-    """Sends one stream and notes what comes."""
+    """Sends one stream and records the response."""
 
     async def read(self, stream: Stream, seen: Seen, now: Callable[[], float]) -> None:
         """Read to the end; raises AioRpcError where the mesh ended it. `now` is the runner's clock."""
@@ -43,7 +43,7 @@ def request_of(stream: Stream) -> pb.GenerateRequest:
 
 
 async def live(stream: Stream, reader: Reader, now: Callable[[], float]) -> Seen:
-    """Do what the client of `stream` does, from now to its end. Never raises, but for its own cancellation."""
+    """Run the client of `stream` to its end. Raises nothing but its own cancellation."""
     seen = Seen(stream.number, now())
     try:
         async with asyncio.timeout(GUARD_S):
@@ -67,20 +67,20 @@ async def live(stream: Stream, reader: Reader, now: Callable[[], float]) -> Seen
 
 
 def note_error(seen: Seen, error: grpc.aio.AioRpcError) -> None:
-    """Note how the mesh, or the transport, ended a stream."""
+    """Record the error with which the mesh, or the transport, ended a stream."""
     details = errors.from_rpc_error(error)
     seen.end, seen.code = FAILED, details.code.name
     seen.reason, seen.text = details.reason, details.message[:200]
 
 
 class PlainReader:
-    """One call to one frontend: what a client without the library does.
+    """One call to one frontend, as a client without the library makes it.
 
-    Each stream is a client of its own: an older connection's wait before it tries again would be counted as the mesh's.
+    Each stream has a connection of its own: the reconnect backoff of a shared one would count as the mesh's delay.
     """
 
     def __init__(self, address_of: Callable[[int], str]) -> None:
-        """`address_of(number)` tells where a frontend listens."""
+        """`address_of(number)` returns the address of a frontend."""
         self._address_of = address_of
 
     async def read(self, stream: Stream, seen: Seen, now: Callable[[], float]) -> None:
@@ -123,7 +123,7 @@ class ResumingReader:
 
 
 async def follow(messages: AsyncIterator[pb.GenerateResponse], seen: Seen, now: Callable[[], float]) -> None:
-    """Read one answer and hold it against the rules of the proto. Raises AssertionError where it breaks them."""
+    """Read one response and check it against the rules of the proto. Raises AssertionError at a violation."""
     is_started = False
     finished: pb.Finished | None = None
     async for message in messages:
@@ -149,7 +149,7 @@ async def follow(messages: AsyncIterator[pb.GenerateResponse], seen: Seen, now: 
 
 
 def note_finish(seen: Seen, finished: pb.Finished) -> None:
-    """Note what the last message tells. Raises AssertionError if it contradicts the stream."""
+    """Record the content of the last message. Raises AssertionError if it contradicts the stream."""
     usage, explanation = finished.usage, finished.explanation
     assert usage.output_token_count == len(seen.ids), (
         f"usage says {usage.output_token_count} tokens, {len(seen.ids)} came"

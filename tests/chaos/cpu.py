@@ -1,4 +1,4 @@
-"""How busy the machine was, and how late it let the runner itself be."""
+"""Measures the load of the machine, and its delays of the runner itself."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class CpuShare:
         self._busy, self._all = _ticks()
 
     def share(self) -> float:
-        """Return the share of time since then in which cores worked, 0 to 1."""
+        """Return the share of busy core time since construction, 0 to 1."""
         busy, total = _ticks()
         return (busy - self._busy) / max(1, total - self._all)
 
 
 class Lateness:
-    """How much later than it asked for the runner's event loop was woken: no client there can have been in time."""
+    """Longest delay of the runner's event loop past its wake time: its clients were as late."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0

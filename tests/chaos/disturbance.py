@@ -1,4 +1,4 @@
-"""One fault on one part: hit it, bring it back, and find out when it serves again."""
+"""One fault on one part: applies it, undoes it, and measures when the part serves again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chaos.rig import Rig
 from tests.integration.live_mesh import until
 
 RETURN_S_MAX: Final = 60.0
-"""A part that does not answer health this long after its fault is over does not come back."""
+"""A part without an answer to health this long after its fault is lost."""
 
 
 def _nothing() -> None:
@@ -44,12 +44,12 @@ class Disturbance:
         self._now_s = now_s
         self._peer = peer
         self.probes: list[tuple[Stream, Seen | None]] = []
-        """Requests that looked for the returned part; None where one was cancelled."""
+        """Probing requests for the returned part; None for a cancelled one."""
 
     async def run(
         self, on_fault: Callable[[], None] = _nothing, on_return: Callable[[], None] = _nothing
     ) -> Moments:
-        """Do it and return when what happened. Raises AssertionError if the part does not come back."""
+        """Apply and undo the fault; return the times. Raises AssertionError if the part does not come back."""
         fault, ends = self._run.cell.fault, self._run.cell.ends_the_part
         fault_s = self._now_s()
         on_fault()
@@ -75,7 +75,7 @@ class Disturbance:
         return not await census.is_serving(self._rig, self._target)
 
     async def _first_served(self) -> float | None:
-        """Return when the returned part served a request, None if it did not in time."""
+        """Return the time at which the returned part served a request, None if it did not in time."""
         if self._target == "redis":
             return await self._redis_used()
         plain = PlainReader(lambda number: self._rig.mesh.parts[f"frontend-{number}"].address)
@@ -86,7 +86,7 @@ class Disturbance:
             self.probes = probing.probes
 
     async def _redis_used(self) -> float | None:
-        """Return when every router and replica was registered and connected again."""
+        """Return the time at which every router and replica was registered and connected again."""
         with suppress(AssertionError):
             await until(self._is_redis_used, SERVED_S_MAX, "Redis is used again", every_s=LOOK_EVERY_S)
             return self._now_s()

@@ -1,4 +1,4 @@
-"""How parts are broken and mended; and the faults of a mesh of processes, which are those that signals can make."""
+"""Breaks and repairs parts; also the faults of a mesh of processes, which are those that signals can make."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Faults(Protocol):
         ...
 
     async def pause(self, name: str) -> object:
-        """Stop all its processes where they stand."""
+        """Stop all processes of the part."""
         ...
 
     async def unpause(self, name: str) -> object:
-        """Let them go on."""
+        """Let the stopped processes continue."""
         ...
 
     async def cut(self, name: str, from_: str | None = None) -> object:
-        """Lose every packet from and to it, or between it and part `from_` alone, silently."""
+        """Drop every packet from and to the part, or between it and part `from_` alone, silently."""
         ...
 
     async def slow(self, name: str, delay_s: float = 0.05, loss: float = 0.02) -> object:
-        """Delay its packets by `delay_s` and lose a share of them."""
+        """Delay the part's packets by `delay_s` and drop a share of them."""
         ...
 
     async def mend(self, name: str) -> object:
-        """Take a cut or a slow spell back."""
+        """Undo a cut or a slow spell."""
         ...
 
     async def duplicate(self, name: str) -> object:
@@ -51,7 +51,7 @@ class Faults(Protocol):
         ...
 
     async def end_duplicate(self, name: str) -> object:
-        """Kill that second process and wait until it is gone."""
+        """Kill the second process and wait until it is gone."""
         ...
 
 
@@ -85,7 +85,7 @@ class SignalFaults:
         raise NotImplementedError("processes share one network: a part cannot be slowed without containers")
 
     async def mend(self, name: str) -> None:
-        """Nothing to take back."""
+        """Processes have no cut and no slow spell to undo."""
 
     async def duplicate(self, name: str) -> None:
         second = self._seconds[name] = self._mesh.second(name)
@@ -97,11 +97,11 @@ class SignalFaults:
 
 
 async def apply(faults: Faults, fault: str, name: str, peer: str | None = None) -> str:
-    """Let `fault`, of cells.everything(), hit part `name`. Returns when the part is hit; an ended part is gone then.
+    """Apply `fault`, of cells.everything(), to part `name`. At the return the fault holds; an ended part is gone.
 
-    `peer`: the only part it is cut off from; None: all.
+    `peer`: the only part from which `name` is cut off; None: all.
 
-    Returns by what means a part is slowed, where there are several; empty for all else.
+    Returns the means by which a part is slowed, if several exist; empty for all other faults.
     """
     hit: dict[str, Any] = {
         "kill": faults.kill,
@@ -117,7 +117,7 @@ async def apply(faults: Faults, fault: str, name: str, peer: str | None = None) 
 
 
 async def undo(faults: Faults, fault: str, name: str) -> None:
-    """Take `fault` back; an ended part is started again."""
+    """Undo `fault`; an ended part is started again."""
     reverse: dict[str, Any] = {
         "kill": faults.start,
         "term": faults.start,
@@ -128,6 +128,6 @@ async def undo(faults: Faults, fault: str, name: str) -> None:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    """Send `number` to `pid` and everything below it: an engine is a server and its Python."""
+    """Send `number` to `pid` and its descendants: an engine is a server and its Python process."""
     for each in family(pid):
         os.kill(each, number)

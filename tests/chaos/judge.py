@@ -1,7 +1,7 @@
-"""The invariants: what must be true after every run, whatever was broken in it. Pure.
+"""The invariants that must hold after every run, whatever its fault. Pure.
 
-Every request ended exactly once, complete and token-exact, or with an error its client may act on; nobody waited longer
-than the watchdogs allow; nothing is left behind; retries stayed inside their budget; everybody serves again.
+INVARIANT: every request ended exactly once, complete and token-exact or with an actionable error. No client waited longer
+than the watchdogs allow. No state is left behind. Retries stayed within the retry budget. Every part serves again.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tests.chaos.records import (
 )
 
 BUGS: Final = frozenset({"INTERNAL", "ENGINE_ERROR"})
-"""Typed, but nothing a client can act on."""
+"""Typed errors that give a client no remedy."""
 
 ACTIONABLE: Final = frozenset({*TABLE, "FRONTEND_LOST"}) - BUGS
-"""Reasons of the mesh, and the one of the client's own."""
+"""Reasons of the mesh, and the one that the client library adds."""
 
 DRAIN_S: Final = 28.0
-"""A plain client keeps the stream it has at a frontend that drains for this long, or to its end."""
+"""A draining frontend keeps a plain client's stream for this long, or to its end."""
 
 NO_TIME_S: Final = 1.25
-"""A client that is asked to come back in a second, and a quarter by chance, and has less than that, is told so at once."""
+"""RetryInfo of a second and its jitter of a quarter. A client with less time left gets the error at once."""
 
 KNOWN_KEYS: Final = tuple(
     re.compile(pattern)
@@ -48,45 +48,45 @@ KNOWN_KEYS: Final = tuple(
         r"[^:]+:snap:[^:]+",
     )
 )
-"""Redis keys that may live for good: there is one of each, or one per replica, however many requests came."""
+"""Redis keys without an expiry that are allowed: one of each, or one per replica, for any number of requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of what is still fine."""
+    """Tolerances of the invariants."""
 
     silent_s: float
-    """Longest wait of a client for anything, while the mesh's watchdogs work: what they allow, and the way to go on."""
+    """Longest wait of a client for a message: the time of the mesh's watchdogs, and of the failover."""
     deadline_early_s: float = 0.05
     """Each hop takes 5 ms off a deadline."""
     deadline_late_s: float = 2.0
-    """A client may learn of its deadline this much later."""
+    """Longest delay of a deadline error."""
     unavailable_s: float = 1.0
-    """A plain client whose frontend was killed knows within this time."""
+    """Longest time until a plain client of a killed frontend gets its error."""
     told_s: float = 5.0
-    """A plain client of a frontend that was away is told so at most this long after its return: the watchdogs' time."""
+    """Longest time from the return of an unavailable frontend to the error of its plain clients: the watchdogs' time."""
     on_way_s: float = 0.5
-    """A request that was sent this long before a frontend began to drain may have met the drain."""
+    """A request sent this long before the drain of a frontend may have met the drain."""
     takeover_s: float = 5.0
-    """A part is listed and serves at most this long after the other process of its name was killed."""
+    """Longest time until a part serves after the other process of its name was killed."""
     tasks: int = 12
-    """More tasks than before: a stream between two processes costs four, and they reconnect."""
+    """Additional tasks: a stream between two processes costs four, and processes reconnect."""
     fds: int = 20
-    """More file descriptors than before, for connections: a process holds up to 16 to Redis, as many as it once needed."""
+    """Additional file descriptors, for connections: a process keeps up to 16 to Redis, the most that it once needed."""
     resident_bytes: int = 96 << 20
-    """More memory than when it was fresh: caches fill, arenas stay. Leaks show in the soak; here only floods do."""
+    """Additional memory above a fresh process: caches fill, arenas stay. The soak finds leaks; this finds floods."""
     retry_ratio: float = 0.1
     retry_per_s: float = 3.0
     retry_burst: float = 40.0
-    """Retries saved up: ten seconds of the trickle and the ratio of a hundred requests."""
+    """Burst of the retry budget: ten seconds of `retry_per_s` and the ratio of a hundred requests."""
     repeat_ratio: float = 1.0
-    """All retries of a frontend per request, and all placements again of a router per attempt, paid from the budget or
-    not: a lost router costs each of its requests one, a prefill that starts nothing each of its prompts one."""
+    """All retries of a frontend per request, and all rescheduled placements of a router per attempt, paid from the budget
+    or not. A lost router costs each of its requests one, a prefill that starts no prompt each of its prompts one."""
     repeat_burst: float = 20.0
-    """So that a few requests that meet the fault several times are no violation."""
+    """Allowance for a few requests that meet the fault several times."""
 
     def behind(self, late_s: float) -> Limits:
-        """Return the limits for a runner that the machine woke up to `late_s` late."""
+        """Return the limits for a runner that the machine woke with a delay of up to `late_s`."""
         return replace(
             self,
             silent_s=self.silent_s + late_s,
@@ -99,9 +99,8 @@ class Limits:
 
 
 LIMITS: Final = Limits(silent_s=10.0)
-"""What every run is held to. The watchdogs: 3 s for an engine or a peer that says nothing, 2.5 s for a transfer of KV,
-2.5 s for a client's frontend; on top the way to go on, behind a queue that one replica less works off, on a machine
-that does all of it."""
+"""Limits of every run. The failure detectors take 3 s for a silent engine or peer, 2.5 s for a KV transfer, and 2.5 s for
+a client's frontend. The rest is failover: a queue that one replica less drains, on a machine that runs the whole mesh."""
 
 
 def judge(
@@ -113,7 +112,7 @@ def judge(
     after: Census,
     limits: Limits,
 ) -> list[Violation]:
-    """Return everything that is wrong, streams first; empty if all invariants hold."""
+    """Return all violations, those of streams first; empty if all invariants hold."""
     return [
         *judge_streams(plan, truth, seen, moments, limits),
         *judge_remains(plan, before, after, limits),
@@ -128,12 +127,12 @@ def judge_streams(
     moments: Moments,
     limits: Limits,
 ) -> Iterator[Violation]:
-    """Yield what is wrong with streams. Each of the plan has exactly one entry in `seen`."""
+    """Yield violations of streams. Each stream of the plan has exactly one entry in `seen`."""
     ends = {one.number: one for one in seen}
     for stream in plan.streams:
         one = ends.get(stream.number)
         if one is None:
-            yield Violation("HANG", f"{_name(stream)} was never heard of again")
+            yield Violation("HANG", f"{_name(stream)} has no record of its end")
             continue
         for broken in one.broken_rules:
             yield Violation("RULE", f"{_name(stream)}: {broken}")
@@ -163,10 +162,10 @@ def _judge_end(
     if one.end == STUCK:
         yield Violation("HANG", f"{name} had not ended after {lived_s:.1f} s, {len(one.ids)} tokens in")
     elif one.end == CANCELLED and stream.cancel_s is None:
-        yield Violation("LOST", f"{name} was cancelled, and not by its client")
+        yield Violation("LOST", f"{name} was cancelled without its client's request")
     elif one.end == FAILED and is_deadline(stream, one):
         assert stream.deadline_s is not None
-        # Refused because it cannot be done any more: that is told while there is time left, and nothing is begun.
+        # A refusal for a deadline that cannot be met comes while time is left, before any work.
         is_early = (
             lived_s < stream.deadline_s - limits.deadline_early_s and one.reason != "INFEASIBLE_DEADLINE"
         )
@@ -176,7 +175,9 @@ def _judge_end(
                 f"{name}: {one.reason} after {lived_s:.2f} of {stream.deadline_s:.2f} s: {one.text}",
             )
         if lived_s > stream.deadline_s + limits.deadline_late_s:
-            yield Violation("DEADLINE", f"{name}: told {lived_s - stream.deadline_s:.1f} s late")
+            yield Violation(
+                "DEADLINE", f"{name}: the deadline error came {lived_s - stream.deadline_s:.1f} s late"
+            )
     elif one.end == FAILED:
         yield from _judge_failure(plan, stream, one, moments, limits)
 
@@ -199,7 +200,7 @@ def _judge_failure(
 
 
 def is_deadline(stream: Stream, one: Seen) -> bool:
-    """True if the client's own deadline ended the stream, or was so near that there was no time to wait for the mesh."""
+    """True if the client's own deadline ended the stream, or left no time to wait for RetryInfo."""
     if one.end != FAILED or stream.deadline_s is None:
         return False
     if one.code == "DEADLINE_EXCEEDED":
@@ -209,10 +210,10 @@ def is_deadline(stream: Stream, one: Seen) -> bool:
 
 
 def is_excused(plan: Plan, stream: Stream, one: Seen, moments: Moments, limits: Limits) -> bool:
-    """True if this failure is what must happen: a plain client's own frontend was away, and it is told UNAVAILABLE.
+    """True if the failure is by design: a plain client's own frontend was unavailable, and the client got UNAVAILABLE.
 
-    Only while it was away: from the fault to the return, which a client hears of a little later. A slow frontend is not
-    away at all. One that drains keeps the streams it has and refuses others.
+    That holds from the fault to the return of the frontend; the client gets the error a little later. A slow frontend
+    stays available. A draining one keeps its streams and refuses new ones.
     """
     fault = plan.run.cell.fault
     is_own = (
@@ -235,17 +236,17 @@ def _judge_waits(plan: Plan, stream: Stream, one: Seen, limits: Limits) -> Itera
     wait_s, since_s = one.longest_wait
     limit_s = limits.silent_s
     if stream.is_plain and plan.target == f"frontend-{stream.frontend}":
-        # Nobody else can speak to this client while its frontend is away.
+        # No other frontend can reach this client while its own is unavailable.
         limit_s += plan.away_s
     if wait_s > limit_s:
         yield Violation(
             "SILENCE",
-            f"{_name(stream)}: {wait_s:.1f} s without a word from {since_s:.1f} s on; {limit_s:g} s is the limit",
+            f"{_name(stream)}: {wait_s:.1f} s without a message from {since_s:.1f} s on; {limit_s:g} s is the limit",
         )
 
 
 def judge_remains(plan: Plan, before: Census, after: Census, limits: Limits) -> Iterator[Violation]:
-    """Yield what the run left behind in the mesh, compared to an earlier moment without requests."""
+    """Yield state that the run left behind in the mesh, compared to an earlier moment without requests."""
     for what, count in after.held.items():
         yield Violation("LEAK", f"{what}: {count}")
     for name, old in before.processes.items():
@@ -255,16 +256,14 @@ def judge_remains(plan: Plan, before: Census, after: Census, limits: Limits) -> 
             continue
         may_differ = name == plan.target and plan.run.cell.ends_the_part
         if new.life != old.life and not may_differ:
-            yield Violation(
-                "RESTART", f"{name} was started again by nobody's order: {old.life} became {new.life}"
-            )
+            yield Violation("RESTART", f"{name} restarted without an order: {old.life} became {new.life}")
         for what, was, now, slack in (
             ("tasks", old.tasks, new.tasks, limits.tasks),
             ("file descriptors", old.fds, new.fds, limits.fds),
             ("bytes of memory", old.resident_bytes, new.resident_bytes, limits.resident_bytes),
         ):
             if was is not None and now is not None and now > was + slack:
-                yield Violation("LEAK", f"{name}: {now} {what}, {was} before; {slack} more are fine")
+                yield Violation("LEAK", f"{name}: {now} {what}, {was} before; {slack} more are allowed")
     for key in after.keys_for_good:
         if not any(pattern.fullmatch(key) for pattern in KNOWN_KEYS):
             yield Violation("LEAK", f"the Redis key {key} never expires")
@@ -276,7 +275,7 @@ def _judge_retries(before: Census, after: Census, limits: Limits) -> Iterator[Vi
     for name, now in after.budgets.items():
         was = before.budgets.get(name)
         if was is None or now.requests < was.requests:
-            was = Budget(0, 0)  # it was started anew
+            was = Budget(0, 0)  # the frontend restarted
         requests, retries = now.requests - was.requests, now.retries - was.retries
         allowed = limits.retry_burst + limits.retry_ratio * requests + limits.retry_per_s * seconds
         if retries > allowed:
@@ -301,21 +300,21 @@ def _judge_retries(before: Census, after: Census, limits: Limits) -> Iterator[Vi
 def _judge_repeats(
     name: str, what: str, repeats: int, of: str, count: int, limits: Limits
 ) -> Iterator[Violation]:
-    """Yield a violation if work was tried again more than once on average, whoever pays for it."""
+    """Yield a violation if work was tried again more than once on average, paid from a budget or not."""
     allowed = limits.repeat_burst + limits.repeat_ratio * count
     if repeats > allowed:
         yield Violation("RETRIES", f"{name}: {repeats} {what} for {count} {of}; {allowed:.0f} are allowed")
 
 
 def judge_return(plan: Plan, moments: Moments, limits: Limits) -> Iterator[Violation]:
-    """Yield a violation if the part came back late, where another process had its name, or was not used again."""
+    """Yield a violation if the part served late after a duplicate of its name, or was not used again."""
     took_s = moments.returned_s - moments.mended_s
     if plan.run.cell.fault == DUPLICATE and took_s > limits.takeover_s:
         yield Violation(
             "LATE", f"{plan.target} serves {took_s:.1f} s after the other process of its name was killed"
         )
     if moments.served_s is None:
-        yield Violation("NOT_READMITTED", f"{plan.target} is back and serves no request")
+        yield Violation("NOT_READMITTED", f"{plan.target} came back, but serves no request")
 
 
 def _name(stream: Stream) -> str:

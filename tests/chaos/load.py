@@ -1,4 +1,4 @@
-"""Streams without end: at a rate, or so many at once. What a soak puts on the mesh."""
+"""The load of a soak: an endless sequence of streams, at a rate or at a concurrency."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.chaos.plan import BEFORE, Stream, shared_beginnings, stream_of
 from tests.chaos.records import Seen
 
 FRESH_EVERY: Final = 300
-"""Prompts begin with one of three beginnings, which are others after so many streams: caches turn over."""
+"""Streams after which the three shared beginnings of prompts change: caches turn over."""
 
 
 @dataclass(slots=True)
 class Load:
-    """Draws streams from a seed and lives them; keeps what was sent and what came, in the order of the ends."""
+    """Draws streams from a seed and runs them; keeps the streams and the responses, in the order of their ends."""
 
     reader: Reader
     now_s: Callable[[], float]
@@ -28,7 +28,7 @@ class Load:
     _shared: list[tuple[int, ...]] = field(default_factory=list)
 
     async def one(self) -> None:
-        """Live one more stream, through a client that can go on elsewhere."""
+        """Run one more stream, through a client that resumes at another frontend."""
         number = len(self.streams)
         if number % FRESH_EVERY == 0:
             self._shared = shared_beginnings(self.rng)
@@ -37,7 +37,7 @@ class Load:
         self.seen.append(await live(stream, self.reader, self.now_s))
 
     async def at_once(self, count: int, seconds: float) -> None:
-        """Keep `count` streams under way for `seconds`, then leave them."""
+        """Keep `count` streams under way for `seconds`, then cancel them."""
 
         async def client() -> None:
             while True:
@@ -52,7 +52,7 @@ class Load:
                 raise AssertionError(f"a client ended: {result!r}")
 
     async def at_rate(self, per_s: float, until_s: float) -> None:
-        """Start streams by chance, `per_s` on average, until the clock says `until_s`; returns when all have ended."""
+        """Start streams at random times, `per_s` on average, until `until_s`; return when all have ended."""
         async with asyncio.TaskGroup() as group:
             next_s = self.now_s()
             while (next_s := next_s + self.rng.expovariate(per_s)) < until_s:

@@ -1,4 +1,4 @@
-"""Where and from what a run was made."""
+"""The machine and the commit of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def about() -> str:
 
 
 def commit() -> str:
-    """Return the commit the working tree stands on, with + where it differs."""
+    """Return the commit of the working tree, with + if the tree differs from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -48,12 +48,12 @@ Logs = Annotated[Path, typer.Option(help="Folder for the logs of the mesh and of
 On = Annotated[str, typer.Option(help="containers, or processes (no cut, no slow, no link).")]
 Tag = Annotated[str, typer.Option(help="Tag of the images, as built by `make images`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The record of each run on stdout instead of a table.")]
-Check = Annotated[bool, typer.Option("--check", help="Only say whether the other options are right.")]
+Check = Annotated[bool, typer.Option("--check", help="Only check the other options.")]
 Page = Annotated[
     Path | None, typer.Option(help="Page to write when done; the results move beside it, as .jsonl.")
 ]
 
-app = typer.Typer(add_completion=False, help="Breaks a whole mesh under load and judges what is left.")
+app = typer.Typer(add_completion=False, help="Breaks a whole mesh under load and judges the result.")
 
 
 @app.command()
@@ -95,7 +95,7 @@ def run(
 
 
 def _rig(on: str, tag: str) -> OpenRig:
-    """Return what starts a mesh; exits with a sentence where it cannot."""
+    """Return the function that starts a mesh; exits with a message if images are missing."""
     if on == "processes":
         return rig.processes
     if on != "containers":
@@ -110,16 +110,16 @@ def _rig(on: str, tag: str) -> OpenRig:
 def write_page(
     write: Annotated[Path, typer.Argument(help="Page to write.")] = Path("docs/measurements/faults.md"),
 ) -> None:
-    """Write the page again from what was recorded beside it."""
+    """Write the page again from the records beside it."""
     _write_page(write)
 
 
 @app.command()
 def soak(
     minutes: Annotated[
-        float, typer.Option(help="How long, without the search for the capacity; 0.5 to 10080.")
+        float, typer.Option(help="Duration without the search for the capacity; 0.5 to 10080.")
     ] = 20,
-    seed: Annotated[int, typer.Option(help="Decides streams and faults.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of streams and faults.", min=1)] = 1,
     logs: Logs = Path(".kvmesh/soak"),
     on: On = "containers",
     tag: Tag = "dev",
@@ -128,7 +128,7 @@ def soak(
     ] = None,
     check: Check = False,
 ) -> None:
-    """Load a mesh to 70 % with a fault every 20 s; status 1 with violations, or memory that grows or was not judged."""
+    """Load a mesh to 70 % with a fault every 20 s; status 1 with violations, or with memory that grows or is not judged."""
     if not MINUTES_MIN <= minutes <= MINUTES_MAX:
         sys.stderr.write(
             f"--minutes = {minutes:g} is out of range: allowed are {MINUTES_MIN:g} to {MINUTES_MAX:g} minutes.\n"
@@ -202,9 +202,9 @@ NAMES: Final = (
         "streams",
         "in flight",
         "lost",
-        "adopted",
+        "taken over",
         "resumed",
-        "went on",
+        "by client",
         "recomputed",
         "pause, s",
     ),

@@ -1,4 +1,4 @@
-"""Runs one cell after another on one mesh, which is built anew where a run left something wrong behind."""
+"""Runs one cell after another on one mesh, and replaces the mesh after a run with violations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.chaos.truth import Truth
 log = logging.getLogger(__name__)
 
 RUN_S_MAX: Final = 240.0
-"""A run that takes longer than all its own bounds together is broken."""
+"""A run that takes longer than the sum of its bounds is broken."""
 
 WARM_REQUESTS: Final = 24
 IDLE_S_MAX: Final = 20.0
@@ -33,11 +33,11 @@ LAST_LINES: Final = 12
 LINE_MAX: Final = 300
 
 OpenRig = Callable[[Path], AbstractAsyncContextManager[Rig]]
-"""Starts a mesh whose logs go to a folder, and ends it."""
+"""Starts a mesh with its logs in a folder, and ends it."""
 
 
 class Matrix:
-    """Owns the mesh of the runs, between two of them too."""
+    """Owns the mesh of the runs, also between two runs."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Matrix:
         self._base: Census | None = None
 
     async def run_all(self, runs: Iterable[Run]) -> AsyncGenerator[Record, None]:
-        """Run all of `runs` and yield each record when it is judged. Close the iterator, or the mesh stays."""
+        """Run all of `runs` and yield each record when it is judged. Close the iterator, or the mesh keeps running."""
         try:
             for run in runs:
                 yield await self.run(run)
@@ -68,7 +68,7 @@ class Matrix:
             await self.close()
 
     async def run(self, run: Run) -> Record:
-        """Run one cell once. Whatever happens becomes a violation of the record."""
+        """Run one cell once. Any failure becomes a violation of the record."""
         began, began_s = dt.datetime.now(dt.UTC), time.monotonic()
         plan = plan_of(run, self._fault_s)
         try:
@@ -123,7 +123,7 @@ class Matrix:
 
 
 async def settled(rig: Rig) -> Census:
-    """Send requests until every process has talked to every other, and return the census of the idle mesh."""
+    """Send requests until all processes are connected, and return the census of the idle mesh."""
     plain = PlainReader(lambda number: rig.mesh.parts[f"frontend-{number}"].address)
     run = Run.warm()
     answers = await asyncio.gather(
@@ -146,7 +146,7 @@ def _broken(
     """Return the record of a run that could not be finished."""
     reasons: list[BaseException] = list(error.exceptions) if isinstance(error, ExceptionGroup) else [error]
     if error.__context__ is not None:
-        reasons.append(error.__context__)  # cleaning up behind a failure often fails, too
+        reasons.append(error.__context__)  # the cleanup after a failure often fails, too
     what = "; ".join(f"{type(each).__name__}: {each}" for each in reasons)
     return Record(
         part=run.cell.part,

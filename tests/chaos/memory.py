@@ -1,4 +1,4 @@
-"""Samples the memory of every process of a mesh, beside whatever else happens to it."""
+"""Samples the memory of every process of a mesh during other work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY_S: Final = 5.0
 
 
 class MemoryLog:
-    """Samples by process. A process that does not run at the moment gives none."""
+    """Samples by process. A process that is not running gives none."""
 
     def __init__(self, rig: Rig, now_s: Callable[[], float]) -> None:
         self._rig = rig

@@ -1,4 +1,4 @@
-"""What one run does, drawn from its seed alone: who is hit, and every stream with its prompt and its moments. Pure."""
+"""The plan of one run, drawn from its seed alone: the target, and every stream with its prompt and its times. Pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PLAIN: Final = 0.2
 
 GREEDY: Final = 0.4
 SHARED: Final = 0.4
-"""Share of prompts that begin as others do."""
+"""Share of prompts with a shared beginning."""
 
 ARRIVE_S: Final = 1.5
 """Streams from before the fault arrive within this time."""
 
 BEFORE, DURING, AFTER = "before", "during", "after"
 PHASES: Final = ((BEFORE, 0.6), (DURING, 0.25), (AFTER, 0.15))
-"""When streams come: ahead of the fault, while the part is away, when it is back."""
+"""Arrival of streams: before the fault, while the part is unavailable, after its return."""
 
 OUTPUT_TOKENS: Final = {BEFORE: (60, 260), DURING: (40, 160), AFTER: (20, 80)}
-"""At some 20 tokens a second the first ones live 3 to 13 s: most of them still run when the fault is noticed, and many when
-it is over. The others only have to meet it."""
+"""At some 20 tokens a second the first streams last 3 to 13 s. Most of them still run when the fault is detected, and many
+when it is over. The other streams only have to overlap with it."""
 
 FIRST_TOKEN_ID: Final = 16
 VOCABULARY: Final = 4096
@@ -36,12 +36,12 @@ VOCABULARY: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One request and its client's intentions."""
+    """One request and the plan of its client."""
 
     number: int
     phase: str
     offset_s: float
-    """When it is sent, in seconds after its phase began."""
+    """Time of sending, in seconds after the start of its phase."""
     prompt: tuple[int, ...]
     max_output_tokens: int
     seed: int
@@ -49,31 +49,31 @@ class Stream:
     top_k: int
     is_plain: bool
     frontend: int
-    """Frontend a plain client uses, and the one a resuming client tries first."""
+    """Frontend of a plain client, and the first one of a resuming client."""
     cancel_s: float | None = None
-    """The client leaves this long after it sent the request."""
+    """The client cancels this long after it sent the request."""
     deadline_s: float | None = None
     """The client's own deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run: the part that is hit, when, and the streams in the order of their numbers."""
+    """One run: the target, the time of the fault, and the streams in the order of their numbers."""
 
     run: Run
     target: str
-    """Name of the process that is hit, for example "prefill-1-engine"."""
+    """Name of the target process, for example "prefill-1-engine"."""
     delay_s: float
-    """The fault comes this long after the first phase, which takes ARRIVE_S."""
+    """Time from the first phase, which takes ARRIVE_S, to the fault."""
     away_s: float
-    """How long the fault lasts, or the part stays away."""
+    """Duration of the fault, or of the absence of the part."""
     streams: tuple[Stream, ...]
     peer: str | None = None
-    """The only part the target is cut off from; None: the fault is between it and all others."""
+    """The only part from which the target is cut off; None: the fault is between it and all others."""
 
 
 def plan_of(run: Run, fault_s: float = FAULT_S) -> Plan:
-    """Return the plan of `run`: the same run, the same plan."""
+    """Return the plan of `run`: the same run has the same plan."""
     rng = random.Random(f"{run.cell} {run.seed}")
     replica = rng.randrange(2)
     away_s = DOWN_S if run.cell.ends_the_part else fault_s
@@ -95,12 +95,12 @@ def target_of(part: str, replica: int) -> str:
 
 
 def peer_of(cell: Cell, replica: int) -> str | None:
-    """Return the name of the only process that the target is cut off from, None if it is all or nobody."""
+    """Return the name of the only process from which the target is cut off; None without such a process."""
     return target_of(LINKED[cell.part], replica) if cell.fault == LINK else None
 
 
 def probe_of(run: Run, number: int, frontend: int) -> Stream:
-    """Return a small request that looks for the returned part: its prompt is new, and too long for decode alone."""
+    """Return a small request that probes for the returned part: its prompt is new, and too long for decode alone."""
     rng = random.Random(f"{run.cell} {run.seed} probe {number}")
     return Stream(
         number=number,
@@ -117,7 +117,7 @@ def probe_of(run: Run, number: int, frontend: int) -> Stream:
 
 
 def shared_beginnings(rng: random.Random) -> list[tuple[int, ...]]:
-    """Return beginnings that several prompts have in common."""
+    """Return shared beginnings of prompts."""
     return [_tokens(rng, rng.randint(64, 1000)) for _ in range(3)]
 
 
@@ -158,7 +158,7 @@ def _stream(rng: random.Random, number: int, away_s: float, shared: list[tuple[i
 
 def _prompt(rng: random.Random, shared: list[tuple[int, ...]]) -> tuple[int, ...]:
     low, high = PROMPT_TOKENS
-    # As many of 20 to 80 tokens as of 400 to 1,500: lengths that are drawn evenly are nearly all long.
+    # As many of 20 to 80 tokens as of 400 to 1,500: uniform lengths would nearly all be long.
     length = round(low * (high / low) ** rng.random())
     if rng.random() >= SHARED:
         return _tokens(rng, length)

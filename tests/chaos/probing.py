@@ -1,4 +1,4 @@
-"""Requests that find out when a returned part serves again."""
+"""Probing requests that measure when a returned part serves again."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.chaos.plan import Stream, probe_of
 from tests.chaos.records import COMPLETE, Seen
 
 SERVED_S_MAX: Final = 15.0
-"""A part that serves no request this long after its return is not used any more."""
+"""A part that serves no request this long after its return is no longer in use."""
 
 LOOK_EVERY_S: Final = 0.05
 
 PROBES: Final = 4
-"""Requests at once at first: idle replicas are chosen by load."""
+"""Initial number of concurrent probes: idle replicas are chosen by load."""
 
 PROBES_MAX: Final = 32
-"""Requests at once at last. A decode replica with a long stream from before is the fuller one until that stream ends: its
-blocks are as many as those of ten probes. So each probe that another replica served is followed by one more."""
+"""Largest number of concurrent probes. A decode replica with an older long stream is the fuller one until that stream ends:
+the stream has as many blocks as ten probes. So each probe that another replica served is followed by one more."""
 
 
 class Probing:
@@ -33,10 +33,10 @@ class Probing:
         self._reader = reader
         self._now_s = now_s
         self.probes: list[tuple[Stream, Seen | None]] = []
-        """What was sent, and what came; None where a probe was cancelled."""
+        """Probes and their responses; None for a cancelled probe."""
 
     async def first_served(self, within_s: float = SERVED_S_MAX) -> float | None:
-        """Return when the part gave the first token of a probe, None if it gave none in time."""
+        """Return the time of the part's first token for a probe, None without one in time."""
         streams: dict[asyncio.Task[Seen], Stream] = {}
         probes: set[asyncio.Task[Seen]] = set()
         wanted, give_up_s = PROBES, self._now_s() + within_s
@@ -66,6 +66,6 @@ class Probing:
         return None
 
     def _frontend(self, number: int) -> int:
-        """Probes go to the returned frontend, or to both in turn."""
+        """Return the frontend of a probe: the returned one, or both in turn."""
         name, _, replica = self._target.rpartition("-")
         return int(replica) if name == "frontend" else number % 2

@@ -1,4 +1,4 @@
-"""What a run leaves behind: what each client saw, what the mesh held before and after, and the line that is kept. Pure."""
+"""The data of a run: the view of each client, the state of the mesh before and after, and the stored record. Pure."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Final
 import msgspec
 
 COMPLETE, FAILED, CANCELLED, STUCK = "complete", "failed", "cancelled", "stuck"
-"""How a client's side of a stream ended: with its last message, a status, by its own leave, or not at all."""
+"""End of a stream at its client: the last message, a status, a cancellation by the client, or no end."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """One stream as its client saw it. Times in seconds on the runner's clock, from the start of the run."""
+    """One stream in the view of its client. Times in seconds on the runner's clock, from the start of the run."""
 
     number: int
     sent_s: float
     ids: list[int] = field(default_factory=list)
     came_s: list[float] = field(default_factory=list)
-    """When something came, one entry per message."""
+    """Arrival times, one entry per message."""
     ended_s: float = 0.0
     end: str = STUCK
     code: str = ""
     """gRPC status of a failed stream."""
     reason: str = ""
-    """ErrorInfo's; empty if the status came from the transport."""
+    """Reason of the ErrorInfo; empty if the status came from the transport."""
     text: str = ""
     finish_reason: str = ""
     broken_rules: list[str] = field(default_factory=list)
-    """Where the stream broke the protocol's rules: a gap, a repeat, something behind the last message."""
+    """Violations of the protocol: a gap, a repeat, a message after the last one."""
     frontends: list[str] = field(default_factory=list)
     """Frontends that served it, in turn."""
     parts: set[str] = field(default_factory=set)
-    """Routers and replicas of its attempts, and its last frontend; known only if it is complete."""
+    """Routers and replicas of the attempts, and the last frontend; known only for a complete stream."""
     resumes: int = 0
     takeovers: int = 0
     recomputed_tokens: int = 0
@@ -44,12 +44,12 @@ class Seen:
 
     @property
     def longest_wait(self) -> tuple[float, float]:
-        """The longest time without a message, and when it began."""
+        """The longest time without a message, and its start."""
         moments = [self.sent_s, *self.came_s, self.ended_s]
         return max((late - early, early) for early, late in itertools.pairwise(moments))
 
     def was_live(self, at_s: float) -> bool:
-        """True if it was sent and had not ended at `at_s`."""
+        """True if the stream was sent and had not ended at `at_s`."""
         return self.sent_s <= at_s < self.ended_s
 
 
@@ -67,18 +67,18 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a frontend counted since its start."""
+    """Counters of a frontend since its start."""
 
     requests: int
     retries: int
     """Retries paid from the retry budget."""
     all_retries: int = 0
-    """All attempts after one that no engine took, also those that cost no budget."""
+    """All attempts after one that no engine took, paid from the budget or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """What a router counted since its start."""
+    """Counters of a router since its start."""
 
     attempts: int
     """Attempts that ended."""
@@ -88,15 +88,15 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The mesh when it should hold nothing. `at_s` on the runner's clock, from the start of the run."""
+    """State of the mesh at a moment when it should hold none. `at_s` on the runner's clock, from the start of the run."""
 
     at_s: float
     held: Mapping[str, int]
-    """What it holds nevertheless; zero entries are left out."""
+    """State that it holds nevertheless; zero entries are left out."""
     processes: Mapping[str, Process]
     budgets: Mapping[str, Budget]
     keys_for_good: Sequence[str]
-    """Redis keys that never expire."""
+    """Redis keys without an expiry."""
     placings: Mapping[str, Placing] = field(default_factory=dict)
     settled: Mapping[str, int] = field(default_factory=dict)
     """Tokens of prompts and outputs that each frontend settled since its start."""
@@ -104,20 +104,20 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What happened when, in seconds on the runner's clock, from the start of the run."""
+    """Times of a fault, in seconds on the runner's clock, from the start of the run."""
 
     fault_s: float
-    """The part was hit."""
+    """The fault was applied."""
     gone_s: float
-    """An ended part had ended; the fault itself otherwise."""
+    """The part had ended; for other faults the time of the fault."""
     mended_s: float
-    """The fault was taken back, or the part was told to start."""
+    """The fault was undone, or the part was started."""
     returned_s: float
-    """The part answered health again."""
+    """The part answered health with SERVING."""
     served_s: float | None
-    """It served its first request after that; None if it did not in time."""
+    """The part served its first request after that; None without one in time."""
     means: str = ""
-    """How a slow part was slowed: "netem", or "queue" where the kernel has none."""
+    """Means of slowing a part: "netem", or "queue" where the kernel has no netem."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -144,31 +144,31 @@ class Record(msgspec.Struct, kw_only=True):
     seconds: float
     streams: int = 0
     in_flight: int = 0
-    """Streams sent and not ended when the part was hit."""
+    """Streams sent and not ended at the time of the fault."""
     done: int = 0
     cancelled: int = 0
     deadlined: int = 0
     excused: int = 0
-    """Plain clients of the very frontend that was hit, which got their typed error."""
+    """Plain clients of the target frontend that got their typed error."""
     lost: int = 0
     adopted: int = 0
-    """Attempts that went on through another router or connection, nothing computed again."""
+    """Attempts taken over through another router or connection; no token was computed again."""
     resumed: int = 0
-    """Attempts that frontends started behind the tokens that were out."""
+    """Attempts that frontends started behind the tokens already sent."""
     client_resumes: int = 0
-    """Streams that clients took to another frontend."""
+    """Streams that clients resumed at another frontend."""
     recomputed_tokens: int = 0
     output_tokens: int = 0
     longest_pause_s: float = 0.0
-    """Longest time that a stream in flight waited for its next message; waits for a first token not counted."""
+    """Longest wait of a stream in flight for its next message; waits for a first token do not count."""
     first_served_s: float | None = None
     """From the part's return to the first request it served."""
     means: str = ""
-    """How a slow part was slowed."""
+    """Means of slowing a part."""
     cpu_share: float = 0.0
-    """Of the machine's cores, while streams ran. Near 1 the times say more of the machine than of the mesh."""
+    """Share of busy cores while streams ran. Near 1 the times reflect the machine more than the mesh."""
     runner_late_s: float = 0.0
-    """The longest time the machine kept the runner itself waiting. Limits on times are that much wider."""
+    """Longest delay of the runner itself by the machine. Limits on times are wider by as much."""
     violations: list[Violation] = msgspec.field(default_factory=list)
 
     @property

@@ -1,4 +1,4 @@
-"""The results file: one JSON line per run, appended when the run is judged, so that a matrix can go on where it stopped."""
+"""The results file: one JSON line per run, appended when the run is judged. An interrupted matrix can resume from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.chaos.records import Record
 
 
 class ResultsError(ValueError):
-    """The results file cannot be read; the text names file and line."""
+    """The results file cannot be read; the text names the file and the line."""
 
 
 class Results:
@@ -23,12 +23,12 @@ class Results:
         self.path = path
 
     def read(self) -> list[Record]:
-        """Return what is there; of several records of a run the last. Raises ResultsError."""
+        """Return the records; of several records of a run the last. Raises ResultsError."""
         if not self.path.exists():
             return []
         text = self.path.read_text(encoding="utf-8")
         lines = text.split("\n")
-        whole = lines[:-1]  # what stands behind the last line break was never finished
+        whole = lines[:-1]  # the text behind the last line break is incomplete
         records: dict[tuple[str, str, int], Record] = {}
         for number, line in enumerate(whole, start=1):
             try:
@@ -45,7 +45,7 @@ class Results:
         return [run for run in runs if (run.cell.part, run.cell.fault, run.seed) not in there]
 
     def publish(self, path: Path) -> None:
-        """Write the records to `path`, in the order of the matrix, and forget this file."""
+        """Write the records to `path`, in the order of the matrix, and delete this file."""
         order = {(cell.part, cell.fault): index for index, cell in enumerate(everything())}
         records = sorted(self.read(), key=lambda record: (order[record.part, record.fault], record.seed))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class Results:
         self.path.unlink()
 
     def append(self, record: Record) -> None:
-        """Add a record and have it on disk. A line that was never finished is taken away first."""
+        """Append a record and flush it to disk. An incomplete last line is removed first."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file:
             file.seek(0)

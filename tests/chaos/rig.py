@@ -1,4 +1,4 @@
-"""A whole mesh to break: in containers, or in processes of this machine where only signals are wanted."""
+"""A whole mesh to break: in containers, or in processes of this machine if signals suffice."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from tests.integration.harness import Mesh, running_mesh
 from tests.integration.live_mesh import LiveMesh, configure
 
 STEP_S: Final = 0.045
-"""One step of an engine: some 20 tokens a second and stream, so that 64 streams leave two cores room."""
+"""Duration of an engine step: some 20 tokens a second and stream, so 64 streams do not saturate two cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a part runs in."""
+    """The process of a part."""
 
     life: str
     """Differs between two starts."""
     pid: int
-    """Its first process, as this machine counts; 0 if it does not run."""
+    """First process id of the part on this machine; 0 if it does not run."""
 
 
 class Rig(Protocol):
-    """A running mesh and what it takes to break it and to look at it from outside."""
+    """A running mesh, with the means to break it and to observe it from outside."""
 
     @property
     def mesh(self) -> LiveMesh[Any]: ...
@@ -46,11 +46,11 @@ class Rig(Protocol):
     def faults(self) -> Faults: ...
 
     def metrics_address(self, name: str) -> str:
-        """Return where the service `name` tells its metrics, "host:port"."""
+        """Return the metrics address of the service `name`, "host:port"."""
         ...
 
     async def body(self, name: str) -> Body:
-        """Return what part `name` runs in."""
+        """Return the process of part `name`."""
         ...
 
     async def keep_logs(self, folder: Path) -> None:
@@ -59,11 +59,11 @@ class Rig(Protocol):
 
 
 PAYER: Final = "chaos"
-"""The tenant that pays for every stream, within limits that nobody meets: each is reserved and settled."""
+"""The tenant that pays for every stream. No stream reaches its limits; each is reserved and settled."""
 
 
 def chaos_config() -> MeshConfig:
-    """Return the mesh that is broken: two of each role, `hashed` engines at a pace that leaves the machine room."""
+    """Return the configuration of the mesh: two of each role, `hashed` engines at a pace that leaves CPU headroom."""
     limits = TenantTable(requests_per_min=1e6, tokens_per_min=1e9, concurrency=10_000, clamp=False)
     config = configure(
         engine={
@@ -107,7 +107,7 @@ class ProcessRig:
 
 
 def ready_line(log: str) -> str:
-    """Return the metrics address that a service told when it was ready, last time. Raises AssertionError without one."""
+    """Return the metrics address in the last ready line of a service's log. Raises AssertionError without one."""
     lines = [line for line in log.splitlines() if line.startswith('{"ready"')]
     assert lines, "no ready line in the log"
     return str(json.loads(lines[-1])["metrics_address"])
@@ -159,7 +159,7 @@ async def containers(folder: Path, tag: str = "dev") -> AsyncIterator[Rig]:
 
 
 def images(tag: str) -> dict[str, str]:
-    """Return the image of each role, and of what breaks them."""
+    """Return the image of each role, and of the fault injection."""
     service = dict.fromkeys(("frontend", "router", "prefill", "decode"), f"kvmesh:{tag}")
     others = {role: f"kvmesh-{role}:{tag}" for role in ("engine", "redis", "faults")}
     return {**service, **others}

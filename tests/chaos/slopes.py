@@ -1,8 +1,8 @@
-"""Whether the memory of a process is flat, grows, or cannot be judged: a robust slope over the lives it had. Pure.
+"""Judges the memory of a process as flat, growing, or not judged, by a robust slope over its lives. Pure.
 
-The slope is the median over pairs of samples (Theil 1950, Sen 1968): pairs of one life only, so that a process that is
-started again, small, neither hides nor makes a slope; and not too far apart, so that a step up to a new high water, which
-an allocator keeps, counts only where it is, while a leak is in every pair.
+The slope is the median over pairs of samples (Theil 1950, Sen 1968). A pair is of one life, so the restart of a process
+neither hides nor makes a slope. A pair is not too far apart: a step to a new high-water mark, which an allocator keeps,
+counts in the pairs around it only. A leak is in every pair.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import msgspec
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """How long processes are watched, and what growth counts as noise then."""
+    """Durations of the observation, and the growth that counts as noise."""
 
     warm_s: float
-    """Samples of a life younger than this do not count: imports, caches, allocators, and what is kept of ended streams."""
+    """Samples of a younger life do not count: imports, caches, allocators and records of ended streams still fill."""
     engine_warm_s: float
-    """The same for an engine: at the load of a soak each of its blocks has been used once by then."""
+    """The same for an engine: at the load of a soak, each of its blocks has been used once by then."""
     apart_s: tuple[float, float]
-    """Pairs of samples that are closer say more of one sample's noise than of a slope."""
+    """Distances of a pair of samples: closer ones reflect the noise of a sample more than a slope."""
     slope_max: float
-    """MB per minute that still are noise."""
+    """Growth in MB per minute that counts as noise."""
     ends_share: float
-    """Faults that end a part are drawn within this share of the soak; later lives are long."""
+    """Share of the soak in which faults may end a part; later lives are long."""
 
     def warm_of(self, process: str) -> float:
-        """Return how old a life of `process` must be before its samples count."""
+        """Return the age from which on samples of a life of `process` count."""
         return self.engine_warm_s if process.endswith("-engine") else self.warm_s
 
 
 USUAL: Final = Watch(warm_s=120.0, engine_warm_s=240.0, apart_s=(45.0, 150.0), slope_max=0.5, ends_share=1.0)
-"""Of a soak of minutes: 720 MB a day. Redis keeps its record of a request for eleven minutes, and that counts as growth
-meanwhile: some 0.2 MB a minute."""
+"""For a soak of minutes: 720 MB a day. Redis keeps its record of a request for eleven minutes, which counts as growth
+of some 0.2 MB a minute."""
 
 MINUTES_OF_A_DAY: Final = 1440
 
@@ -47,21 +47,21 @@ HOUR: Final = Watch(
     slope_max=200 / MINUTES_OF_A_DAY,
     ends_share=1 / 3,
 )
-"""Of a soak of an hour or more: 200 MB a day. A life counts after the eleven minutes for which Redis keeps a request."""
+"""For a soak of an hour or more: 200 MB a day. A life counts after the eleven minutes for which Redis keeps a request."""
 
 HOUR_MIN: Final = 60.0
 
 WATCHED_S_MIN: Final = 120.0
-"""Less than this within all lives together says nothing."""
+"""Shortest time within all lives together for a verdict."""
 
 
 def watch_of(minutes: float) -> Watch:
-    """Return how a soak of `minutes` watches."""
+    """Return the observation of a soak of `minutes`."""
     return HOUR if minutes >= HOUR_MIN else USUAL
 
 
 SHARE_MAX: Final = 0.02
-"""Or growth, over the time that was looked at, of this share of the process's memory."""
+"""Growth over the watched time that counts as noise, as a share of the process's memory."""
 
 Verdict = Literal["flat", "grows", "not judged"]
 FLAT: Final = "flat"
@@ -81,39 +81,39 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Slope(msgspec.Struct, frozen=True):
-    """What the samples of one process say."""
+    """Verdict on the samples of one process."""
 
     process: str
     lives: int
     watched_s: float
-    """Time within lives that counted."""
+    """Counted time within lives."""
     first_mb: float
     median_mb: float
     last_mb: float
     mb_per_min: float | None
-    """None if no life was long enough to tell."""
+    """None if no life was long enough."""
     line: str
     """The samples over time as bars, from the smallest to the largest."""
     slope_max: float = USUAL.slope_max
-    """Of the watch."""
+    """Growth that counts as noise, of the observation."""
 
     @property
     def verdict(self) -> Verdict:
-        """What can be said. A process that was not watched long enough is not judged, and not flat."""
+        """The verdict. A process that was not watched long enough is not judged, rather than flat."""
         if self.mb_per_min is None or self.watched_s < WATCHED_S_MIN:
             return NOT_JUDGED
         return FLAT if self.mb_per_min <= self.bound_mb_per_min else GROWS
 
     @property
     def bound_mb_per_min(self) -> float:
-        """The slope from which on it is told from noise: a slower leak is not excluded. Infinite if nothing was watched."""
+        """The smallest slope that differs from noise: a slower leak is not excluded. Infinite without watched time."""
         if not self.watched_s:
             return math.inf
         return max(self.slope_max, SHARE_MAX * self.median_mb / (self.watched_s / 60))
 
     @property
     def kind(self) -> str:
-        """Which program it runs: "decode-0-engine" and "decode-1-engine" are of one kind."""
+        """The program of the process: "decode-0-engine" and "decode-1-engine" are of one kind."""
         return "-".join(word for word in self.process.split("-") if not word.isdigit())
 
 

@@ -1,4 +1,4 @@
-"""A soak: a mesh at 70 % of its capacity for a while, with a fault every 20 s; memory flat, nothing lost."""
+"""A soak: a mesh at 70 % of its capacity, with a fault every 20 s. Memory must stay flat and no stream may be lost."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ EVERY_S: Final = 20.0
 LOAD: Final = 0.7
 
 CAPACITY_STREAMS: Final = (32, 64, 96)
-"""Streams at once, tried one after the other until more of them bring no more tokens. Not more than 96: an engine runs 64
-sequences, so that one of two that is away leaves no room for them, and a queue would be measured."""
+"""Concurrencies, tried in turn until a higher one brings no more tokens. At most 96: an engine runs 64 sequences. With
+one of two engines unavailable more streams would wait in a queue, and the queue would be measured."""
 
 CAPACITY_S: Final = 15.0
 CAPACITY_RAMP_S: Final = 5.0
 GAIN_MIN: Final = 1.1
 
 RESTART_S: Final = 1.0
-"""How often is looked for parts that ended by themselves."""
+"""Interval between two checks for parts that ended by themselves."""
 
 SHARE: Final = 100
-"""Streams whose tokens a process computes at once."""
+"""Streams in one batch of a process that computes tokens."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a mesh without faults finishes."""
+    """Throughput of a mesh without faults."""
 
     requests_per_s: float
     how: str
 
 
 class Soak:
-    """One soak on a mesh of its own. `tell` is called with a line whenever something is worth one."""
+    """One soak on a mesh of its own. `tell` is called with a line for each event worth showing."""
 
     def __init__(
         self, rig: Rig, minutes: float, seed: int, limits: Limits, tell: Callable[[str], None]
@@ -77,17 +77,17 @@ class Soak:
         self._hits: list[Hit] = []
         self._deaths: list[Death] = []
         self._ending = ""
-        """The part that is ended on purpose."""
+        """The part that a fault ends at the moment."""
         self._lives: dict[str, str] = {}
         self._violations: list[Violation] = []
         self.samples: dict[str, list[Sample]] = {}
-        """Memory by process so far."""
+        """Memory samples by process so far."""
 
     def _now_s(self) -> float:
         return time.monotonic() - self._began_s
 
     async def run(self, commit: str, machine: str) -> SoakRecord:
-        """Do it and judge it. Raises AssertionError or Unreachable where the mesh cannot be looked at any more."""
+        """Run the soak and judge it. Raises AssertionError or Unreachable if the mesh cannot be observed any more."""
         began = dt.datetime.now(dt.UTC)
         base = await settled(self._rig)
         self._lives = {name: process.life for name, process in base.processes.items()}
@@ -136,7 +136,7 @@ class Soak:
         return record
 
     async def _capacity(self) -> Capacity:
-        """Find out how much the mesh finishes when nothing breaks."""
+        """Measure the throughput of the mesh without faults."""
         best = Capacity(0.0, "")
         best_tokens = 0.0
         for count in CAPACITY_STREAMS:
@@ -144,7 +144,7 @@ class Soak:
                 load = Load(resuming, self._now_s, random.Random(count))
                 began_s = self._now_s()
                 await load.at_once(count, CAPACITY_S)
-            # Streams that were left are not in `seen`; what they got counts through the mean of those that ended.
+            # Cancelled streams are not in `seen`; their tokens count through the mean of those that ended.
             early_s, late_s = began_s + CAPACITY_RAMP_S, began_s + CAPACITY_S
             ended = [one for one in load.seen if early_s <= one.ended_s < late_s]
             tokens = sum(len(one.ids) for one in ended)
@@ -160,7 +160,7 @@ class Soak:
         return best
 
     async def _disturb(self, until_s: float) -> None:
-        """Break one part after the other until then."""
+        """Break one part after the other until `until_s`."""
         next_s = self._now_s()
         ends_until_s = next_s + self._watch.ends_share * (until_s - next_s)
         while (next_s := max(next_s + EVERY_S, self._now_s())) < until_s - EVERY_S:
@@ -187,10 +187,10 @@ class Soak:
             self._tell(f"{hit.at_s:.0f} s: {run.cell} on {target}, back after {served_s or -1:.2f} s")
 
     async def _mend(self) -> None:
-        """Start again whatever ends by itself, as a container's restart policy does, until cancelled.
+        """Restart each part that ends by itself, as a container's restart policy does, until cancelled.
 
-        A process of the mesh that ends is a violation. A tritonserver that does is told of: it is not ours, and what it
-        costs the streams is judged as for every other fault.
+        The end of a process of the mesh is a violation. The end of a tritonserver, which is not ours, is only reported; its
+        effect on the streams is judged as that of every other fault.
         """
         while True:
             await asyncio.sleep(RESTART_S)
@@ -206,7 +206,7 @@ class Soak:
                     self._note(Violation("ENDED_BY_ITSELF", death))
                 try:
                     await self._rig.mesh.start(name)
-                except AssertionError as gone:  # it is looked at again, and started again if it has ended
+                except AssertionError as gone:  # the next round checks and starts it again
                     self._note(Violation("NOT_BACK", f"{name}: {gone}"))
                 self._lives[name] = (await self._rig.body(name)).life
 
@@ -215,7 +215,7 @@ class Soak:
         self._tell(str(violation))
 
     async def _settle(self, base: Census) -> None:
-        """See that nothing is left, compared to the mesh before the first request of the load."""
+        """Check that no state is left, compared to the mesh before the first request of the load."""
         processes = {
             name: dataclasses.replace(process, life=self._lives[name], resident_bytes=None)
             for name, process in base.processes.items()
@@ -230,7 +230,7 @@ class Soak:
                 if not remains:
                     return
             if self._now_s() > give_up_s:
-                self._violations += remains or [Violation("NOT_SERVING", "a part cannot be looked at")]
+                self._violations += remains or [Violation("NOT_SERVING", "a part cannot be observed")]
                 return
             await asyncio.sleep(CENSUS_EVERY_S)
 
@@ -243,12 +243,12 @@ class Soak:
         )
 
     def _plan(self, streams: Sequence[Stream]) -> Plan:
-        """Return a plan that excuses nothing."""
+        """Return a plan that excuses no failure."""
         return Plan(Run.warm(), "", 0.0, 0.0, tuple(streams))
 
 
 def truth_of(streams: Sequence[Stream], salt: str, max_sequence_tokens: int) -> dict[int, list[int]]:
-    """Return the tokens of many streams, computed on all cores; blocks for as long as that takes."""
+    """Return the tokens of many streams, computed on all cores; blocks meanwhile."""
     shares = [streams[at : at + SHARE] for at in range(0, len(streams), SHARE)]
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
         known = processes.map(Truth.of, itertools.repeat(Truth(salt, max_sequence_tokens)), shares)
@@ -256,7 +256,7 @@ def truth_of(streams: Sequence[Stream], salt: str, max_sequence_tokens: int) -> 
 
 
 def _count(record: SoakRecord, load: Load) -> None:
-    """Fill in what became of the streams."""
+    """Fill in the counts of the streams."""
     streams = {stream.number: stream for stream in load.streams}
     failed = [one for one in load.seen if one.end not in (COMPLETE, CANCELLED)]
     record.streams = len(load.streams)
@@ -282,7 +282,7 @@ async def soak(
     machine: str,
     tell: Callable[[str], None],
 ) -> SoakRecord:
-    """Start a mesh with its logs in `folder`, soak it, and keep its logs if an invariant broke."""
+    """Start a mesh with its logs in `folder`, soak it, and keep its logs if an invariant was violated."""
     folder.mkdir(parents=True, exist_ok=True)
     async with open_rig(folder) as rig:
         soaking = Soak(rig, minutes, seed, limits, tell)

@@ -1,4 +1,4 @@
-"""What a soak leaves behind. Pure."""
+"""The stored record of a soak. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.records import Violation
 from tests.chaos.slopes import GROWS, NOT_JUDGED, SHARE_MAX, USUAL, Slope, Watch
 
 JUDGED_MIN: Final = 20.0
-"""A soak of so many minutes must be able to judge each kind of process. Parts die in it: a life may be too short."""
+"""Duration in minutes from which on a soak must judge each kind of process. Parts end in it: a life may be too short."""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class Death(msgspec.Struct, frozen=True):
-    """A part that ended by itself, and was started again."""
+    """A part that ended by itself and was restarted."""
 
     at_s: float
     part: str
@@ -32,7 +32,7 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class SoakRecord(msgspec.Struct, kw_only=True):
-    """One soak, as it is kept."""
+    """One soak."""
 
     minutes: float
     seed: int
@@ -66,12 +66,12 @@ class SoakRecord(msgspec.Struct, kw_only=True):
 
     @property
     def unjudged(self) -> list[str]:
-        """Kinds of processes of which the memory of none could be judged: replicas run the same program."""
+        """Kinds of processes without a judged one: replicas run the same program, so one of a kind suffices."""
         judged = {slope.kind for slope in self.slopes if slope.verdict != NOT_JUDGED}
         return sorted({slope.kind for slope in self.slopes} - judged)
 
     @property
     def has_failed(self) -> bool:
-        """True with violations, with memory that grows, or if a soak that was long enough left a kind unjudged."""
+        """True with violations, with growing memory, or if a soak of JUDGED_MIN or more left a kind unjudged."""
         grows = any(slope.verdict == GROWS for slope in self.slopes)
         return bool(self.violations) or grows or (self.minutes >= JUDGED_MIN and bool(self.unjudged))

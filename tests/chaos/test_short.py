@@ -24,7 +24,7 @@ pytestmark = [
 async def matrix(
     tmp_path_factory: pytest.TempPathFactory, needs_images: Callable[..., None]
 ) -> AsyncIterator[Matrix]:
-    """One mesh for all runs; a run with violations leaves the next one a new mesh."""
+    """One mesh for all runs; a run with violations is followed by a new mesh."""
     needs_images(*images("dev").values())
     made = Matrix(containers, tmp_path_factory.mktemp("chaos"), machine.commit(), machine.about(), LIMITS)
     yield made
@@ -33,7 +33,7 @@ async def matrix(
 
 @pytest.mark.parametrize("run", short_form(), ids=lambda run: f"{run.cell.part}-{run.cell.fault}")
 async def test_a_fault_costs_no_stream(matrix: Matrix, run: Run) -> None:
-    """Every stream ends exact and in time, nothing is left behind, and the part serves again."""
+    """Every stream ends exactly and in time, no state is left behind, and the part serves again."""
     record = await matrix.run(run)
     print(record)
     told = "\n".join(str(violation) for violation in record.violations)

@@ -1,4 +1,4 @@
-"""One run: streams, the fault in their middle, the return of the part, and what is left when all have ended."""
+"""One run: streams, a fault during them, the return of the part, and the state left when all have ended."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.chaos.records import CANCELLED, COMPLETE, Census, Moments, Record, Se
 from tests.chaos.rig import Rig
 
 SETTLE_S_MAX: Final = 25.0
-"""What a run held is back this long after its last stream, orphan times and lost handoffs included."""
+"""Longest time from the last stream of a run until its state is released: detached streams and lost handoffs included."""
 
 CENSUS_EVERY_S: Final = 0.2
-"""Between two censuses, each of which asks every process."""
+"""Interval between two censuses, each of which queries every process."""
 
 
 @dataclasses.dataclass(slots=True)
 class Result:
-    """A run and whatever a reader of a violation needs."""
+    """A run, with the data that explains its violations."""
 
     record: Record
     seen: list[Seen]
@@ -66,7 +66,7 @@ class Trial:
         return time.monotonic() - self._began_s
 
     async def run(self) -> Result:
-        """Do it all. Raises AssertionError or Unreachable where the mesh cannot be looked at any more."""
+        """Carry the run out. Raises AssertionError or Unreachable if the mesh cannot be observed any more."""
         began = dt.datetime.now(dt.UTC)
         self._began_s = time.monotonic()
         before = self._against_base(await census.take(self._rig, self._now_s()))
@@ -97,7 +97,7 @@ class Trial:
         return Result(record, self._seen, moments)
 
     def _send(self, group: asyncio.TaskGroup, phase: str) -> None:
-        """Start the clients of `phase`, each at its moment from now on."""
+        """Start the clients of `phase`, each at its offset from now."""
         for stream in self._plan.streams:
             if stream.phase == phase:
                 group.create_task(self._client(stream), name=f"stream-{stream.number}")
@@ -110,7 +110,7 @@ class Trial:
     async def _settle(
         self, before: Census, moments: Moments, probes: Sequence[tuple[Stream, Seen | None]]
     ) -> list[Violation]:
-        """Look at the mesh until nothing of the run is left, and judge all of it."""
+        """Observe the mesh until no state of the run is left, and judge all of it."""
         give_up_s = self._now_s() + SETTLE_S_MAX
         while True:
             after = await census.take(self._rig, self._now_s())
@@ -128,7 +128,7 @@ class Trial:
         ]
 
     def _against_base(self, now: Census) -> Census:
-        """Return the census to compare with: lives and counts of now, resources of the fresh mesh."""
+        """Return the census for the comparison: lives and counts of `now`, resources of the fresh mesh."""
         processes = {
             name: dataclasses.replace(self._base.processes[name], life=process.life)
             for name, process in now.processes.items()

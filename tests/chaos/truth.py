@@ -1,6 +1,6 @@
-"""What each stream must say, computed without a server: the hashed arithmetic and the engine's sampling, alone. Pure.
+"""The right tokens of each stream, computed without a server: hashed arithmetic and the engine's sampling alone. Pure.
 
-The engine keys its draws by (seed, absolute position), so one history computed in one piece gives the tokens of any run.
+The engine keys its draws by (seed, absolute position). One computation of a history therefore gives the tokens of any run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.chaos.plan import Stream
 
 
 class Truth:
-    """Knows the tokens of the mesh's model. `salt` and the end token are those of the mesh's engines."""
+    """Computes the tokens of the mesh's model. `salt` and the end token are those of the mesh's engines."""
 
     def __init__(
         self, salt: str, max_sequence_tokens: int, *, end_token: int = 2, end_probability: float = 0.0
