@@ -202,7 +202,7 @@ NAMES: Final = (
         "streams",
         "in flight",
         "lost",
-        "taken over",
+        "takeover",
         "resumed",
         "by client",
         "recomputed",
