@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from kvmesh.clock import Clock
 from services.frontend.requests.retry_state import ROUTER_WAIT_S
@@ -38,7 +38,7 @@ class Readiness:
 
 
 async def follow_routers(
-    peers: Peers, clock: Clock, tell: Callable[[bool], Awaitable[None]], look_s: float = LOOK_S
+    peers: Peers[Any], clock: Clock, tell: Callable[[bool], Awaitable[None]], look_s: float = LOOK_S
 ) -> None:
     """Tell of every turn until cancelled."""
     readiness = Readiness()

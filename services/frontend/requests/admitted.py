@@ -12,6 +12,7 @@ from typing import Final
 
 from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.errors import MeshError
+from services.frontend.requests import timers
 from services.frontend.requests.request import LiveRequest
 
 RETRY_AFTER_MAX_S: Final = 10.0
@@ -144,7 +145,7 @@ class AdmittedRequests:
 
     def schedule(self, request: LiveRequest) -> None:
         """Look at the request's wake time; it may be earlier or later than before."""
-        at_s = request.wake_s
+        at_s = timers.wake_s(request)
         if at_s is not None and at_s < request.scheduled_s:
             request.scheduled_s = at_s
             self._entries += 1

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kvmesh.attach import frames, token_log
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.requests import faults, verdicts
+from services.frontend.requests import cross_check, faults
 from services.frontend.requests.outcome import End
 from services.frontend.requests.progress import TokenError
 from services.frontend.requests.request import LiveRequest
@@ -100,7 +100,7 @@ def on_tokens(request: LiveRequest, row: frames.Row, now_s: float) -> None:
         return
     request.tries.on_progress()
     if request.upstream.contested:
-        verdicts.on_progress(request, now_s)
+        cross_check.on_progress(request, now_s)
     if is_first:
         request.hub.schedule(request)
     if progress.output.stop_string is not None:
@@ -198,7 +198,7 @@ def _on_verdict(
     else:
         error = faults.engine_refused("")
     verdict = Verdict(replica, role, fault, error, is_contestable, now_s)
-    verdicts.hear(request, verdict, now_s)
+    cross_check.hear(request, verdict, now_s)
 
 
 def _refused_in_time(request: LiveRequest, row: attach.Refusal, now_s: float) -> None:

@@ -9,16 +9,22 @@ ended meanwhile that it has not heard of.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from kvmesh.failure_detector import LOOK_S, STANDSTILL_S
-
-if TYPE_CHECKING:
-    from services.frontend.requests.request import LiveRequest
-    from services.frontend.requests.router_peers import Peer
+from services.frontend.requests.progress import Progress
+from services.frontend.requests.router_peers import Peer
+from services.frontend.requests.upstream import Upstream
 
 CLOSED_S: Final = 1.0
 """Far above the round trip of a client that reads, and the delay of a busy event loop; far below usual deadlines."""
+
+
+class Stream(Protocol):
+    """A live request, as far as its client's window goes."""
+
+    progress: Progress
+    upstream: Upstream
 
 
 class ClosedWindows:
@@ -27,7 +33,7 @@ class ClosedWindows:
     __slots__ = ("_looked_s", "_told")
 
     def __init__(self) -> None:
-        self._told: dict[LiveRequest, tuple[Peer, int]] = {}
+        self._told: dict[Stream, tuple[Peer[Any], int]] = {}
         """Requests whose window is closed, with the slot whose router knows."""
         self._looked_s = float("-inf")
 
@@ -43,7 +49,7 @@ class ClosedWindows:
         """Return until when windows were watched: now, or the last look if this process has stood still since."""
         return now_s if now_s - self._looked_s <= STANDSTILL_S else self._looked_s
 
-    def look(self, serving: Collection[LiveRequest], attended: Collection[LiveRequest], now_s: float) -> None:
+    def look(self, serving: Collection[Stream], attended: Collection[Stream], now_s: float) -> None:
         """Tell routers what has changed.
 
         `serving`: all requests whose client waits. `attended`: those with a handler, which may be over.
@@ -53,7 +59,7 @@ class ClosedWindows:
             for request in {*serving, *attended}:
                 request.progress.stood_still(gap_s, now_s)
             return
-        told: dict[LiveRequest, tuple[Peer, int]] = {}
+        told: dict[Stream, tuple[Peer[Any], int]] = {}
         for request in serving:
             since_s, upstream = request.progress.writing_since_s, request.upstream
             if upstream.peer is None:

@@ -16,7 +16,7 @@ from kvmesh.attach.rules import check_computed
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError
-from services.frontend.requests import answers, faults, verdicts
+from services.frontend.requests import answers, cross_check, faults, timers
 from services.frontend.requests.admitted import AdmittedRequests
 from services.frontend.requests.closed_windows import ClosedWindows
 from services.frontend.requests.feasibility import PRIORITY_CLASS_TOLD, FirstTokens, Outlook
@@ -67,9 +67,9 @@ class FrontendCore:
     ) -> None:
         self.live = AdmittedRequests(places)
         self.closed_windows = ClosedWindows()
-        self.peers = Peers()
+        self.peers: Peers[LiveRequest] = Peers()
         self.retries = retries
-        self.verdicts = Verdicts()
+        self.verdicts: Verdicts[LiveRequest] = Verdicts()
         self.is_draining = False
         self.on_event: Callable[[], None] = lambda: None
         self.on_idle: Callable[[], None] = lambda: None
@@ -146,7 +146,7 @@ class FrontendCore:
 
     # Routers.
 
-    def add_router(self, link: Link) -> Peer:
+    def add_router(self, link: Link) -> Peer[LiveRequest]:
         """Take a link to a router; its events must come to the sink methods below."""
         return self.peers.add(link)
 
@@ -201,7 +201,7 @@ class FrontendCore:
     def on_timer(self, now_s: float) -> None:
         """Call the requests whose time has come."""
         for request in self.live.due(now_s):
-            self._guard(request, lambda each: each.on_timer(now_s), now_s)
+            self._guard(request, lambda each: timers.fire(each, now_s), now_s)
             self.live.schedule(request)
         if self._has_clients() and self.closed_windows.next_s <= now_s:
             self.closed_windows.look(self.live.serving, self.live.attended, now_s)
@@ -211,7 +211,7 @@ class FrontendCore:
 
     # What the requests ask for (Hub).
 
-    def choose(self, affinity: str, avoid: str = "") -> Peer | None:
+    def choose(self, affinity: str, avoid: str = "") -> Peer[LiveRequest] | None:
         return self.peers.choose(affinity, avoid)
 
     def has_other(self, name: str) -> bool:
@@ -240,7 +240,7 @@ class FrontendCore:
         return self._jitter()
 
     def on_end(self, request: LiveRequest, now_s: float) -> None:
-        verdicts.close(request)
+        cross_check.close(request)
         self.live.end(request, now_s)
         first_s = request.progress.first_token_s
         if first_s is not None and len(request.attempts) == 1 and not request.order.received_ids:
@@ -259,7 +259,7 @@ class FrontendCore:
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if the tables disagree. For tests, after every event."""
-        self.verdicts.assert_consistent()
+        cross_check.assert_consistent(self.verdicts)
         known = self.live.serving | self.live.leaving
         assert len(self.live) <= self.live.places
         assert self._unrouted.keys() <= known, "somebody waits for a router who is gone"
@@ -271,7 +271,8 @@ class FrontendCore:
         assert slots.keys() <= known, "a slot of a request that is gone"
         assert max(slots.values(), default=0) <= 1, "a request with two slots"
         for request in known:
-            assert request.wake_s is not None and request.scheduled_s <= request.wake_s, f"{request} sleeps"
+            wake_s = timers.wake_s(request)
+            assert wake_s is not None and request.scheduled_s <= wake_s, f"{request} sleeps"
             assert (request.end is not None) == (request in self.live.leaving)
 
     def _check_draining(self) -> None:

@@ -7,14 +7,12 @@ frontend's own.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.errors import TABLE, MeshError
-
-if TYPE_CHECKING:
-    from services.frontend.requests.progress import Progress
-    from services.frontend.requests.request_spec import Order
+from services.frontend.requests.progress import Progress
+from services.frontend.requests.request_spec import Order
 
 ROUTER_LOST: Final = "ROUTER_LOST"
 NO_ROUTER: Final = "NO_ROUTER"

@@ -9,27 +9,79 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Protocol
 
 from kvmesh.attach.v1 import attach_pb2 as attach
-from kvmesh.deadlines import earliest
 from kvmesh.errors import MeshError, internal
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.requests import faults, timers
+from services.frontend.requests import faults
 from services.frontend.requests.attempts import Attempt
-from services.frontend.requests.hub import Hub
+from services.frontend.requests.closed_windows import ClosedWindows
 from services.frontend.requests.outcome import End, by_deadline, completed, finished
 from services.frontend.requests.output import Output
 from services.frontend.requests.progress import Progress
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.retry_state import Limits, RetryState
+from services.frontend.requests.router_peers import Peer
 from services.frontend.requests.state import State
 from services.frontend.requests.takeover import Place
 from services.frontend.requests.upstream import CancelReason, Upstream
+from services.frontend.requests.verdicts import Verdict, Verdicts
 
 
 def _nothing() -> None:
     return None
+
+
+class Hub(Protocol):
+    """What a live request needs of the frontend around it; the core implements it, and a test may."""
+
+    def choose(self, affinity: str, avoid: str = "") -> Peer[LiveRequest] | None:
+        """Return a router that is up."""
+        ...
+
+    def has_other(self, name: str) -> bool:
+        """True if a router other than `name` is up."""
+        ...
+
+    def await_router(self, request: LiveRequest) -> None:
+        """Call `on_router_up` of `request` when a router comes up. Once; may be asked again."""
+        ...
+
+    def schedule(self, request: LiveRequest) -> None:
+        """Look at the timers of `request` again."""
+        ...
+
+    closed_windows: ClosedWindows
+    """Which clients' windows are closed, and until when they were watched."""
+
+    verdicts: Verdicts[LiveRequest]
+    """What became of the verdicts of replicas."""
+
+    def take_spare_retry(self, now_s: float) -> bool:
+        """Spend one retry, if more than half of the budget is there. False: a verdict is not tested."""
+        ...
+
+    def contradict(self, verdict: Verdict, now_s: float) -> None:
+        """Tell all routers that another replica served what `verdict` called invalid."""
+        ...
+
+    def take_retry(self, request: LiveRequest, now_s: float) -> bool:
+        """Spend one retry of the budget for `request`. False: it must not be sent again."""
+        ...
+
+    def jitter(self) -> float:
+        """Return a random number in [0, 1)."""
+        ...
+
+    def on_end(self, request: LiveRequest, now_s: float) -> None:
+        """The client's side ended; `request.end` is set."""
+        ...
+
+    def forget(self, request: LiveRequest) -> None:
+        """Nothing is left of the request anywhere. The last call."""
+        ...
 
 
 class LiveRequest:
@@ -49,7 +101,7 @@ class LiveRequest:
         self.ended_s = 0.0
         self.takeovers = 0
         self.scheduled_s = float("inf")
-        """Owned by the hub: when it will call `on_timer`."""
+        """Owned by the hub: when it will look at the timers of this request."""
         self.hub = hub
         self.limits = limits
         self.retry_at_s: float | None = None
@@ -146,20 +198,6 @@ class LiveRequest:
                 self.seek(faults.ROUTER_LOST, now_s)
             else:
                 self.again(faults.ROUTER_LOST, now_s, untouched=self.upstream.current.is_untouched)
-
-    # Time.
-
-    @property
-    def wake_s(self) -> float | None:
-        """When `on_timer` has something to do."""
-        return earliest(*[at_s for at_s, _ in timers.of(self)])
-
-    def on_timer(self, now_s: float) -> None:
-        """Do what is due: the most important of it."""
-        for at_s, act in timers.of(self):
-            if at_s is not None and now_s >= at_s:
-                act(self, now_s)
-                return
 
     # Transitions.
 

@@ -6,14 +6,14 @@ Pure. Every router can serve every request; a session keeps to one router while 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Generic, Protocol, TypeVar
 
 import xxhash
 
 from kvmesh.attach.outbox import UpwardOutbox
 
-if TYPE_CHECKING:
-    from services.frontend.requests.request import LiveRequest
+Owner = TypeVar("Owner")
+"""The request that a slot belongs to."""
 
 
 class Link(Protocol):
@@ -25,14 +25,14 @@ class Link(Protocol):
     """Always the current stream's; another object after the stream broke."""
 
 
-class Peer:
+class Peer(Generic[Owner]):
     """One router: its link, and the request of each open slot. Slots are void once the link is lost."""
 
     __slots__ = ("is_draining", "link", "queue_delay_s", "slots", "step_s")
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.slots: dict[int, LiveRequest] = {}
+        self.slots: dict[int, Owner] = {}
         self.is_draining = False
         """True while its lease says that it takes nothing new."""
         self.queue_delay_s = 0.0
@@ -48,10 +48,10 @@ class Peer:
         """Name of the router in the mesh."""
         return self.link.name
 
-    def open(self, request: LiveRequest) -> int:
-        """Return a new slot whose rows go to `request`."""
+    def open(self, owner: Owner) -> int:
+        """Return a new slot whose rows go to `owner`."""
         slot = self.link.outbox.new_slot()
-        self.slots[slot] = request
+        self.slots[slot] = owner
         return slot
 
     def close(self, slot: int) -> None:
@@ -59,22 +59,23 @@ class Peer:
         self.slots.pop(slot, None)
 
 
-class Peers:
+class Peers(Generic[Owner]):
     """All routers by name."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Peer] = {}
+        self._by_name: dict[str, Peer[Owner]] = {}
 
-    def __iter__(self) -> Iterator[Peer]:
+    def __iter__(self) -> Iterator[Peer[Owner]]:
         return iter(self._by_name.values())
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def add(self, link: Link) -> Peer:
+    def add(self, link: Link) -> Peer[Owner]:
         """Add a router. Its name must be new."""
         assert link.name not in self._by_name, f"router {link.name} is there already"
-        peer = self._by_name[link.name] = Peer(link)
+        peer: Peer[Owner] = Peer(link)
+        self._by_name[link.name] = peer
         return peer
 
     def remove(self, name: str) -> None:
@@ -82,11 +83,11 @@ class Peers:
         peer = self._by_name.pop(name)
         assert not peer.slots, f"{peer} still has slots"
 
-    def get(self, name: str) -> Peer | None:
+    def get(self, name: str) -> Peer[Owner] | None:
         """Return the router of that name."""
         return self._by_name.get(name)
 
-    def choose(self, affinity: str, avoid: str = "") -> Peer | None:
+    def choose(self, affinity: str, avoid: str = "") -> Peer[Owner] | None:
         """Return the router for `affinity` among those up, or None if none is.
 
         Equal affinities go to the same router while it is up; when one goes, only its share moves (rendezvous hashing,

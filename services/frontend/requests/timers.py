@@ -6,18 +6,30 @@ Pure. One table says both, so that a request is never woken for what it does not
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from kvmesh.attach.v1 import attach_pb2 as attach
-from services.frontend.requests import faults, verdicts
+from kvmesh.deadlines import earliest
+from services.frontend.requests import cross_check, faults
+from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.state import State
 
-if TYPE_CHECKING:
-    from services.frontend.requests.request import LiveRequest
-
-Action: TypeAlias = "Callable[[LiveRequest, float], None]"
+Action: TypeAlias = Callable[[LiveRequest, float], None]
 Timer: TypeAlias = tuple[float | None, Action]
 """When something is due, None while it is not waited for, and what is done then."""
+
+
+def wake_s(request: LiveRequest) -> float | None:
+    """Return when `fire` has something to do for `request`."""
+    return earliest(*[at_s for at_s, _ in of(request)])
+
+
+def fire(request: LiveRequest, now_s: float) -> None:
+    """Do what is due for `request`: the most important of it."""
+    for at_s, act in of(request):
+        if at_s is not None and now_s >= at_s:
+            act(request, now_s)
+            return
 
 
 def of(request: LiveRequest) -> tuple[Timer, ...]:
@@ -69,7 +81,7 @@ def _ask(request: LiveRequest, now_s: float) -> None:
     request.retry_at_s = None
     pending = request.upstream.pending
     if pending is not None:
-        verdicts.hear(request, pending, now_s)
+        cross_check.hear(request, pending, now_s)
     elif request.state is State.WAITING:
         request.submit(now_s)
     else:

@@ -5,20 +5,29 @@ Pure: rows go to the outbox of the router's link. When to ask, and what follows 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from kvmesh.attach.v1 import attach_pb2 as attach
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.attempts import Attempt, Cause
+from services.frontend.requests.progress import Progress
+from services.frontend.requests.request_spec import Order
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
+from services.frontend.requests.retry_state import Limits, RetryState
 from services.frontend.requests.router_peers import Peer
 from services.frontend.requests.takeover import Place, Takeover
-
-if TYPE_CHECKING:
-    from services.frontend.requests.request import LiveRequest
-    from services.frontend.requests.verdicts import Role, Verdict
+from services.frontend.requests.verdicts import Role, Verdict
 
 CancelReason: TypeAlias = attach.Cancel.Reason.ValueType
+
+
+class Source(Protocol):
+    """The request whose slot and rows an Upstream holds: what the rows are made of."""
+
+    order: Order
+    progress: Progress
+    tries: RetryState
+    limits: Limits
 
 
 class Upstream:
@@ -42,7 +51,7 @@ class Upstream:
 
     def __init__(self, attempt_base: int) -> None:
         self._base = self._number = attempt_base
-        self.peer: Peer | None = None
+        self.peer: Peer[Any] | None = None
         self.slot = 0
         self.attempts: list[Attempt] = []
         self.adoption = Takeover(attempt_base)
@@ -87,7 +96,7 @@ class Upstream:
         """True if the last attempt has a number of an earlier execution's: another's, or given before Redis's came."""
         return self.current.number <= self._base
 
-    def take_over(self, place: Place, request: LiveRequest, now_s: float) -> None:
+    def take_over(self, place: Place, request: Source, now_s: float) -> None:
         """Take another frontend's attempt, which runs at `place`, for the current one."""
         received = len(request.progress.ids)
         context_tokens = request.order.prompt_tokens + received
@@ -109,7 +118,7 @@ class Upstream:
 
     # Rows.
 
-    def submit(self, peer: Peer, request: LiveRequest, now_s: float) -> None:
+    def submit(self, peer: Peer[Any], request: Source, now_s: float) -> None:
         """Send the next attempt, behind the tokens that are here. Ask `has_number` first."""
         order, progress, tries = request.order, request.progress, request.tries
         received = progress.ids
@@ -134,7 +143,7 @@ class Upstream:
         ttft_s = order.ttft_deadline_s if progress.first_token_s is None else None
         peer.link.outbox.submit(row, order.hops_deadline_s, ttft_s)
 
-    def adopt(self, peer: Peer, request: LiveRequest) -> None:
+    def adopt(self, peer: Peer[Any], request: Source) -> None:
         """Ask for the last attempt, which runs somewhere."""
         slot, attempt = self._open(peer, request), self.current
         attempt.router = attempt.router or peer.name
@@ -162,7 +171,7 @@ class Upstream:
 
     # The slot.
 
-    def _open(self, peer: Peer, request: LiveRequest) -> int:
+    def _open(self, peer: Peer[Any], request: Source) -> int:
         assert self.peer is None, f"{request} has a slot already"
         self.peer, self.slot, self.avoid = peer, peer.open(request), ""
         return self.slot

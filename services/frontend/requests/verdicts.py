@@ -1,36 +1,21 @@
-"""What one engine says of a request itself: that it is invalid, or shown by a token id outside the vocabulary.
+"""What single engines said of requests themselves: that one is invalid, or shown by a token id outside the vocabulary.
 
-Pure. A refusal by the limits of a replica is no verdict: it is final. The first verdict of a role is tested by one more
-attempt at another replica of the role, paid from the spare half of the retry budget. If the second replica has a verdict,
-too, it is final. If it serves the request, the verdict is contradicted: all routers are told, and count it as a failure of
-the first replica. Until then nothing counts.
-
-    first verdict of R ──► contested (R is doubted, or the budget pays) ──► another verdict: confirmed, final
-            │                    ▲                                    └──► tokens: contradicted, R is doubted
-            ├──► waits while a verdict of R is contested ─────────────┘
-            └──► final: no other replica, no execution left, or none of these
+Pure. See cross_check for what follows from a verdict.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from kvmesh.errors import MeshError
-from services.frontend.requests.outcome import End
 
-if TYPE_CHECKING:
-    from services.frontend.requests.request import LiveRequest
+Tester = TypeVar("Tester")
+"""A request that tests verdicts."""
 
 Role: TypeAlias = Literal["prefill", "decode"]
 
 DOUBT_S: Final = 10.0
 """For so long a contradiction pays for contesting verdicts of the replica, and a confirmation lets none of them wait."""
-
-WAIT_S: Final = 2.0
-"""Longest wait of a verdict for that of another request to be tested."""
-
-LOOK_S: Final = 0.05
-"""How often a waiting verdict looks whether it was."""
 
 
 class Verdict(NamedTuple):
@@ -46,7 +31,7 @@ class Verdict(NamedTuple):
     at_s: float
 
 
-class Verdicts:
+class Verdicts(Generic[Tester]):
     """What became of the verdicts of each replica, in all requests of a frontend."""
 
     def __init__(self) -> None:
@@ -55,7 +40,7 @@ class Verdicts:
         self.confirmed_total = 0
         self.unpaid_total = 0
         """Verdicts that were final because the retry budget was empty."""
-        self._open: dict[str, set[LiveRequest]] = {}
+        self.testers: dict[str, set[Tester]] = {}
         """Requests that test a verdict of the replica now."""
         self._doubted_s: dict[str, float] = {}
         self._confirmed_s: dict[str, float] = {}
@@ -66,12 +51,12 @@ class Verdicts:
 
     def is_undecided(self, replica: str, now_s: float) -> bool:
         """True if a verdict of `replica` is being tested, and none was confirmed a moment ago."""
-        return bool(self._open.get(replica)) and not _is_recent(self._confirmed_s, replica, now_s)
+        return bool(self.testers.get(replica)) and not _is_recent(self._confirmed_s, replica, now_s)
 
-    def contested(self, request: LiveRequest, replica: str) -> None:
+    def contested(self, request: Tester, replica: str) -> None:
         """`request` tests a verdict of `replica`."""
         self.contested_total += 1
-        self._open.setdefault(replica, set()).add(request)
+        self.testers.setdefault(replica, set()).add(request)
 
     def confirmed(self, replica: str, now_s: float) -> None:
         """Another replica said the same as `replica`."""
@@ -83,20 +68,12 @@ class Verdicts:
         self.contradicted_total += 1
         _note(self._doubted_s, replica, now_s)
 
-    def closed(self, request: LiveRequest, replica: str) -> None:
+    def closed(self, request: Tester, replica: str) -> None:
         """`request` tests nothing of `replica` any more."""
-        testers = self._open.get(replica, set())
+        testers = self.testers.get(replica, set())
         testers.discard(request)
         if not testers:
-            self._open.pop(replica, None)
-
-    def assert_consistent(self) -> None:
-        """Raise AssertionError if a request tests what it does not know of."""
-        for replica, testers in self._open.items():
-            assert testers, f"{replica} is tested by no request"
-            for request in testers:
-                names = {known.replica for known in request.upstream.contested.values()}
-                assert request.end is None and replica in names, request
+            self.testers.pop(replica, None)
 
 
 def _note(times: dict[str, float], replica: str, now_s: float) -> None:
@@ -109,58 +86,3 @@ def _note(times: dict[str, float], replica: str, now_s: float) -> None:
 def _is_recent(times: dict[str, float], replica: str, now_s: float) -> bool:
     """Return whether `replica` has a time in the last DOUBT_S."""
     return now_s - times.get(replica, float("-inf")) <= DOUBT_S
-
-
-def hear(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
-    """Contest `verdict` on `request`, whose slot is closed, let it wait, or end the request with it."""
-    upstream, known = request.upstream, request.hub.verdicts
-    before = upstream.contested.get(verdict.role)
-    has_waited, upstream.pending = upstream.pending is not None, None
-    may_wait = known.is_undecided(verdict.replica, now_s) and now_s - verdict.at_s < WAIT_S
-    if before is not None and before.replica != verdict.replica:
-        known.confirmed(before.replica, now_s)
-    elif verdict.is_contestable and request.tries.executions_left:
-        is_paid = known.is_doubted(verdict.replica, now_s)
-        if is_paid or (not (has_waited and may_wait) and request.hub.take_spare_retry(now_s)):
-            _contest(request, verdict, now_s)
-            return
-        if may_wait:
-            upstream.pending = verdict
-            request.pause(verdict.fault, now_s + LOOK_S)
-            return
-        known.unpaid_total += 1
-    upstream.current.fault = verdict.fault
-    request.end_with(End(error=verdict.error), now_s)
-
-
-def _contest(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
-    request.upstream.contested[verdict.role] = verdict
-    request.hub.verdicts.contested(request, verdict.replica)
-    request.contest(verdict.fault, now_s)
-
-
-def on_progress(request: LiveRequest, now_s: float) -> None:
-    """New tokens came of an attempt that tests verdicts: those of roles that made a token are contradicted.
-
-    The first token of an attempt with a prefill replica is that replica's; all others are the decode replica's.
-    """
-    upstream, attempt = request.upstream, request.upstream.current
-    placement = attempt.placement
-    if placement is None:
-        return
-    made = len(request.progress.ids) - attempt.start_position
-    for verdict in list(upstream.contested.values()):
-        if made < 1 + (verdict.role == "decode" and bool(placement.prefill_replica)):
-            continue
-        del upstream.contested[verdict.role]
-        request.hub.verdicts.closed(request, verdict.replica)
-        if verdict.replica not in (placement.prefill_replica, placement.decode_replica):
-            request.hub.verdicts.contradicted(verdict.replica, now_s)
-            request.hub.contradict(verdict, now_s)
-
-
-def close(request: LiveRequest) -> None:
-    """`request` tests no verdict any more."""
-    while request.upstream.contested:
-        _, verdict = request.upstream.contested.popitem()
-        request.hub.verdicts.closed(request, verdict.replica)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.frontend.requests.cross_check import LOOK_S, WAIT_S
 from services.frontend.requests.request_spec import NOBODY
-from services.frontend.requests.verdicts import LOOK_S, WAIT_S
 from tests.unit.frontend.fake_mesh import TOKEN_BYTES, Client, FakeMesh, oracle, order
 from tests.unit.frontend.test_request import LONG, begin, end_of, finish, mesh_of, run, whole
 

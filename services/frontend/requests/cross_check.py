@@ -1,0 +1,90 @@
+"""Cross-checks the verdict of one engine on a second replica of its role, and ends the request with a final verdict.
+
+Pure. A refusal by the limits of a replica is no verdict: it is final. The first verdict of a role is tested by one more
+attempt at another replica of the role, paid from the spare half of the retry budget. If the second replica has a verdict,
+too, it is final. If it serves the request, the verdict is contradicted: all routers are told, and count it as a failure of
+the first replica. Until then nothing counts.
+
+    first verdict of R ──► contested (R is doubted, or the budget pays) ──► another verdict: confirmed, final
+            │                    ▲                                    └──► tokens: contradicted, R is doubted
+            ├──► waits while a verdict of R is contested ─────────────┘
+            └──► final: no other replica, no execution left, or none of these
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.frontend.requests.outcome import End
+from services.frontend.requests.request import LiveRequest
+from services.frontend.requests.verdicts import Verdict, Verdicts
+
+WAIT_S: Final = 2.0
+"""Longest wait of a verdict for that of another request to be tested."""
+
+LOOK_S: Final = 0.05
+"""How often a waiting verdict looks whether it was."""
+
+
+def hear(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
+    """Contest `verdict` on `request`, whose slot is closed, let it wait, or end the request with it."""
+    upstream, known = request.upstream, request.hub.verdicts
+    before = upstream.contested.get(verdict.role)
+    has_waited, upstream.pending = upstream.pending is not None, None
+    may_wait = known.is_undecided(verdict.replica, now_s) and now_s - verdict.at_s < WAIT_S
+    if before is not None and before.replica != verdict.replica:
+        known.confirmed(before.replica, now_s)
+    elif verdict.is_contestable and request.tries.executions_left:
+        is_paid = known.is_doubted(verdict.replica, now_s)
+        if is_paid or (not (has_waited and may_wait) and request.hub.take_spare_retry(now_s)):
+            _contest(request, verdict, now_s)
+            return
+        if may_wait:
+            upstream.pending = verdict
+            request.pause(verdict.fault, now_s + LOOK_S)
+            return
+        known.unpaid_total += 1
+    upstream.current.fault = verdict.fault
+    request.end_with(End(error=verdict.error), now_s)
+
+
+def _contest(request: LiveRequest, verdict: Verdict, now_s: float) -> None:
+    request.upstream.contested[verdict.role] = verdict
+    request.hub.verdicts.contested(request, verdict.replica)
+    request.contest(verdict.fault, now_s)
+
+
+def on_progress(request: LiveRequest, now_s: float) -> None:
+    """New tokens came of an attempt that tests verdicts: those of roles that made a token are contradicted.
+
+    The first token of an attempt with a prefill replica is that replica's; all others are the decode replica's.
+    """
+    upstream, attempt = request.upstream, request.upstream.current
+    placement = attempt.placement
+    if placement is None:
+        return
+    made = len(request.progress.ids) - attempt.start_position
+    for verdict in list(upstream.contested.values()):
+        if made < 1 + (verdict.role == "decode" and bool(placement.prefill_replica)):
+            continue
+        del upstream.contested[verdict.role]
+        request.hub.verdicts.closed(request, verdict.replica)
+        if verdict.replica not in (placement.prefill_replica, placement.decode_replica):
+            request.hub.verdicts.contradicted(verdict.replica, now_s)
+            request.hub.contradict(verdict, now_s)
+
+
+def close(request: LiveRequest) -> None:
+    """`request` tests no verdict any more."""
+    while request.upstream.contested:
+        _, verdict = request.upstream.contested.popitem()
+        request.hub.verdicts.closed(request, verdict.replica)
+
+
+def assert_consistent(known: Verdicts[LiveRequest]) -> None:
+    """Raise AssertionError if a request tests what it does not know of."""
+    for replica, testers in known.testers.items():
+        assert testers, f"{replica} is tested by no request"
+        for request in testers:
+            names = {verdict.replica for verdict in request.upstream.contested.values()}
+            assert request.end is None and replica in names, request
