@@ -43,8 +43,8 @@ from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import EXPIRES, Trust
 from services.frontend.accounts.accounting import Accounting
 from services.frontend.accounts.budgets.batcher import ANSWER_S
-from services.frontend.accounts.budgets.budgets import Budgets
-from services.frontend.accounts.budgets.metrics import BudgetMetrics, watch_budgets
+from services.frontend.accounts.budgets.budgets import Budgets, watch_budgets
+from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.executions import Executions
 from services.frontend.accounts.settlement import Settlements
 from services.frontend.accounts.tenant_metrics import TenantMetrics

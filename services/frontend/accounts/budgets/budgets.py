@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvmesh.buckets.operations import Denied, Lower
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
+from kvmesh.metrics import Metrics
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.budgets.account_state import AccountState
 from services.frontend.accounts.budgets.account_states import AccountStates
@@ -310,3 +311,25 @@ class Budgets:
 
     def _on_answer(self) -> None:
         self._absence.answered()
+
+
+def watch_budgets(metrics: Metrics, budgets: Budgets) -> None:
+    """Export what is open, what Redis does not know yet, and whether it is asked at all."""
+    metrics.gauge(
+        "budget_reservations_open", "Reservations that are not settled.", lambda: budgets.open_count
+    )
+    metrics.gauge(
+        "budget_settlements_waiting", "Settlements that wait for Redis.", lambda: budgets.owed_count
+    )
+    metrics.gauge(
+        "budget_local_fallback",
+        "1 while Redis answers no budgets and requests are admitted locally.",
+        lambda: budgets.is_away,
+    )
+    metrics.total("budget_outages", "Times Redis answered no budgets.", lambda: budgets.outage.total)
+    metrics.total("budget_round_trips", "Round trips to Redis for budgets.", lambda: budgets.batch_total)
+    metrics.total(
+        "budget_faults",
+        "Questions to the budgets that Redis refused, each by itself.",
+        lambda: budgets.wrong_total,
+    )

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvmesh.metrics import Counter, Metrics
 from services.frontend.accounts.budgets.refusals import REASONS
-
-if TYPE_CHECKING:
-    from services.frontend.accounts.budgets.budgets import Budgets
 
 REFUSALS: Final = tuple(dict.fromkeys([*REASONS.values(), "BUDGET_UNAVAILABLE"]))
 
@@ -55,25 +52,3 @@ class BudgetMetrics:
                 "charged_tokens", "Tokens charged to budgets, by tenant.", tenant=label
             )
         counter.value += tokens
-
-
-def watch_budgets(metrics: Metrics, budgets: Budgets) -> None:
-    """Export what is open, what Redis does not know yet, and whether it is asked at all."""
-    metrics.gauge(
-        "budget_reservations_open", "Reservations that are not settled.", lambda: budgets.open_count
-    )
-    metrics.gauge(
-        "budget_settlements_waiting", "Settlements that wait for Redis.", lambda: budgets.owed_count
-    )
-    metrics.gauge(
-        "budget_local_fallback",
-        "1 while Redis answers no budgets and requests are admitted locally.",
-        lambda: budgets.is_away,
-    )
-    metrics.total("budget_outages", "Times Redis answered no budgets.", lambda: budgets.outage.total)
-    metrics.total("budget_round_trips", "Round trips to Redis for budgets.", lambda: budgets.batch_total)
-    metrics.total(
-        "budget_faults",
-        "Questions to the budgets that Redis refused, each by itself.",
-        lambda: budgets.wrong_total,
-    )
