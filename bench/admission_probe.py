@@ -23,9 +23,9 @@ from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
 from kvmesh.redis_link import RedisLink
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
+from services.frontend.accounts.budgets.account_state import Reservation
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
-from services.frontend.accounts.budgets.reservation import Reservation
 
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 200

@@ -13,8 +13,8 @@ from typing import Final
 from kvmesh.tenants.caller import Caller
 from services.frontend.accounts import bill as bills
 from services.frontend.accounts.bill import NOT_STARTED, Bill
+from services.frontend.accounts.budgets.account_state import Reservation
 from services.frontend.accounts.budgets.budgets import Budgets
-from services.frontend.accounts.budgets.reservation import Reservation
 from services.frontend.accounts.charge_split import dues
 from services.frontend.accounts.progress_reports import NOTE_TOKENS
 from services.frontend.accounts.settlement import Charge, Report, Settlements

@@ -34,9 +34,9 @@ from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
 from kvmesh.redis_link import RedisLink
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
+from services.frontend.accounts.budgets.account_state import Reservation
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
-from services.frontend.accounts.budgets.reservation import Reservation
 
 MESH, LEASE_S = "overrun-test", 15.0
 LEDGER_BYTES = 13 * 8

@@ -12,7 +12,13 @@ from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
 from kvmesh.tenants.caller import Caller
-from services.frontend.accounts.budgets.account_state import AccountState
+from services.frontend.accounts.budgets.account_state import (
+    EXTEND_TOKENS,
+    MARGIN_TOKENS,
+    AccountState,
+    Holder,
+    Reservation,
+)
 from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import ANSWER_S, Batcher, Ledger
 from services.frontend.accounts.budgets.estimates import Estimates, charge, estimate
@@ -24,7 +30,6 @@ from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.pending import PendingReservations
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
 from services.frontend.accounts.budgets.refusals import OVERRUN, denied_error
-from services.frontend.accounts.budgets.reservation import EXTEND_TOKENS, MARGIN_TOKENS, Holder, Reservation
 
 
 class Budgets:

@@ -30,13 +30,12 @@ from kvmesh.buckets.operations import (
     Spent,
 )
 from kvmesh.clock import Clock
-from services.frontend.accounts.budgets.account_state import AccountState
+from services.frontend.accounts.budgets.account_state import AccountState, Holder, Reservation
 from services.frontend.accounts.budgets.batcher import Batcher, BudgetOperation
 from services.frontend.accounts.budgets.current_limits import CurrentLimits
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.quota_lease import Ask, QuotaLease
-from services.frontend.accounts.budgets.reservation import Holder, Reservation
 
 LEASE_S: Final = 15.0
 RENEW_S: Final = 5.0

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvmesh.errors import MeshError
-from services.frontend.accounts.budgets.account_state import AccountState
+from services.frontend.accounts.budgets.account_state import AccountState, Reservation
 from services.frontend.accounts.budgets.local_buckets import LocalBuckets, Outage
 from services.frontend.accounts.budgets.refusals import away_error, denied_error, shed_error
-from services.frontend.accounts.budgets.reservation import Reservation
 
 
 class LocalFallback:

@@ -13,14 +13,13 @@ from functools import partial
 from kvmesh.buckets.operations import Answer, Denied, Granted, Reserve, Settle
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, internal
-from services.frontend.accounts.budgets.account_state import AccountState
+from services.frontend.accounts.budgets.account_state import AccountState, Holder, Reservation
 from services.frontend.accounts.budgets.batcher import Batcher, BudgetOperation
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S, LedgerWriter
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
 from services.frontend.accounts.budgets.redis_outage import RedisOutage
 from services.frontend.accounts.budgets.refusals import denied_error
-from services.frontend.accounts.budgets.reservation import Holder, Reservation
 
 
 class _Asked:

@@ -11,13 +11,12 @@ from functools import partial
 from kvmesh.buckets.operations import Answer, Sweep
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError
-from services.frontend.accounts.budgets.account_state import AccountState
+from services.frontend.accounts.budgets.account_state import AccountState, Holder, Reservation
 from services.frontend.accounts.budgets.account_states import AccountStates
 from services.frontend.accounts.budgets.batcher import Batcher, BudgetOperation
 from services.frontend.accounts.budgets.ledger_writer import LedgerWriter
 from services.frontend.accounts.budgets.local_fallback import LocalFallback
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
-from services.frontend.accounts.budgets.reservation import Holder, Reservation
 
 
 class RedisOutage:

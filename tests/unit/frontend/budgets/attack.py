@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
-from services.frontend.accounts.budgets.reservation import Reservation
+from services.frontend.accounts.budgets.account_state import Reservation
 from tests.unit.frontend.budgets.twin import TwinLedger, TwinRedis
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop
 from tests.unit.frontend.budgets.world import Frontend

@@ -14,9 +14,8 @@ from kvmesh.buckets.wire import calls
 from kvmesh.errors import MeshError
 from kvmesh.redis_link import RedisUnavailable
 from services.frontend.accounts.budgets import local_buckets
-from services.frontend.accounts.budgets.account_state import AccountState
+from services.frontend.accounts.budgets.account_state import AccountState, Holder, Reservation
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S
-from services.frontend.accounts.budgets.reservation import Holder, Reservation
 from tests.unit.frontend.budgets.twin import TwinLedger, TwinRedis, account
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate
 from tests.unit.frontend.budgets.world import REFUSALS, Frontend, Load, Use, admitted, caller, spent

@@ -11,8 +11,8 @@ import pytest
 
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.errors import MeshError
+from services.frontend.accounts.budgets.account_state import Reservation
 from services.frontend.accounts.budgets.estimates import COLD_OUTPUT
-from services.frontend.accounts.budgets.reservation import Reservation
 from tests.unit.frontend.budgets.attack import TAUGHT, Attack, outage
 from tests.unit.frontend.budgets.twin import TwinLedger, TwinRedis, account
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop, simulate

@@ -13,10 +13,10 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.errors import MeshError
 from kvmesh.metrics import Metrics
 from kvmesh.tenants.caller import Caller, ServiceClass, Tenant
+from services.frontend.accounts.budgets.account_state import Holder, Reservation
 from services.frontend.accounts.budgets.batcher import Ledger
 from services.frontend.accounts.budgets.budgets import Budgets
 from services.frontend.accounts.budgets.metrics import BudgetMetrics
-from services.frontend.accounts.budgets.reservation import Holder, Reservation
 from tests.unit.frontend.budgets.twin import TwinLedger
 from tests.unit.frontend.budgets.virtual_time import VirtualLoop
 
