@@ -1,4 +1,4 @@
-"""docs/glossary.md and docs/map.md name files that exist; the glossary is in alphabetical order."""
+"""docs/glossary.md is in alphabetical order and names modules that exist."""
 
 from __future__ import annotations
 
