@@ -228,7 +228,7 @@ def _show(shown: Console, matrix: Matrix, one: Run, record: Record) -> None:
         record.streams,
         record.in_flight,
         record.lost,
-        record.adopted,
+        record.takeovers,
         record.resumed,
         record.client_resumes,
     )

@@ -153,7 +153,16 @@ def row(cell: Cell, records: Sequence[Record]) -> list[str]:
         *(
             f"{_sum(records, name):,}"
             for name in (
-                *("streams", "in_flight", "lost", "cancelled", "deadlined", "excused", "adopted", "resumed"),
+                *(
+                    "streams",
+                    "in_flight",
+                    "lost",
+                    "cancelled",
+                    "deadlined",
+                    "excused",
+                    "takeovers",
+                    "resumed",
+                ),
                 *("client_resumes", "recomputed_tokens"),
             )
         ),
@@ -206,7 +215,7 @@ def soak_section(soak: SoakRecord) -> list[str]:
         "",
         _prose(
             f"**Result.** {soak.streams:,} streams, {soak.output_tokens:,} tokens compared: **{soak.lost} lost**,",
-            f"{len(soak.violations)} violations. Taken over {soak.adopted:,}, resumed {soak.resumed:,}, resumed by clients",
+            f"{len(soak.violations)} violations. Taken over {soak.takeovers:,}, resumed {soak.resumed:,}, resumed by clients",
             f"{soak.client_resumes:,}, recomputed tokens {soak.recomputed_tokens:,}, longest pause",
             f"{soak.longest_pause_s:.1f} s. Memory flat in {flat} of {len(soak.slopes)} processes, growing in {grows},",
             f"not judged in {unknown}{_unjudged(soak)}.",

@@ -151,7 +151,7 @@ class Record(msgspec.Struct, kw_only=True):
     excused: int = 0
     """Plain clients of the target frontend that got their typed error."""
     lost: int = 0
-    adopted: int = 0
+    takeovers: int = 0
     """Attempts taken over through another router or connection; no token was computed again."""
     resumed: int = 0
     """Attempts that frontends started behind the tokens already sent."""

@@ -264,7 +264,7 @@ def _count(record: SoakRecord, load: Load) -> None:
     record.cancelled = sum(one.end == CANCELLED for one in load.seen)
     record.deadlined = sum(judge.is_deadline(streams[one.number], one) for one in failed)
     record.lost = len(failed) - record.deadlined
-    record.adopted = sum(one.takeovers for one in load.seen)
+    record.takeovers = sum(one.takeovers for one in load.seen)
     record.resumed = sum(one.resumes for one in load.seen)
     record.client_resumes = sum(one.client_resumes for one in load.seen)
     record.recomputed_tokens = sum(one.recomputed_tokens for one in load.seen)

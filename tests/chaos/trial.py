@@ -161,7 +161,7 @@ class Trial:
             deadlined=len(deadlined),
             excused=len(excused),
             lost=len(failed) - len(deadlined) - len(excused),
-            adopted=sum(one.takeovers for one in seen),
+            takeovers=sum(one.takeovers for one in seen),
             resumed=sum(one.resumes for one in seen),
             client_resumes=sum(one.client_resumes for one in seen),
             recomputed_tokens=sum(one.recomputed_tokens for one in seen),
