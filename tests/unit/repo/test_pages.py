@@ -1,4 +1,4 @@
-"""The pages for operators name metrics that the services export, and link to sections that exist."""
+"""The pages name metrics that the services export and files that exist, and link to sections that exist."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglo
 LINK = re.compile(r"\]\((?!\w+://)([^)#\s]*)#([^)\s]+)\)")
 HEADING = re.compile(r"(?m)^#{1,6} (.+)$")
 ANCHOR = re.compile(r'<a id="([^"]+)">')
+FILE = re.compile(r"`((?:bench|deploy|docs|engines|kvmesh|protos|services|simulator|tests|tools)/[\w./-]+)`")
 FENCED = re.compile(r"(?ms)^\s*```.*?^\s*```")
 
 ROLES = ("frontend", "router", "prefill", "decode")
@@ -94,3 +95,10 @@ def test_links_lead_to_sections_that_exist(page: Path) -> None:
         if other.suffix == ".md" and anchor not in anchors(other):
             lost.append(f"{target}#{anchor}")
     assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """A path of a module that has moved leads nowhere."""
+    named = FILE.findall(page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).exists()] == []
