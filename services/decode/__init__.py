@@ -1,1 +1,1 @@
-"""The decode service: slots, KV reservations, frames, orphans and adoption."""
+"""The decode service: slots, KV-cache reservations, step frames, detached streams and stream takeover."""

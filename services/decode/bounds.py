@@ -1,4 +1,4 @@
-"""What a submit's budget asks of a decode replica before it takes anything: head room beside its KV blocks, time. Pure."""
+"""Admission control of a decode replica by the submit's budget: KV headroom and time. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.blocks import count_for
 from kvmesh.replica.admission import Refused, too_late
 
-HEAD_ROOM_PERMILLE_MAX: Final = 900
+HEADROOM_PERMILLE_MAX: Final = 900
 _FIELD: Final = "budget.kv_head_room_permille"
 
 
@@ -20,28 +20,32 @@ def blocks_needed(submit: pb.Submit) -> int:
 
 
 def headroom_blocks(submit: pb.Submit, blocks_total: int) -> int:
-    """Return the KV blocks that must stay free beside `submit`; none beside one that an engine had taken before."""
+    """Return the KV headroom of `submit`: blocks that must stay free beside it. A resumed submit needs none."""
     if submit.resumed:
         return 0
     return -(-blocks_total * submit.budget.kv_head_room_permille // 1000)
 
 
 def check_headroom(submit: pb.Submit, blocks: int, headroom: int, blocks_total: int) -> Refused | None:
-    """Return why `submit`, which needs `blocks`, could never be taken even by an empty replica, or None."""
+    """Return the refusal of a `submit` that even an empty replica could never take, or None.
+
+    `blocks`: KV blocks that the submit needs.
+    """
     permille = submit.budget.kv_head_room_permille
-    if permille > HEAD_ROOM_PERMILLE_MAX:
-        message = f"{_FIELD} is {permille}: 0 to {HEAD_ROOM_PERMILLE_MAX} is allowed"
+    if permille > HEADROOM_PERMILLE_MAX:
+        message = f"{_FIELD} is {permille}: 0 to {HEADROOM_PERMILLE_MAX} is allowed"
         return Refused(pb.Refusal.REASON_INVALID, message, _FIELD)
     if blocks + headroom > blocks_total:
-        message = f"{blocks} KV blocks are needed beside {headroom} of head room; {blocks_total} exist"
+        message = f"{blocks} KV blocks are needed beside {headroom} of headroom; {blocks_total} exist"
         return Refused(pb.Refusal.REASON_INVALID, message, "token_ids")
     return None
 
 
 def check_time(submit: pb.Submit, step_s: float) -> Refused | None:
-    """Return why `submit` is not begun, or None: its first token would be late, or no other would be in time.
+    """Return the refusal of a `submit` that cannot meet its deadline, or None.
 
-    `step_s`: seconds of a step of this engine, 0: unknown. The prefill takes what the router expects, here or elsewhere.
+    The submit is refused if its first token would be late, or if no second token would be in time.
+    `step_s`: seconds of a step of this engine; 0: unknown. The prefill is taken to last as long as the router expects.
     """
     budget = submit.budget
     left_s = deadlines.left_s(budget.remaining_ms)

@@ -1,9 +1,9 @@
-"""Slots whose client's flow-control window is closed, and which of them is cut when they hold too many.
+"""Slots with a closed client flow-control window, and the choice of the slot that is ended when they are too many. Pure.
 
-Pure. Such a slot holds a place in the replica while its engine idles, and a place in the engine while that generates what
-is not read. INVARIANT: at most half of a replica's places, at least one, are of this kind after each `close`. The tenant
-with the most of them loses one, so no tenant is cut below an equal share. Only what a frontend reports counts: in a
-partition no report comes, and nothing is cut.
+Backpressure reaches the replica: such a slot occupies the replica while its engine idles, or the engine while it generates
+unread tokens. INVARIANT: after each `close`, at most half of the replica's concurrency, at least one slot, is of this kind.
+The tenant with the most closed windows loses one slot, so no tenant falls below an equal share. Only reports of frontends
+count: a network partition brings no report and ends no slot.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class ClosedWindows:
     __slots__ = ("_by_count", "_by_tenant", "_count", "_most", "slots_max")
 
     def __init__(self, concurrency: int) -> None:
-        """`concurrency`: all slots of the replica, or what its engine runs at once if that is less."""
+        """`concurrency`: all slots of the replica, or the engine's concurrency limit if that is lower."""
         self.slots_max = max(1, concurrency // 2)
-        """Slots that may be of this kind."""
+        """Most slots with a closed window."""
         self._by_tenant: dict[str, dict[Slot, None]] = {}
         self._by_count: dict[int, dict[str, None]] = {}
-        """Tenants with so many slots, in the order in which they came to have so many."""
+        """Tenants by their number of such slots, each in the order in which it reached the number."""
         self._count = 0
         self._most = 0
         """Slots of the tenant that has the most."""
@@ -34,7 +34,7 @@ class ClosedWindows:
         return slot in self._by_tenant.get(slot.tenant, ())
 
     def close(self, slot: Slot) -> Slot | None:
-        """Count `slot`. If they are too many, return the longest closed one of the largest tenant, counted no longer."""
+        """Count `slot`. Above the limit, stop counting the longest-closed slot of the largest tenant and return it."""
         if slot in self:
             return None
         self._by_tenant.setdefault(slot.tenant, {})[slot] = None
@@ -47,13 +47,13 @@ class ClosedWindows:
         return longest
 
     def open(self, slot: Slot) -> None:
-        """Count `slot` no longer; one that is not counted is ignored."""
+        """Stop counting `slot`; an uncounted slot is ignored."""
         if slot in self:
             del self._by_tenant[slot.tenant][slot]
             self._recount(slot.tenant, -1)
 
     def _recount(self, tenant: str, change: int) -> None:
-        """`tenant` has one slot more or less: `change` is 1 or -1."""
+        """Update the counts of `tenant`, which gained or lost a slot; `change`: 1 or -1."""
         count = len(self._by_tenant[tenant])
         self._count += change
         if before := count - change:
@@ -69,7 +69,7 @@ class ClosedWindows:
             self._most = count
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if there are too many, if counts are wrong, or if a slot has no reader."""
+        """Raise AssertionError if the limit is exceeded, a count is wrong, or a slot has no reader."""
         assert self._count <= self.slots_max, self._by_tenant
         counts = {tenant: len(slots) for tenant, slots in self._by_tenant.items()}
         assert self._count == sum(counts.values()), counts

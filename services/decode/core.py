@@ -1,7 +1,7 @@
-"""What a decode replica decides about its callers: whom it admits, who reads which slot, when a slot is given up.
+"""Decisions of a decode replica: admission control, stream takeover, deadlines and cancellation of slots. Pure.
 
-Pure: no I/O, no clock. Events come in through sessions (callers), `generation` (the engine's sink) and `on_timer`;
-effects leave through the sessions' outboxes and the EnginePort. After every event ask `next_wake_s`.
+Events come in through sessions (callers), `generation` (the engine's sink) and `on_timer`. Effects leave through the
+sessions' outboxes and the EnginePort. The shell calls `next_wake_s` after every event.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ class DecodeCore(AttachedCore[Slot]):
         is_source: Callable[[str, float], bool],
         record: Recorder = discard_record,
     ) -> None:
-        """Build it. `is_source(address, now_s)`: KV blocks may be pulled from there.
-
-        `record` hears of each engine call that is over.
-        """
+        """`is_source(address, now_s)`: True if KV blocks may be pulled from the address. `record`: called for each ended
+        engine call."""
         self.replica = replica
         self.facts = facts
         self.limits = limits
@@ -50,7 +48,7 @@ class DecodeCore(AttachedCore[Slot]):
         self.takeover_total = 0
         self._heartbeat = LoadHeartbeat()
         self.slow_reader_cuts = {"time": 0, "share": 0}
-        """Slots that were cut because their client did not read: by the slow-reader time, or by the share of slots."""
+        """Slots ended because their client did not read: by the slow-reader time, or by the share of slots."""
         concurrency = min(limits.slots_max, facts.max_sequences or limits.slots_max)
         self.slot_table = DecodeSlotTable(facts.kv_blocks, concurrency, self._heartbeat)
         self.generation = Generation(
@@ -66,11 +64,11 @@ class DecodeCore(AttachedCore[Slot]):
 
     @property
     def sink(self) -> Generation:
-        """Who hears the engine."""
+        """The receiver of the engine's events."""
         return self.generation
 
     def connect(self, engine: EnginePort) -> None:
-        """Set the engine that `sink` hears. Once."""
+        """Set the engine; called once."""
         self.generation.engine = engine
 
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Slot]:
@@ -82,7 +80,7 @@ class DecodeCore(AttachedCore[Slot]):
         return session
 
     def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
-        """The stream of `session` is gone: what waits for a handoff ends, the rest waits for an adopter."""
+        """Handle the loss of a stream: pending slots end, the others are detached and wait for a takeover."""
         self.slot_table.sessions.remove(session)
         self._heartbeat.is_heard = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
@@ -125,9 +123,9 @@ class DecodeCore(AttachedCore[Slot]):
             self.generation.start(slot, now_s)
 
     def hand_over(self, slot: Slot, handoff: pb.Handoff, now_s: float) -> None:
-        """Start generating from `handoff`; one for a slot that does not wait for it is ignored. Raises FrameError.
+        """Start generating from `handoff`; a slot that waits for none ignores it. Raises FrameError.
 
-        One that comes too late for another token starts nothing: the slot ends with what its caller has.
+        If no time is left for another token, the slot ends with the tokens that its caller has.
         """
         if slot.state is not State.PENDING:
             return
@@ -150,24 +148,24 @@ class DecodeCore(AttachedCore[Slot]):
             self.generation.start(slot, now_s, handoff)
 
     def grant(self, slot: Slot, position: int, now_s: float) -> None:
-        """Raise the credit of `slot`, whose client's window was open a moment ago."""
+        """Extend the flow-control window of `slot` to `position`: its client reads."""
         self.slot_table.closed_windows.open(slot)
         if slot.log.grant(position):
             slot.blocked_s = None
             self.generation.send(slot, now_s)
 
     def close_window(self, slot: Slot, now_s: float) -> None:
-        """The flow-control window of the client of `slot` is closed: cut another one if too many are."""
+        """Note a closed client window; end the slot that ClosedWindows chooses if there are too many."""
         longest = self.slot_table.closed_windows.close(slot)
         if longest is not None:
             self._cut_slow(longest, "share", now_s)
 
     def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
-        """End `slot` as its caller wishes, whatever the reason; nothing is sent for it."""
+        """End `slot` on its caller's wish, for any reason; nothing is sent for it."""
         self.generation.forget(slot, now_s)
 
     def adopt(self, session: CallerSession[Slot], adopt: pb.Adopt, now_s: float) -> None:
-        """Move a running or finished slot to `session`, or refuse."""
+        """Stream takeover: move a running or finished slot to `session`, or refuse."""
         slot = self.slot_table.slots.get(adopt.request_id)
         if slot is None or slot.attempt != adopt.attempt or slot.state is State.PENDING:
             found = "unknown" if slot is None else f"in attempt {slot.attempt}, {slot.state.value}"
@@ -198,8 +196,8 @@ class DecodeCore(AttachedCore[Slot]):
         self.generation.send(slot, now_s)
 
     def next_wake_s(self) -> float | None:
-        """Return when `on_timer` is to be called, or None."""
-        # After every token: written out, a generator over three costs more than all else here.
+        """Return the time of the next `on_timer`, or None."""
+        # Runs after every token: a generator over three values costs more than the rest of this method.
         wake_s = self.slot_table.deadline_heap.next_s()
         for other_s in (self.generation.step_batch.due_s(), self._heartbeat.next_s()):
             if other_s is not None and (wake_s is None or other_s < wake_s):
@@ -207,7 +205,7 @@ class DecodeCore(AttachedCore[Slot]):
         return wake_s
 
     def on_timer(self, now_s: float) -> None:
-        """Do what is due."""
+        """Flush the due step frame, check the due slots, send the due load report."""
         due_s = self.generation.step_batch.due_s()
         if due_s is not None and due_s <= now_s:
             self.generation.flush(now_s)
@@ -220,16 +218,16 @@ class DecodeCore(AttachedCore[Slot]):
                     session.outbox.load(report)
 
     def drain(self) -> None:
-        """Refuse what is new from now on; adopts are still welcome."""
+        """Begin a graceful shutdown: refuse new submits; takeovers are still served."""
         self.is_draining = True
         self._heartbeat.touch()
 
     def is_idle(self) -> bool:
-        """True if nothing is held but finished logs."""
+        """True if only finished logs are held."""
         return not self.slot_table.held_count()
 
     def load_report(self, now_s: float) -> pb.LoadReport:
-        """Return the load as routers see it; what the engine said long ago is not in it."""
+        """Return the load for routers; stale engine reports are left out."""
         reservations, generation = self.slot_table.reservations, self.generation
         load = generation.view.fresh(now_s)
         return pb.LoadReport(
@@ -278,14 +276,14 @@ class DecodeCore(AttachedCore[Slot]):
             return Refused(pb.Refusal.REASON_QUEUE_FULL, message, retry_after_ms=retry_ms)
         if not slot_table.reservations.can_reserve(needed, headroom):
             free, total = slot_table.reservations.free, slot_table.reservations.total
-            beside = f" beside {headroom} of head room" if headroom else ""
+            beside = f" beside {headroom} of headroom" if headroom else ""
             message = f"KV full: {needed} blocks needed{beside}, {free}/{total} free"
             retry_ms = slot_table.freed_blocks.retry_ms(needed + headroom - free, now_s)
             return Refused(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
         return None
 
     def _look_at(self, slot: Slot, now_s: float) -> None:
-        """End `slot` if one of its times has come; else look again at the next."""
+        """End `slot` if one of its times has passed; else schedule the next check."""
         if slot.expire_s <= now_s:
             self.generation.forget(slot, now_s)
             return

@@ -1,6 +1,7 @@
-"""Logs that were sent to their end, kept for an adopter: a finish in flight is lost with the router that carried it.
+"""Token logs that were sent to their end, kept for a stream takeover. Pure.
 
-Pure. Each is forgotten after the orphan time; these bounds hold however many end within it.
+A finish row in flight is lost with the router that carried it; the kept log lets a takeover read it again. A log is dropped
+after `detached_s`. The bounds here hold however many streams end within that time.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ BYTES_MAX: Final = 16 << 20
 
 
 class FinishedLogs:
-    """Finished slots, oldest first. The log of a slot does not change while it is here.
+    """Finished slots, oldest first. The log of a kept slot does not change.
 
-    Invariant: at most `logs_max` of them, and of `bytes_max` together, but for a single one that is larger.
+    INVARIANT: at most `logs_max` logs, and at most `bytes_max` together unless a single log is larger.
     """
 
     __slots__ = ("_bytes_max", "_logs_max", "_slots", "size_bytes")
@@ -34,7 +35,7 @@ class FinishedLogs:
         return slot in self._slots
 
     def add(self, slot: Slot) -> list[Slot]:
-        """Keep `slot`; return those that must be forgotten for it, oldest first. They are not here any more."""
+        """Keep `slot`; return the evicted slots, oldest first."""
         self._slots[slot] = slot.log.size_bytes
         self.size_bytes += slot.log.size_bytes
         forgotten: list[Slot] = []
@@ -47,7 +48,7 @@ class FinishedLogs:
         return forgotten
 
     def discard(self, slot: Slot) -> None:
-        """Keep `slot` no longer; one that is not here is ignored."""
+        """Drop `slot`; an unknown slot is ignored."""
         self.size_bytes -= self._slots.pop(slot, 0)
 
     def assert_consistent(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine's side of a decode replica: starts calls, collects their tokens into frames, tells how they end. Pure."""
+"""The engine's side of a decode replica: starts engine calls, batches their tokens by step, reports their end. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from services.decode.slot_table import DecodeSlotTable
 from services.decode.step_batch import StepBatch
 
 COMPUTED_STRIDE: Final = 32
-"""Tokens that may be computed beyond the credit before the reader is told of them: half a credit window."""
+"""Tokens computed beyond the flow-control window before the reader is told of them: half a window."""
 
 _CANCELLED: Final = "cancelled"
 
@@ -64,15 +64,15 @@ class Generation:
 
     @property
     def load(self) -> EngineLoad | None:
-        """The engine's last own report, however old."""
+        """The engine's last own load report, of any age."""
         return self.view.last
 
     def start(self, slot: Slot, now_s: float, handoff: pb.Handoff | None = None) -> None:
-        """Give a pending slot to the engine and tell its caller."""
+        """Start the engine call of a pending slot and tell its caller."""
         submit = slot.submit
         assert submit is not None and slot.state is State.PENDING, slot
         assert slot.session is not None, slot
-        slot.submit = None  # the engine has the prompt now
+        slot.submit = None  # the prompt is the engine's now
         slot.state = State.RUNNING
         slot.called_s = slot.heard_s = now_s
         self._last_call_id += 1
@@ -91,19 +91,19 @@ class Generation:
             self._over(slot, now_s, _CANCELLED)
 
     def stall_s(self, slot: Slot) -> float:
-        """Return when silence of the engine about `slot` ends it."""
+        """Return the time at which an unanswered engine call ends `slot` (failure detector)."""
         limits = self._limits
         return slot.heard_s + (
             limits.first_token_timeout_s if slot.answered_s is None else limits.token_timeout_s
         )
 
     def forget(self, slot: Slot, now_s: float) -> None:
-        """End the slot's call and hold nothing of it any more, without a word."""
+        """End the slot's call and drop the slot; nothing is sent."""
         self.stop(slot, now_s)
         self._slot_table.forget(slot, now_s)
 
     def fail(self, slot: Slot, error: CallError, now_s: float) -> None:
-        """End `slot` because something behind it broke; what was made before is sent."""
+        """End `slot` after a failure behind it; the tokens computed before are sent."""
         untouched = slot.is_local and slot.log.end == slot.log.start
         if slot.call_id:
             self.engine.cancel(slot.call_id)
@@ -121,7 +121,7 @@ class Generation:
         self._slot_table.forget(slot, now_s)
 
     def cut(self, slot: Slot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
-        """End `slot` with what its caller may have so far."""
+        """End `slot` with `reason` and the tokens that its flow-control window allows."""
         self.send(slot, now_s)
         self._tell_computed(slot)
         if slot.session is not None:
@@ -129,7 +129,7 @@ class Generation:
         self.forget(slot, now_s)
 
     def send(self, slot: Slot, now_s: float) -> None:
-        """Put what may be sent into the outbox of whoever reads `slot`; finish it if that was all."""
+        """Move sendable tokens of `slot` into its session's outbox; finish the slot after its last token."""
         session, log = slot.session, slot.log
         if session is None:
             return
@@ -153,14 +153,14 @@ class Generation:
                 self._slot_table.look_by(slot, now_s + self._limits.slow_reader_s)
 
     def _tell_computed(self, slot: Slot) -> None:
-        """Tell the reader of `slot` how much was computed, if it cannot see that by the tokens."""
+        """Tell the reader of `slot` the computed position where it exceeds the sent one."""
         log = slot.log
         if slot.session is not None and log.end > max(log.sent, slot.computed_told):
             slot.computed_told = log.end
             slot.session.outbox.computed(slot.number, log.end)
 
     def flush(self, now_s: float) -> None:
-        """Send what the step's slots reported."""
+        """Flush the step batch: send the tokens of its slots."""
         self.flush_total += 1
         for slot in self.step_batch.take():
             self.send(slot, now_s)
@@ -168,7 +168,7 @@ class Generation:
     # EngineSink.
 
     def on_first(self, call_id: int, first: First, now_s: float) -> None:
-        """The KV blocks arrived, or the prompt is through."""
+        """Note the first answer: the KV transfer or the local prefill is complete."""
         slot = self.calls.get(call_id)
         if slot is None:
             return
@@ -181,7 +181,7 @@ class Generation:
     def on_tokens(
         self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
     ) -> None:
-        """Add to the slot's log; send now or with the step's frame."""
+        """Append tokens to the slot's log; send at once or with the step frame."""
         slot = self.calls.get(call_id)
         if slot is None:
             return
@@ -210,7 +210,7 @@ class Generation:
                 self.flush(now_s)
 
     def on_end(self, call_id: int, now_s: float) -> None:
-        """The engine is done: free its KV, and say so once everything is sent."""
+        """Free the KV blocks of an ended call; the finish row follows the last token."""
         slot = self.calls.get(call_id)
         if slot is None:
             return
@@ -221,7 +221,7 @@ class Generation:
             return
         if made == slot.max_output_tokens:
             slot.ending, outcome = pb.Finish.REASON_LENGTH, "length"
-        else:  # TensorRT-LLM leaves the end token out, so the last token tells nothing
+        else:  # TensorRT-LLM omits the end token, so the last token does not tell the reason
             slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
         self._over(slot, now_s, outcome)
         slot.state = State.ENDED
@@ -231,7 +231,7 @@ class Generation:
             self.flush(now_s)
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
-        """The call failed."""
+        """Fail the slot of the call."""
         slot = self.calls.get(call_id)
         if slot is not None:
             self.fail(slot, error, now_s)
@@ -242,7 +242,7 @@ class Generation:
             self._heartbeat.touch()
 
     def on_ready(self, is_ready: bool, now_s: float) -> None:
-        """The engine began or ceased to answer."""
+        """Note whether the engine answers."""
         if is_ready != self.is_ready:
             self.is_ready = is_ready
             self._heartbeat.touch()
@@ -252,7 +252,7 @@ class Generation:
         return microseconds(self.step_batch.step_s or (self.load.step_s if self.load else 0.0))
 
     def fresh_step_s(self, now_s: float) -> float:
-        """Return the seconds of a step as they are now: measured here, else by the engine. 0: unknown."""
+        """Return the present seconds of a step: measured here, else reported by the engine. 0: unknown."""
         return self.step_batch.fresh_step_s(now_s) or self.view.step_s(now_s)
 
     def assert_consistent(self) -> None:
@@ -265,7 +265,7 @@ class Generation:
             assert limits[0] <= limits[1], slot
 
     def _over(self, slot: Slot, now_s: float, outcome: str) -> None:
-        """The slot's call has ended, one way or the other. Leaves the state to the caller."""
+        """Record the end of the slot's call. The caller sets the slot's state."""
         del self.calls[slot.call_id]
         slot.call_id = 0
         self.step_batch.leave(slot)

@@ -1,4 +1,7 @@
-"""Addresses KV blocks may be pulled from: those of registered prefill replicas, whatever a handoff says. Pure."""
+"""Addresses from which KV blocks may be pulled: those of registered prefill replicas. Pure.
+
+A handoff that names another address is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ from typing import Final
 from kvmesh.membership.member import Member
 
 KEPT_S: Final = 30.0
-"""An address stays allowed this long after its replica is not listed any more: one that drains or has lost its name to
-another process still holds handoffs. Engines keep them no longer by default (engine.handoff_timeout_s)."""
+"""An address stays allowed this long after its replica left the membership. A replica that drains, or that lost its name
+to another process, still holds handoffs. Engines hold them no longer by default (engine.handoff_timeout_s)."""
 
 
 class KvSources:
-    """The registered KV addresses. Empty until the membership was read once: then every handoff is refused."""
+    """The registered KV addresses. Empty, so that every handoff is refused, until the membership was read once."""
 
     __slots__ = ("_listed", "_unlisted")
 
     def __init__(self, addresses: Iterable[str] = ()) -> None:
         self._listed = frozenset(addresses)
         self._unlisted: dict[str, float] = {}
-        """Addresses that were listed, and until when they are allowed."""
+        """Addresses that were listed, with the end of their permission."""
 
     def take(self, members: Iterable[Member], now_s: float) -> None:
         """Take the members of the mesh."""

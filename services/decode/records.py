@@ -1,4 +1,4 @@
-"""What is told about an engine call when it is over: for spans and metrics, never for decisions. Pure."""
+"""The record of an ended engine call, for spans and metrics; no decision reads it. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class CallRecord:
     is_local: bool
     called_s: float
     answered_s: float | None
-    """First answer. None: there was none."""
+    """Time of the first answer. None: no answer came."""
     ended_s: float
     tokens: int
     reused_blocks: int
     outcome: str
-    """How it ended: "length", "end_token", "cancelled" or the name of an error."""
+    """"length", "end_token", "cancelled" or the name of an error."""
 
 
 Recorder = Callable[[CallRecord], None]

@@ -1,12 +1,12 @@
-"""KV blocks promised to accepted slots. Pure."""
+"""KV blocks reserved for accepted slots. Pure."""
 
 from __future__ import annotations
 
 
 class Reservations:
-    """Counts promised blocks against the engine's.
+    """Counts reserved blocks against the engine's total.
 
-    Invariant: 0 <= reserved <= total. Cached blocks need no room here: the engine evicts them for whoever holds a promise.
+    INVARIANT: 0 <= reserved <= total. Cached blocks need no reservation: the engine evicts them for reserved ones.
     """
 
     __slots__ = ("reserved", "total")
@@ -17,21 +17,21 @@ class Reservations:
 
     @property
     def free(self) -> int:
-        """Blocks that are not promised."""
+        """Blocks that are not reserved."""
         return self.total - self.reserved
 
     def can_reserve(self, blocks: int, headroom: int = 0) -> bool:
-        """True if `blocks` more can be promised and `head_room` stay free beside them."""
+        """True if `blocks` more can be reserved while `headroom` blocks stay free beside them."""
         return blocks + headroom <= self.free
 
     def reserve(self, blocks: int) -> None:
-        """Promise `blocks`. Raises ValueError unless they can be reserved."""
+        """Reserve `blocks`. Raises ValueError if they do not fit."""
         if not self.can_reserve(blocks):
             raise ValueError(f"{blocks} blocks do not fit: {self.reserved}/{self.total} are reserved")
         self.reserved += blocks
 
     def release(self, blocks: int) -> None:
-        """Take a promise back."""
+        """Release reserved `blocks`. Raises ValueError for more than are reserved."""
         if not 0 <= blocks <= self.reserved:
             raise ValueError(f"{blocks} blocks were never reserved: {self.reserved} are")
         self.reserved -= blocks

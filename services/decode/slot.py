@@ -1,4 +1,4 @@
-"""One attempt on this replica, from its submit until its log is forgotten. Pure."""
+"""One attempt on this replica, from its submit until its log is dropped. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 
 
 class State(Enum):
-    """PENDING -> RUNNING -> ENDED -> FINISHED; from each of them a slot may be forgotten.
+    """State machine of a slot: PENDING -> RUNNING -> ENDED -> FINISHED; a slot may be forgotten in each state.
 
-    PENDING: KV reserved, waits for its handoff. Dies with its stream.
+    PENDING: KV blocks are reserved, the slot waits for its handoff. It ends with its stream.
     RUNNING: the engine generates.
-    ENDED: the engine is done and its KV free; tokens wait for credit or for an adopter.
-    FINISHED: everything and the finish row were sent; kept for an adopter.
+    ENDED: the engine is done and its KV blocks are free; tokens wait for the flow-control window or for a takeover.
+    FINISHED: all tokens and the finish row were sent; the log is kept for a takeover.
     """
 
     PENDING = "pending"
@@ -32,56 +32,56 @@ class Slot:
     request_id: str
     attempt: int
     is_local: bool
-    """PHASE_CONTEXT_AND_GENERATION: this engine runs the prompt too."""
+    """PHASE_CONTEXT_AND_GENERATION: this engine computes the prompt too (local prefill)."""
     prompt_tokens: int
     max_output_tokens: int
     end_token_id: int
     log: TokenLog
     deadline_s: float
     ttft_deadline_s: float
-    """Bounds the first token, until the handoff or the engine's first answer came. Infinite: none."""
+    """Deadline of the first token; holds until the handoff or the engine's first answer. Infinite: none."""
     submitted_s: float
     traceparent: str
     blocks: int
-    """KV blocks reserved; 0 as soon as the engine is done."""
+    """Reserved KV blocks; 0 once the engine is done."""
     submit: pb.Submit | None
-    """What the engine call is made of; dropped when it was made."""
+    """Input of the engine call; dropped when the call is made."""
 
     tenant: str = ""
-    """Tenant that pays; empty: a mesh without tenants."""
+    """The charged tenant; empty: a mesh without tenants."""
     vocabulary_size: int = 0
-    """Ids that the engine may make are below it. 0: ids are not checked."""
+    """Output ids must be below it. 0: ids are not checked."""
     state: State = State.PENDING
     session: CallerSession[Slot] | None = None
-    """The stream that reads this slot. None: an orphan, or FINISHED."""
+    """The stream that reads this slot. None: detached, or FINISHED."""
     number: int = 0
     """The slot's number within `session`."""
     handed_tokens: int = 0
-    """Tokens at the head of the log that came with the handoff: the caller has them."""
+    """Tokens at the head of the log that came with the handoff; the caller has them."""
     call_id: int = 0
-    """The engine call. 0: none is live."""
+    """The running engine call. 0: none."""
     called_s: float = 0.0
     answered_s: float | None = None
     heard_s: float = 0.0
-    """When the engine last said something; `called_s` before."""
+    """Time of the engine's last answer; `called_s` before the first."""
     reused_blocks: int = 0
     takeover: int = 0
-    """Number of the last adoption. 0: there was none, or its caller does not count."""
+    """Number of the last takeover (`Adopt.adoption`). 0: no takeover, or a caller that does not count them."""
     has_first_row: bool = False
-    """The first token goes out as a row of its own: a local slot, until somebody adopts it."""
+    """True while the first token goes out as a row of its own: a local slot before any takeover."""
     first: pb.FirstToken | None = None
-    """That row, while it waits to be sent."""
+    """The first-token row, while it waits to be sent."""
     ending: pb.Finish.Reason.ValueType = pb.Finish.REASON_UNSPECIFIED
-    """Why the engine ended. Set in ENDED and FINISHED."""
+    """The engine's finish reason. Set in ENDED and FINISHED."""
     computed_told: int = 0
-    """What `session` heard last of how much the engine computed beyond the credit."""
+    """Position last reported to `session` as computed beyond the flow-control window."""
     blocked_s: float | None = None
-    """Since when tokens wait for credit."""
+    """Since this time tokens wait for the flow-control window. None: no backpressure."""
     expire_s: float = float("inf")
-    """When an orphan is cancelled, or a finished log forgotten."""
+    """Time at which a detached slot is cancelled, or a finished log dropped."""
 
     def __repr__(self) -> str:
-        where = f"{self.session.peer}/{self.number}" if self.session else "nobody"
+        where = f"{self.session.peer}/{self.number}" if self.session else "no stream"
         log = self.log
         return (
             f"Slot({self.request_id[:8]}/{self.attempt} {self.state.value} at {where}, "
@@ -89,14 +89,14 @@ class Slot:
         )
 
     def is_detached(self) -> bool:
-        """True while no stream reads a slot that has something left to say."""
+        """True while no stream reads an unfinished slot."""
         return self.session is None and self.state is not State.FINISHED
 
     def deadline_now_s(self) -> float:
-        """Return the deadline that holds at this moment."""
+        """Return the deadline that applies in the present state."""
         awaits_first = self.state is State.PENDING or (self.is_local and self.answered_s is None)
         return min(self.deadline_s, self.ttft_deadline_s) if awaits_first else self.deadline_s
 
     def known_position(self) -> int:
-        """Return one past the last position a reader can have."""
+        """Return one past the last position that a reader can have."""
         return max(self.log.end, self.log.start + self.handed_tokens)

@@ -1,6 +1,6 @@
-"""Everything a decode replica holds: slots, the streams that read them, KV reservations, times to look. Pure.
+"""The slot table of a decode replica: slots, sessions, KV reservations, deadlines, drain rates. Pure.
 
-The one place where these change together, so that their counts cannot part.
+These change together in this module alone, so that their counts agree.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from services.decode.slot import Slot, State
 
 
 class DecodeSlotTable:
-    """Slots by request id, with what belongs to each."""
+    """Slots by request id, with their session, reservation and deadline."""
 
     def __init__(self, kv_blocks: int, concurrency: int, heartbeat: LoadHeartbeat) -> None:
-        """`concurrency`: requests that may be held and that the engine runs at once."""
+        """`concurrency`: requests that the replica may hold and the engine runs at once."""
         self.slots: dict[str, Slot] = {}
-        """By request id: the highest attempt known, FINISHED ones too."""
+        """By request id: the highest known attempt, FINISHED slots included."""
         self.sessions: list[CallerSession[Slot]] = []
         self.finished = FinishedLogs()
         self.closed_windows = ClosedWindows(concurrency)
@@ -44,14 +44,14 @@ class DecodeSlotTable:
         self._heartbeat.touch()
 
     def attach(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
-        """Let `session` read `slot`, which nobody reads."""
+        """Attach the detached `slot` to `session`."""
         assert slot.session is None, slot
         slot.session, slot.number = session, number
         session.slots[number] = slot
         slot.expire_s = float("inf")
 
     def detach(self, slot: Slot) -> None:
-        """End the reading of `slot`. What is left to a slot without reader is up to the caller."""
+        """Detach `slot` from its session. The caller decides how long a detached slot is kept."""
         if slot.session is not None:
             del slot.session.slots[slot.number]
             slot.session, slot.number = None, 0
@@ -59,27 +59,27 @@ class DecodeSlotTable:
         self.closed_windows.open(slot)
 
     def expire_at(self, slot: Slot, at_s: float) -> None:
-        """Forget `slot` at `at_s` unless somebody adopts it before."""
+        """Drop `slot` at `at_s` unless a takeover comes before."""
         slot.expire_s = at_s
         self.look_by(slot, at_s)
 
     def look_by(self, slot: Slot, at_s: float) -> None:
-        """Look at `slot` no later than `at_s`."""
+        """Check `slot` no later than `at_s`."""
         self.deadline_heap.by(slot, at_s)
 
     def release(self, slot: Slot, now_s: float) -> None:
-        """Take back the reservation of `slot`; once more does nothing."""
+        """Release the reservation of `slot`. Idempotent."""
         if slot.blocks:
             self.reservations.release(slot.blocks)
             self.freed_blocks.freed(slot.blocks, now_s)
-            self.freed_slots.freed(1, now_s)  # as soon as its reader has the rest
+            self.freed_slots.freed(1, now_s)  # free once its reader has the rest
             slot.blocks = 0
             self._reserving -= 1
             self._stock(now_s)
             self._heartbeat.touch()
 
     def finish(self, slot: Slot, at_s: float) -> None:
-        """Everything of `slot` was said: keep its log until `at_s`."""
+        """Move a fully sent slot to FINISHED; keep its log until `at_s`."""
         slot.state = State.FINISHED
         self.detach(slot)
         self.expire_at(slot, at_s)
@@ -87,13 +87,13 @@ class DecodeSlotTable:
             self.forget(one, at_s)
 
     def revive(self, slot: Slot) -> None:
-        """Somebody adopts a finished log."""
+        """Move a finished slot back to ENDED for a takeover."""
         if slot.state is State.FINISHED:
             self.finished.discard(slot)
             slot.state = State.ENDED
 
     def forget(self, slot: Slot, now_s: float) -> None:
-        """Hold `slot` no more. Its engine call must be over."""
+        """Drop `slot`. Its engine call must be over."""
         assert not slot.call_id, slot
         self.release(slot, now_s)
         self.detach(slot)
@@ -104,15 +104,15 @@ class DecodeSlotTable:
         self._heartbeat.touch()
 
     def held_count(self) -> int:
-        """Return the slots that are not finished."""
+        """Return the number of unfinished slots."""
         return len(self.slots) - len(self.finished)
 
     def pending_count(self) -> int:
-        """Return the slots that wait for a handoff."""
+        """Return the number of slots that wait for a handoff."""
         return sum(slot.state is State.PENDING for slot in self.slots.values())
 
     def detached_count(self) -> int:
-        """Return the slots that nobody reads and that have something left to say."""
+        """Return the number of detached slots."""
         return sum(slot.is_detached() for slot in self.slots.values())
 
     def log_bytes(self) -> int:
@@ -137,7 +137,7 @@ class DecodeSlotTable:
             assert bool(slot.call_id) == (slot.state is State.RUNNING), slot
             assert bool(slot.blocks) == (slot.state in (State.PENDING, State.RUNNING)), slot
             assert (slot in self.finished) == (slot.state is State.FINISHED), slot
-            assert slot in self.deadline_heap, f"{slot} would never be looked at"
+            assert slot in self.deadline_heap, f"{slot} has no deadline"
             assert slot.session is not None or slot.expire_s < float("inf"), slot
             assert slot.session is not None or slot.state is not State.PENDING, slot
         assert len(self.deadline_heap) == len(slots), slots

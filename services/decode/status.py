@@ -1,4 +1,4 @@
-"""The decode.v1 service: tells what the replica holds."""
+"""The decode.v1 service: reports the state of the replica."""
 
 from __future__ import annotations
 

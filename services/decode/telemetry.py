@@ -18,16 +18,17 @@ class CallTelemetry:
         self._metrics = metrics
         self._tracing = tracing
         self._transfer = metrics.histogram(
-            "transfer_seconds", "From the hand-over of a handoff to the engine's first answer."
+            "transfer_seconds", "KV transfer: from the handoff to the engine's first answer."
         )
         self._local = metrics.histogram(
-            "local_prefill_seconds", "From the engine call to its first answer, prompts run here."
+            "local_prefill_seconds",
+            "From the engine call to its first answer, for prompts that decode computes itself.",
         )
         self._tokens = metrics.counter("generated_tokens", "Tokens made by ended engine calls.")
         self._ended: dict[str, Counter] = {}
 
     def __call__(self, record: CallRecord) -> None:
-        """Count the call, and record its span if its trace is sampled."""
+        """Count the call; record its span if its trace is sampled."""
         outcome = self._ended.get(record.outcome)
         if outcome is None:
             outcome = self._ended[record.outcome] = self._metrics.counter(
@@ -66,27 +67,29 @@ def export(core: DecodeCore, metrics: Metrics) -> None:
     slot_table, generation = core.slot_table, core.generation
     metrics.gauge("slots", "Slots held; finished logs do not count.", slot_table.held_count)
     metrics.gauge("pending_slots", "Slots that wait for a handoff.", slot_table.pending_count)
-    metrics.gauge("detached_slots", "Slots whose stream broke.", slot_table.detached_count)
+    metrics.gauge(
+        "detached_slots",
+        "Detached slots: their stream broke and waits for a takeover.",
+        slot_table.detached_count,
+    )
     metrics.gauge(
         "closed_window_slots",
-        "Slots whose client's flow-control window is closed.",
+        "Slots with a closed client flow-control window (backpressure).",
         lambda: len(slot_table.closed_windows),
     )
     for cause in core.slow_reader_cuts:
         metrics.total(
             "slow_reader_cuts",
-            "Slots cut because their client did not read: by the slow-reader time, or by the share of slots.",
+            "Slots ended because their client did not read: by the slow-reader time, or by the share of slots.",
             partial(core.slow_reader_cuts.__getitem__, cause),
             cause=cause,
         )
-    metrics.gauge("finished_slots", "Finished logs kept for an adopter.", lambda: len(slot_table.finished))
+    metrics.gauge("finished_slots", "Finished logs kept for a takeover.", lambda: len(slot_table.finished))
     metrics.gauge("reserved_blocks", "KV blocks reserved.", lambda: slot_table.reservations.reserved)
     metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: slot_table.reservations.total)
     metrics.gauge("running_requests", "Calls in the engine.", lambda: len(generation.calls))
     metrics.gauge("log_bytes", "Output ids kept for slots.", slot_table.log_bytes)
     metrics.gauge("step_seconds", "Smoothed duration of an engine step.", lambda: generation.step_us() / 1e6)
     metrics.total("sent_tokens", "Tokens of all engine calls so far.", lambda: generation.token_total)
-    metrics.total(
-        "step_batch_flushes", "Frames the gather rule let go so far.", lambda: generation.flush_total
-    )
+    metrics.total("step_batch_flushes", "Step frames flushed so far.", lambda: generation.flush_total)
     metrics.gauge("engine_ready", "1 while the engine answers.", lambda: float(generation.is_ready))
