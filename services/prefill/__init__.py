@@ -1,1 +1,1 @@
-"""The prefill service: its queue, context_only calls and the handoffs it holds."""
+"""The prefill service: the prefill queue, context_only engine calls and held handoffs."""

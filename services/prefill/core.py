@@ -1,7 +1,7 @@
-"""What a prefill replica decides about its callers: whom it admits, when work is given up, who owns a handoff.
+"""Decisions of a prefill replica: admission control, deadlines, cancellation, ownership of handoffs. Pure.
 
-Pure: no I/O, no clock. Events come in through sessions (callers), `prefilling` (the engine's sink) and `on_timer`;
-effects leave through the sessions' outboxes and the EnginePort. After every event ask `next_wake_s`.
+Events come in through sessions (callers), `prefilling` (the engine's sink) and `on_timer`. Effects leave through the
+sessions' outboxes and the EnginePort. The shell calls `next_wake_s` after every event.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PrefillCore(AttachedCore[Slot]):
     def __init__(
         self, replica: str, facts: ModelFacts, limits: PrefillLimits, record: Recorder = discard_record
     ) -> None:
-        """`record` hears of each engine call that is over."""
+        """`record`: called for each ended engine call."""
         self.replica = replica
         self.facts = facts
         self.limits = limits
@@ -45,11 +45,11 @@ class PrefillCore(AttachedCore[Slot]):
 
     @property
     def sink(self) -> Prefilling:
-        """Who hears the engine."""
+        """The receiver of the engine's events."""
         return self.prefilling
 
     def connect(self, engine: EnginePort) -> None:
-        """Set the engine that `sink` hears. Once."""
+        """Set the engine; called once."""
         self.prefilling.engine = engine
 
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Slot]:
@@ -61,7 +61,7 @@ class PrefillCore(AttachedCore[Slot]):
         return session
 
     def close_session(self, session: CallerSession[Slot], now_s: float) -> None:
-        """The stream of `session` is gone: what waits or runs ends, handoffs are kept for a decode that may be pulling."""
+        """Handle the loss of a stream: queued and running slots end; handoffs stay held, a decode may be pulling them."""
         self.slot_table.sessions.remove(session)
         self._heartbeat.is_heard = bool(self.slot_table.sessions)
         for slot in list(session.slots.values()):
@@ -83,9 +83,7 @@ class PrefillCore(AttachedCore[Slot]):
         refused = self._supersede(submit, now_s) or self._refusal(submit, estimate_s, now_s)
         if refused is not None:
             refused.tell(session.outbox, submit.slot)
-            self.prefilling.start_queued(
-                now_s
-            )  # a lower attempt may have made room before its heir was refused
+            self.prefilling.start_queued(now_s)  # the superseded attempt may have freed capacity
             return
         budget = submit.budget
         slot = Slot(
@@ -115,7 +113,7 @@ class PrefillCore(AttachedCore[Slot]):
         self.prefilling.start_queued(now_s)
 
     def cancel(self, slot: Slot, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
-        """End `slot` as its caller wishes, without a word. TRANSFERRED: the engine has forgotten the handoff already."""
+        """End `slot` on its caller's wish; nothing is sent. TRANSFERRED: the engine has dropped the handoff already."""
         if reason == pb.Cancel.REASON_TRANSFERRED and slot.state is State.HELD:
             self.slot_table.forget(slot)
         else:
@@ -128,7 +126,7 @@ class PrefillCore(AttachedCore[Slot]):
         return min((time for time in times if time is not None), default=None)
 
     def on_timer(self, now_s: float) -> None:
-        """Do what is due."""
+        """Check the due slots, send the due load report."""
         due = self.slot_table.deadline_heap.due(now_s)
         for slot in due:
             self._look_at(slot, now_s)
@@ -141,16 +139,16 @@ class PrefillCore(AttachedCore[Slot]):
                     session.outbox.load(report)
 
     def drain(self) -> None:
-        """Refuse what is new from now on; what is queued still runs."""
+        """Begin a graceful shutdown: refuse new submits; queued slots still run."""
         self.is_draining = True
         self._heartbeat.touch()
 
     def is_idle(self) -> bool:
-        """True if nothing is held."""
+        """True if no slot is held."""
         return not self.slot_table.slots
 
     def load_report(self, now_s: float) -> pb.LoadReport:
-        """Return the load as routers see it; what the engine said long ago is not in it."""
+        """Return the load for routers; stale engine reports are left out."""
         slot_table, view = self.slot_table, self.prefilling.view
         load = view.fresh(now_s)
         free = slot_table.blocks_total - slot_table.blocks_reserved
@@ -183,7 +181,7 @@ class PrefillCore(AttachedCore[Slot]):
         return refused
 
     def _estimate_s(self, submit: pb.Submit, now_s: float) -> float:
-        """Return the seconds the prefill of `submit` is expected to take. 0: unknown."""
+        """Return the expected seconds of the prefill of `submit`. 0: unknown."""
         if submit.prefill_estimate_us:
             return submit.prefill_estimate_us / 1e6
         return self.prefilling.prefill_rate.estimate_s(len(submit.token_ids) // 4, now_s)
@@ -206,11 +204,13 @@ class PrefillCore(AttachedCore[Slot]):
         return None
 
     def _look_at(self, slot: Slot, now_s: float) -> None:
-        """End `slot` if one of its times has come; else look again at the next."""
+        """End `slot` if one of its times has passed; else schedule the next check."""
         if slot.state is State.HELD:
             if slot.expire_s <= now_s:
                 held_s = now_s - slot.called_s
-                self.prefilling.fail(slot, HandoffLost(f"nobody took the handoff for {held_s:.1f} s"), now_s)
+                self.prefilling.fail(
+                    slot, HandoffLost(f"no decode replica fetched the handoff for {held_s:.1f} s"), now_s
+                )
             else:
                 self.slot_table.look_by(slot, slot.expire_s)
         elif slot.state is State.QUEUED:
@@ -228,12 +228,12 @@ class PrefillCore(AttachedCore[Slot]):
 
 
 def _blocks_needed(submit: pb.Submit) -> int:
-    """Return the KV blocks of the prompt: context_only computes no KV for the token it makes."""
+    """Return the KV blocks of the prompt; context_only computes no KV for its output token."""
     return count_for(len(submit.token_ids) // 4, submit.block_tokens)
 
 
 def _left_s(submit: pb.Submit) -> float:
-    """Return the seconds until the first token of `submit` must be made."""
+    """Return the seconds left for the first token of `submit`."""
     budget = submit.budget
     left_ms = budget.remaining_ms
     if budget.HasField("ttft_remaining_ms"):

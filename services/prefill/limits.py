@@ -1,4 +1,4 @@
-"""Bounds of a prefill replica. Pure."""
+"""Limits of a prefill replica. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kvmesh.queue_order import OrderKey, shortest
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """Bounds; times in seconds."""
+    """Limits; times in seconds."""
 
     queue_max_requests: int = 256
     order_key: OrderKey = shortest
     engine_concurrency: int = 2
     handoff_timeout_s: float = 30.0
-    """A handoff nobody came for is given up after this."""
+    """A handoff that no decode replica fetched is released after this time."""
     detached_s: float = 3.0
-    """The same once the stream that would have taken it broke: decode may be pulling at this moment."""
+    """A handoff is released this long after its stream broke; a decode replica may be pulling its KV blocks meanwhile."""
     first_token_timeout_s: float = 30.0
-    """A call the engine has not answered after this, and twice the estimate on top, has stalled."""
+    """An engine call without an answer after this time plus twice its estimate counts as stalled."""

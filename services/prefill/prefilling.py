@@ -1,4 +1,4 @@
-"""The engine's side of a prefill replica: what runs, what it answered, and the handoffs the engine holds for us. Pure."""
+"""The engine's side of a prefill replica: running calls, their answers, and the handoffs that the engine holds. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from services.prefill.slot import Slot, State
 from services.prefill.slot_table import PrefillSlotTable
 
 RUN_S: Final = 0.1
-"""Guess of what a prompt takes, until one was through."""
+"""Assumed seconds of a prefill before the first measurement."""
 
 
 class Prefilling:
@@ -67,18 +67,18 @@ class Prefilling:
 
     @property
     def load(self) -> EngineLoad | None:
-        """The engine's last own report, however old."""
+        """The engine's last own load report, of any age."""
         return self.view.last
 
     def start_queued(self, now_s: float) -> None:
-        """Give the engine what it may have: the queue's head, while it fits. Nobody overtakes it.
+        """Start engine calls while the queue's head fits; no slot overtakes the head.
 
-        What could not be done in time any more does not begin.
+        A slot that can no longer meet its deadline is refused.
         """
-        self._pump(now_s)
+        self._start_fitting(now_s)
         self._starts.stock(len(self._slot_table.queue), now_s)
 
-    def _pump(self, now_s: float) -> None:
+    def _start_fitting(self, now_s: float) -> None:
         queue = self._slot_table.queue
         while len(self.calls) < self._limits.engine_concurrency:
             slot = queue.head()
@@ -92,11 +92,11 @@ class Prefilling:
                 return
 
     def stall_s(self, slot: Slot) -> float:
-        """Return when silence of the engine about `slot` ends it."""
+        """Return the time at which an unanswered engine call ends `slot` (failure detector)."""
         return slot.called_s + self._limits.first_token_timeout_s + 2 * slot.estimate_s
 
     def forget(self, slot: Slot, now_s: float) -> None:
-        """End whatever the engine does or holds for `slot`, and hold it no more, without a word."""
+        """Cancel the engine call of `slot`, release its handoff, drop the slot; nothing is sent."""
         if slot.call_id:
             self.engine.cancel(slot.call_id)
             self._over(slot, now_s, "cancelled")
@@ -105,7 +105,7 @@ class Prefilling:
         self._slot_table.forget(slot)
 
     def fail(self, slot: Slot, error: CallError, now_s: float) -> None:
-        """End `slot` because something behind it broke."""
+        """End `slot` after a failure behind it."""
         untouched = slot.state is State.QUEUED or isinstance(error, EngineBusy)
         if slot.session is not None:
             slot.session.outbox.fail(
@@ -118,23 +118,23 @@ class Prefilling:
         self.forget(slot, now_s)
 
     def cut(self, slot: Slot, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
-        """End `slot` without its first token, or with it if it was sent."""
+        """End `slot` with `reason`, behind its first token if that was sent."""
         if slot.session is not None:
             end = slot.start_position + (slot.state is State.HELD)
             slot.session.outbox.finish(slot.number, end, reason)
         self.forget(slot, now_s)
 
     def refuse_late(self, slot: Slot, now_s: float) -> None:
-        """A queued slot cannot have its first token in time any more: nothing has started."""
+        """Refuse a queued slot that can no longer have its first token in time; no engine call was made."""
         if slot.session is not None:
             left_s, waited_s = slot.deadline_s - now_s, now_s - slot.submitted_s
             too_late("the prefill", slot.estimate_s, left_s, waited_s).tell(slot.session.outbox, slot.number)
         self.forget(slot, now_s)
 
     def retry_after_ms(self, now_s: float) -> int:
-        """Return after how long the queue is likely to have drained, within the bounds of DrainRate.
+        """Return the expected drain time of the queue as Retry-After in ms, within the bounds of DrainRate.
 
-        Before it was seen to drain, by what a prompt takes.
+        Before a drain rate was measured, the estimate is the queue length times the seconds of a prefill.
         """
         waiting = len(self._slot_table.queue)
         guess_ms = 1000 * waiting * (self.prefill_rate.run_s or RUN_S) / self._limits.engine_concurrency
@@ -143,7 +143,7 @@ class Prefilling:
     # EngineSink.
 
     def on_first(self, call_id: int, first: First, now_s: float) -> None:
-        """The prompt is through: the engine holds its blocks."""
+        """Keep the handoff of a computed prompt; the engine holds its KV blocks."""
         slot = self.calls.get(call_id)
         if slot is not None:
             slot.context_phase_params = first.context_phase_params
@@ -152,7 +152,7 @@ class Prefilling:
     def on_tokens(
         self, call_id: int, token_ids: Sequence[int], logprobs: Sequence[float], now_s: float
     ) -> None:
-        """The first token; it is sent with the handoff when the call ends, which is in the same answer."""
+        """Keep the first token. It is sent with the handoff when the call ends, which is in the same answer."""
         slot = self.calls.get(call_id)
         if slot is None or slot.token_id is not None:
             return
@@ -164,8 +164,8 @@ class Prefilling:
         slot.logprob = logprobs[0] if logprobs else None
 
     def on_end(self, call_id: int, now_s: float) -> None:
-        """Send the first token and hold the handoff. An answer without a token has ended: TensorRT-LLM leaves its end
-        token out."""
+        """Send the first token and hold the handoff. An answer without a token ended with the end token, which TensorRT-LLM
+        omits."""
         slot = self.calls.get(call_id)
         if slot is None:
             return
@@ -182,14 +182,14 @@ class Prefilling:
         self.start_queued(now_s)
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
-        """The call failed."""
+        """Fail the slot of the call."""
         slot = self.calls.get(call_id)
         if slot is not None:
             self.fail(slot, error, now_s)
             self.start_queued(now_s)
 
     def on_load(self, load: EngineLoad, now_s: float) -> None:
-        """Keep the engine's report; another boot means that every handoff is gone."""
+        """Keep the engine's load report. A new boot id means that every handoff is lost."""
         known = self.view.last
         if not self.view.take(load, now_s):
             return
@@ -200,7 +200,7 @@ class Prefilling:
             self.start_queued(now_s)
 
     def on_ready(self, is_ready: bool, now_s: float) -> None:
-        """The engine began or ceased to answer: what waits for a dead one fails at once."""
+        """Note whether the engine answers. Queued slots of a dead engine fail at once."""
         if is_ready == self.is_ready:
             return
         self.is_ready = is_ready
@@ -210,7 +210,7 @@ class Prefilling:
                 self.fail(slot, EngineLost("the engine does not answer"), now_s)
 
     def assert_consistent(self) -> None:
-        """Raise AssertionError if calls and slots disagree, or if something waits that could run."""
+        """Raise AssertionError if calls and slots disagree, or if the queue's head could run."""
         held = {slot.call_id: slot for slot in self._slot_table.slots.values() if slot.call_id}
         assert held == self.calls, (held, self.calls)
         assert len(self.calls) <= self._limits.engine_concurrency, self.calls
@@ -222,7 +222,7 @@ class Prefilling:
         self._starts.freed(1, now_s)
         submit, session = slot.submit, slot.session
         assert submit is not None and session is not None, slot
-        slot.submit = None  # the engine has the prompt now
+        slot.submit = None  # the prompt is the engine's now
         self._slot_table.run(slot)
         slot.called_s = now_s
         self._last_call_id += 1
@@ -238,7 +238,7 @@ class Prefilling:
         self.cut(slot, pb.Finish.REASON_END_TOKEN, now_s)
 
     def _computed(self, slot: Slot, now_s: float) -> int:
-        """Count the prompt of `slot`, which is through; return the tokens of it that were in cache."""
+        """Count the computed prompt of `slot`; return its cached tokens."""
         cached = self._cached_tokens(slot)
         self.cached_token_total += cached
         self.computed_token_total += slot.prompt_tokens - cached
@@ -266,7 +266,7 @@ class Prefilling:
         return cached_tokens(slot.reused_blocks, self._tokens_per_block, slot.prompt_tokens)
 
     def _over(self, slot: Slot, now_s: float, outcome: str) -> None:
-        """The slot's call has ended, one way or the other. Leaves the state to the caller."""
+        """Record the end of the slot's call. The caller sets the slot's state."""
         del self.calls[slot.call_id]
         slot.call_id = 0
         self._heartbeat.touch()

@@ -1,23 +1,27 @@
-"""The order in which released work goes to the engine. Pure.
+"""The prefill queue: strict priority classes, weighted fair queuing of tenants, shortest job first with aging. Pure.
 
-Shadows behind everybody, then band by band. Inside a band resumed attempts first; then tenants take turns: whose prompts
-have had the fewest tokens for their weight goes next, so that one tenant's burst does not stand before another's prompt.
-Inside a tenant higher priority first, then the shortest with ageing (kvmesh.queue_order); resumed ones of all tenants by
-length alone. So turns say who goes, length which of theirs; in a mesh without tenants everything is one tenant's.
+The order, from the strongest rule to the weakest:
 
-Each FLOOR_EVERY-th start goes to the band that has had none for longest, shadows aside. So a band where somebody waits
-starts one at least each FLOOR_EVERY times the bands that wait, whatever comes: what a router let go for a lower band is
-not held up for ever here.
+    priority class   the higher one first; shadow traffic behind all classes
+    resumed          resumed attempts first, by length over all tenants
+    tenant           the tenant with the fewest served prompt tokens over its weight: no head-of-line blocking by a burst
+    priority         the higher one first, among one tenant's prompts
+    length           the shortest first, with aging (kvmesh.queue_order)
 
-How long a prompt r of tenant T waits, whatever comes. before(r) is what T has waiting when r comes with a higher priority
-or a smaller key, what T sends later in the time in which it may still overtake r (kvmesh.queue_order), and what T sends
-later with a higher priority, which is T's own wish. Until r starts, its band starts
+The tenant rule selects the tenant, the length rule one of its prompts. A mesh without tenants has one tenant.
+
+No class starves: each FLOOR_EVERY-th start goes to the class that has had no start for the longest time, shadow traffic
+aside. With k waiting classes, each class gets at least one of FLOOR_EVERY * k starts.
+
+Bound of the wait of a prompt r of tenant T. before(r) is the sum of three parts: the prompts of T that wait when r arrives
+with a higher priority or a smaller key; the prompts of T that arrive while they may still overtake r (kvmesh.queue_order);
+and later prompts of T with a higher priority. Until r starts, its class starts at most
 
     of T           before(r) and nothing else
     of a tenant U  prompts of at most  weight(U) / weight(T) * (tokens of before(r) + one prompt of T) + one prompt of U
-    resumed ones   all that come: an engine had them before, and each comes a bounded number of times
+    resumed        all that arrive: an engine had them before, and each arrives a bounded number of times
 
-while no more than TENANTS_MAX tenants pause. Where k bands wait, of FLOOR_EVERY * k starts one at least is of this band.
+while at most TENANTS_MAX tenants are idle.
 """
 
 from __future__ import annotations
@@ -29,24 +33,24 @@ from kvmesh.queue_order import OrderKey, shortest
 from services.prefill.slot import Slot
 
 FLOOR_EVERY: Final = 16
-"""A start in sixteen is the most that whoever is more important gives away."""
+"""Higher classes give away at most one of this many starts."""
 
 TENANTS_MAX: Final = 1024
-"""Tenants whose turns are remembered while they have nothing waiting; beyond it those who pause are forgotten."""
+"""Most idle tenants with remembered served tokens; beyond this number they are forgotten."""
 
 _COMPACT_MIN: Final = 64
 
 
 class PrefillQueue:
-    """Slots that wait. Bounded by `requests_max`: ask `is_full` before `push`."""
+    """The waiting slots, at most `requests_max`: ask `is_full` before `push`."""
 
     def __init__(self, requests_max: int, order_key: OrderKey = shortest) -> None:
         self.requests_max = requests_max
         self._order_key = order_key
         self.tokens = 0
-        """Prompt tokens of those that wait."""
+        """Prompt tokens of the waiting slots."""
         self._priority_classes: dict[tuple[bool, int], _PriorityClass] = {}
-        """By (is shadow, -band): the smallest first. Only those where somebody waits."""
+        """By (is shadow, -class): the smallest first. Only classes with waiting slots."""
         self._waiting: set[Slot] = set()
         self._arrivals = 0
         self._taken = 0
@@ -71,37 +75,37 @@ class PrefillQueue:
         priority_class = self._priority_classes.get(_key(slot))
         if priority_class is None:
             priority_class = self._priority_classes[_key(slot)] = _PriorityClass(self._taken)
-        # Resumed ones of all tenants stand together: a client's priority puts its own before nobody else's.
+        # Resumed slots of all tenants share one queue: a client's priority counts among its own prompts alone.
         priority = 0 if slot.is_resumed else slot.priority
         order = self._order_key(slot.expected_s, slot.submitted_s)
         priority_class.push(_Entry(-priority, order, self._arrivals, slot))
 
     def head(self) -> Slot | None:
-        """Return the slot to run next, or None. It stays: the same one until the queue changes."""
+        """Return the slot to run next, or None. The slot stays queued; the answer changes only with the queue."""
         if not self._waiting:
             return None
         first = min(self._priority_classes)
         if self._taken % FLOOR_EVERY == FLOOR_EVERY - 1 and len(self._priority_classes) > 1:
-            # A shadow is first only where nobody else waits.
+            # Shadow traffic is first only where nothing else waits.
             users = (key for key in self._priority_classes if key[0] == first[0])
             first = min(users, key=lambda key: (self._priority_classes[key].started, key))
         return self._priority_classes[first].head()
 
     def take(self, slot: Slot) -> None:
-        """Take `slot` out for the engine: its tenant had its turn."""
+        """Remove `slot` for the engine and charge its tenant."""
         self._taken += 1
         self._priority_classes[_key(slot)].charge(slot, self._taken)
         self.remove(slot)
 
     def remove(self, slot: Slot) -> None:
-        """Take `slot` out unserved; one that does not wait is ignored."""
+        """Remove `slot` unserved; a slot that does not wait is ignored."""
         if slot not in self._waiting:
             return
         self._waiting.remove(slot)
         self.tokens -= slot.prompt_tokens
         priority_class = self._priority_classes[_key(slot)]
         priority_class.remove(slot)
-        if not priority_class.is_anyone_waiting():
+        if not priority_class.has_waiting():
             del self._priority_classes[_key(slot)]
 
 
@@ -110,7 +114,7 @@ def _key(slot: Slot) -> tuple[bool, int]:
 
 
 class _Entry(NamedTuple):
-    """A slot where it is in its line, the smallest first. Arrivals differ: slots are never compared."""
+    """A queued slot, the smallest first. Arrivals differ, so slots are never compared."""
 
     minus_priority: int
     key: float
@@ -119,20 +123,20 @@ class _Entry(NamedTuple):
 
 
 class _PriorityClass:
-    """Those of one band that wait, and what its tenants have had since somebody last waited here.
+    """The waiting slots of one class, and the served tokens of its tenants since it was last empty.
 
-    Invariant: a tenant without a count has had `_floor` or less: as much as whoever waits with the least.
+    INVARIANT: a tenant without a count was served at most `_floor`, the least of any waiting tenant.
     """
 
     def __init__(self, taken: int) -> None:
         """`taken`: starts of the whole queue so far."""
         self.started = taken
-        """Starts of the whole queue when the last of this band was, or when somebody began to wait here."""
+        """Starts of the whole queue at the last start of this class, or when its first slot arrived."""
         self._resumed = _Line()
         self._lines: dict[str, _Line] = {}
-        """By tenant; only those that wait."""
+        """By tenant; only tenants with waiting slots."""
         self._had: dict[str, float] = {}
-        """Prompt tokens over weight, by tenant."""
+        """Served prompt tokens over weight, by tenant."""
         self._floor = 0.0
 
     def push(self, entry: _Entry) -> None:
@@ -142,7 +146,7 @@ class _PriorityClass:
             return
         line = self._lines.get(slot.tenant)
         if line is None:
-            # Who comes back from a pause has saved nothing up: else he would have the engine to himself.
+            # An idle tenant saves up no service: otherwise it would own the engine on its return.
             self._had[slot.tenant] = max(self._floor, self._had.get(slot.tenant, 0.0))
             line = self._lines[slot.tenant] = _Line()
         line.push(entry)
@@ -150,12 +154,12 @@ class _PriorityClass:
     def head(self) -> Slot:
         if len(self._resumed):
             return self._resumed.head().slot
-        # A priority is a word among a tenant's own requests: between tenants that have had the same it says nothing.
+        # A priority orders one tenant's requests; between tenants with equal service it does not count.
         heads = ((self._had[tenant], *line.head()[1:]) for tenant, line in self._lines.items())
         return min(heads)[-1]
 
     def charge(self, slot: Slot, taken: int) -> None:
-        """`slot` goes to the engine. What is computed again for a resumed one is nobody's turn."""
+        """Charge the start of `slot` to its tenant. The recomputation of a resumed slot is not charged."""
         self.started = taken
         if slot.is_resumed:
             return
@@ -174,17 +178,17 @@ class _PriorityClass:
             del self._lines[slot.tenant]
 
     def _forget(self, had_max: float) -> None:
-        """Forget who does not wait and had no more than `had_max`."""
+        """Forget idle tenants that were served at most `had_max`."""
         self._had = {
             tenant: had for tenant, had in self._had.items() if had > had_max or tenant in self._lines
         }
 
-    def is_anyone_waiting(self) -> bool:
+    def has_waiting(self) -> bool:
         return bool(self._lines) or bool(len(self._resumed))
 
 
 class _Line:
-    """Slots in the order of their entries."""
+    """One tenant's slots in the order of their entries."""
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
@@ -198,7 +202,7 @@ class _Line:
         heapq.heappush(self._heap, entry)
 
     def head(self) -> _Entry:
-        """Return the first; somebody must wait."""
+        """Return the first entry; the queue must not be empty."""
         while self._heap[0].slot not in self._waiting:
             heapq.heappop(self._heap)
         return self._heap[0]

@@ -1,4 +1,4 @@
-"""What is told about an engine call when it is over: for spans and metrics, never for decisions. Pure."""
+"""The record of an ended engine call, for spans and metrics; no decision reads it. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CallRecord:
     prompt_tokens: int
     cached_tokens: int
     outcome: str
-    """How it ended: "first_token", "end_token" (before any token), "cancelled" or the name of an error."""
+    """"first_token", "end_token" (before any token), "cancelled" or the name of an error."""
 
 
 Recorder = Callable[[CallRecord], None]

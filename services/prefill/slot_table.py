@@ -1,6 +1,6 @@
-"""Everything a prefill replica holds: slots, their queue, the streams that read them, KV blocks, times to look. Pure.
+"""The slot table of a prefill replica: slots, queue, sessions, reserved KV blocks, deadlines. Pure.
 
-The one place where these change together, so that their counts cannot part.
+These change together in this module alone, so that their counts agree.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from services.prefill.slot import Slot, State
 
 
 class PrefillSlotTable:
-    """Slots by request id, with what belongs to each.
+    """Slots by request id, with their session, queue entry and deadline.
 
-    Invariant: `blocks_reserved` = blocks of RUNNING and HELD slots <= `blocks_total`.
+    INVARIANT: `blocks_reserved` = blocks of RUNNING and HELD slots <= `blocks_total`.
     """
 
     def __init__(self, kv_blocks: int, limits: PrefillLimits, heartbeat: LoadHeartbeat) -> None:
         self.slots: dict[str, Slot] = {}
-        """By request id: the highest attempt known."""
+        """By request id: the highest known attempt."""
         self.sessions: list[CallerSession[Slot]] = []
         self.queue = PrefillQueue(limits.queue_max_requests, limits.order_key)
         self.held: dict[Slot, None] = {}
@@ -32,7 +32,7 @@ class PrefillSlotTable:
         self._heartbeat = heartbeat
 
     def enqueue(self, slot: Slot, session: CallerSession[Slot], number: int) -> None:
-        """Hold a new slot in the queue."""
+        """Add a new slot to the queue."""
         self.queue.push(slot)
         self.slots[slot.request_id] = slot
         slot.session, slot.number = session, number
@@ -45,7 +45,7 @@ class PrefillSlotTable:
         return self.blocks_reserved + slot.blocks <= self.blocks_total
 
     def run(self, slot: Slot) -> None:
-        """Move a queued slot on and reserve its blocks. Raises ValueError unless it can run."""
+        """Move a queued slot to RUNNING and reserve its blocks. Raises ValueError unless it fits."""
         if not self.can_run(slot):
             raise ValueError(f"{slot} does not fit: {self.blocks_reserved}/{self.blocks_total} are reserved")
         self.queue.take(slot)
@@ -54,29 +54,29 @@ class PrefillSlotTable:
         self._heartbeat.touch()
 
     def hold(self, slot: Slot, until_s: float) -> None:
-        """The engine keeps the blocks of a slot that ran."""
+        """Move a slot to HELD until `until_s`: the engine keeps its blocks."""
         slot.state = State.HELD
         self.held[slot] = None
         self.expire_at(slot, until_s)
         self._heartbeat.touch()
 
     def expire_at(self, slot: Slot, at_s: float) -> None:
-        """Give the handoff of `slot` up at `at_s`, unless it was to go earlier."""
+        """Release the handoff of `slot` at `at_s`, or at its earlier expiry."""
         slot.expire_s = min(slot.expire_s, at_s)
         self.look_by(slot, slot.expire_s)
 
     def look_by(self, slot: Slot, at_s: float) -> None:
-        """Look at `slot` no later than `at_s`."""
+        """Check `slot` no later than `at_s`."""
         self.deadline_heap.by(slot, at_s)
 
     def detach(self, slot: Slot) -> None:
-        """End the reading of `slot`."""
+        """Detach `slot` from its session."""
         if slot.session is not None:
             del slot.session.slots[slot.number]
             slot.session, slot.number = None, 0
 
     def forget(self, slot: Slot) -> None:
-        """Hold `slot` no more. Its engine call must be over, its handoff gone or being released."""
+        """Drop `slot`. Its engine call must be over, its handoff released or being released."""
         assert not slot.call_id, slot
         if slot.state is State.QUEUED:
             self.queue.remove(slot)
@@ -106,5 +106,5 @@ class PrefillSlotTable:
             assert slot.session is not None or slot.state is State.HELD, slot
             assert bool(slot.call_id) == (slot.state is State.RUNNING), slot
             assert bool(slot.context_phase_params) or slot.state is not State.HELD, slot
-            assert slot in self.deadline_heap, f"{slot} would never be looked at"
+            assert slot in self.deadline_heap, f"{slot} has no deadline"
         assert len(self.deadline_heap) == len(slots), slots

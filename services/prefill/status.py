@@ -1,4 +1,4 @@
-"""The prefill.v1 service: tells what the replica holds."""
+"""The prefill.v1 service: reports the state of the replica."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class CallTelemetry:
         self._ended: dict[str, Counter] = {}
 
     def __call__(self, record: CallRecord) -> None:
-        """Count the call, and record its span if its trace is sampled."""
+        """Count the call; record its span if its trace is sampled."""
         outcome = self._ended.get(record.outcome)
         if outcome is None:
             outcome = self._ended[record.outcome] = self._metrics.counter(
@@ -59,10 +59,14 @@ class CallTelemetry:
 def export(core: PrefillCore, metrics: Metrics) -> None:
     """Export what the core holds, read at each scrape."""
     slot_table, prefilling = core.slot_table, core.prefilling
-    metrics.gauge("queued_requests", "Requests that wait.", lambda: len(slot_table.queue))
-    metrics.gauge("queued_tokens", "Prompt tokens that wait.", lambda: slot_table.queue.tokens)
+    metrics.gauge("queued_requests", "Queued requests.", lambda: len(slot_table.queue))
+    metrics.gauge("queued_tokens", "Queued prompt tokens.", lambda: slot_table.queue.tokens)
     metrics.gauge("running_requests", "Calls in the engine.", lambda: len(prefilling.calls))
-    metrics.gauge("held_handoffs", "Handoffs held.", lambda: len(slot_table.held))
+    metrics.gauge(
+        "held_handoffs",
+        "Held handoffs: finished prefills that decode has not fetched.",
+        lambda: len(slot_table.held),
+    )
     metrics.gauge(
         "reserved_blocks", "KV blocks of running calls and handoffs.", lambda: slot_table.blocks_reserved
     )

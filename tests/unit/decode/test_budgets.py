@@ -33,7 +33,7 @@ def test_head_room_stays_free_beside_a_request_but_not_beside_a_resumed_one() ->
         assert replica.submit(slot, GENERATION, headroom_permille=500, **size).is_accepted
     full = refused(replica.submit(3, GENERATION, headroom_permille=500, **size))
     assert full.reason == pb.Refusal.REASON_KV_FULL
-    assert full.message == "KV full: 16 blocks needed beside 32 of head room, 32/64 free"
+    assert full.message == "KV full: 16 blocks needed beside 32 of headroom, 32/64 free"
     assert replica.submit(4, GENERATION, **size).is_accepted
     assert replica.submit(5, GENERATION, headroom_permille=500, resumed=True, **size).is_accepted
     assert refused(replica.submit(6, GENERATION, resumed=True, **size)).reason == pb.Refusal.REASON_KV_FULL
@@ -45,7 +45,7 @@ def test_what_could_never_fit_beside_its_head_room_is_invalid() -> None:
     replica = Replica(MANY)
     never = refused(replica.submit(1, GENERATION, output=58, headroom_permille=800))
     assert never.reason == pb.Refusal.REASON_INVALID and never.field == "token_ids"
-    assert never.message == "16 KV blocks are needed beside 52 of head room; 64 exist"
+    assert never.message == "16 KV blocks are needed beside 52 of headroom; 64 exist"
     wrong = refused(replica.submit(2, GENERATION, headroom_permille=901))
     assert wrong.reason == pb.Refusal.REASON_INVALID and wrong.field == "budget.kv_head_room_permille"
     assert replica.submit(3, GENERATION, output=58, headroom_permille=800, resumed=True).is_accepted

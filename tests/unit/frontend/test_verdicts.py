@@ -113,7 +113,7 @@ def test_what_a_replica_refuses_by_its_limits_is_final() -> None:
     row = pb.Refusal(
         slot=attempt.slot,
         reason=pb.Refusal.REASON_INVALID,
-        message="5 KV blocks are needed beside 8 of head room; 10 exist",
+        message="5 KV blocks are needed beside 8 of headroom; 10 exist",
         field="token_ids",
         replica="decode-0",
         contestable=True,
