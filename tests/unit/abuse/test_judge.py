@@ -24,7 +24,7 @@ def process() -> Process:
 
 
 def good() -> Evidence:
-    """What is left of an attack that was withstood."""
+    """Return the evidence of an attack that the mesh withstood."""
     names = ("frontend-0", "decode-0-engine")
     census = Census(0.0, {}, dict.fromkeys(names, process()), {}, ["kvmesh:resume-secret"])
     calls = [Call(number, 10.0, 10.5, "OK", "", "", list(TRUTH[number]), 0.01) for number in TRUTH]
@@ -102,6 +102,6 @@ def test_the_short_form_judges_no_times() -> None:
 
 
 def test_the_slowest_of_few_calls_is_their_p99() -> None:
-    """Of a hundred it is the second slowest, of none there is none."""
+    """The p99 of a hundred calls is the second slowest; no calls have no p99."""
     calls = [Call(0, 0.0, float(seconds), "OK", "", "", [], 0.0) for seconds in range(1, 101)]
     assert (p99_s(calls), p99_s(calls[:50]), p99_s([])) == (100.0, 50.0, None)

@@ -44,7 +44,7 @@ class Judged:
         return {violation.kind for violation in self.violations()}
 
     def first(self, **wanted: object) -> Stream:
-        """Return the first stream whose fields are as `wanted`."""
+        """Return the first stream with fields as `wanted`."""
         return next(
             stream
             for stream in self.plan.streams

@@ -1,4 +1,4 @@
-"""What the command refuses before anything is built or started."""
+"""Wrong options that the command refuses before it builds or starts a mesh."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.unit.chaos.runs import Judged, good_run
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_good_run_has_no_violation(part: str, fault: str) -> None:
-    """What ended as its client wanted, exact and in time, is fine in every cell."""
+    """A stream that ended as its client wanted, exactly and in time, is no violation in any cell."""
     for seed in (1, 2):
         assert good_run(part, fault, seed).violations() == []
 
@@ -144,7 +144,7 @@ def too_many_retries_of_a_new_process(run: Judged) -> None:
 
 
 def too_many_free_retries(run: Judged) -> None:
-    # 20 + one for each of 40 requests, whoever pays for them
+    # 20 + one for each of 40 requests, paid from the budget or not
     run.after = replace(run.after, budgets={"frontend-0": Budget(140, 3, 5 + 61)})
 
 
@@ -218,7 +218,7 @@ def test_a_client_without_time_to_wait_is_over_its_deadline() -> None:
 
 
 def hit_plain_stream(fault: str) -> Judged:
-    """Return a run whose frontend was hit, one of its plain clients being told UNAVAILABLE by the transport."""
+    """Return a run with a fault on a frontend: one of its plain clients gets UNAVAILABLE from the transport."""
     for seed in range(1, 50):
         run = good_run("frontend", fault, seed)
         for stream in run.plan.streams:
@@ -242,7 +242,7 @@ def plain_failure(run: Judged) -> Seen:
 
 @pytest.mark.parametrize("fault", ["kill", "pause", "cut"])
 def test_a_plain_client_of_the_hit_frontend_is_excused(fault: str) -> None:
-    """Nobody can go on for it; UNAVAILABLE at once is what it must get."""
+    """No other frontend can continue its stream, so the client must get UNAVAILABLE at once."""
     assert hit_plain_stream(fault).violations() == []
 
 
@@ -289,7 +289,7 @@ def test_a_draining_frontend_keeps_its_plain_clients() -> None:
 
 
 def test_a_frontend_that_drains_or_is_down_may_refuse() -> None:
-    """DRAINING, or nobody listens: a plain client has no other frontend. Tokens it was given are kept."""
+    """DRAINING, or no listener: a plain client has no other frontend. It keeps the tokens that it received."""
     for reason in ("", "DRAINING"):
         run = hit_plain_stream("term")
         one = plain_failure(run)

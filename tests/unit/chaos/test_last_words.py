@@ -1,4 +1,4 @@
-"""What a failed run shows of the logs it kept."""
+"""The excerpts of the kept logs that a failed run shows."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_probes_are_new_prompts() -> None:
 
 
 def test_a_replay_line_leads_back_to_the_run() -> None:
-    """What is printed beside a violation can be typed."""
+    """The command printed beside a violation is valid input."""
     run = Run(Cell("prefill-engine", "pause"), 4)
     words = dict(word.split("=") for word in run.replay.split() if "=" in word)
     assert long_form(parse(words["ONLY"]), only_seed=int(words["SEED"])) == [run]

@@ -11,7 +11,7 @@ from tests.chaos.probing import PROBES, Probing
 from tests.chaos.records import Seen
 
 BLOCKS = 5
-"""Of one probe: 132 tokens in blocks of 32."""
+"""KV blocks of one probe: 132 tokens in blocks of 32."""
 
 
 class TwoDecodes:

@@ -89,7 +89,7 @@ def test_a_process_that_never_lives_long_is_not_judged() -> None:
 
 
 def test_an_engine_may_fill_its_tables_longer() -> None:
-    """What fills for four minutes is a leak in a service and none in an engine."""
+    """Growth for four minutes is a leak in a service, but not in an engine."""
     filling = [Sample(5.0 * index, 1, 90.0 + min(5.0 * index, 240.0) / 12) for index in range(60)]
     assert slope_of("decode-0", filling).verdict == GROWS
     filled = filling + [Sample(5.0 * index, 1, 110.0) for index in range(60, 120)]
