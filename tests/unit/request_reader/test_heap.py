@@ -12,5 +12,5 @@ WAIT_S = 30.0
 
 def test_what_grew_between_listen_and_run_is_given_back() -> None:
     """A port that listens is flooded before the process says that it is ready."""
-    command = [sys.executable, "-m", "tests.unit.reception.early_flood"]
+    command = [sys.executable, "-m", "tests.unit.request_reader.early_flood"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=WAIT_S)

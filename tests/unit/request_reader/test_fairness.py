@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvmesh.unread_calls import LOOK_S, WAIT_S, UnreadCalls
-from tests.unit.reception.crowd import Arrival, Crowd
+from tests.unit.request_reader.crowd import Arrival, Crowd
 
 READERS, CALLS_MAX = 15, 2_000
 """A frontend with defaults."""
