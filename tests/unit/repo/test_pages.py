@@ -102,3 +102,29 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     """A path of a module that has moved leads nowhere."""
     named = FILE.findall(page.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def quoted() -> list[str]:
+    """Return the fixed parts of the log texts that the pages quote."""
+    security = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    table = security.partition("| logged reason | meaning |")[2].partition("\n\n")[0].splitlines()[2:]
+    reasons = [line.split(" | ")[0].strip("| ") for line in table]
+    parts = [
+        part
+        for reason in reasons
+        for part in re.split(r"PERMISSION_DENIED|\.{3}|\w+\.kvmesh\.internal", reason)
+    ]
+    return [
+        *(part.strip(" :") for part in parts),
+        "cannot attach",
+        "member refused",
+        "superseded: another process named",
+    ]
+
+
+def test_quoted_log_texts_are_those_of_the_code() -> None:
+    """An operator searches the page for the text that the log shows."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("kvmesh/**/*.py")))
+    texts = list(filter(None, quoted()))
+    assert len(texts) >= 9, "the table of reasons was not found"
+    assert [text for text in texts if text not in source] == []
