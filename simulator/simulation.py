@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
 from kvmesh.queue_order import ORDERS
+from services.router.forwarding.attempt import Submission
 from services.router.forwarding.dispatcher import PUMP_PAUSE_S, Forecast
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.policy import (
@@ -33,6 +34,7 @@ from services.router.placement.policy import (
     Wait,
 )
 from services.router.queue.release_queue import ReleaseQueue
+from services.router.queue.waiting import Ticket
 from simulator.cost import Cost
 from simulator.queued_request import QueuedRequest
 from simulator.servers import Order, Server
@@ -174,10 +176,13 @@ class Simulation:
         policy, work, seconds = self._policies[router], tokens, 0.0
         if isinstance(policy, Forecast):  # other policies hold nothing back
             work, seconds = policy.expected(self._load.hashes[index], tokens, self._replicas)
-        held = QueuedRequest(index, tokens, OUTPUT_TOKENS_MAX, self._order(seconds, self._now_s), work)
+        submitted = Submission(
+            self._ids[index], 1, self._now_s, token_count=tokens, output_tokens_max=OUTPUT_TOKENS_MAX
+        )
+        held = QueuedRequest(index, submitted, Ticket(work, self._order(seconds, self._now_s)))
         queue.add(held)
         self._pump(router)
-        self.outcome.held += bool(held.ticket)
+        self.outcome.held += bool(held.ticket.number)
 
     def _wake(self, router: int) -> None:
         self._wake_s[router] = float("inf")
@@ -215,7 +220,7 @@ class Simulation:
         for held in queue.heads():
             until_s = self._try(router, held.index)
             if until_s is None:
-                queue.release(held, held.work)
+                queue.release(held, held.ticket.work)
                 has_gone = True
             else:
                 again_s = min(again_s, until_s)

@@ -86,24 +86,24 @@ class ForwardingTelemetry:
                 "forwarded_requests", "Attempts that ended.", outcome=outcome
             )
         ended.value += 1
-        self._again.value += item.rescheduled_requests
-        placement = item.placement
-        if item.is_adopted:
+        self._again.value += item.routing.rescheduled_requests
+        placement = item.routing.placement
+        if item.submitted.is_takeover:
             self._places["adopted"].value += 1
         elif placement is not None:
             self._places["local" if placement.prefill is None else "prefill"].value += 1
             self._matched.value += placement.matched_blocks
-            self._queue.observe(item.released_s - item.arrived_s)
-            if item.first_token_s:
-                self._first.observe(item.first_token_s - item.released_s)
-                self._prompt.value += item.token_count
-                self._cached.value += item.cached_tokens
+            self._queue.observe(item.routing.released_s - item.submitted.arrived_s)
+            if item.outcome.first_token_s:
+                self._first.observe(item.outcome.first_token_s - item.routing.released_s)
+                self._prompt.value += item.submitted.token_count
+                self._cached.value += item.outcome.cached_tokens
                 matched = placement.matched_blocks * self._block_tokens
-                self._expected.value += min(matched, item.token_count - 1)
-                late_s = item.first_token_s - item.released_s - placement.estimate_s
+                self._expected.value += min(matched, item.submitted.token_count - 1)
+                late_s = item.outcome.first_token_s - item.routing.released_s - placement.estimate_s
                 (self._late if late_s >= 0 else self._early).observe(abs(late_s))
                 self._count_work(placement)
-        if item.traceparent:
+        if item.submitted.traceparent:
             self._record_span(item, outcome, now_s)
 
     def _count_work(self, placement: Placement) -> None:
@@ -112,26 +112,30 @@ class ForwardingTelemetry:
             work.value += placement.prefill_s
 
     def _record_span(self, item: Attempt, outcome: str, now_s: float) -> None:
-        parent = parse_traceparent(item.traceparent)
+        parent = parse_traceparent(item.submitted.traceparent)
         if parent is None or not parent.sampled:
             return
-        end_ns, placement = wall_ns(), item.placement
+        end_ns, placement = wall_ns(), item.routing.placement
         self._tracing.record_span(
             "route",
             self._tracing.child(parent),
-            end_ns - round((now_s - item.arrived_s) * 1e9),
+            end_ns - round((now_s - item.submitted.arrived_s) * 1e9),
             end_ns,
             {
-                "request_id": item.request_id,
-                "attempt": item.attempt,
+                "request_id": item.submitted.request_id,
+                "attempt": item.submitted.attempt,
                 "prefill_replica": (placement.prefill or "") if placement is not None else "",
                 "decode_replica": placement.decode if placement is not None else "",
                 "matched_blocks": placement.matched_blocks if placement is not None else 0,
                 "estimate_s": placement.estimate_s if placement is not None else 0.0,
-                "queue_s": item.released_s - item.arrived_s if item.released_s else now_s - item.arrived_s,
-                "first_token_s": item.first_token_s - item.arrived_s if item.first_token_s else 0.0,
-                "cached_tokens": item.cached_tokens,
-                "tokens": item.next_position - item.start_position,
+                "queue_s": item.routing.released_s - item.submitted.arrived_s
+                if item.routing.released_s
+                else now_s - item.submitted.arrived_s,
+                "first_token_s": item.outcome.first_token_s - item.submitted.arrived_s
+                if item.outcome.first_token_s
+                else 0.0,
+                "cached_tokens": item.outcome.cached_tokens,
+                "tokens": item.next_position - item.submitted.start_position,
                 "outcome": outcome,
             },
             parent_span_id=parent.span_id,

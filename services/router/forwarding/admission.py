@@ -12,7 +12,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
 from kvmesh.queue_order import OrderKey, shortest
-from services.router.forwarding.attempt import Attempt, Stage
+from services.router.forwarding.attempt import Attempt, Stage, Submission
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.dispatcher import Dispatcher
 from services.router.forwarding.frontend_session import FrontendSession
@@ -77,8 +77,8 @@ class Admission:
     def submit(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
         known = self._holdings.live.get(submit.request_id)
-        if known is not None and known.attempt >= submit.attempt:
-            message = f"attempt {known.attempt} of the request is known here"
+        if known is not None and known.submitted.attempt >= submit.attempt:
+            message = f"attempt {known.submitted.attempt} of the request is known here"
             session.outbox.refuse(submit.slot, pb.Refusal.REASON_SUPERSEDED, message)
             return
         if known is not None:
@@ -87,7 +87,7 @@ class Admission:
         if refusal is None:
             item = self._take(session, submit, now_s)
             self._releases.expect(item)
-            item.order = self._limits.order_key(item.expected_s, now_s)
+            item.ticket.order = self._limits.order_key(item.routing.expected_s, now_s)
             victims = self._holdings.queue.victims(item)
             refusal = self._no_room(item, victims, now_s)
         if refusal is not None:
@@ -103,11 +103,12 @@ class Admission:
             return
         for victim in victims or ():
             self._evict(victim, now_s)
-        self._holdings.shares.touch((item.tenant, item.priority_class), item.weight, now_s)
+        submitted = item.submitted
+        self._holdings.shares.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
         self._holdings.add(item)
-        self._holdings.live[item.request_id] = item
+        self._holdings.live[submitted.request_id] = item
         self._holdings.queue.add(item)
-        self._holdings.timetable.by(item, item.queue_until_s)
+        self._holdings.timetable.by(item, submitted.queue_until_s)
         self._holdings.is_news = True
         session.outbox.accept(submit.slot, urgent=False)
 
@@ -120,8 +121,8 @@ class Admission:
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_NO_REPLICA, message)
             return
         known = self._holdings.live.get(adopt.request_id)
-        if known is not None and known.attempt > adopt.attempt:
-            message = f"attempt {known.attempt} of the request is known here"
+        if known is not None and known.submitted.attempt > adopt.attempt:
+            message = f"attempt {known.submitted.attempt} of the request is known here"
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_SUPERSEDED, message)
             return
         if decode.open_failures if not decode.is_up else now_s - decode.heard_s >= MISSED_S:
@@ -131,24 +132,21 @@ class Admission:
             session.outbox.refuse(adopt.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
             return
         item = Attempt(
-            request_id=adopt.request_id,
-            attempt=adopt.attempt,
+            Submission(adopt.request_id, adopt.attempt, now_s, is_takeover=True),
             slot=adopt.slot,
             session=session,
             outbox=session.outbox,
             next_position=adopt.position,
             credit=adopt.credit_position,
             stage=Stage.ADOPTING,
-            arrived_s=now_s,
-            is_adopted=True,
-            was_taken=True,
         )
-        item.decode = decode
-        item.decode_slot = decode.outbox.new_slot()
-        decode.slots[item.decode_slot] = item
+        item.outcome.was_taken = True
+        item.decode.replica = decode
+        item.decode.slot = decode.outbox.new_slot()
+        decode.slots[item.decode.slot] = item
         decode.outbox.adopt(
             pb.Adopt(
-                slot=item.decode_slot,
+                slot=item.decode.slot,
                 request_id=adopt.request_id,
                 attempt=adopt.attempt,
                 position=adopt.position,
@@ -168,10 +166,10 @@ class Admission:
         """The stream of `session` is gone."""
         for item in list(session.slots.values()):
             is_running = item.stage in (Stage.TRANSFERRING, Stage.GENERATING)
-            if item.stage is Stage.ADOPTING and item.decode is not None:
+            if item.stage is Stage.ADOPTING and item.decode.replica is not None:
                 # Not to be sent any more: it would come late, behind the adopt of another router. One that was sent is
                 # not cancelled: the cancel would end what the other router adopts.
-                is_running = not item.decode.outbox.is_waiting(item.decode_slot)
+                is_running = not item.decode.replica.outbox.is_waiting(item.decode.slot)
             if is_running:
                 self._holdings.orphan(item, now_s + self._limits.detached_s)
             else:
@@ -184,28 +182,19 @@ class Admission:
         ttft_deadline_s = None
         if budget.HasField("ttft_remaining_ms"):
             ttft_deadline_s = from_remaining_ms(budget.ttft_remaining_ms, now_s)
-        return Attempt(
-            request_id=submit.request_id,
-            attempt=submit.attempt,
-            slot=submit.slot,
-            session=session,
-            outbox=session.outbox,
-            next_position=submit.start_position,
-            credit=submit.credit_position,
-            stage=Stage.QUEUED,
-            arrived_s=now_s,
-            submit=submit,
-            hashes=blocks.unpack(submit.block_hashes),
+        submitted = Submission(
+            submit.request_id,
+            submit.attempt,
+            now_s,
             token_count=tokens,
             start_position=submit.start_position,
             output_tokens_max=budget.max_output_tokens,
             end_token_id=submit.end_token_id,
-            blocks=blocks.count_for(tokens + budget.max_output_tokens, submit.block_tokens),
             tenant=budget.tenant,
             priority_class=_priority_class_of(budget),
             weight=budget.weight or 1.0,
             is_sheddable=budget.sheddable or budget.shadow,
-            kv_head_room_permille=min(HEADROOM_MAX, budget.kv_head_room_permille),
+            kv_headroom_permille=min(HEADROOM_MAX, budget.kv_head_room_permille),
             priority=budget.priority,
             is_resumed=submit.resumed,
             contested=frozenset(submit.contested_replicas),
@@ -218,6 +207,19 @@ class Admission:
             ),
             traceparent=submit.traceparent,
         )
+        item = Attempt(
+            submitted,
+            slot=submit.slot,
+            session=session,
+            outbox=session.outbox,
+            next_position=submit.start_position,
+            credit=submit.credit_position,
+            stage=Stage.QUEUED,
+            message=submit,
+            hashes=blocks.unpack(submit.block_hashes),
+        )
+        item.decode.blocks = blocks.count_for(tokens + budget.max_output_tokens, submit.block_tokens)
+        return item
 
     def _supersede(self, item: Attempt, now_s: float) -> None:
         """A higher attempt took its place."""
@@ -247,15 +249,15 @@ class Admission:
 
     def _no_room(self, item: Attempt, victims: list[Attempt] | None, now_s: float) -> Refused | None:
         """Return why `item` cannot wait here: it would wait too long, or nobody less important makes room for it."""
-        queue, drain = self._holdings.queue, self._releases.drain
+        queue, drain, is_resumed = self._holdings.queue, self._releases.drain, item.submitted.is_resumed
         if victims is None:
             # Whether an attempt is resumed is what its client says: it goes ahead, and is bounded all the same.
-            count, kind = queue.count(is_resumed=item.is_resumed), "resumed" if item.is_resumed else "new"
+            count, kind = queue.count(is_resumed=is_resumed), "resumed" if is_resumed else "new"
             message = (
                 f"router queue full: {count}/{queue.requests_max} {kind} requests, {queue.tokens} tokens"
             )
             return Refused(pb.Refusal.REASON_QUEUE_FULL, message, self._releases.retry_after_ms(now_s))
-        if item.is_resumed:
+        if is_resumed:
             return None
         ahead = queue.ahead(item)
         wait_s = drain.wait_s(ahead, now_s)
@@ -267,7 +269,7 @@ class Admission:
         foreseen_s = self._releases.foreseen_s(item, wait_s or 0.0)
         if foreseen_s is None:
             return None
-        left_s = item.first_by_s - now_s
+        left_s = item.submitted.first_by_s - now_s
         message = (
             f"the first token would take {foreseen_s:.3f} s, {wait_s or 0.0:.3f} s of it in the queue; "
             f"{left_s:.3f} s are left"

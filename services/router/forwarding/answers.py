@@ -52,34 +52,34 @@ class Answers:
 
     def on_accepted(self, item: Attempt, replica: Replica, _: pb.Acceptance, now_s: float) -> None:
         """Decode holds KV blocks: prefill may start. Prefill's own acceptance tells nothing new."""
-        if replica is not item.decode:
+        if replica is not item.decode.replica:
             return
-        replica.answered(item.decode_slot)
+        replica.answered(item.decode.slot)
         if item.stage is Stage.ADOPTING:
             self._adopted(item, now_s)
-        elif item.stage is Stage.RESERVING and item.prefill is None:
-            item.stage, item.submit = Stage.GENERATING, None
+        elif item.stage is Stage.RESERVING and item.prefill.replica is None:
+            item.stage, item.message = Stage.GENERATING, None
         elif item.stage is Stage.RESERVING:
-            assert item.prefill is not None
-            if item.prefill.is_up:
+            assert item.prefill.replica is not None
+            if item.prefill.replica.is_up:
                 self._releases.prefill(item, now_s)
             elif self._releases.can_place_again(item):
-                self._releases.again(item, item.prefill.name, now_s)
+                self._releases.again(item, item.prefill.replica.name, now_s)
             else:
                 self._endings.fail(
-                    item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.name, now_s
+                    item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.replica.name, now_s
                 )
 
     def on_start(self, item: Attempt, replica: Replica, start: pb.Start, now_s: float) -> None:
         """The engine has the prompt. Decode's start of a generation is no news to a frontend."""
-        if replica is item.prefill or item.is_local:
+        if replica is item.prefill.replica or item.is_local:
             self._holdings.started(item, now_s)
             if item.outbox is not None:
                 item.outbox.start(item.slot, min(start.queue_us, US_MAX))
 
     def on_first_token(self, item: Attempt, replica: Replica, first: pb.FirstToken, now_s: float) -> None:
         """The prompt is computed: pass the token on, the handoff to decode; or end it, if the token did."""
-        is_prefill = replica is item.prefill
+        is_prefill = replica is item.prefill.replica
         if is_prefill and item.stage is not Stage.PREFILLING:
             return
         if first.position != item.next_position:
@@ -87,12 +87,12 @@ class Answers:
                 message = f"have {item.next_position} tokens, got position {first.position}"
                 self.on_gap(item, replica, message, now_s)
             return
-        item.was_taken = True
+        item.outcome.was_taken = True
         if not is_prefill:
-            replica.answered_well(item.released_s)
-        item.first_token_s = item.first_token_s or now_s
+            replica.answered_well(item.routing.released_s)
+        item.outcome.first_token_s = item.outcome.first_token_s or now_s
         clamp(first, item, now_s)
-        item.cached_tokens = first.cached_token_count
+        item.outcome.cached_tokens = first.cached_token_count
         item.next_position += 1
         self._holdings.settle(item, now_s, hit_of(first, replica, self._block_tokens, now_s))
         item.hashes = ()
@@ -102,12 +102,12 @@ class Answers:
             item.outbox.first_token(first)
         if not is_prefill:
             return
-        if first.token_id == item.end_token_id:
+        if first.token_id == item.submitted.end_token_id:
             self._complete(item, pb.Finish.REASON_END_TOKEN, now_s)
-        elif item.output_tokens_max == 1:
+        elif item.submitted.output_tokens_max == 1:
             self._complete(item, pb.Finish.REASON_LENGTH, now_s)
         elif not handoff:
-            replica.failed(item.released_s, now_s, "no handoff")
+            replica.failed(item.routing.released_s, now_s, "no handoff")
             self._endings.fail(
                 item, pb.Failure.CODE_HANDOFF_LOST, "prefill sent no handoff", replica.name, now_s
             )
@@ -118,7 +118,7 @@ class Answers:
         """Decode has the KV blocks: prefill may forget them."""
         if item.stage is Stage.TRANSFERRING:
             item.stage = Stage.GENERATING
-        item.is_transferred = True
+        item.decode.is_transferred = True
         handed_over(item, replica, now_s)
         self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
         if item.outbox is not None:
@@ -127,13 +127,13 @@ class Answers:
     def on_finish(self, item: Attempt, replica: Replica, finish: pb.Finish, now_s: float) -> None:
         """The attempt is over at `replica`."""
         reason = finish.reason
-        if replica is item.prefill:
+        if replica is item.prefill.replica:
             if item.stage is not Stage.PREFILLING:
                 # Only the handoff ended, which decode has or will miss.
                 self._endings.prefill_over(item, now_s)
                 return
             if reason == pb.Finish.REASON_END_TOKEN:  # before its first token, which the engine left out
-                replica.ended_well(item.released_s)
+                replica.ended_well(item.routing.released_s)
             self._holdings.detach_prefill(item)
             self._holdings.cancel_decode(item, SUPERSEDED)
         elif reason == pb.Finish.REASON_ADOPTED:
@@ -145,17 +145,17 @@ class Answers:
             return
         else:
             if reason in (pb.Finish.REASON_LENGTH, pb.Finish.REASON_END_TOKEN):
-                replica.ended_well(item.released_s)
+                replica.ended_well(item.routing.released_s)
             self._holdings.detach_decode(item)
             self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
         self._endings.finish(item, reason, now_s)
 
     def on_failure(self, item: Attempt, replica: Replica, failure: pb.Failure, now_s: float) -> None:
         """Something broke at `replica`."""
-        if replica is item.prefill and item.stage is not Stage.PREFILLING:
+        if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
             self._endings.prefill_over(item, now_s)
             return
-        untouched = failure.untouched and not (replica is item.decode and item.first_token_s)
+        untouched = failure.untouched and not (replica is item.decode.replica and item.outcome.first_token_s)
         blame(item, replica, failure, now_s)
         self._holdings.detach(item, replica)
         message, name = failure.message, failure.replica or replica.name
@@ -169,24 +169,24 @@ class Answers:
 
     def on_refusal(self, item: Attempt, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
         """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
-        if replica is item.decode and item.stage in (Stage.RESERVING, Stage.PREFILLING):
+        if replica is item.decode.replica and item.stage in (Stage.RESERVING, Stage.PREFILLING):
             if refusal.reason in PLACE_AGAIN:
                 self._holdings.cancel_prefill(item, SUPERSEDED)
                 self._releases.requeue(item, now_s)
                 return
-        elif replica is item.decode and item.stage is Stage.TRANSFERRING:
+        elif replica is item.decode.replica and item.stage is Stage.TRANSFERRING:
             # Its prompt was computed before decode said no: tokens are out, so this is no refusal any more.
             self._holdings.detach(item, replica)
             self._endings.fail(item, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
             return
-        if replica is item.prefill and item.stage is not Stage.PREFILLING:
+        if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
             self._endings.prefill_over(item, now_s)
             return
         self._holdings.detach(item, replica)
         if refusal.reason == pb.Refusal.REASON_DRAINING and self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)
             return
-        if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.rescheduled_requests:
+        if refusal.reason == pb.Refusal.REASON_SUPERSEDED and item.routing.rescheduled_requests:
             # It has not noticed yet that the stream is gone through which it got this attempt before.
             message = "it still holds what was taken from it"
             self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
@@ -206,7 +206,7 @@ class Answers:
 
     def on_gap(self, item: Attempt, replica: Replica, message: str, now_s: float) -> None:
         """Tokens are missing: the attempt has failed."""
-        replica.failed(item.released_s, now_s, message)
+        replica.failed(item.routing.released_s, now_s, message)
         self._endings.fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
 
     def on_load(self, seen: LoadSeen) -> None:
@@ -217,7 +217,7 @@ class Answers:
     def on_lost(self, replica: Replica, items: Sequence[Attempt], reason: str, now_s: float) -> None:
         """The stream to `replica` broke; `items` were on it."""
         for item in items:
-            if replica is item.prefill and item.stage is not Stage.PREFILLING:
+            if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
                 # Its engine may be giving the blocks away at this moment.
                 self._endings.prefill_over(item, now_s)
             elif item.stage is Stage.TRANSFERRING:
@@ -240,11 +240,11 @@ class Answers:
 
     def _hand_over(self, item: Attempt, prefill: Replica, handoff: bytes) -> None:
         """Give decode the handoff."""
-        assert item.decode is not None, item
-        item.stage, item.submit = Stage.TRANSFERRING, None
-        item.decode.outbox.handoff(
+        assert item.decode.replica is not None, item
+        item.stage, item.message = Stage.TRANSFERRING, None
+        item.decode.replica.outbox.handoff(
             pb.Handoff(
-                slot=item.decode_slot,
+                slot=item.decode.slot,
                 context_phase_params=handoff,
                 first_token_count=1,
                 kv_address=prefill.kv_address,
@@ -253,22 +253,22 @@ class Answers:
 
     def _complete(self, item: Attempt, reason: pb.Finish.Reason.ValueType, now_s: float) -> None:
         """The first token ended it: nobody is needed any more."""
-        if item.prefill is not None:
-            item.prefill.ended_well(item.released_s)
+        if item.prefill.replica is not None:
+            item.prefill.replica.ended_well(item.routing.released_s)
         self._holdings.cancel(item, pb.Cancel.REASON_COMPLETE)
         self._endings.finish(item, reason, now_s)
 
     def _adopted(self, item: Attempt, now_s: float) -> None:
         """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
-        known = self._holdings.live.get(item.request_id)
-        if known is not None and known.attempt > item.attempt:
+        known = self._holdings.live.get(item.submitted.request_id)
+        if known is not None and known.submitted.attempt > item.submitted.attempt:
             self._holdings.cancel_decode(item, SUPERSEDED)
             if item.outbox is not None:
-                message = f"attempt {known.attempt} of the request is known here"
+                message = f"attempt {known.submitted.attempt} of the request is known here"
                 item.outbox.refuse(item.slot, pb.Refusal.REASON_SUPERSEDED, message)
             self._holdings.end(item, now_s, "REASON_SUPERSEDED")
             return
         item.stage = Stage.GENERATING
-        self._holdings.live[item.request_id] = item
+        self._holdings.live[item.submitted.request_id] = item
         if item.outbox is not None:
             item.outbox.accept(item.slot)

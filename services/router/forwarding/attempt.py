@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,8 @@ from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from services.router.placement.policy import Placement
 from services.router.placement.precedence import USUAL, Precedence
-from services.router.queue.fairness import Account
 from services.router.queue.prompts import Prompt
-from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT
+from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, Ticket
 
 if TYPE_CHECKING:
     from services.router.forwarding.frontend_session import FrontendSession
@@ -41,98 +40,35 @@ class Stage(Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """An attempt. `slot` is its frontend's, `decode_slot` and `prefill_slot` are ours at the replicas; 0: none there.
-
-    Invariants: it is in `session.slots`, `decode.slots`, `prefill.slots` exactly under these numbers; everything below
-    `next_position` went into `outbox`.
-    """
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """An attempt as its frontend asked for it: a new one, or the takeover of a running one."""
 
     request_id: str
     attempt: int
-    slot: int
-    session: FrontendSession | None
-    """None: an orphan, its frontend's stream broke."""
-    outbox: DownwardOutbox | None
-    next_position: int
-    credit: int
-    """Position below which its frontend takes tokens."""
-    stage: Stage
     arrived_s: float
-    submit: pb.Submit | None = None
-    """As it came; None once both replicas have theirs, and for an adopted one."""
-    hashes: tuple[int, ...] = ()
-    """Of the full blocks; empty once the prompt is computed."""
     token_count: int = 0
+    """Of the prompt."""
     start_position: int = 0
     output_tokens_max: int = 0
     end_token_id: int = -1
-    blocks: int = 0
-    """KV blocks it will need at decode."""
     tenant: str = ""
     priority_class: int = PRIORITY_CLASS_DEFAULT
     weight: float = 1.0
     is_sheddable: bool = False
-    kv_head_room_permille: int = 0
-    """Of a decode replica's blocks, what must stay free beside it."""
+    kv_headroom_permille: int = 0
+    """Of a decode replica's blocks, how many must stay free beside the attempt."""
     priority: int = 0
     is_resumed: bool = False
     """It goes ahead of others in the queue."""
-    is_probe: bool = False
-    """True if it is late by the estimates, and shows whether they hold."""
-    expected_s: float = 0.0
-    """Prefill seconds where most of the prompt is in cache, as expected when it came; 0: not known."""
-    work: int = 0
-    """Tokens of the prompt that would be computed there."""
-    order: float = 0.0
-    """Before whom of its tenant and priority it goes in the router's queue (kvmesh.queue_order)."""
-    ticket: int = 0
-    account: Account | None = None
-    charged_prefill: float = 0.0
-    charged_output: float = 0.0
-    share: Prompt | None = None
-    """Its prompt among those of its tenant, from the placement until it is computed."""
+    contested: frozenset[str] = frozenset()
+    """Replicas whose verdicts on the request this attempt cross-checks: it goes elsewhere."""
     deadline_s: float = float("inf")
     ttft_deadline_s: float | None = None
     queue_until_s: float = float("inf")
     """It is refused if it still waits then."""
-    not_before_s: float = 0.0
-    """It is not placed before: decode replicas just refused it."""
-    excluded: frozenset[str] = frozenset()
-    """Replicas that did not take it just now."""
-    contested: frozenset[str] = frozenset()
-    """Replicas whose verdicts on the request this attempt puts to the test: it goes elsewhere."""
-    rescheduled_requests: int = 0
-    """Times a replica gave it back untouched, or did not answer."""
-    is_window_closed: bool = False
-    """Its client's flow-control window is closed, as its frontend told; decode is told, wherever it comes."""
-    decode: Replica | None = None
-    decode_slot: int = 0
-    prefill: Replica | None = None
-    """Set from the placement on; `prefill_slot` only from the submit on."""
-    prefill_slot: int = 0
-    placement: Placement | None = None
-    waited_for: str = ""
-    """Why it was not placed when that was last asked."""
-    released_s: float = 0.0
-    is_dispatched: bool = False
-    """The policy counts it as work."""
-    was_taken: bool = False
-    """An engine had it."""
-    is_transferred: bool = False
-    """Decode said that it has the KV blocks."""
-    is_adopted: bool = False
-    start_by_s: float = float("inf")
-    """Prefill has started it by then."""
-    expire_s: float = float("inf")
-    """An orphan ends then."""
     traceparent: str = ""
-    first_token_s: float = 0.0
-    """0: not yet."""
-    cached_tokens: int = 0
-    """Hit that the replica reported."""
-    outcome: str = ""
+    is_takeover: bool = False
 
     @property
     def first_by_s(self) -> float:
@@ -141,7 +77,7 @@ class Attempt:
 
     @property
     def precedence(self) -> Precedence:
-        """Before whom it goes in the queue of a prefill replica."""
+        """Its precedence in the queue of a prefill replica."""
         if (
             not (self.tenant or self.is_resumed or self.priority)
             and self.priority_class == USUAL.priority_class
@@ -149,10 +85,105 @@ class Attempt:
             return USUAL
         return Precedence(self.priority_class, self.is_resumed, self.tenant, self.weight, self.priority)
 
+
+@dataclass(slots=True, eq=False)
+class Routing:
+    """The placement of an attempt: the present one, and what is known for the next."""
+
+    expected_s: float = 0.0
+    """Prefill seconds where most of the prompt is in cache, as expected when it came; 0: not known."""
+    is_probe: bool = False
+    """True if it is late by the estimates, and shows whether they hold."""
+    excluded: frozenset[str] = frozenset()
+    """Replicas that did not take it just now."""
+    not_before_s: float = 0.0
+    """It is not placed before: decode replicas just refused it."""
+    waited_for: str = ""
+    """Why it was not placed when that was last asked."""
+    rescheduled_requests: int = 0
+    """Times a replica gave it back untouched, or did not answer."""
+    placement: Placement | None = None
+    released_s: float = 0.0
+    is_dispatched: bool = False
+    """The policy counts it as work."""
+    share: Prompt | None = None
+    """Its prompt among those of its tenant, from the placement until it is computed."""
+
+
+@dataclass(slots=True, eq=False)
+class DecodeLeg:
+    """An attempt at its decode replica. `slot`: its number in the replica's stream; 0: it has none there."""
+
+    replica: Replica | None = None
+    slot: int = 0
+    blocks: int = 0
+    """KV blocks it will need."""
+    is_transferred: bool = False
+    """Decode said that it has the KV blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class PrefillLeg:
+    """An attempt at its prefill replica. `slot`: its number in the replica's stream; 0: it has none there."""
+
+    replica: Replica | None = None
+    """Set from the placement on; `slot` only from the submit on."""
+    slot: int = 0
+    start_by_s: float = float("inf")
+    """Prefill has started it by then."""
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What came of an attempt."""
+
+    was_taken: bool = False
+    """An engine had it."""
+    first_token_s: float = 0.0
+    """0: not yet."""
+    cached_tokens: int = 0
+    """Hit that the replica reported."""
+    name: str = ""
+    """How it ended; empty: it has not."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """An attempt on its way through the router.
+
+    `slot` is the frontend's number of it, `decode.slot` and `prefill.slot` are the router's at the replicas.
+    Invariants: it is in `session.slots`, `decode.replica.slots`, `prefill.replica.slots` exactly under these numbers;
+    everything below `next_position` went into `outbox`.
+    """
+
+    submitted: Submission
+    slot: int
+    session: FrontendSession | None
+    """None: an orphan, its frontend's stream broke."""
+    outbox: DownwardOutbox | None
+    next_position: int
+    credit: int
+    """Position below which its frontend takes tokens."""
+    stage: Stage
+    is_window_closed: bool = False
+    """Its client's flow-control window is closed, as its frontend told; decode is told, wherever it comes."""
+    message: pb.Submit | None = None
+    """The submit as it came; None once both replicas have theirs, and for a takeover."""
+    hashes: tuple[int, ...] = ()
+    """Of the full blocks; empty once the prompt is computed."""
+    expire_s: float = float("inf")
+    """An orphan ends then."""
+    ticket: Ticket = field(default_factory=Ticket)
+    routing: Routing = field(default_factory=Routing)
+    decode: DecodeLeg = field(default_factory=DecodeLeg)
+    prefill: PrefillLeg = field(default_factory=PrefillLeg)
+    outcome: Outcome = field(default_factory=Outcome)
+
     @property
     def is_local(self) -> bool:
         """True if decode runs the prompt itself."""
-        return self.placement is not None and self.placement.prefill is None
+        placement = self.routing.placement
+        return placement is not None and placement.prefill is None
 
     @property
     def is_orphan(self) -> bool:
@@ -160,9 +191,9 @@ class Attempt:
         return self.session is None and self.stage not in (Stage.LINGERING, Stage.ENDED)
 
     def __repr__(self) -> str:
-        places = f"decode={self.decode and self.decode.name}:{self.decode_slot}"
-        if self.prefill is not None:
-            places += f", prefill={self.prefill.name}:{self.prefill_slot}"
-        return (
-            f"Relayed({self.request_id[:8]}#{self.attempt}, {self.stage.value}, slot {self.slot}, {places})"
-        )
+        submitted, decode, prefill = self.submitted, self.decode, self.prefill
+        legs = f"decode={decode.replica and decode.replica.name}:{decode.slot}"
+        if prefill.replica is not None:
+            legs += f", prefill={prefill.replica.name}:{prefill.slot}"
+        identity = f"{submitted.request_id[:8]}#{submitted.attempt}"
+        return f"Attempt({identity}, {self.stage.value}, slot {self.slot}, {legs})"

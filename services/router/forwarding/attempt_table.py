@@ -68,7 +68,7 @@ class Holdings:
         is_queued = item.stage is Stage.QUEUED
         if is_queued:
             self.queue.remove(item)
-        item.order += CLOSED_ORDER if is_closed else -CLOSED_ORDER
+        item.ticket.order += CLOSED_ORDER if is_closed else -CLOSED_ORDER
         if is_queued:
             self.queue.add(item)
             self.is_news = True
@@ -80,8 +80,8 @@ class Holdings:
         self.settle(item, now_s)
         if item.stage is Stage.QUEUED:
             self.queue.remove(item)
-        elif item.was_taken:
-            self.queue.settle_output(item, item.next_position - item.start_position)
+        elif item.outcome.was_taken:
+            self.queue.settle_output(item, item.next_position - item.submitted.start_position)
         else:
             self.queue.refund(item)
         self.detach_decode(item)
@@ -90,12 +90,12 @@ class Holdings:
             self.orphan_count -= 1
         self.detach_session(item)
         item.stage = Stage.ENDED
-        item.submit = None
-        is_first_end, item.outcome = not item.outcome, item.outcome or outcome
+        item.message = None
+        is_first_end, item.outcome.name = not item.outcome.name, item.outcome.name or outcome
         self.items.discard(item)
         self.timetable.forget(item)
-        if self.live.get(item.request_id) is item:
-            del self.live[item.request_id]
+        if self.live.get(item.submitted.request_id) is item:
+            del self.live[item.submitted.request_id]
         self.is_news = True
         if is_first_end:
             self._record(item, outcome, now_s)
@@ -109,12 +109,12 @@ class Holdings:
 
     def linger(self, item: Attempt, now_s: float, until_s: float, outcome: str) -> None:
         """Keep only its handoff until then; it has ended for everybody else."""
-        prefill, prefill_slot = item.prefill, item.prefill_slot
+        prefill, prefill_slot = item.prefill.replica, item.prefill.slot
         if prefill is not None:
             prefill.left(item)  # its handoff tells nothing more of the replica
-        item.prefill, item.prefill_slot = None, 0
+        item.prefill.replica, item.prefill.slot = None, 0
         self.end(item, now_s, outcome)
-        item.prefill, item.prefill_slot, item.stage = prefill, prefill_slot, Stage.LINGERING
+        item.prefill.replica, item.prefill.slot, item.stage = prefill, prefill_slot, Stage.LINGERING
         item.expire_s = until_s
         self.items.add(item)
         self.timetable.by(item, until_s)
@@ -127,21 +127,21 @@ class Holdings:
 
     def detach_decode(self, item: Attempt) -> None:
         """Decode holds it no more, or will not be heard about it."""
-        decode = item.decode
+        decode = item.decode.replica
         if decode is not None:
-            decode.forget(item.decode_slot, item.blocks)
-            item.decode, item.decode_slot = None, 0
+            decode.forget(item.decode.slot, item.decode.blocks)
+            item.decode.replica, item.decode.slot = None, 0
 
     def detach_prefill(self, item: Attempt) -> None:
         """Prefill holds it no more, or will not be heard about it."""
-        if item.prefill is not None:
-            item.prefill.slots.pop(item.prefill_slot, None)
-            item.prefill.left(item)  # also one that waits for decode's word: it may be the trial
-            item.prefill, item.prefill_slot = None, 0
+        if item.prefill.replica is not None:
+            item.prefill.replica.slots.pop(item.prefill.slot, None)
+            item.prefill.replica.left(item)  # also one that waits for decode's word: it may be the trial
+            item.prefill.replica, item.prefill.slot = None, 0
 
     def detach(self, item: Attempt, replica: Replica) -> None:
         """`replica`, its prefill or its decode, holds it no more."""
-        if replica is item.prefill:
+        if replica is item.prefill.replica:
             self.detach_prefill(item)
         else:
             self.detach_decode(item)
@@ -153,66 +153,71 @@ class Holdings:
 
     def cancel_decode(self, item: Attempt, reason: pb.Cancel.Reason.ValueType) -> None:
         """Tell decode that it is not wanted any more."""
-        if item.decode is not None:
-            item.decode.outbox.cancel(item.decode_slot, reason)
+        if item.decode.replica is not None:
+            item.decode.replica.outbox.cancel(item.decode.slot, reason)
             self.detach_decode(item)
 
     def cancel_prefill(self, item: Attempt, reason: pb.Cancel.Reason.ValueType) -> None:
         """Tell prefill, if it has it, that it is not wanted any more."""
-        if item.prefill is not None:
-            if item.prefill_slot:
-                item.prefill.outbox.cancel(item.prefill_slot, reason)
+        if item.prefill.replica is not None:
+            if item.prefill.slot:
+                item.prefill.replica.outbox.cancel(item.prefill.slot, reason)
             self.detach_prefill(item)
 
     # What the policy is told.
 
     def dispatched(self, item: Attempt, now_s: float) -> None:
         """It was sent to the replica that runs its prompt."""
-        placement = item.placement
+        placement = item.routing.placement
         assert placement is not None, item
-        item.is_dispatched = True
+        item.routing.is_dispatched = True
         if placement.prefill is not None:
-            tenant = (item.tenant, item.priority_class)
-            item.share = self.shares.dispatch(
-                tenant, item.weight, placement.prefill, placement.prefill_s, item.token_count, now_s
+            tenant = (item.submitted.tenant, item.submitted.priority_class)
+            item.routing.share = self.shares.dispatch(
+                tenant,
+                item.submitted.weight,
+                placement.prefill,
+                placement.prefill_s,
+                item.submitted.token_count,
+                now_s,
             )
         self._tell(
             Dispatched(
                 self.router,
-                item.request_id,
+                item.submitted.request_id,
                 placement.prefill or placement.decode,
                 item.hashes,
                 placement.prefill_s,
                 now_s,
                 now_s + DISPATCH_LIFE_S + 10 * placement.prefill_s,
-                item.precedence,
-                item.token_count,
+                item.submitted.precedence,
+                item.submitted.token_count,
             )
         )
 
     def started(self, item: Attempt, now_s: float) -> None:
         """Its engine has it."""
-        item.was_taken = True
+        item.outcome.was_taken = True
         self.is_news = True
-        if item.share is not None:
-            self.shares.start(item.share, now_s)
-        if item.is_dispatched:
-            self._tell(Started(self.router, item.request_id, now_s))
+        if item.routing.share is not None:
+            self.shares.start(item.routing.share, now_s)
+        if item.routing.is_dispatched:
+            self._tell(Started(self.router, item.submitted.request_id, now_s))
 
     def settle(self, item: Attempt, now_s: float, hit: Hit | None = None) -> None:
         """Its prompt was computed, or never will be."""
-        if item.is_dispatched:
-            item.is_dispatched = False
+        if item.routing.is_dispatched:
+            item.routing.is_dispatched = False
             self.is_news = True
-            if item.share is not None:
-                alone_s = self.shares.end(item.share, now_s)
-                item.share = None
+            if item.routing.share is not None:
+                alone_s = self.shares.end(item.routing.share, now_s)
+                item.routing.share = None
                 if hit is not None and hit.prefill_s > alone_s:
                     # The rest of it the engine was busy with the prompts before.
                     hit = replace(hit, prefill_s=alone_s)
             if hit is not None:
                 self.queue.settle_prefill(item, hit.computed_tokens)
-            self._tell(Finished(self.router, item.request_id, now_s, hit))
+            self._tell(Finished(self.router, item.submitted.request_id, now_s, hit))
 
     def _tell(self, event: Note) -> None:
         self.policy.observe(event)
@@ -225,7 +230,7 @@ class Holdings:
         assert set(self.queue) == {item for item in self.items if item.stage is Stage.QUEUED}
         assert self.orphan_count == sum(item.is_orphan for item in self.items), "orphans are miscounted"
         for request_id, item in self.live.items():
-            assert item in self.items and item.request_id == request_id, item
+            assert item in self.items and item.submitted.request_id == request_id, item
             assert item.stage not in (Stage.ENDED, Stage.LINGERING), item
         for item in self.items:
             _check(item)
@@ -234,19 +239,19 @@ class Holdings:
 def _check(item: Attempt) -> None:
     stage = item.stage
     assert stage is not Stage.ENDED, item
-    assert item.share is None or item.is_dispatched, item
+    assert item.routing.share is None or item.routing.is_dispatched, item
     assert (item.session is None) == (item.outbox is None), item
     if item.session is not None:
         assert item.session.slots.get(item.slot) is item, item
     if stage in (Stage.QUEUED, Stage.RESERVING, Stage.PREFILLING):
-        assert item.submit is not None and item.session is not None, item
+        assert item.message is not None and item.session is not None, item
     has_decode = stage not in (Stage.QUEUED, Stage.LINGERING)
-    assert (item.decode is not None) == has_decode == bool(item.decode_slot), item
-    if item.decode is not None:
-        assert item.decode.slots.get(item.decode_slot) is item, item
+    assert (item.decode.replica is not None) == has_decode == bool(item.decode.slot), item
+    if item.decode.replica is not None:
+        assert item.decode.replica.slots.get(item.decode.slot) is item, item
     if stage in (Stage.PREFILLING, Stage.LINGERING):
-        assert item.prefill_slot, item
-    if item.prefill_slot:
-        assert item.prefill is not None, item
-        assert item.prefill.slots.get(item.prefill_slot) is item, item
+        assert item.prefill.slot, item
+    if item.prefill.slot:
+        assert item.prefill.replica is not None, item
+        assert item.prefill.replica.slots.get(item.prefill.slot) is item, item
         assert stage in (Stage.PREFILLING, Stage.TRANSFERRING, Stage.GENERATING, Stage.LINGERING), item

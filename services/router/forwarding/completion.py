@@ -35,8 +35,8 @@ class Completion:
     ) -> None:
         """End it on both sides and tell its frontend."""
         if untouched is None:
-            untouched = not item.was_taken
-        self._holdings.failed_places.add(item.request_id, failed_at(item, code, replica), now_s)
+            untouched = not item.outcome.was_taken
+        self._holdings.failed_places.add(item.submitted.request_id, failed_at(item, code, replica), now_s)
         self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
             item.outbox.fail(
@@ -46,9 +46,9 @@ class Completion:
 
     def fail_softly(self, item: Attempt, reason: str, now_s: float) -> None:
         """Decode is lost while it pulls the blocks: somebody may adopt it, so the handoff is kept as long as an orphan."""
-        assert item.decode is not None, item
-        name = item.decode.name
-        self._holdings.failed_places.add(item.request_id, (name,), now_s)
+        assert item.decode.replica is not None, item
+        name = item.decode.replica.name
+        self._holdings.failed_places.add(item.submitted.request_id, (name,), now_s)
         self._holdings.detach_decode(item)
         if item.outbox is not None:
             item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
@@ -59,16 +59,20 @@ class Completion:
         self._holdings.detach_decode(item)
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_ADOPTED)
-        heir = self._holdings.live.get(item.request_id)
-        prefill = item.prefill
-        if heir is not None and heir.is_transferred:
+        heir = self._holdings.live.get(item.submitted.request_id)
+        prefill = item.prefill.replica
+        if heir is not None and heir.decode.is_transferred:
             self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
         elif prefill is not None and heir is not None and heir is not item and heir.stage is Stage.GENERATING:
-            heir.prefill, heir.prefill_slot, heir.stage = prefill, item.prefill_slot, Stage.TRANSFERRING
-            prefill.slots[heir.prefill_slot] = heir
+            heir.prefill.replica, heir.prefill.slot, heir.stage = (
+                prefill,
+                item.prefill.slot,
+                Stage.TRANSFERRING,
+            )
+            prefill.slots[heir.prefill.slot] = heir
             prefill.left(item)
-            item.prefill, item.prefill_slot = None, 0
-        if item.prefill is not None:
+            item.prefill.replica, item.prefill.slot = None, 0
+        if item.prefill.replica is not None:
             self._linger(item, now_s, "REASON_ADOPTED")
         else:
             self._holdings.end(item, now_s, "REASON_ADOPTED")
@@ -77,10 +81,10 @@ class Completion:
         """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
         self._holdings.detach_prefill(item)
         if item.stage is Stage.LINGERING:
-            self._holdings.end(item, now_s, item.outcome)
+            self._holdings.end(item, now_s, item.outcome.name)
 
     def _linger(self, item: Attempt, now_s: float, outcome: str) -> None:
-        if item.prefill_slot:
+        if item.prefill.slot:
             self._holdings.linger(item, now_s, now_s + self._orphan_s, outcome)
         else:
             self._holdings.end(item, now_s, outcome)

@@ -91,8 +91,8 @@ class ForwardingCore:
         """A newer process takes the name of `replica`, which goes on with what it has until its stream is lost."""
         replica.is_retired = True
         for item in replica.slots.values():  # they are no work of the newer one
-            if item.placement is not None and replica.name == (
-                item.placement.prefill or item.placement.decode
+            if item.routing.placement is not None and replica.name == (
+                item.routing.placement.prefill or item.routing.placement.decode
             ):
                 self.holdings.settle(item, self._now_s)
         self.policy.observe(ReplicaGone(replica.name))
@@ -201,10 +201,13 @@ class ForwardingCore:
         for replica in self.replicas.values():
             trial = replica.ejection.trial
             if trial is not None:
-                assert isinstance(trial, Attempt) and replica in (trial.decode, trial.prefill), replica
+                assert isinstance(trial, Attempt) and replica in (
+                    trial.decode.replica,
+                    trial.prefill.replica,
+                ), replica
             for slot, item in replica.slots.items():
                 assert item in self.holdings.items, f"{replica} holds {item}"
-                mine = item.decode_slot if item.decode is replica else item.prefill_slot
+                mine = item.decode.slot if item.decode.replica is replica else item.prefill.slot
                 assert slot == mine, f"{replica} knows {item} as {slot}"
         for session in self.sessions:
             assert all(item.session is session for item in session.slots.values())

@@ -92,10 +92,12 @@ class Dispatcher:
         the answer of this look ready.
         """
         if self.forecast is None:
-            item.work = item.token_count
+            item.ticket.work = item.submitted.token_count
         else:
-            prefill, _ = self.roster.look(item.arrived_s)
-            item.work, item.expected_s = self.forecast.expected(item.hashes, item.token_count, prefill)
+            prefill, _ = self.roster.look(item.submitted.arrived_s)
+            item.ticket.work, item.routing.expected_s = self.forecast.expected(
+                item.hashes, item.submitted.token_count, prefill
+            )
 
     def foreseen_s(self, item: Attempt, wait_s: float) -> float | None:
         """Return the seconds to the first token of `item` after a wait of `wait_s`, if it is known and too long.
@@ -103,14 +105,15 @@ class Dispatcher:
         It may take as long as the deadlines leave; a resumed one is never too late.
         """
         forecast = self.forecast
-        if forecast is None or item.is_resumed or item.is_probe or not forecast.knows_costs():
+        submitted, routing = item.submitted, item.routing
+        if forecast is None or submitted.is_resumed or routing.is_probe or not forecast.knows_costs():
             return None
-        left_s = item.first_by_s - item.arrived_s
-        seconds = wait_s + item.expected_s
+        left_s = submitted.first_by_s - submitted.arrived_s
+        seconds = wait_s + routing.expected_s
         if seconds <= left_s:
             return None
-        item.is_probe = not forecast.may_refuse(item.arrived_s)
-        return None if item.is_probe else seconds
+        routing.is_probe = not forecast.may_refuse(submitted.arrived_s)
+        return None if routing.is_probe else seconds
 
     def next_wake_s(self) -> float | None:
         """Return when the queue is to be looked at even if nothing happens, or None."""
@@ -148,7 +151,8 @@ class Dispatcher:
                 is_gone = self._try(item, now_s)
             except Exception as bug:
                 # Whoever happened to pump - a stream, a timer - has nothing to do with it.
-                log.exception("an attempt could not be placed", extra={"request_id": item.request_id})
+                request_id = item.submitted.request_id
+                log.exception("an attempt could not be placed", extra={"request_id": request_id})
                 message = f"bug: {type(bug).__name__}"
                 self._endings.fail(item, pb.Failure.CODE_INTERNAL, message, "", now_s)
                 is_gone = True
@@ -159,40 +163,40 @@ class Dispatcher:
         """Let `item` go if it may; True if it did."""
         answer = self._ask(item, now_s)
         if isinstance(answer, Wait):
-            item.waited_for = answer.reason
+            item.routing.waited_for = answer.reason
             self._pump_at_s = min(self._pump_at_s, answer.until_s)
             return False
         if self._is_late(item, answer, now_s):
             return True
-        assert item.submit is not None, item
-        uncached = item.token_count - answer.matched_blocks * item.submit.block_tokens
+        assert item.message is not None, item
+        uncached = item.submitted.token_count - answer.matched_blocks * item.message.block_tokens
         self._holdings.queue.release(item, max(1, uncached))
-        self.drain.released(item.work, now_s)
+        self.drain.released(item.ticket.work, now_s)
         self._release(item, answer, now_s)
         return True
 
     def _is_late(self, item: Attempt, placement: Placement, now_s: float) -> bool:
         """End `item` if its first token would come too late, before anything is taken for it; True if it would."""
-        if self.forecast is None or item.is_resumed or item.is_probe or not self.forecast.knows_costs():
+        forecast, submitted, routing = self.forecast, item.submitted, item.routing
+        if forecast is None or submitted.is_resumed or routing.is_probe or not forecast.knows_costs():
             return False
-        last_s = item.first_by_s
+        last_s, waited_s = submitted.first_by_s, now_s - submitted.arrived_s
         if now_s + placement.estimate_s <= last_s:
             return False
-        item.is_probe = not self.forecast.may_refuse(now_s)
-        if item.is_probe:
+        routing.is_probe = not forecast.may_refuse(now_s)
+        if routing.is_probe:
             return False
         if item.outbox is not None:
             message = (
-                f"the first token would take {placement.estimate_s:.3f} s after {now_s - item.arrived_s:.3f} s in the "
+                f"the first token would take {placement.estimate_s:.3f} s after {waited_s:.3f} s in the "
                 f"router's queue; {max(0.0, last_s - now_s):.3f} s are left"
             )
-            estimate_ms = as_ms(now_s - item.arrived_s + placement.estimate_s)
             item.outbox.refuse(
                 item.slot,
                 pb.Refusal.REASON_DEADLINE,
                 message,
                 retry_after_ms=self.retry_after_ms(now_s),
-                estimate_ms=estimate_ms,
+                estimate_ms=as_ms(waited_s + placement.estimate_s),
             )
         self._holdings.end(item, now_s, "REASON_DEADLINE")
         return True
@@ -217,28 +221,29 @@ class Dispatcher:
         return has_place
 
     def _ask(self, item: Attempt, now_s: float) -> Placement | Wait:
-        if now_s < item.not_before_s:
-            return Wait("refused just now", item.not_before_s)
+        submitted, routing = item.submitted, item.routing
+        if now_s < routing.not_before_s:
+            return Wait("refused just now", routing.not_before_s)
         view = self.view(now_s)
-        if item.excluded and all(one.name in item.excluded for one in view.decode):
-            item.excluded = frozenset()
-            item.not_before_s = now_s + REFUSED_WAIT_S
-            return Wait("refused everywhere", item.not_before_s)
+        if routing.excluded and all(one.name in routing.excluded for one in view.decode):
+            routing.excluded = frozenset()
+            routing.not_before_s = now_s + REFUSED_WAIT_S
+            return Wait("refused everywhere", routing.not_before_s)
         request = PlacementRequest(
-            item.request_id,
+            submitted.request_id,
             item.hashes,
-            item.token_count,
-            item.output_tokens_max,
-            explain=item.submit is not None and item.submit.explain,
+            submitted.token_count,
+            submitted.output_tokens_max,
+            explain=item.message is not None and item.message.explain,
             excluded=self._avoided(item, view, now_s),
-            kv_head_room_permille=0 if item.is_resumed else item.kv_head_room_permille,
-            precedence=item.precedence,
-            waited_s=now_s - item.arrived_s,
+            kv_head_room_permille=0 if submitted.is_resumed else submitted.kv_headroom_permille,
+            precedence=submitted.precedence,
+            waited_s=now_s - submitted.arrived_s,
         )
         shares = self._holdings.shares
-        if item.is_resumed or not view.prefill or not (item.tenant or len(shares) > 1):
+        if submitted.is_resumed or not view.prefill or not (submitted.tenant or len(shares) > 1):
             return self._holdings.policy.place(request, view, now_s)
-        tenant = (item.tenant, item.priority_class)
+        tenant = (submitted.tenant, submitted.priority_class)
         waiting = self._holdings.queue.waiting_tokens(*tenant)
         allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s, waiting)
         if len(allowed) < len(view.prefill):
@@ -253,11 +258,12 @@ class Dispatcher:
 
     def _avoided(self, item: Attempt, view: PoolView, now_s: float) -> frozenset[str]:
         """Return who did not take it just now, and where attempts of it failed, if that leaves others of the role."""
-        failed = self._holdings.failed_places.of(item.request_id, now_s) | item.contested
-        avoided = item.excluded
+        submitted, excluded = item.submitted, item.routing.excluded
+        failed = self._holdings.failed_places.of(submitted.request_id, now_s) | submitted.contested
+        avoided = excluded
         for role in (view.prefill, view.decode) if failed else ():
             names = {one.name for one in role}
-            if names - item.excluded - failed:
+            if names - excluded - failed:
                 avoided |= names & failed
         return avoided
 
@@ -273,53 +279,53 @@ class Dispatcher:
 
     def _release(self, item: Attempt, placement: Placement, now_s: float) -> None:
         """Submit to decode, which reserves KV; where it runs the prompt too, that is all."""
-        assert item.submit is not None and item.outbox is not None, item
+        assert item.message is not None and item.outbox is not None, item
         decode = self._replicas[placement.decode]
+        prefill = self._replicas[placement.prefill] if placement.prefill is not None else None
         item.stage = Stage.RESERVING
-        item.placement = placement
-        item.released_s = now_s
-        item.decode = decode
-        item.prefill = self._replicas[placement.prefill] if placement.prefill is not None else None
-        item.decode_slot = decode.outbox.new_slot()
-        decode.slots[item.decode_slot] = item
-        decode.reserve(item.decode_slot, item.blocks)
+        item.routing.placement = placement
+        item.routing.released_s = now_s
+        item.decode.replica, item.prefill.replica = decode, prefill
+        slot = item.decode.slot = decode.outbox.new_slot()
+        decode.slots[slot] = item
+        decode.reserve(slot, item.decode.blocks)
         decode.sent(item, now_s)
-        if item.prefill is not None:  # now, not when decode has accepted it: others are placed meanwhile
-            item.prefill.sent(item, now_s)
+        if prefill is not None:  # now, not when decode has accepted it: others are placed meanwhile
+            prefill.sent(item, now_s)
         self._holdings.timetable.by(item, now_s + ACCEPT_S)
-        phase = pb.PHASE_CONTEXT_AND_GENERATION if item.prefill is None else pb.PHASE_GENERATION_ONLY
-        decode.outbox.submit(
-            self._submit(item, item.decode_slot, phase), item.deadline_s, item.ttft_deadline_s
-        )
+        phase = pb.PHASE_CONTEXT_AND_GENERATION if prefill is None else pb.PHASE_GENERATION_ONLY
+        submit = self._submit(item, slot, phase)
+        decode.outbox.submit(submit, item.submitted.deadline_s, item.submitted.ttft_deadline_s)
         if item.is_window_closed:
-            decode.outbox.close_window(item.decode_slot)
+            decode.outbox.close_window(slot)
         item.outbox.placement(placement_row(item, placement, now_s))
         self._holdings.dispatched(item, now_s)
-        if item.prefill is not None and decode.state.has_ample_room():
+        if prefill is not None and decode.state.has_ample_room():
             # Decode will not refuse: waiting for its word would cost a round trip before every first token.
             self.prefill(item, now_s)
 
     def prefill(self, item: Attempt, now_s: float) -> None:
         """Decode holds KV for it, or surely will: submit to prefill."""
-        prefill = item.prefill
+        prefill = item.prefill.replica
         assert prefill is not None and item.stage is Stage.RESERVING, item
         item.stage = Stage.PREFILLING
-        item.prefill_slot = prefill.outbox.new_slot()
-        prefill.slots[item.prefill_slot] = item
-        item.start_by_s = now_s + START_S + 3 * (item.placement.estimate_s if item.placement else 0.0)
-        self._holdings.timetable.by(item, item.start_by_s)
-        submit = self._submit(item, item.prefill_slot, pb.PHASE_CONTEXT_ONLY)
-        prefill.outbox.submit(submit, item.deadline_s, item.ttft_deadline_s)
+        slot = item.prefill.slot = prefill.outbox.new_slot()
+        prefill.slots[slot] = item
+        placement = item.routing.placement
+        item.prefill.start_by_s = now_s + START_S + 3 * (placement.estimate_s if placement else 0.0)
+        self._holdings.timetable.by(item, item.prefill.start_by_s)
+        submit = self._submit(item, slot, pb.PHASE_CONTEXT_ONLY)
+        prefill.outbox.submit(submit, item.submitted.deadline_s, item.submitted.ttft_deadline_s)
 
     def requeue(self, item: Attempt, now_s: float) -> None:
         """A decode replica refused it: back to the head of its lane, to be placed elsewhere, or later."""
-        assert item.decode is not None, item
-        refused_by = item.decode.name
-        if item.excluded:
-            item.excluded = frozenset()
-            item.not_before_s = now_s + REFUSED_WAIT_S
+        assert item.decode.replica is not None, item
+        refused_by, routing = item.decode.replica.name, item.routing
+        if routing.excluded:
+            routing.excluded = frozenset()
+            routing.not_before_s = now_s + REFUSED_WAIT_S
         else:
-            item.excluded = frozenset((refused_by,))
+            routing.excluded = frozenset((refused_by,))
         self._enqueue(item, now_s)
 
     def may_leave(self, prefill: Replica, now_s: float) -> bool:
@@ -342,17 +348,17 @@ class Dispatcher:
         """True if no engine had `item`, its frontend waits, and other replicas may be asked."""
         return (
             item.stage in (Stage.RESERVING, Stage.PREFILLING)
-            and not item.was_taken
+            and not item.outcome.was_taken
             and item.outbox is not None
-            and item.rescheduled_requests < PLACED_AGAIN_MAX
+            and item.routing.rescheduled_requests < PLACED_AGAIN_MAX
         )
 
     def again(self, item: Attempt, by: str, now_s: float) -> None:
         """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
         assert self.can_place_again(item), item
         self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
-        item.rescheduled_requests += 1
-        item.excluded = frozenset((by,))
+        item.routing.rescheduled_requests += 1
+        item.routing.excluded = frozenset((by,))
         self._enqueue(item, now_s)
 
     def _enqueue(self, item: Attempt, now_s: float) -> None:
@@ -360,23 +366,24 @@ class Dispatcher:
         holdings.settle(item, now_s)
         holdings.detach_decode(item)
         holdings.detach_prefill(item)
-        item.placement = None
+        item.routing.placement = None
         item.stage = Stage.QUEUED
         if item.outbox is not None:
             item.outbox.placement(pb.Placement(slot=item.slot))  # none: it may wait here as long as a new one
         holdings.queue.add(item, at_head=True)
-        holdings.timetable.by(item, item.queue_until_s)
+        holdings.timetable.by(item, item.submitted.queue_until_s)
         self._not_before_s = float("-inf")
         holdings.is_news = True
 
     def _submit(self, item: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
-        assert item.submit is not None and item.placement is not None, item
+        placement, is_probe = item.routing.placement, item.routing.is_probe
+        assert item.message is not None and placement is not None, item
         submit = pb.Submit()
-        submit.CopyFrom(item.submit)
+        submit.CopyFrom(item.message)
         submit.slot = slot
         submit.phase = phase
         submit.credit_position = item.credit
         # Replicas would refuse by it: by what nobody knows, or what is to be tried.
-        if not item.is_probe and (self.forecast is None or self.forecast.knows_costs()):
-            submit.prefill_estimate_us = as_us(item.placement.prefill_s)
+        if not is_probe and (self.forecast is None or self.forecast.knows_costs()):
+            submit.prefill_estimate_us = as_us(placement.prefill_s)
         return submit

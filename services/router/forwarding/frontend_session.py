@@ -51,13 +51,13 @@ class FrontendSession:
                 item.credit = max(position, item.credit)
                 if item.is_window_closed:
                     holdings.set_window(item, is_closed=False)
-                if item.decode is not None:
-                    item.decode.outbox.credit(item.decode_slot, item.credit)
+                if item.decode.replica is not None:
+                    item.decode.replica.outbox.credit(item.decode.slot, item.credit)
         for slot in message.closed_slots:
             if (item := slots.get(slot)) is not None and not item.is_window_closed:
                 holdings.set_window(item, is_closed=True)
-                if item.decode is not None:
-                    item.decode.outbox.close_window(item.decode_slot)
+                if item.decode.replica is not None:
+                    item.decode.replica.outbox.close_window(item.decode.slot)
         self._relay.advance(now_s)
 
     def on_closed(self, now_s: float) -> None:

@@ -295,7 +295,7 @@ class Replica:
         check_computed(message)
         for slot, position in zip(message.computed_slots, message.computed_positions, strict=True):
             item = self.slots.get(slot)
-            if item is not None and item.outbox is not None and item.decode is self:
+            if item is not None and item.outbox is not None and item.decode.replica is self:
                 item.outbox.computed(item.slot, position)
 
     def _on_odd_row(self, item: Attempt, row: frames.Row, now_s: float) -> None:

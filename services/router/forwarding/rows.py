@@ -23,11 +23,13 @@ def placement_row(item: Attempt, placement: Placement, now_s: float) -> pb.Place
         decode_replica=placement.decode,
         matched_block_count=placement.matched_blocks,
         prompt_block_count=len(item.hashes),
-        queue_us=as_us(now_s - item.arrived_s),
+        queue_us=as_us(now_s - item.submitted.arrived_s),
         estimate_us=as_us(placement.estimate_s),
     )
     if placement.candidates:
-        row.reason = why(placement, waited_s=now_s - item.arrived_s, waited_for=item.waited_for)
+        row.reason = why(
+            placement, waited_s=now_s - item.submitted.arrived_s, waited_for=item.routing.waited_for
+        )
     for one in placement.candidates:
         told = row.candidates.add(
             replica=one.replica,

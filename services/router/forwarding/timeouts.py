@@ -32,12 +32,12 @@ class Timeouts:
 
     def _give_up_waiting(self, item: Attempt, now_s: float) -> None:
         """It waited in the queue as long as it may."""
-        if now_s < item.queue_until_s:
-            self._holdings.timetable.by(item, item.queue_until_s)
+        if now_s < item.submitted.queue_until_s:
+            self._holdings.timetable.by(item, item.submitted.queue_until_s)
             return
-        waited_s = now_s - item.arrived_s
+        waited_s = now_s - item.submitted.arrived_s
         reason, why = pb.Refusal.REASON_QUEUE_TIMEOUT, "it was not placed"
-        if now_s >= item.first_by_s:
+        if now_s >= item.submitted.first_by_s:
             reason, why = pb.Refusal.REASON_DEADLINE, "the deadline passed"
         if item.outbox is not None:
             retry_ms = self._releases.retry_after_ms(now_s)
@@ -53,25 +53,25 @@ class Timeouts:
 
     def _look_at_placed(self, item: Attempt, now_s: float) -> None:
         """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
-        decode, prefill = item.decode, item.prefill
-        if decode is not None and decode.is_unanswered(item.decode_slot):
-            if item.released_s + ACCEPT_S <= now_s:
+        decode, prefill = item.decode.replica, item.prefill.replica
+        if decode is not None and decode.is_unanswered(item.decode.slot):
+            if item.routing.released_s + ACCEPT_S <= now_s:
                 self._give_up(item, decode, "no answer to a submit", now_s)
                 return
-            self._holdings.timetable.by(item, item.released_s + ACCEPT_S)
+            self._holdings.timetable.by(item, item.routing.released_s + ACCEPT_S)
         if prefill is not None and item.stage is Stage.PREFILLING and self._releases.can_place_again(item):
-            if item.start_by_s > now_s:
-                self._holdings.timetable.by(item, item.start_by_s)
+            if item.prefill.start_by_s > now_s:
+                self._holdings.timetable.by(item, item.prefill.start_by_s)
             elif not prefill.is_at_work(now_s):
                 self._give_up(item, prefill, "a prompt was not started", now_s)
             elif self._releases.may_leave(prefill, now_s):
                 self._releases.again(item, prefill.name, now_s)
             else:  # busy, as the others are: that is nobody's fault, and moving the prompt would gain nothing
-                item.start_by_s = now_s + LEAVE_S
-                self._holdings.timetable.by(item, item.start_by_s)
+                item.prefill.start_by_s = now_s + LEAVE_S
+                self._holdings.timetable.by(item, item.prefill.start_by_s)
 
     def _give_up(self, item: Attempt, replica: Replica, why: str, now_s: float) -> None:
-        replica.failed(item.released_s, now_s, why)
+        replica.failed(item.routing.released_s, now_s, why)
         if self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)
         else:

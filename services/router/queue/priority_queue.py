@@ -35,26 +35,26 @@ class PriorityQueue(Generic[Item]):
     def add(self, item: Item, *, at_head: bool) -> None:
         """Put `item`, which has its ticket, where it belongs, or before its equals."""
         if at_head:
-            rank = self._minus_priority(item), float("-inf"), -item.ticket
+            rank = self._minus_priority(item), float("-inf"), -item.ticket.number
         else:
-            rank = self._minus_priority(item), item.order, item.ticket
+            rank = self._minus_priority(item), item.ticket.order, item.ticket.number
         self._ranks[item] = rank
         self._runs.add(rank, item)
         self.count += 1
-        self.work += item.work
+        self.work += item.ticket.work
 
     def remove(self, item: Item) -> None:
         """Take `item` out."""
         self._runs.remove(self._ranks.pop(item))
         self.count -= 1
-        self.work -= item.work
+        self.work -= item.ticket.work
 
     def work_before(self, item: Item) -> int:
         """Return the work of all that stand before `item`, were it added now."""
-        return self._runs.work_before((self._minus_priority(item), item.order, sys.maxsize))
+        return self._runs.work_before((self._minus_priority(item), item.ticket.order, sys.maxsize))
 
     def _minus_priority(self, item: Item) -> int:
-        return -max(-PRIORITY_MAX, min(PRIORITY_MAX, item.priority)) if self._by_priority else 0
+        return -max(-PRIORITY_MAX, min(PRIORITY_MAX, item.submitted.priority)) if self._by_priority else 0
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self._runs)
@@ -65,9 +65,12 @@ class PriorityQueue(Generic[Item]):
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count is wrong or an item is in the wrong place."""
         items = list(self)
-        assert self.count == len(items) and self.work == sum(item.work for item in items)
-        assert set(items) == set(self._ranks) and all(item.ticket for item in items)
+        assert self.count == len(items) and self.work == sum(item.ticket.work for item in items)
+        assert set(items) == set(self._ranks) and all(item.ticket.number for item in items)
         for item, (minus_priority, order, ticket) in self._ranks.items():
             assert minus_priority == self._minus_priority(item)
-            assert (order, ticket) in ((item.order, item.ticket), (float("-inf"), -item.ticket)), item
+            assert (order, ticket) in (
+                (item.ticket.order, item.ticket.number),
+                (float("-inf"), -item.ticket.number),
+            ), item
         self._runs.assert_consistent()

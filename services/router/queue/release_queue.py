@@ -93,16 +93,17 @@ class ReleaseQueue(Generic[Item]):
         goes before a longer one, but does not take its place, else who was taken could be put off for ever. So between
         tenants the newcomer counts as its tenant's last, however short it is. Resumed ones are never driven out.
         """
-        if item.is_resumed:
-            return None if self.is_full(is_resumed=True, tokens=item.token_count) else []
+        submitted = item.submitted
+        if submitted.is_resumed:
+            return None if self.is_full(is_resumed=True, tokens=submitted.token_count) else []
         count = self._counts[False] + 1 - self.requests_max
-        tokens = self._tokens[False] + item.token_count - self.tokens_max if self._tokens[False] else 0
+        tokens = self._tokens[False] + submitted.token_count - self.tokens_max if self._tokens[False] else 0
         chosen: list[Item] = []
         for line, above in self._lines_below(item) if count > 0 or tokens > 0 else ():
             chosen += line.last(count, tokens, above, VICTIMS_MAX - len(chosen))
             count = self._counts[False] + 1 - self.requests_max - len(chosen)
-            tokens = self._tokens[False] + item.token_count - self.tokens_max
-            tokens -= sum(one.token_count for one in chosen)
+            tokens = self._tokens[False] + submitted.token_count - self.tokens_max
+            tokens -= sum(one.submitted.token_count for one in chosen)
             if count <= 0 and tokens <= 0:
                 break
         return chosen if count <= 0 and tokens <= 0 else None
@@ -112,26 +113,28 @@ class ReleaseQueue(Generic[Item]):
 
         What was charged for it is given back.
         """
-        assert not item.ticket, "an item is queued twice"
+        submitted, ticket = item.submitted, item.ticket
+        assert not ticket.number, "an item is queued twice"
         self._last_ticket += 1
-        item.ticket = self._last_ticket
-        priority_class = self._priority_class(item.priority_class)
+        ticket.number = self._last_ticket
+        priority_class = self._priority_class(submitted.priority_class)
         if not priority_class.count:
             self._order.append(priority_class)
             self._order.sort(key=lambda one: -one.priority_class)
         self.refund(item)
-        self._counts[item.is_resumed] += 1
-        self._tokens[item.is_resumed] += item.token_count
-        item.account = priority_class.fairness.account(item.tenant)
+        self._counts[submitted.is_resumed] += 1
+        self._tokens[submitted.is_resumed] += submitted.token_count
+        ticket.account = priority_class.fairness.account(submitted.tenant)
         priority_class.add(item, at_head=at_head)
 
     def remove(self, item: Item) -> bool:
         """Take `item` out. Return False if it was not in."""
-        if not item.ticket:
+        submitted = item.submitted
+        if not item.ticket.number:
             return False
-        self._counts[item.is_resumed] -= 1
-        self._tokens[item.is_resumed] -= item.token_count
-        priority_class = self._priority_classes[item.priority_class]
+        self._counts[submitted.is_resumed] -= 1
+        self._tokens[submitted.is_resumed] -= submitted.token_count
+        priority_class = self._priority_classes[submitted.priority_class]
         priority_class.remove(item)
         if not priority_class.count:
             self._order.remove(priority_class)
@@ -142,13 +145,16 @@ class ReleaseQueue(Generic[Item]):
 
         Of a resumed one, which was charged before, only the output it still makes is charged.
         """
-        priority_class, account = self._priority_classes[item.priority_class], item.account
-        assert account is not None and item.ticket, item
-        item.charged_prefill = 0.0 if item.is_resumed else uncached_tokens
-        item.charged_output = min(float(item.output_tokens_max), account.output_mean)
-        is_turn = not item.is_resumed
-        priority_class.fairness.release(account, item.charged_prefill, item.charged_output, is_turn=is_turn)
-        self.released_totals[item.priority_class] += 1
+        submitted, ticket = item.submitted, item.ticket
+        priority_class, account = self._priority_classes[submitted.priority_class], ticket.account
+        assert account is not None and ticket.number, item
+        ticket.charged_prefill = 0.0 if submitted.is_resumed else uncached_tokens
+        ticket.charged_output = min(float(submitted.output_tokens_max), account.output_mean)
+        is_turn = not submitted.is_resumed
+        priority_class.fairness.release(
+            account, ticket.charged_prefill, ticket.charged_output, is_turn=is_turn
+        )
+        self.released_totals[submitted.priority_class] += 1
         priority_class.passed = 0
         for other in self._order:
             if other is not priority_class and other.firm_count and other is not self._order[0]:
@@ -158,24 +164,27 @@ class ReleaseQueue(Generic[Item]):
 
     def settle_prefill(self, item: Item, uncached_tokens: float) -> None:
         """Its prompt was computed; `uncached_tokens` of it were not found in cache."""
-        if item.account is not None and not item.is_resumed:
-            self._correct(item, uncached_tokens - item.charged_prefill, 0.0)
-        item.charged_prefill = 0.0
+        ticket = item.ticket
+        if ticket.account is not None and not item.submitted.is_resumed:
+            self._correct(item, uncached_tokens - ticket.charged_prefill, 0.0)
+        ticket.charged_prefill = 0.0
 
     def settle_output(self, item: Item, output_tokens: int) -> None:
         """It is over; `output_tokens` were made."""
-        account = item.account
+        ticket = item.ticket
+        account = ticket.account
         if account is None:
             return
-        self._correct(item, 0.0, output_tokens - item.charged_output)
-        item.charged_output = 0.0
+        self._correct(item, 0.0, output_tokens - ticket.charged_output)
+        ticket.charged_output = 0.0
         account.ended(output_tokens)
 
     def refund(self, item: Item) -> None:
         """Give back what is charged for `item`: nothing of it was computed."""
-        if item.charged_prefill or item.charged_output:
-            self._correct(item, -item.charged_prefill, -item.charged_output)
-            item.charged_prefill = item.charged_output = 0.0
+        ticket = item.ticket
+        if ticket.charged_prefill or ticket.charged_output:
+            self._correct(item, -ticket.charged_prefill, -ticket.charged_output)
+            ticket.charged_prefill = ticket.charged_output = 0.0
 
     def heads(self, may_go: MayGo = anybody) -> Iterator[Item]:
         """Yield what may be released next, in order: at most LOOK_AHEAD items. They may be removed meanwhile.
@@ -194,8 +203,8 @@ class ReleaseQueue(Generic[Item]):
             chosen += more
             if more:
                 break
-        for ticket, item in [(item.ticket, item) for item in chosen]:
-            if item.ticket == ticket:
+        for number, item in [(item.ticket.number, item) for item in chosen]:
+            if item.ticket.number == number:
                 yield item
 
     def ahead(self, item: Item) -> float:
@@ -205,9 +214,15 @@ class ReleaseQueue(Generic[Item]):
         no more than they may have for their weights meanwhile. Shorter ones that come later are not counted: whether any
         come is not known, and nobody shall be refused for a wait that it would not have.
         """
-        priority_class = self._priority_classes.get(item.priority_class)
+        submitted = item.submitted
+        priority_class = self._priority_classes.get(submitted.priority_class)
         own = priority_class.own_before(item) if priority_class is not None else 0
-        return self._ahead(item.priority_class, item.tenant, own, (own + item.work) / (item.weight or 1.0))
+        return self._ahead(
+            submitted.priority_class,
+            submitted.tenant,
+            own,
+            (own + item.ticket.work) / (submitted.weight or 1.0),
+        )
 
     def ahead_of_newcomer(self) -> float:
         """Return the same for a request of the default band, as long as the average one, of a tenant that is new here."""
@@ -234,29 +249,35 @@ class ReleaseQueue(Generic[Item]):
         return priority_class
 
     def _correct(self, item: Item, prefill_tokens: float, output_tokens: float) -> None:
-        assert item.account is not None
-        priority_class = self._priority_classes[item.priority_class]
-        priority_class.fairness.correct(item.account, prefill_tokens, output_tokens)
-        priority_class.reorder(item.account)
+        account = item.ticket.account
+        assert account is not None
+        priority_class = self._priority_classes[item.submitted.priority_class]
+        priority_class.fairness.correct(account, prefill_tokens, output_tokens)
+        priority_class.reorder(account)
 
     def _lines_below(self, item: Item) -> Iterator[tuple[Line[Item], float]]:
         """Yield the lines with less important items, the least important first, and after which virtual time they begin."""
-        for is_sheddable in (True, False) if not item.is_sheddable else (True,):
+        submitted = item.submitted
+        for is_sheddable in (True, False) if not submitted.is_sheddable else (True,):
             for priority_class in reversed(self._order):
-                if is_sheddable != item.is_sheddable or priority_class.priority_class < item.priority_class:
+                if (
+                    is_sheddable != submitted.is_sheddable
+                    or priority_class.priority_class < submitted.priority_class
+                ):
                     yield priority_class.lines[is_sheddable], -math.inf
-                elif priority_class.priority_class == item.priority_class:
+                elif priority_class.priority_class == submitted.priority_class:
                     yield priority_class.lines[is_sheddable], self._last_tag(item, priority_class)
 
     @staticmethod
     def _last_tag(item: Item, priority_class: PriorityClassQueue[Item]) -> float:
         """Return when `item` would be served, in the virtual time of `band`, were it added now."""
+        submitted = item.submitted
         fairness = priority_class.fairness
-        account = fairness.find(item.tenant)
+        account = fairness.find(submitted.tenant)
         if account is None:
-            return fairness.level + item.token_count / (item.weight or 1.0)
+            return fairness.level + submitted.token_count / (submitted.weight or 1.0)
         served = account.last_tag if account.waiting else max(account.served, fairness.level)
-        return served + item.token_count / account.weight
+        return served + submitted.token_count / account.weight
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count is wrong or an empty lane is kept."""
@@ -266,9 +287,9 @@ class ReleaseQueue(Generic[Item]):
             if priority_class.count
         ]
         for is_resumed in (False, True):
-            waiting = [item for item in self if item.is_resumed is is_resumed]
+            waiting = [item for item in self if item.submitted.is_resumed is is_resumed]
             assert self._counts[is_resumed] == len(waiting), "a count of the queue is wrong"
-            assert self._tokens[is_resumed] == sum(item.token_count for item in waiting), (
+            assert self._tokens[is_resumed] == sum(item.submitted.token_count for item in waiting), (
                 "tokens are miscounted"
             )
         for priority_class in self._priority_classes.values():

@@ -43,7 +43,7 @@ class SortedRuns(Generic[Item]):
         if not runs:
             runs.append([(rank, item)])
             lasts.append(rank)
-            self._work.append(item.work)
+            self._work.append(item.ticket.work)
             return
         at = bisect_left(lasts, rank)
         if at == len(runs):
@@ -54,7 +54,7 @@ class SortedRuns(Generic[Item]):
         else:
             run = runs[at]
             insort(run, (rank, item))
-        self._work[at] += item.work
+        self._work[at] += item.ticket.work
         if len(run) > RUN_MAX:
             self._split(at)
 
@@ -67,7 +67,7 @@ class SortedRuns(Generic[Item]):
         if not run:
             del self._runs[at], self._lasts[at], self._work[at]
             return
-        self._work[at] -= item.work
+        self._work[at] -= item.ticket.work
         if place == len(run):
             self._lasts[at] = run[-1][0]
 
@@ -77,7 +77,7 @@ class SortedRuns(Generic[Item]):
         work = sum(self._work[:at])
         if at < len(self._runs):
             run = self._runs[at]
-            work += sum(item.work for _, item in run[: _place(run, rank)])
+            work += sum(item.ticket.work for _, item in run[: _place(run, rank)])
         return work
 
     def __iter__(self) -> Iterator[Item]:
@@ -96,7 +96,7 @@ class SortedRuns(Generic[Item]):
         half = len(run) // 2
         later = run[half:]
         del run[half:]
-        work = sum(item.work for _, item in later)
+        work = sum(item.ticket.work for _, item in later)
         self._runs.insert(at + 1, later)
         self._lasts.insert(at, run[-1][0])
         self._work[at] -= work
@@ -108,7 +108,9 @@ class SortedRuns(Generic[Item]):
         assert all(one[0] < other[0] for one, other in pairwise(entries)), "out of order"
         assert all(0 < len(run) <= RUN_MAX for run in self._runs), "a run is empty or too long"
         assert self._lasts == [run[-1][0] for run in self._runs]
-        assert self._work == [sum(item.work for _, item in run) for run in self._runs], "work is miscounted"
+        assert self._work == [sum(item.ticket.work for _, item in run) for run in self._runs], (
+            "work is miscounted"
+        )
 
 
 def _place(run: list[tuple[Rank, Item]], rank: Rank) -> int:

@@ -53,9 +53,10 @@ class Line(Generic[Item]):
 
     def add(self, item: Item, account: Account, *, at_head: bool) -> None:
         """Put `item` to its tenant's."""
-        flow = self.flows.get(item.tenant)
+        tenant = item.submitted.tenant
+        flow = self.flows.get(tenant)
         if flow is None:
-            flow = self.flows[item.tenant] = Flow(account)
+            flow = self.flows[tenant] = Flow(account)
             flow.add(item, at_head=at_head)
             if len(self.flows) == 2:
                 for one in self.flows.values():
@@ -67,11 +68,12 @@ class Line(Generic[Item]):
 
     def remove(self, item: Item) -> None:
         """Take `item` out of its tenant's."""
-        flow = self.flows[item.tenant]
+        tenant = item.submitted.tenant
+        flow = self.flows[tenant]
         flow.remove(item)
         if flow.count:
             return
-        del self.flows[item.tenant]
+        del self.flows[tenant]
         flow.stamp = flow.last_stamp = 0
         if len(self.flows) < 2:
             self._first.clear()
@@ -124,8 +126,10 @@ class Line(Generic[Item]):
                 continue
             chosen.append(victim)
             requests -= 1
-            tokens -= victim.token_count
-            heapq.heappush(open_flows, (tag + victim.token_count / flow.account.weight, stamp, flow, items))
+            tokens -= victim.submitted.token_count
+            heapq.heappush(
+                open_flows, (tag + victim.submitted.token_count / flow.account.weight, stamp, flow, items)
+            )
         for one in kept:
             heapq.heappush(self._last, one)
         return chosen
@@ -199,30 +203,32 @@ class PriorityClassQueue(Generic[Item]):
 
     def add(self, item: Item, *, at_head: bool) -> None:
         """Put `item`, which has its ticket and its account."""
-        assert item.account is not None
+        submitted, ticket = item.submitted, item.ticket
+        assert ticket.account is not None
         self.count += 1
-        self.work += item.work
-        self.firm_count += item.is_resumed or not item.is_sheddable
-        if item.is_resumed:
+        self.work += ticket.work
+        self.firm_count += submitted.is_resumed or not submitted.is_sheddable
+        if submitted.is_resumed:
             self.resumed.add(item, at_head=at_head)
         else:
-            self.fairness.arrive(item.account, item.weight, item.token_count)
-            self.lines[item.is_sheddable].add(item, item.account, at_head=at_head)
+            self.fairness.arrive(ticket.account, submitted.weight, submitted.token_count)
+            self.lines[submitted.is_sheddable].add(item, ticket.account, at_head=at_head)
 
     def remove(self, item: Item) -> None:
         """Take `item` out."""
-        assert item.account is not None
+        submitted, ticket = item.submitted, item.ticket
+        assert ticket.account is not None
         self.count -= 1
-        self.work -= item.work
-        self.firm_count -= item.is_resumed or not item.is_sheddable
+        self.work -= ticket.work
+        self.firm_count -= submitted.is_resumed or not submitted.is_sheddable
         if not self.firm_count:
             self.passed = 0
-        if item.is_resumed:
+        if submitted.is_resumed:
             self.resumed.remove(item)
         else:
-            self.lines[item.is_sheddable].remove(item)
-            self.fairness.leave(item.account, item.token_count)
-        item.ticket = 0
+            self.lines[submitted.is_sheddable].remove(item)
+            self.fairness.leave(ticket.account, submitted.token_count)
+        ticket.number = 0
 
     def reorder(self, account: Account) -> None:
         """The counters of `account` changed."""
@@ -251,20 +257,21 @@ class PriorityClassQueue(Generic[Item]):
             item = next(items, None)
             if item is not None:
                 chosen.append(item)
-                served += item.token_count / flows[index].account.weight
+                served += item.submitted.token_count / flows[index].account.weight
                 heapq.heappush(turns, (served, index, items))
         return chosen
 
     def own_before(self, item: Item) -> int:
         """Return the work of the tenant of `item` that goes before it, were it added now; resumed ones not counted."""
+        submitted = item.submitted
         before = 0
         for is_sheddable, line in self.lines.items():
-            flow = line.flows.get(item.tenant)
+            flow = line.flows.get(submitted.tenant)
             if flow is None:
                 continue
-            if is_sheddable == item.is_sheddable:
+            if is_sheddable == submitted.is_sheddable:
                 before += flow.work_before(item)
-            elif item.is_sheddable:  # of one tenant those that may not be shed go first
+            elif submitted.is_sheddable:  # of one tenant those that may not be shed go first
                 before += flow.work
         return before
 
@@ -298,10 +305,12 @@ class PriorityClassQueue(Generic[Item]):
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count is wrong."""
         items = list(self)
-        assert self.count == len(items) and self.work == sum(item.work for item in items)
-        assert self.firm_count == sum(item.is_resumed or not item.is_sheddable for item in items)
+        assert self.count == len(items) and self.work == sum(item.ticket.work for item in items)
+        assert self.firm_count == sum(
+            item.submitted.is_resumed or not item.submitted.is_sheddable for item in items
+        )
         for item in items:
-            assert item.ticket and item.priority_class == self.priority_class
+            assert item.ticket.number and item.submitted.priority_class == self.priority_class
         self.resumed.assert_consistent()
         self.fairness.assert_consistent()
         for line in self.lines.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from services.router.queue.fairness import Account
@@ -10,24 +11,47 @@ PRIORITY_CLASS_DEFAULT: Final = 4
 PRIORITY_CLASS_MAX: Final = 7
 
 
-class Waiting(Protocol):
-    """What the queue needs to know of an item. `ticket`, `account` and the charges belong to the queue."""
+class Submitted(Protocol):
+    """What the queue orders a request by, and charges for it, as submitted."""
 
-    tenant: str
-    priority_class: int
-    weight: float
-    is_sheddable: bool
-    priority: int
-    order: float
-    """Of those of one tenant and priority the smallest goes first, of equals the first that came."""
-    is_resumed: bool
-    token_count: int
-    work: int
-    """Tokens of its prompt that are expected to be computed: what those behind it wait for."""
-    output_tokens_max: int
-    ticket: int
-    """0 while the item is not in the queue."""
-    account: Account | None
-    charged_prefill: float
-    """Tokens charged for it and not corrected yet."""
-    charged_output: float
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def priority_class(self) -> int: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def is_sheddable(self) -> bool: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def is_resumed(self) -> bool: ...
+    @property
+    def token_count(self) -> int: ...
+    @property
+    def output_tokens_max(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request's place in the queue and its charges. The caller sets `work` and `order`, the queue the rest."""
+
+    work: int = 0
+    """Tokens of the prompt that are expected to be computed: the requests behind it wait for them."""
+    order: float = 0.0
+    """Of one tenant and priority the smallest goes first, of equals the first that came (kvmesh.queue_order)."""
+    number: int = 0
+    """0 while the request is not in the queue."""
+    account: Account | None = None
+    charged_prefill: float = 0.0
+    """Tokens charged for the request and not corrected yet."""
+    charged_output: float = 0.0
+
+
+class Waiting(Protocol):
+    """A request that may wait in the queue."""
+
+    @property
+    def submitted(self) -> Submitted: ...
+    @property
+    def ticket(self) -> Ticket: ...

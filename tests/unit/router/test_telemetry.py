@@ -12,7 +12,7 @@ from kvmesh.clock import VirtualClock
 from kvmesh.config import MeshConfig
 from kvmesh.metrics import Metrics
 from services.router import telemetry
-from services.router.forwarding.attempt import Attempt, Stage
+from services.router.forwarding.attempt import Attempt, Stage, Submission
 from services.router.main import Place, Router
 from services.router.placement.policy import Dispatched, Placement
 from tests.unit.router.desk import Desk
@@ -22,19 +22,17 @@ BLOCK = 4
 
 def ended(matched: int, cached: int, estimate_s: float, real_s: float, replica: str = "prefill-0") -> Attempt:
     item = Attempt(
-        request_id="a" * 32,
-        attempt=1,
+        Submission("a" * 32, 1, 9.0, token_count=100),
         slot=1,
         session=None,
         outbox=None,
         next_position=1,
         credit=0,
         stage=Stage.ENDED,
-        arrived_s=9.0,
     )
-    item.token_count, item.cached_tokens = 100, cached
-    item.placement = Placement(replica, "decode-0", matched, 0.5, estimate_s)
-    item.released_s, item.first_token_s = 10.0, 10.0 + real_s
+    item.routing.placement = Placement(replica, "decode-0", matched, 0.5, estimate_s)
+    item.routing.released_s = 10.0
+    item.outcome.first_token_s, item.outcome.cached_tokens = 10.0 + real_s, cached
     return item
 
 
@@ -53,7 +51,7 @@ def test_hits_and_times_are_counted_as_expected_and_as_they_were() -> None:
     record(ended(10, 36, 0.5, 0.7), "REASON_LENGTH", 20.0)
     record(ended(25, 0, 0.5, 0.4, "prefill-1"), "REASON_LENGTH", 20.0)
     unanswered = ended(20, 0, 0.5, 0.0)
-    unanswered.first_token_s = 0.0
+    unanswered.outcome.first_token_s = 0.0
     record(unanswered, "REASON_DEADLINE", 20.0)
     seen = values(metrics)
     assert seen["prompt_tokens_total"] == 200

@@ -52,7 +52,7 @@ class World:
             BLOCK,
             self.policy,
             ForwardingLimits(64, 30.0, ORPHAN_S),
-            record=lambda item, outcome, now_s: self.ended.append((item.request_id, outcome)),
+            record=lambda item, outcome, now_s: self.ended.append((item.submitted.request_id, outcome)),
         )
         self.peers: dict[str, Peer] = {}
         self.links: list[Link] = []

@@ -115,7 +115,7 @@ def test_nobody_is_refused_for_the_wait_of_those_that_it_overtakes() -> None:
         desk.now_s += 0.1
         desk.relay.releases.drain.released(20, desk.now_s)
     desk.submit(request_id=name(40), tokens=30)
-    assert not desk.told().refusals and next(iter(desk.relay.queue)).request_id == name(40)
+    assert not desk.told().refusals and next(iter(desk.relay.queue)).submitted.request_id == name(40)
     desk.submit(request_id=name(41), tokens=300)
     (refusal,) = desk.told().refusals
     assert refusal.reason == pb.Refusal.REASON_QUEUE_FULL and "30.0 s" in refusal.message
@@ -163,7 +163,7 @@ def test_what_no_engine_had_is_given_back_and_what_one_had_is_not() -> None:
     desk = Desk()
     desk.reserved(request_id=name(1), tenant="a")
     (item,) = desk.relay.holdings.items
-    account = item.account
+    account = item.ticket.account
     assert account is not None and account.prefill == 20 and account.decode == 20
     desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
     assert account.prefill == account.decode == 0
@@ -171,7 +171,7 @@ def test_what_no_engine_had_is_given_back_and_what_one_had_is_not() -> None:
     desk.down("prefill-0", starts=[pb.Start(slot=max(desk.links["prefill-0"][0].slots))])
     (item,) = desk.relay.holdings.items
     desk.ask(cancels=[pb.Cancel(slot=item.slot, reason=pb.Cancel.REASON_CLIENT)])
-    assert item.account is account and account.prefill == 20 and account.decode == 0
+    assert item.ticket.account is account and account.prefill == 20 and account.decode == 0
 
 
 def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:
@@ -181,7 +181,7 @@ def test_copied_requests_wait_in_the_lowest_band_and_leave_first() -> None:
     desk.submit(request_id=name(5), priority_class=7, shadow=True)
     desk.submit(request_id=name(6), priority_class=0)
     (refusal,) = desk.told().refusals
-    assert refusal.evicted and [item.request_id for item in desk.relay.queue] == [name(0), name(6)]
+    assert refusal.evicted and [item.submitted.request_id for item in desk.relay.queue] == [name(0), name(6)]
 
 
 def test_head_room_is_kept_free_unless_the_replica_is_empty() -> None:
@@ -217,11 +217,11 @@ def test_a_class_with_head_room_waits_where_another_is_placed() -> None:
         desk.down(decode, load_report=report)
     desk.submit(request_id=name(1), tokens=20, kv_head_room_permille=100)
     assert asked[-1].kv_head_room_permille == 100 and not desk.up("decode-0").submits
-    assert [item.request_id for item in desk.relay.queue] == [name(1)]
+    assert [item.submitted.request_id for item in desk.relay.queue] == [name(1)]
     desk.submit(request_id=name(2), tokens=20, kv_head_room_permille=100, resumed=True, attempt=2)
     desk.wait(0.06)
     assert any(one.kv_head_room_permille == 0 for one in asked)
-    assert [item.request_id for item in desk.relay.queue] == [name(1)], "the resumed one went"
+    assert [item.submitted.request_id for item in desk.relay.queue] == [name(1)], "the resumed one went"
 
 
 def slow_desk() -> Desk:

@@ -117,7 +117,7 @@ def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
         if rng.random() < 0.6:
             submit_another(desk)
         else:  # the trial, too: then another may go there
-            slots = [item.slot for item in desk.relay.holdings.items if item.prefill is ejected]
+            slots = [item.slot for item in desk.relay.holdings.items if item.prefill.replica is ejected]
             slot = rng.choice([*slots, 1 + rng.randrange(desk.slot + 1)])
             desk.ask(cancels=[pb.Cancel(slot=slot, reason=pb.Cancel.REASON_CLIENT)])
         for name in ("decode-0", "decode-1"):
@@ -127,9 +127,9 @@ def test_one_prompt_at_a_time_tries_a_prefill(seed: int) -> None:
                 elif rng.random() < 0.3:
                     refusal = pb.Refusal(slot=one.slot, reason=pb.Refusal.REASON_KV_FULL)
                     desk.down(name, refusals=[refusal])
-        there = [item for item in desk.relay.holdings.items if item.prefill is ejected]
+        there = [item for item in desk.relay.holdings.items if item.prefill.replica is ejected]
         assert len(there) <= 1, seed
-        tried |= {item.request_id for item in there}
+        tried |= {item.submitted.request_id for item in there}
         desk.wait(0.06)
     assert len(tried) >= 3, "what left made room for no other"
 

@@ -92,7 +92,7 @@ def test_a_bug_with_one_attempt_fails_that_attempt_alone(caplog: pytest.LogCaptu
         return real_place(request, view, now_s)
 
     def submit(item: Attempt, slot: int, phase: pb.Phase.ValueType) -> pb.Submit:
-        if item.request_id == B:
+        if item.submitted.request_id == B:
             raise ValueError
         return real_submit(item, slot, phase)
 

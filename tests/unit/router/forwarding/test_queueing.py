@@ -146,14 +146,14 @@ def test_a_prompt_that_does_not_fit_goes_when_its_time_has_come() -> None:
     desk.policy.prefills._dispatch_ahead_s = 0.02
     desk.reserved(request_id="0" * 32)
     desk.submit(request_id="1" * 32, tokens=4000)
-    (long,) = [item for item in desk.relay.holdings.items if item.token_count == 4000]
+    (long,) = [item for item in desk.relay.holdings.items if item.submitted.token_count == 4000]
     (short,) = desk.policy.backlog.of("prefill-0")
     assert not short.started_s and short.prefill_s < 0.02
     held_s = (desk.policy.costs.estimate_s(4000, 4000) + short.prefill_s - 0.02) / AGEING
     desk.wait(0.9 * held_s)
-    assert long.released_s == 0.0
+    assert long.routing.released_s == 0.0
     desk.wait(0.2 * held_s)
-    assert long.released_s == desk.now_s
+    assert long.routing.released_s == desk.now_s
 
 
 def test_the_drain_is_told_of_what_is_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from itertools import pairwise
 
 import pytest
 
 from kvmesh.queue_order import shortest
 from services.router.queue import fairness, tenant_queues
-from services.router.queue.fairness import Account
 from services.router.queue.release_queue import FLOOR_EVERY, LOOK_AHEAD, ReleaseQueue
-from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT
+from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, Ticket
 from tests.unit.overtaking import overtaken_s
 
 
@@ -28,15 +27,16 @@ class Item:
     is_sheddable: bool = False
     token_count: int = 1
     output_tokens_max: int = 1
-    ticket: int = 0
-    account: Account | None = None
-    charged_prefill: float = 0.0
-    charged_output: float = 0.0
-    order: float = 0.0
-    work: int = 0
+    order: InitVar[float] = 0.0
+    work: InitVar[int] = 0
+    ticket: Ticket = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.work = self.work or self.token_count
+    def __post_init__(self, order: float, work: int) -> None:
+        self.ticket = Ticket(work or self.token_count, order)
+
+    @property
+    def submitted(self) -> Item:
+        return self
 
 
 Queue = ReleaseQueue[Item]
@@ -70,11 +70,11 @@ def test_one_tenant_is_served_by_band_then_resumed_then_priority_then_length_the
             if kind < 0.5:
                 priority = rng.choice((-500, -1, 0, 0, 0, 7, 100, 400))
                 item = Item(name, priority, rng.random() < 0.3, priority_class=rng.choice((0, 4, 4, 7)))
-                item.order = rng.choice((0.0, 1.0, rng.random(), 0.001 * name))
+                item.ticket.order = rng.choice((0.0, 1.0, rng.random(), 0.001 * name))
                 queue.add(item)
                 twin.setdefault(lane_of(item), []).append(item)
                 # Of equals as they came; who came back is before all of its lane.
-                twin[lane_of(item)].sort(key=lambda one: -1.0 if one in returned else one.order)
+                twin[lane_of(item)].sort(key=lambda one: -1.0 if one in returned else one.ticket.order)
             elif kind < 0.6 and outside:
                 item = outside.pop(rng.randrange(len(outside)))
                 queue.add(item, at_head=True)
@@ -117,17 +117,22 @@ def test_the_least_served_tenant_is_first_whatever_happens() -> None:
                 queue.add(item)
                 waiting.append(item)
             elif kind < 0.75 and waiting:
-                lowest = min(item.account.served for item in waiting if item.account is not None)
+                lowest = min(
+                    item.ticket.account.served for item in waiting if item.ticket.account is not None
+                )
                 item = release_next(queue)
-                assert item.is_resumed or item.charged_prefill == item.token_count
+                assert item.is_resumed or item.ticket.charged_prefill == item.token_count
                 waiting.remove(item)
                 running.append(item)
                 fresh = [one for one in waiting if one.is_resumed]
                 assert item.is_resumed or not fresh, f"{seed=}"
                 if not item.is_resumed:
-                    assert item.account is not None
-                    charge = max(item.charged_prefill, 2 * item.charged_output) / item.account.weight
-                    assert item.account.served <= lowest + charge + 1e-6, f"{seed=}"
+                    assert item.ticket.account is not None
+                    charge = (
+                        max(item.ticket.charged_prefill, 2 * item.ticket.charged_output)
+                        / item.ticket.account.weight
+                    )
+                    assert item.ticket.account.served <= lowest + charge + 1e-6, f"{seed=}"
             elif kind < 0.85 and running:
                 item = running.pop(rng.randrange(len(running)))
                 queue.settle_prefill(item, rng.randrange(item.token_count + 1))
@@ -329,7 +334,7 @@ def test_the_least_important_goes_first() -> None:
                 for one in before:
                     tenant_queues[one.tenant, one.priority_class, one.is_sheddable].append(one)
                 for lane in tenant_queues.values():  # of each tenant those that it would have served last
-                    lane.sort(key=lambda one: (-one.priority, one.order))
+                    lane.sort(key=lambda one: (-one.priority, one.ticket.order))
                     gone = [one for one in lane if one in victims]
                     assert gone == lane[len(lane) - len(gone) :], f"{seed=}"
                 for one in victims:
@@ -413,7 +418,7 @@ def test_of_one_tenant_it_is_known_to_the_token_what_is_ahead() -> None:
         estimate, real = queue.ahead(item), 0
         queue.add(item)
         while (head := release_next(queue)) is not item:
-            real += head.work
+            real += head.ticket.work
         assert estimate == real, f"{seed=}"
 
 
@@ -433,9 +438,9 @@ def test_a_long_request_is_passed_by_for_as_long_as_is_promised() -> None:
             break
         queue.assert_consistent()
     assert released is long
-    last_s = max(at_s for item, at_s in came_s.items() if not item.ticket)
+    last_s = max(at_s for item, at_s in came_s.items() if not item.ticket.number)
     assert overtaken_s(long_s, short_s) - 0.4 <= last_s - 1.0 <= overtaken_s(long_s, short_s)
-    waiting = [item for item in came_s if item.ticket]
+    waiting = [item for item in came_s if item.ticket.number]
     assert all(came_s[item] - 1.0 >= overtaken_s(long_s, short_s) - 1e-9 for item in waiting)
 
 

@@ -33,7 +33,7 @@ def test_entries_are_in_order_whatever_comes_and_goes(
             runs.remove(rank)
         asked = rng.choice((0, -1)), rng.choice((rng.random(), float(rng.randrange(600)))), rng.randrange(600)
         for rank in (asked, rng.choice(twin)[0] if twin else asked):
-            assert runs.work_before(rank) == sum(item.work for other, item in twin if other < rank)
+            assert runs.work_before(rank) == sum(item.ticket.work for other, item in twin if other < rank)
         assert list(runs) == [item for _, item in twin]
         assert list(reversed(runs)) == [item for _, item in reversed(twin)]
         runs.assert_consistent()
