@@ -16,6 +16,7 @@ LANGUAGES: Final = ("sh", "python", "toml", "json", "text")
 NOT_RUN: Final = {
     "make setup": "fills .venv over the network",
     "make demo": "tests/integration/cli/test_real_mesh.py runs it, with the trained model",
+    "make test": "runs this test",
     "make images": "needs Docker; tests/integration/images builds them",
     "docker ": "needs Docker; tests/integration/images runs the containers and the compose file",
     "sudo": "needs root",
