@@ -215,8 +215,8 @@ def soak_section(soak: SoakRecord) -> list[str]:
         "",
         _prose(
             f"**Result.** {soak.streams:,} streams, {soak.output_tokens:,} tokens compared: **{soak.lost} lost**,",
-            f"{len(soak.violations)} violations. Taken over {soak.takeovers:,}, resumed {soak.resumed:,}, resumed by clients",
-            f"{soak.client_resumes:,}, recomputed tokens {soak.recomputed_tokens:,}, longest pause",
+            f"{len(soak.violations)} violations. Taken over {soak.takeovers:,}, resumed {soak.resumed:,}, resumed by",
+            f"clients {soak.client_resumes:,}, recomputed tokens {soak.recomputed_tokens:,}, longest pause",
             f"{soak.longest_pause_s:.1f} s. Memory flat in {flat} of {len(soak.slopes)} processes, growing in {grows},",
             f"not judged in {unknown}{_unjudged(soak)}.",
         ),
