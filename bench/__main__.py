@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 
 from bench import machine, options, pages, report, windows
 from bench.aims import AIMS
@@ -45,7 +46,7 @@ def bench(
     if json:
         sys.stdout.write(run.to_json())
     else:
-        _show(run.results)
+        Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(Markdown(run.page()))
     if write is not None:
         pages.write(write, run.page(pages.old(write)), run.to_json())
     if not run.results.figures:
@@ -59,16 +60,6 @@ def _measure(names: list[str], pace: Pace, results: Results) -> None:
             import_module(f"bench.scenarios.{name}").run(results, pace)
         except BenchError as error:
             results.problem(name, str(error))
-
-
-def _show(results: Results) -> None:
-    out = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
-    for table in report.tables(results):
-        out.print(table)
-    for line in report.sentences(results):
-        out.print(line.replace("**", ""), markup=False)
-    for problem in results.problems:
-        out.print(f"! {problem}", style="yellow", markup=False)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bench import control, generation, prompts
+from bench import control, generation
 
 
 class Arrival(NamedTuple):
@@ -46,7 +46,7 @@ async def replay(
     start_s = time.monotonic()
 
     async def send(arrival: Arrival) -> Seen:
-        ids = prompts.random_ids(arrival.prompt_tokens, draw)
+        ids = generation.random_ids(arrival.prompt_tokens, draw)
         request = generation.request(ids, arrival.output_tokens)
         answer = await generation.ask(stub, request, arrival.deadline_s, keys.get(arrival.tenant, ""))
         ttft_ms = None if answer.ttft_s is None else answer.ttft_s * 1000

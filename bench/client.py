@@ -8,7 +8,7 @@ import time
 
 import grpc
 
-from bench import control, generation, prompts
+from bench import control, generation
 from bench.load import LoadCounters, serve_load
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
@@ -27,7 +27,7 @@ class GenerateClient:
 
     def begin(self, prompt_tokens: int, output_tokens: int) -> None:
         """See Load."""
-        request = generation.request(prompts.random_ids(prompt_tokens, self._draw), output_tokens)
+        request = generation.request(generation.random_ids(prompt_tokens, self._draw), output_tokens)
         self.counters.started += 1
         task = asyncio.create_task(self._read(request, output_tokens), name="generate")
         self._calls.add(task)

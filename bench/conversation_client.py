@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench import control, generation, prompts
+from bench import control, generation
 from bench.conversation_player import Asker, Player, Reply
 from bench.conversations import Turn
 
@@ -25,7 +25,7 @@ class MeshAsker:
 
     def fresh(self, count: int, draw: random.Random) -> list[int]:
         """See Asker."""
-        return prompts.random_ids(count, draw)
+        return generation.random_ids(count, draw)
 
     def prompt(self, said: Sequence[Sequence[int]]) -> list[int]:
         """See Asker."""

@@ -8,11 +8,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.conversation_player import Taken
 from bench.conversations import BLOCK_TOKENS
+from kvmesh.config import MeshConfig
 from services.router.placement.cost_model import CostModel
+from simulator import trace
 from simulator.cost import Cost
+from simulator.measures import Measures, mean
+from simulator.runs import Replay, Row
+from simulator.servers import Order
+
+SEEDS = (1, 2, 3)
+STALENESS_S = 0.005
+"""Until a router hears of what it did not do itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +121,23 @@ def trace_lines(taken: Sequence[Taken]) -> Iterable[str]:
             blocks.append(own)
         row = {"timestamp": round(one.sent_s * 1e3, 3), "input_length": one.prompt_tokens, "hash_ids": blocks}
         yield json.dumps(row) + "\n"
+
+
+def simulated(
+    taken: Sequence[Taken], path: Path, *, replicas: int, routers: int, cache_blocks: int, cost: Cost
+) -> Measures:
+    """Write `taken` as a trace to `path` and replay it on as many replicas with as much cache; the mean of SEEDS."""
+    path.write_text("".join(trace_lines(taken)), encoding="utf-8")
+    default = MeshConfig()
+    row = Row(
+        replicas=replicas,
+        load=None,
+        cache_blocks=cache_blocks,
+        order=Order(default.prefill.queue_order),
+        routers=routers,
+        delay_s=STALENESS_S,
+        dispatch_ahead_s=default.router.dispatch_ahead_s,
+        cost=cost,
+    )
+    replay = Replay(trace.read(path, BLOCK_TOKENS))
+    return mean([replay.run(row, "kvmesh", seed) for seed in SEEDS])

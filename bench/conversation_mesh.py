@@ -10,7 +10,6 @@ from bench.conversation_player import Taken
 from bench.conversations import BLOCK_TOKENS, COST, Plan
 from bench.engines import EngineCosts
 from bench.mesh import Mesh, names
-from bench.mesh import start as start_mesh
 from bench.processes import ANY_CORE, BenchError, Fleet, Process
 
 PREFILLS = DECODES = 4
@@ -50,23 +49,8 @@ class Conversations:
 class ConversationMesh(Conversations):
     """What runs."""
 
-    mesh: Mesh
+    running: Mesh
     prefills: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Regret:
-    """First tokens against what the router estimated at the release."""
-
-    late_s: float
-    early_s: float
-    count: int
-
-    def __add__(self, other: Regret) -> Regret:
-        return Regret(self.late_s + other.late_s, self.early_s + other.early_s, self.count + other.count)
-
-    def __sub__(self, other: Regret) -> Regret:
-        return Regret(self.late_s - other.late_s, self.early_s - other.early_s, self.count - other.count)
 
 
 def start(fleet: Fleet, prefill_blocks: int = PREFILL_BLOCKS) -> ConversationMesh:
@@ -78,20 +62,16 @@ def start(fleet: Fleet, prefill_blocks: int = PREFILL_BLOCKS) -> ConversationMes
         "engine": {**engines.CONFIG, "block_tokens": BLOCK_TOKENS, "prefill_kv_blocks": prefill_blocks},
         "router": {"local_prefill_tokens_max": 0},  # a decode engine's cache is not what is looked at
     }
-    mesh = start_mesh(fleet, costs, tables, ROUTERS)
+    mesh = Mesh(fleet, costs, tables, ROUTERS)
     client = fleet.neighbour("client", "bench.conversation_client", ANY_CORE, target=mesh.frontend.address)
     return ConversationMesh(client, mesh, prefills)
 
 
-def regret(routers: Sequence[Process]) -> Regret:
-    """Return what the routers say by now."""
-    total = Regret(0.0, 0.0, 0)
-    for router in routers:
-        late_s, late = _histogram(router, "first_token_late_seconds")
-        early_s, early = _histogram(router, "first_token_early_seconds")
-        total += Regret(late_s, early_s, round(late + early))
-    return total
-
-
-def _histogram(router: Process, name: str) -> tuple[float, float]:
-    return router.metric(f"kvmesh_router_{name}_sum"), router.metric(f"kvmesh_router_{name}_count")
+def regret(routers: Sequence[Process]) -> dict[str, float]:
+    """Return by how much first tokens came late and early against the estimates, over all routers, and their count."""
+    names = {
+        f"{when}_{what}": f"kvmesh_router_first_token_{when}_seconds_{what}"
+        for when in ("late", "early")
+        for what in ("sum", "count")
+    }
+    return {name: sum(router.metric(metric) for router in routers) for name, metric in names.items()}

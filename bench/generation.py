@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
 
 Stub: TypeAlias = "inference_pb2_grpc.InferenceServiceAsyncStub"
+FIRST_ID = 400
+"""Lower ids may be control tokens or single bytes."""
+LAST_ID = 3900
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -35,6 +39,11 @@ async def channel(target: str) -> AsyncIterator[Stub]:
     """Yield a stub of the frontend at `target`; its channel is closed behind it."""
     async with grpc.aio.insecure_channel(target) as opened:
         yield inference_pb2_grpc.InferenceServiceStub(opened)
+
+
+def random_ids(count: int, draw: random.Random) -> list[int]:
+    """Return the token ids of a prompt that no cache knows."""
+    return [draw.randrange(FIRST_ID, LAST_ID) for _ in range(count)]
 
 
 def bearer(key: str) -> Metadata:

@@ -1,54 +1,69 @@
-"""A whole mesh of processes on one machine: an engine in Triton behind each replica, routers, one frontend."""
+"""A whole mesh of processes on one machine, pinned nowhere: routers, replicas with an engine in Triton each, a frontend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from bench import engines
 from bench.engines import Engine, EngineCosts
-from bench.processes import ANY_CORE, Fleet, Process, aim
+from bench.processes import ANY_CORE, ANY_PORT, Fleet, Process, aim
 
 
-@dataclass(slots=True)
 class Mesh:
     """What runs. Replicas and engines by the name of the replica, such as `prefill-0`."""
 
-    frontend: Process
-    routers: list[Process]
-    replicas: Mapping[str, Process]
-    engines: Mapping[str, Engine]
-    start_router: Callable[[int], Process] = field(repr=False)
+    def __init__(
+        self,
+        fleet: Fleet,
+        costs: Mapping[str, EngineCosts],
+        tables: Mapping[str, Mapping[str, Any]],
+        routers: int = 1,
+    ) -> None:
+        """Start everything. `costs`: of the engine of each replica. `tables`: of the configuration, beside `engine`."""
+        self._fleet = fleet
+        self._costs = costs
+        self._config = fleet.config({"engine": engines.CONFIG, **tables})
+        self._redis_url = fleet.redis()
+        self.engines: dict[str, Engine] = {}
+        self.replicas: dict[str, Process] = {}
+        for name in costs:
+            self.start_engine(name)
+        self.routers = [self._start("router", name) for name in names("router", routers)]
+        for process in self.routers:
+            process.wait_ready()
+        for name, engine in self.engines.items():
+            engines.wait_ready(engine)
+            self.start_replica(name).wait_ready()
+        self.frontend = self._start("frontend", "frontend-0")
+        self.frontend.wait_ready()
+
+    def start_engine(self, name: str) -> Engine:
+        """Start the engine of a replica; it is not ready yet."""
+        engine = engines.start(self._fleet, f"{name}-engine", self._costs[name], ANY_CORE)
+        self.engines[name] = engine
+        return engine
+
+    def start_replica(self, name: str) -> Process:
+        """Start a replica, once again at the address that it had; it is not ready yet."""
+        listen = self.replicas[name].address if name in self.replicas else ANY_PORT
+        role, engine = name.partition("-")[0], self.engines[name].address
+        self.replicas[name] = self._start(role, name, "--engine", engine, listen=listen)
+        return self.replicas[name]
 
     def restart_routers(self) -> None:
         """Kill every router without a warning, then start all again and return when they are ready."""
         aim(*self.routers)()
-        self.routers = [self.start_router(number) for number in range(len(self.routers))]
+        self.routers = [self._start("router", router.name) for router in self.routers]
+        for process in self.routers:
+            process.wait_ready()
 
-
-def start(
-    fleet: Fleet, costs: Mapping[str, EngineCosts], tables: Mapping[str, Mapping[str, Any]], routers: int = 1
-) -> Mesh:
-    """Start everything, pinned nowhere. `costs`: of the engine behind each replica. `tables`: beside ENGINE."""
-    config = fleet.config({"engine": engines.CONFIG, **tables})
-    redis_url = fleet.redis()
-    running = {name: engines.start(fleet, f"{name}-engine", cost, ANY_CORE) for name, cost in costs.items()}
-
-    def service(role: str, name: str, *options: str) -> Process:
-        return fleet.service(role, name, config, redis_url, *options, core=ANY_CORE)
-
-    def start_router(number: int) -> Process:
-        return service("router", f"router-{number}")
-
-    started = [start_router(number) for number in range(routers)]
-    replicas = {}
-    for name, engine in running.items():
-        engines.wait_ready(engine)
-        replicas[name] = service(name.partition("-")[0], name, "--engine", engine.address)
-    return Mesh(service("frontend", "frontend-0"), started, replicas, running, start_router)
+    def _start(self, role: str, name: str, *options: str, listen: str = ANY_PORT) -> Process:
+        return self._fleet.start_service(
+            role, name, self._config, self._redis_url, *options, core=ANY_CORE, listen=listen
+        )
 
 
 def names(role: str, count: int) -> list[str]:
-    """Return the names of the replicas of a role."""
+    """Return the names of the processes of a role."""
     return [f"{role}-{number}" for number in range(count)]

@@ -32,6 +32,7 @@ STOP_TIMEOUT_S = 5.0
 TEST_CORE = 0
 NEIGHBOUR_CORE = 1
 ANY_CORE = -1
+ANY_PORT = "127.0.0.1:0"
 
 
 class BenchError(Exception):
@@ -86,6 +87,11 @@ class Process:
             if not chunk:
                 raise BenchError(f"{self.name} ended: {self.log_tail()}")
             self._buffer += chunk
+
+    def wait_ready(self) -> None:
+        """Return when the process has said that it is ready, and at which addresses. Raises BenchError."""
+        ready = self.read_answer(START_TIMEOUT_S)
+        self.address, self.metrics_address = ready["address"], ready.get("metrics_address", "")
 
     def metric(self, name: str) -> float:
         """Return one series of a service's metrics. Raises BenchError if it has none of that name."""
@@ -190,18 +196,22 @@ class Fleet:
     def neighbour(self, name: str, module: str, core: int = NEIGHBOUR_CORE, /, **options: object) -> Process:
         """Start a module of the bench and wait until it is ready."""
         process = self.module(name, module, core, **options)
-        process.address = process.read_answer(START_TIMEOUT_S)["address"]
+        process.wait_ready()
         return process
 
-    def service(
-        self, role: str, name: str, config: Path, redis_url: str, *options: str, core: int = TEST_CORE
+    def start_service(
+        self, role: str, name: str, config: Path, redis_url: str, *options: str, core: int, listen: str
     ) -> Process:
-        """Start a service of the mesh and wait until it says it is ready."""
+        """Start a service of the mesh; it is not ready yet."""
         more = ("--redis", redis_url, *options)
-        command = service_command(role, name, config=str(config), listen="127.0.0.1:0", more=more)
-        process = self.start(name, command, core)
-        ready = process.read_answer(START_TIMEOUT_S)
-        process.address, process.metrics_address = ready["address"], ready["metrics_address"]
+        return self.start(
+            name, service_command(role, name, config=str(config), listen=listen, more=more), core
+        )
+
+    def service(self, role: str, name: str, config: Path, redis_url: str, *options: str) -> Process:
+        """Start a service of the mesh as the process under test and wait until it is ready."""
+        process = self.start_service(role, name, config, redis_url, *options, core=TEST_CORE, listen=ANY_PORT)
+        process.wait_ready()
         return process
 
     def redis(self) -> str:

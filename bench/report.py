@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-
 from bench import aims, pages
 from bench.pages import number
 from bench.results import Figure, Key, Results
@@ -43,23 +41,6 @@ def verdict(figure: Figure) -> str:
     """Return "met", "missed" or nothing; with a question mark where the load was not what the case says."""
     told = {None: "", True: "met", False: "missed"}[figure.is_met]
     return told + "?" * figure.is_doubtful
-
-
-def tables(results: Results) -> list[Table]:
-    """Return one table per scenario."""
-    made = []
-    for scenario in results.scenarios():
-        table = Table(title=TITLES[scenario], title_justify="left", header_style="bold")
-        for name in ("case", *COLUMNS):
-            table.add_column(name, justify="right" if name in ("min", "median", "max") else "left")
-        last_case = ""
-        for figure in results.of(scenario):
-            case = figure.key.case
-            style = {None: "", True: "green", False: "red"}[figure.is_met]
-            table.add_row(case if case != last_case else "", *_cells(figure), style=style)
-            last_case = case
-        made.append(table)
-    return made
 
 
 @dataclass(slots=True)

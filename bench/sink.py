@@ -15,14 +15,17 @@ from typing import Literal
 
 import grpc
 
-from bench import control, prompts
+from bench import control
+from bench.generation import random_ids
 from bench.load import LoadCounters, serve_load
 from bench.source import neighbour_trust
+from kvmesh import blocks
 from kvmesh.attach import frames
 from kvmesh.attach.client import AttachLink
 from kvmesh.attach.server import PROTOCOL_VERSION
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
+from kvmesh.budget.v1 import budget_pb2
 from kvmesh.clock import MonotonicClock
 
 CREDIT_TOKENS = 64
@@ -69,15 +72,21 @@ class AttachSink:
         """See Load."""
         outbox = self.link.outbox
         slot = outbox.new_slot()
-        submit = prompts.make_submit(
-            prompts.random_ids(prompt_tokens, self._draw),
-            output_tokens,
+        token_ids = frames.pack_ids(random_ids(prompt_tokens, self._draw))
+        hashes = blocks.chain(token_ids, self._block_tokens, self._model_version)
+        submit = pb.Submit(
             slot=slot,
-            phase=self._phase,
-            credit=CREDIT_TOKENS,
+            request_id=f"{self._draw.getrandbits(128):032x}",
+            attempt=1,
+            token_ids=token_ids,
+            block_hashes=blocks.pack(hashes),
             block_tokens=self._block_tokens,
+            sampling=pb.Sampling(temperature=0.0, top_p=1.0, seed=1),
+            budget=budget_pb2.Budget(max_output_tokens=output_tokens, attempt=1, attempts_max=1),
+            phase=self._phase,
+            credit_position=CREDIT_TOKENS,
             model_version=self._model_version,
-            draw=self._draw,
+            end_token_id=-1,
         )
         now_s = time.monotonic()
         self._readings[slot] = Reading(output_tokens, now_s)

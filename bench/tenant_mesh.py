@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench import mesh
 from bench.arrivals import Arrival, Seen
 from bench.engines import EngineCosts
+from bench.mesh import Mesh, names
 from bench.processes import ANY_CORE, Fleet, Process
 
 TOKEN_S = 0.0005
@@ -56,9 +56,9 @@ def start(
     for tenant, key in keys.items():
         tables[f"tenants.{tenant}"] = {}
         tables[f"keys.{tenant}"] = {"tenant": tenant, "sha256": hashlib.sha256(key.encode()).hexdigest()}
-    costs = dict.fromkeys(mesh.names("prefill", prefills), EngineCosts(0.0, prefill_token_s=TOKEN_S))
-    costs |= dict.fromkeys(mesh.names("decode", decodes), EngineCosts(STEP_S, prefill_token_s=TOKEN_S))
-    running = mesh.start(fleet, costs, tables)
+    costs = dict.fromkeys(names("prefill", prefills), EngineCosts(0.0, prefill_token_s=TOKEN_S))
+    costs |= dict.fromkeys(names("decode", decodes), EngineCosts(STEP_S, prefill_token_s=TOKEN_S))
+    running = Mesh(fleet, costs, tables)
     client = fleet.neighbour("client", "bench.arrivals", ANY_CORE, target=running.frontend.address)
     made = TenantMesh(running.frontend, list(running.replicas.values())[:prefills], client, keys)
     trial = Arrival(0.0, next(iter(keys)), 64, 1, 10.0)

@@ -16,7 +16,7 @@ import numpy as np
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 
-from bench import control, generation, prompts
+from bench import control, generation
 from kvmesh.cli.readiness import TRITON_MODEL
 
 OUTPUT_TOKENS = 4
@@ -82,9 +82,9 @@ async def serve(target: str, triton: str, seed: int = 1) -> None:
         async def ask(pairs: int, prompt: int) -> Mapping[str, Any]:
             mesh, triton_ms = [], []
             for _ in range(pairs):
-                mesh.append(await ask_mesh(stub, prompts.random_ids(prompt, draw)))
+                mesh.append(await ask_mesh(stub, generation.random_ids(prompt, draw)))
                 await asyncio.sleep(draw.uniform(0.005, 0.02))  # not in step with anybody's timer
-                triton_ms.append(await ask_triton(client, prompts.random_ids(prompt, draw)))
+                triton_ms.append(await ask_triton(client, generation.random_ids(prompt, draw)))
                 await asyncio.sleep(draw.uniform(0.005, 0.02))
             client_ms, frontend_ms, prefill_ms = zip(*mesh, strict=True)
             return {

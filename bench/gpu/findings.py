@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bench.gpu.form import Errors, Fit, fit
+from bench.gpu.form import Errors, Fit, fit, fit_steps
 from bench.gpu.learning import MIXES, RUNS, SEEN, Learnt, learn, learn_mix
 from bench.gpu.recording import Prefill, Recording
 from bench.gpu.shape import H100_FLOPS, LLAMA_8B
-from bench.gpu.steps import fit_steps
 from services.router.placement.cost_model import PRIOR
 
 LEAST: Final = (1, 256)

@@ -15,6 +15,7 @@ from bench.gpu.recording import Prefill, Recording, Step
 from bench.gpu.shape import LLAMA_8B, Shape
 
 TILE: Final = 128
+UNCACHED: Final = (1, 16, 64, 128, 192, 256, 257, 384, 512, 768, 1024, 2048, 4096, 8192, 16_384, 32_768)
 FAR_MAX: Final = 0.05
 """How far a prefill in two parts may be from the same in one, relative: bf16 stays under 0.02."""
 
@@ -27,24 +28,7 @@ class NoDeviceError(Exception):
 class Plan:
     """What is timed."""
 
-    uncached: tuple[int, ...] = (
-        1,
-        16,
-        64,
-        128,
-        192,
-        256,
-        257,
-        384,
-        512,
-        768,
-        1024,
-        2048,
-        4096,
-        8192,
-        16_384,
-        32_768,
-    )
+    uncached: tuple[int, ...] = UNCACHED
     cached: tuple[int, ...] = (0, 1024, 4096, 16_384, 32_768, 65_536)
     tokens_max: int = 65_536
     repeats: int = 5

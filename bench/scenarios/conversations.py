@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bench import aims, conversation_mesh, conversations
-from bench.conversation_figures import fitted, imbalance, kept, reuse
+from bench.conversation_figures import fitted, imbalance, kept, reuse, simulated
 from bench.conversation_mesh import PREFILL_BLOCKS, PREFILLS, ROUTERS
 from bench.conversation_player import Taken
-from bench.conversation_replay import simulated
 from bench.processes import BenchError, Fleet
 from bench.quantiles import quantile
 from bench.results import Results
@@ -38,12 +37,15 @@ def _measure(results: Results, pace: Pace, case: str, cache_blocks: int) -> None
     with Fleet() as fleet:
         mesh = conversation_mesh.start(fleet, cache_blocks)
         mesh.open(plan, SEED)
-        warm = conversation_mesh.regret(mesh.mesh.routers)
+        warm = conversation_mesh.regret(mesh.running.routers)
         before = mesh.play(plan.span_s / 2)
-        regret = conversation_mesh.regret(mesh.mesh.routers) - warm
-        mesh.mesh.restart_routers()
+        first = conversation_mesh.regret(mesh.running.routers)
+        mesh.running.restart_routers()
         after = mesh.play(plan.span_s + 1.0)
-        regret += conversation_mesh.regret(mesh.mesh.routers)
+        regret = {
+            name: value + first[name] - warm[name]
+            for name, value in conversation_mesh.regret(mesh.running.routers).items()
+        }
         taken = [*before, *after]
         _check(results, case, plan.turn_count, taken)
         cost = fitted(taken)
@@ -55,6 +57,7 @@ def _measure(results: Results, pace: Pace, case: str, cache_blocks: int) -> None
             cache_blocks=cache_blocks,
             cost=cost,
         )
+    first_tokens = max(1.0, regret["late_count"] + regret["early_count"])
     seen = reuse(taken)
     stayed, again = kept((), before)
     stayed_on, again_on = kept(before, after)
@@ -74,8 +77,8 @@ def _measure(results: Results, pace: Pace, case: str, cache_blocks: int) -> None
         ("time to first token, p95", "ms", quantile(found, 0.95)),
         ("time to first token, mean", "ms", sum(found) / len(found)),
         ("end of prefill, mean, simulated", "ms", foretold.mean_s * 1e3),
-        ("later than estimated, mean of all", "ms", regret.late_s / max(1, regret.count) * 1e3),
-        ("sooner than estimated, mean of all", "ms", regret.early_s / max(1, regret.count) * 1e3),
+        ("later than estimated, mean of all", "ms", regret["late_sum"] / first_tokens * 1e3),
+        ("sooner than estimated, mean of all", "ms", regret["early_sum"] / first_tokens * 1e3),
     ):
         results.add(NAME, case, metric, unit, value)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bench import accounting, aims, mesh
+from bench import accounting, aims
 from bench.engines import EngineCosts
+from bench.mesh import Mesh
 from bench.processes import ANY_CORE, BenchError, Fleet, Process
 from bench.quantiles import quantile
 from bench.results import Results
@@ -26,7 +27,7 @@ TTFT_CASE = "one request at a time"
 def run(results: Results, pace: Pace) -> None:
     """Measure one repeat. A prefill replica runs the prompts, which are long enough: the handoff is on the path."""
     with Fleet() as fleet:
-        running = mesh.start(fleet, COSTS, {})
+        running = Mesh(fleet, COSTS, {})
         frontend, (prefill, decode) = running.frontend, running.replicas.values()
         decode_engine = running.engines["decode-0"].process
         client = fleet.neighbour("client", "bench.client", ANY_CORE, target=frontend.address)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench import conversations
-from bench.conversation_figures import fitted, imbalance, kept, reuse, trace_lines
+from bench.conversation_figures import fitted, imbalance, kept, reuse, simulated, trace_lines
 from bench.conversation_player import Blocks, Player, Reply, Taken
-from bench.conversation_replay import simulated
 from bench.conversations import BLOCK_TOKENS, COST, FACTOR, FRESH_MIN, SYSTEM_TOKENS, Record, Turn
 from bench.results import Aim
 from simulator import trace

@@ -11,13 +11,12 @@ from typer.testing import CliRunner
 
 from bench.gpu import findings, published
 from bench.gpu.__main__ import app
-from bench.gpu.form import Fit, fit
+from bench.gpu.form import Fit, fit, fit_steps
 from bench.gpu.learning import MIXES, learn
 from bench.gpu.measure import Plan
 from bench.gpu.page import page
 from bench.gpu.recording import Prefill, Recording, RecordingError, Step, read
 from bench.gpu.shape import H100_FLOPS, LLAMA_8B
-from bench.gpu.steps import fit_steps
 from bench.pages import NOTES
 from services.router.placement.cost_model import PRIOR
 

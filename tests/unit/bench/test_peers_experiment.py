@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.peers.experiment import Schedule, run
-from bench.peers.mesh_system import configuration, truth
+from bench.peers.mesh_system import truth
 from bench.peers.streams import Outcome, Stream
 from bench.processes import BenchError
 
@@ -96,10 +96,9 @@ async def test_a_system_without_all_its_workers_is_no_measurement(monkeypatch: p
 
 def test_the_right_tokens_depend_on_the_whole_prompt_and_on_all_tokens_before() -> None:
     """What kvmesh's answers are compared with: longer outputs continue shorter ones, other prompts share nothing."""
-    config = configuration(Schedule())
     prompt = list(range(400, 440))
-    ids = truth(prompt, 32, config)
-    assert truth(prompt, 20, config) == ids[:20]
-    assert truth([*prompt, *ids[:5]], 27, config) == ids[5:]
-    assert truth([401, *prompt[1:]], 32, config) != ids
-    assert truth(prompt, 0, config) == []
+    ids = truth(prompt, 32)
+    assert truth(prompt, 20) == ids[:20]
+    assert truth([*prompt, *ids[:5]], 27) == ids[5:]
+    assert truth([401, *prompt[1:]], 32) != ids
+    assert truth(prompt, 0) == []
