@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from typing import Annotated
 
@@ -37,7 +38,7 @@ def bench(
 ) -> None:
     """Measure what the mesh costs: CPU, memory, added latency, each beside its aim."""
     pace = windows.QUICK if quick else windows.FULL if full else windows.NORMAL
-    pace = windows.with_repeats(pace, repeats)
+    pace = replace(pace, repeats=repeats or pace.repeats)
     names = options.selected(only, TITLES)
     run = report.Run(options.command_line("bench"), machine.describe(), Results(AIMS))
     started_s = time.monotonic()

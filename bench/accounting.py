@@ -8,35 +8,20 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Usage(NamedTuple):
-    """What a process, or several, used up to one moment."""
-
-    at_ns: int
-    """Monotonic clock."""
-    cpu_ns: int
-    """CPU time of all threads, ended ones included; user and system."""
-
-
 def cpu_ns(pid: int) -> int:
-    """Return the CPU time of `pid`, all its threads, in nanoseconds. Raises ProcessLookupError if it is gone.
+    """Return the CPU time of `pid` in nanoseconds: all threads, ended ones included; user and system.
 
     The per-process clock of clock_gettime(2) (clock id from the pid as in clock_getcpuclockid(3)): exact, where
-    /proc/<pid>/stat counts in ticks of 10 ms.
+    /proc/<pid>/stat counts in ticks of 10 ms. Raises ProcessLookupError if the process is gone.
     """
     try:
         return time.clock_gettime_ns((~pid << 3) | 2)
     except OSError as error:
         raise ProcessLookupError(f"process {pid} is gone") from error
-
-
-def usage(*pids: int) -> Usage:
-    """Return what `pids` used together until now."""
-    return Usage(time.monotonic_ns(), sum(cpu_ns(pid) for pid in pids))
 
 
 def rss_bytes(pid: int) -> int:

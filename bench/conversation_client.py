@@ -60,7 +60,7 @@ async def serve(asker: Asker[Any]) -> None:
 
     async def play(until_s: float) -> Mapping[str, Any]:
         assert player is not None, "nothing was opened"
-        return {"taken": await player.play(until_s), "stood_still_s": player.stood_still_s}
+        return {"taken": await player.play(until_s), "stood_still_s": player.watch.longest_s}
 
     await control.serve_commands(open_, warm, play)
 

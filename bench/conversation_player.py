@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from bench.conversations import BLOCK_TOKENS, SYSTEM_TOKENS, Turn
+from bench.loop_watch import LoopWatch
 
 Token = TypeVar("Token")
 """An id, or a word."""
@@ -97,8 +98,8 @@ class Player(Generic[Token]):
         self._blocks: Blocks[Token] = Blocks()
         self._clock_s = 0.0
         """Where the next play begins on the plan's clock."""
-        self.stood_still_s = 0.0
-        """Longest time in which nothing ran here: figures of such a play say little of the system."""
+        self.watch = LoopWatch(WATCH_S)
+        """Figures of a play in which nothing ran here for long say little of the system."""
 
     async def warm(self, seed: int) -> int:
         """Ask lone prompts of several lengths, a few at once: a system learns what they cost. Returns the failed."""
@@ -114,20 +115,13 @@ class Player(Generic[Token]):
         """Send what is due before `until_s` and not sent yet; return when all of it is answered."""
         began_s = asyncio.get_running_loop().time() - self._clock_s
         taken: list[Taken] = []
-        watch = asyncio.create_task(self._watch())
+        watching = asyncio.create_task(self.watch.run())
         async with asyncio.TaskGroup() as group:
             for number in range(len(self._plan)):
                 group.create_task(self._converse(number, until_s, began_s, taken))
-        watch.cancel()
+        watching.cancel()
         self._clock_s = max(self._clock_s, asyncio.get_running_loop().time() - began_s)
         return sorted(taken, key=lambda one: one.sent_s)
-
-    async def _watch(self) -> None:
-        now = asyncio.get_running_loop().time
-        while True:
-            before_s = now()
-            await asyncio.sleep(WATCH_S)
-            self.stood_still_s = max(self.stood_still_s, now() - before_s - WATCH_S)
 
     async def _converse(self, number: int, until_s: float, began_s: float, taken: list[Taken]) -> None:
         now = asyncio.get_running_loop().time

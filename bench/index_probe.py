@@ -20,6 +20,7 @@ from typing import Any
 import xxhash
 
 from bench import accounting, control
+from bench.loop_watch import LoopWatch
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from kvmesh.redis_link import Command, RedisLink, key
@@ -64,23 +65,6 @@ def name_of(replica: int) -> str:
 
 def _entry(batch: Batch) -> Command:
     return ("XADD", key(MESH, "kv"), "*", events.FIELD, events.encode_batch(batch))
-
-
-class LoopWatch:
-    """Wants to run every millisecond; what it waits longer for is a stall of the event loop."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        self.busiest_s = 0.0
-        """Most CPU between two turns: a stall without what others took of the core."""
-
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        while True:
-            wanted_s, cpu_s = time.monotonic() + WATCH_S, time.thread_time()
-            await asyncio.sleep(WATCH_S)
-            self.longest_s = max(self.longest_s, time.monotonic() - wanted_s)
-            self.busiest_s = max(self.busiest_s, time.thread_time() - cpu_s)
 
 
 class IndexProbe:
@@ -155,7 +139,7 @@ class IndexProbe:
         """Run the reader until `is_done` and tell what it took: seconds, CPU, stalls of the event loop."""
         assert self._reader is not None
         async with asyncio.TaskGroup() as tasks:
-            watch = LoopWatch()
+            watch = LoopWatch(WATCH_S)
             watching = tasks.create_task(watch.run(), name="loop-watch")
             await asyncio.sleep(0.05)
             started_s, cpu_started_s = time.monotonic(), time.process_time()

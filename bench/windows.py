@@ -73,11 +73,6 @@ NORMAL = Pace(repeats=3, warm_s=0.7, window_s=2.2, rate_s=3.0, is_quick=False, i
 FULL = Pace(repeats=3, warm_s=0.7, window_s=2.2, rate_s=3.0, is_quick=False, is_full=True)
 
 
-def with_repeats(pace: Pace, repeats: int) -> Pace:
-    """Return `pace` with another number of repeats; 0 leaves it."""
-    return replace(pace, repeats=repeats) if repeats else pace
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
     """What happened between two moments."""
@@ -88,14 +83,12 @@ class Window:
     """Growth of the load's counters."""
 
 
-def measure(pids: list[int], load: Process, seconds: float) -> Window:
-    """Watch `pids` for `seconds`. The load was started and warmed up before."""
-    before, first = accounting.usage(*pids), load.ask("counters")
+def measure(process: Process, load: Process, seconds: float) -> Window:
+    """Watch `process` for `seconds`. The load was started and warmed up before."""
+    began_s, cpu_ns, first = time.monotonic(), accounting.cpu_ns(process.pid), load.ask("counters")
     time.sleep(seconds)
-    after, last = accounting.usage(*pids), load.ask("counters")
-    return Window(
-        (after.at_ns - before.at_ns) / 1e9, (after.cpu_ns - before.cpu_ns) / 1e9, growth(first, last)
-    )
+    ended_s, cpu_ns = time.monotonic(), accounting.cpu_ns(process.pid) - cpu_ns
+    return Window(ended_s - began_s, cpu_ns / 1e9, growth(first, load.ask("counters")))
 
 
 def growth(first: dict[str, Any], last: dict[str, Any]) -> dict[str, float]:
@@ -141,7 +134,7 @@ class SystemUnderTest:
 
     def measure(self) -> Window:
         """Watch the process for a window."""
-        return measure([self.process.pid], self.load, self.pace.window_s)
+        return measure(self.process, self.load, self.pace.window_s)
 
     def streams(self, case: Case, sources: Sequence[Process] = (), *, sees_frames: bool = True) -> None:
         """Hold the streams of `case` open for a window, and add what it shows.
@@ -182,7 +175,7 @@ class SystemUnderTest:
         prompt = prompt_tokens or self.prompt_tokens
         self.load.ask("rate", per_s=per_s, prompt=prompt, tokens=ANSWER_TOKENS)
         time.sleep(self.pace.warm_s)
-        return measure([(process or self.process).pid], self.load, self.pace.rate_s)
+        return measure(process or self.process, self.load, self.pace.rate_s)
 
     def rate(self, case: str, per_s: float, prompt_tokens: int = 0) -> Window:
         """Send short requests at a rate for a window, and add what it shows."""

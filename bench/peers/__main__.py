@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ from bench.peers.comparison import NAMES, cases_of, compare
 from bench.peers.experiment import Schedule, System, run
 from bench.peers.mesh_system import MeshSystem
 from bench.peers.router_system import RouterSystem
-from bench.peers.routers import POLICIES, Policy, Router
+from bench.peers.routers import POLICIES, Installed
 from bench.peers.streams import Figures
 from bench.processes import BenchError, Fleet
 
@@ -61,8 +60,8 @@ def peers(
         raise typer.Exit(1)
 
 
-def _maker(router: Router, policy: Policy, home: Path) -> MakeSystem:
-    return lambda fleet, schedule, seed: RouterSystem(fleet, router, policy, home, schedule, seed)
+def _maker(installed: Installed) -> MakeSystem:
+    return lambda fleet, schedule, seed: RouterSystem(fleet, installed, schedule, seed)
 
 
 def _run(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
 from bench import options
 from bench.peers.record import Record
-from bench.peers.routers import ROUTERS, Policy, Router, Unavailable, environment
+from bench.peers.routers import ROUTERS, Installed, Policy, Unavailable, environment
 from bench.processes import BenchError
 
 MESH = "kvmesh"
@@ -39,7 +38,7 @@ def cases_of(
     policies: Sequence[Policy],
     record: Record[Any, Any],
     mesh: Play,
-    routed: Callable[[Router, Policy, Path], Play],
+    routed: Callable[[Installed], Play],
 ) -> list[Case[Play]]:
     """Return what `only` selects, and make the environments. A router that cannot be had is noted in the record."""
     names = options.selected(only, NAMES)
@@ -54,7 +53,7 @@ def cases_of(
             record.unavailable[router.name] = str(error)
             continue
         cases += [
-            Case(router.name, router.version, policy.name, routed(router, policy, home))
+            Case(router.name, router.version, policy.name, routed(Installed(router, policy, home)))
             for policy in policies
         ]
     return cases

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -17,14 +16,13 @@ from bench.conversation_figures import imbalance, kept, reuse
 from bench.conversation_mesh import PREFILL_BLOCKS, PREFILLS, STEP_S
 from bench.conversation_player import Taken
 from bench.conversations import COST, Plan
+from bench.mesh import names
 from bench.peers import conversations_page
 from bench.peers.comparison import NAMES, cases_of, compare
 from bench.peers.conversations_page import COLUMNS, About, ConversationRecord, Figures
-from bench.peers.router_system import start_router, urls_of
-from bench.peers.routers import Policy, Router
-from bench.processes import ANY_CORE, Fleet, Process
+from bench.peers.routers import Installed, Policy
+from bench.processes import ANY_CORE, Fleet
 from bench.quantiles import quantile
-from kvmesh.ports import free_ports
 
 CACHE_AWARE = Policy("cache_aware (default)", ("--policy", "cache_aware"))
 SHORTEST = Policy("cache_aware, workers serve the shortest first", CACHE_AWARE.options)
@@ -33,14 +31,14 @@ SHORTEST = Policy("cache_aware, workers serve the shortest first", CACHE_AWARE.o
 POLICIES = (CACHE_AWARE, SHORTEST, Policy("round_robin", ("--policy", "round_robin")))
 CONVERSATIONS, QUICK_CONVERSATIONS = 120, 60
 LOAD = 0.6
-WORKERS = tuple(f"worker-{index}" for index in range(PREFILLS))
+WORKERS = names("worker", PREFILLS)
 
 
 class Played(NamedTuple):
     """How conversations are played with a system, and the names of its replicas."""
 
     play: Callable[[Fleet, Plan, int], Sequence[Taken]]
-    replicas: tuple[str, ...]
+    replicas: Sequence[str]
 
 
 def hold(
@@ -57,7 +55,7 @@ def hold(
     about = About(len(plan.conversations), plan.turn_count, plan.span_s, LOAD)
     command = options.command_line("bench.peers.conversations")
     record = ConversationRecord(command, machine.describe(), about)
-    mesh = Played(_play_mesh, tuple(f"prefill-{number}" for number in range(PREFILLS)))
+    mesh = Played(_play_mesh, names("prefill", PREFILLS))
     cases = cases_of(only, POLICIES[:1] if quick else POLICIES, record, mesh, _routed)
 
     def run(played: Played, repeat: int, say: Callable[[str], None]) -> Figures:
@@ -104,32 +102,17 @@ def _play_mesh(fleet: Fleet, plan: Plan, seed: int) -> Sequence[Taken]:
     return mesh.play(plan.span_s + 1.0)
 
 
-def _routed(router: Router, policy: Policy, home: Path) -> Played:
+def _routed(installed: Installed) -> Played:
     def play(fleet: Fleet, plan: Plan, seed: int) -> Sequence[Taken]:
-        own, metrics, *ports = free_ports("127.0.0.1", 2 + len(WORKERS))
-        order = "shortest" if policy is SHORTEST else "fifo"
-        workers = [_start_worker(fleet, name, port, order) for name, port in zip(WORKERS, ports, strict=True)]
-        for worker, port in zip(workers, ports, strict=True):
-            worker.wait_for_port(port)
-        command = router.command(home, own, metrics, policy, urls_of(ports))
-        start_router(fleet, router.name, command).wait_for_port(own)
-        client = fleet.neighbour("client", "bench.peers.chat_conversations", ANY_CORE, port=own)
+        order = "shortest" if installed.policy is SHORTEST else "fifo"
+        options = {"interval_s": STEP_S, "blocks": PREFILL_BLOCKS, "order": order}
+        routed = installed.start(fleet, WORKERS, "bench.peers.caching_worker", **options)
+        client = fleet.neighbour("client", "bench.peers.chat_conversations", ANY_CORE, port=routed.port)
         said = conversation_mesh.Conversations(client)
         said.open(plan, seed)
         return said.play(plan.span_s + 1.0)
 
     return Played(play, WORKERS)
-
-
-def _start_worker(fleet: Fleet, name: str, port: int, order: str) -> Process:
-    return fleet.module(
-        *(name, "bench.peers.caching_worker", ANY_CORE),
-        port=port,
-        name=name,
-        interval_s=STEP_S,
-        blocks=PREFILL_BLOCKS,
-        order=order,
-    )
 
 
 if __name__ == "__main__":

@@ -8,10 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.processes import ANY_CORE, Fleet, Process
 from kvmesh.config import ROOT
+from kvmesh.ports import free_ports
 
 ENVIRONMENTS = ROOT / ".venv-peers"
 INSTALL_S_MAX = 600.0
+TO_LOG = ("sh", "-c", 'exec "$@" >&2', "sh")
+"""Nobody reads a router's stdout: a full pipe would stop it."""
+
+CLEAN = ("PATH=/usr/bin:/bin", "HF_ENDPOINT=http://127.0.0.1:9", "HF_HUB_OFFLINE=1")
+"""Nothing of the caller's environment, a proxy above all, may steer a router; none may look for tokenizers elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +53,49 @@ class Router:
     options: tuple[str, ...]
 
     def command(
-        self, folder: Path, port: int, metrics_port: int, policy: Policy, workers: Sequence[str]
+        self, folder: Path, port: int, metrics_port: int, policy: Policy, worker_ports: Sequence[int]
     ) -> list[str]:
-        """Return the command line; `folder`: the environment, `workers`: their URLs."""
+        """Return the command line; `folder`: the environment."""
         program, *subcommand = self.launch
+        urls = [f"http://127.0.0.1:{port}" for port in worker_ports]
         return [
-            *(str(folder / "bin" / program), *subcommand, "--worker-urls", *workers),
+            *(str(folder / "bin" / program), *subcommand, "--worker-urls", *urls),
             *("--host", "127.0.0.1", "--port", str(port), *policy.options, *self.options),
             *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A router before mock workers."""
+
+    port: int
+    """Of the router, at 127.0.0.1."""
+    workers: Sequence[Process]
+    worker_ports: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A router under one policy, in its environment."""
+
+    router: Router
+    policy: Policy
+    home: Path
+
+    def start(self, fleet: Fleet, workers: Sequence[str], module: str, **options: object) -> Routed:
+        """Start it before mock workers of `module`, each a process of its own; return when all accept connections."""
+        own, metrics, *ports = free_ports("127.0.0.1", 2 + len(workers))
+        started = [
+            fleet.module(name, module, ANY_CORE, name=name, port=port, **options)
+            for name, port in zip(workers, ports, strict=True)
+        ]
+        for process, port in zip(started, ports, strict=True):
+            process.wait_for_port(port)
+        command = self.router.command(self.home, own, metrics, self.policy, ports)
+        clean = ("env", "-i", f"HOME={fleet.folder}", *CLEAN)
+        fleet.start(self.router.name, [*TO_LOG, *clean, *command], ANY_CORE).wait_for_port(own)
+        return Routed(own, started, ports)
 
 
 _GRACE = ("--shutdown-grace-period-secs", "1")

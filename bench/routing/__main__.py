@@ -17,7 +17,7 @@ from bench.routing import page
 from bench.routing import tails as tail_page
 from bench.routing.page import Found
 from bench.routing.record import Record, code
-from bench.routing.rows import LARGE_REQUESTS, SEEDS, TRACES, Case, drawn, fifteen, full, tails
+from bench.routing.rows import LARGE_REQUESTS, TRACES, drawn, fifteen, full, tails
 from bench.routing.tails import Tail
 from kvmesh.config import ROOT
 from simulator.measures import Measures
@@ -44,26 +44,23 @@ def routing(
     write: Annotated[Path | None, typer.Option(help="Page to write; its .json beside it.")] = None,
 ) -> None:
     """Compare placement policies on simulated replicas; goes on where it was stopped."""
-    words = [word.strip() for word in only.split(",") if word.strip()]
-    cases = [
-        case
-        for case in dict.fromkeys([*fifteen(), *(drawn() if is_full else drawn()[:draw])])
-        if all(word in case.name.split(", ") for word in words)
-    ]
+    words = {word.strip() for word in only.split(",") if word.strip()}
+    chosen = dict.fromkeys([*fifteen(), *(drawn() if is_full else drawn()[:draw])])
+    cases = [case for case in chosen if words <= set(case.name.split(", "))]
     if not cases and not is_tail:
         raise typer.BadParameter(
             f'no row has all of "{only}"; names look like: {fifteen()[0].name}', param_hint="--only"
         )
-    judged = [case for case in tails() if all(word in case.name.split(", ") for word in words)]
+    judged = [case for case in tails() if words <= set(case.name.split(", "))]
     made = machine.describe()
     record = Record(results)
-    tasks = [*(task for case in judged for task in case.tail_tasks())]
+    tasks = [task for case in judged for task in case.tail_tasks()]
     if not is_tail:
         tasks += (task for case in cases for task in case.tasks())
     _run(tasks, record, jobs or os.cpu_count() or 1)
     # All rows that are known, also those of an earlier and larger run.
     known = dict.fromkeys([*fifteen(), *full()])
-    rows = [found for case in known if (found := _found(case, record)) is not None]
+    rows = [Found(case, runs) for case in known if (runs := _runs(case.tasks(), record)) is not None]
     tail = [Tail(case, runs) for case in tails() if (runs := _runs(case.tail_tasks(), record)) is not None]
     console = Console()
     console.print_json(json.dumps(page.verdicts(rows)))
@@ -92,13 +89,8 @@ def _run(tasks: list[Task], record: Record, jobs: int) -> None:
     missing = [task for task in wanted if record.get(task) is None]
     if not missing:
         return
-    bar = Progress(
-        TextColumn("runs"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True))
     with closing(Runner(_traces(), jobs)) as runner, bar:
         shown = bar.add_task("runs", total=len(wanted), completed=len(wanted) - len(missing))
 
@@ -107,13 +99,6 @@ def _run(tasks: list[Task], record: Record, jobs: int) -> None:
             bar.advance(shown)
 
         runner.run(missing, done)
-
-
-def _found(case: Case, record: Record) -> Found | None:
-    """Return the row if all its runs are known."""
-    runs = _runs(case.tasks(), record)
-    assert runs is None or all(len(seen) == len(SEEDS) for seen in runs.values())
-    return Found(case, runs) if runs is not None else None
 
 
 def _runs(tasks: list[Task], record: Record) -> dict[str, list[Measures]] | None:

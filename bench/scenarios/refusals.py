@@ -51,7 +51,7 @@ def _callers(fleet: Fleet, server: Process) -> Process:
 def _run_case(results: Results, pace: Pace, case: str, key: str, server: Process, callers: Process) -> None:
     callers.ask("open", calls=CALLS, key=key)
     time.sleep(pace.warm_s)
-    window = measure([server.pid], callers, pace.window_s)
+    window = measure(server, callers, pace.window_s)
     callers.ask("close")
     refused = window.counts["refused"]
     if not refused:

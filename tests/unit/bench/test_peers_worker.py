@@ -189,9 +189,10 @@ def test_a_router_that_cannot_be_installed_says_why(tmp_path: Path, monkeypatch:
 
 def test_every_router_is_told_its_workers_and_stays_on_loopback(tmp_path: Path) -> None:
     """The command line names each worker, the policy, and no address but loopback."""
-    urls = [f"http://127.0.0.1:{port}" for port in (1, 2, 3, 4)]
+    ports = (1, 2, 3, 4)
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
     for router in ROUTERS:
-        command = router.command(tmp_path, 5, 6, POLICIES[1], urls)
+        command = router.command(tmp_path, 5, 6, POLICIES[1], ports)
         assert [word for word in command if word.startswith("http")] == urls
         assert "round_robin" in command
         assert [command[at + 1] for at, word in enumerate(command) if word.endswith("host")] == [
