@@ -12,7 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from kvmesh.cli.dial import Dial
-from kvmesh.cli.held_names import held_names
+from kvmesh.cli.leased_names import held_names
 from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
 from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault

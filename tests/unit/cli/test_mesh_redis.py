@@ -14,7 +14,7 @@ from redis.asyncio import Redis as AsyncRedis
 from rich.console import Console
 
 from kvmesh.cli import up as up_module
-from kvmesh.cli.held_names import held_names
+from kvmesh.cli.leased_names import held_names
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import Member, MeshFile, read_mesh, write_mesh
 from kvmesh.cli.options import BadOption
