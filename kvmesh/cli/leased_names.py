@@ -12,11 +12,13 @@ from kvmesh.cli.readiness import POLL_S
 from kvmesh.membership.member import LEASE_S
 from kvmesh.redis_link import key
 
-LEFT_S: Final = LEASE_S + 0.5
+LEASES_END_S: Final = LEASE_S + 0.5
 """The leases of a mesh that was killed a moment ago run out within this time."""
 
 
-async def held_names(url: str, mesh: str, names: Sequence[str], within_s: float = LEFT_S) -> list[str]:
+async def leased_names(
+    url: str, mesh: str, names: Sequence[str], within_s: float = LEASES_END_S
+) -> list[str]:
     """Return which of `names` still have a lease in the Redis at `url` after `within_s`, or at once that none has."""
     client = redis.asyncio.Redis.from_url(url)
     loop = asyncio.get_running_loop()

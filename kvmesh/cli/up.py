@@ -12,7 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from kvmesh.cli.dial import Dial
-from kvmesh.cli.leased_names import held_names
+from kvmesh.cli.leased_names import leased_names
 from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
 from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
@@ -51,7 +51,7 @@ async def running_mesh(
         config_path = data_dir / "kvmesh.toml"
         config_path.write_text(describe(config), encoding="utf-8")
         processes = processes_of(config, config_path, data_dir)
-        await _refuse_held(config, [process.name for process in processes], redis_source)
+        await _refuse_leased_names(config, [process.name for process in processes], redis_source)
         with StartProgress(console) as progress:
             async with supervised(processes, data_dir / LOGS, progress.changed) as supervisor:
                 await supervisor.start()
@@ -123,9 +123,9 @@ async def _refuse_absent(config: MeshConfig, redis_source: str) -> None:
         )
 
 
-async def _refuse_held(config: MeshConfig, names: list[str], redis_source: str) -> None:
+async def _refuse_leased_names(config: MeshConfig, names: list[str], redis_source: str) -> None:
     """Refuse names that a running mesh has: its processes would be superseded. Raises ConfigError."""
-    if config.redis.url and (held := await held_names(config.redis.url, config.mesh.name, names)):
+    if config.redis.url and (held := await leased_names(config.redis.url, config.mesh.name, names)):
         raise ConfigError(
             f'A mesh named "{config.mesh.name}" runs with {redis_source} = {without_password(config.redis.url)} already '
             f"({', '.join(held)}): stop it, set another mesh.name, or use another Redis."

@@ -14,7 +14,7 @@ from redis.asyncio import Redis as AsyncRedis
 from rich.console import Console
 
 from kvmesh.cli import up as up_module
-from kvmesh.cli.leased_names import held_names
+from kvmesh.cli.leased_names import leased_names
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import Member, MeshFile, read_mesh, write_mesh
 from kvmesh.cli.options import BadOption
@@ -132,9 +132,9 @@ async def test_names_of_a_running_mesh_are_held(redis_url: str) -> None:
     await client.set("mesh:proc:router-1", b"{}", px=100)
     await client.set("other:proc:decode-0", b"{}")
     names = ["router-0", "router-1", "decode-0"]
-    assert await held_names(redis_url, "mesh", names, within_s=0.3) == ["router-0"]
+    assert await leased_names(redis_url, "mesh", names, within_s=0.3) == ["router-0"]
     await client.delete("mesh:proc:router-0")
-    assert await held_names(redis_url, "mesh", names) == []
+    assert await leased_names(redis_url, "mesh", names) == []
     await client.aclose()
 
 
@@ -146,7 +146,7 @@ async def test_up_takes_no_names_of_a_running_mesh(
     client = AsyncRedis.from_url(redis_url)
     await client.set("kvmesh:proc:router-0", b"{}")
     await client.aclose()
-    monkeypatch.setattr(up_module, "held_names", partial(held_names, within_s=0.1))
+    monkeypatch.setattr(up_module, "held_names", partial(leased_names, within_s=0.1))
     config = MeshConfig(redis=Redis(url=redis_url))
     with pytest.raises(ConfigError, match=r"REDIS = .* already \(router-0\): stop it"):
         await up_module.up(config, tmp_path, Console(file=io.StringIO()), redis_source="REDIS")
