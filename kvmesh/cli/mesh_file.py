@@ -29,7 +29,7 @@ class DataDirUnusable(RuntimeError):
     """Nothing can be written to the data folder; the text is one sentence for the operator."""
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class MeshProcess(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the running mesh. `pid` 0 and a URL as address: a Redis that the mesh uses and did not start.
 
     The URL has no password: the file is read by commands, kept by editors and copied into reports.
@@ -48,7 +48,7 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     config: str
-    processes: tuple[Member, ...]
+    processes: tuple[MeshProcess, ...]
 
     def addresses_of(self, role: str) -> list[str]:
         """Return the addresses of all processes of `role`."""

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kvmesh.cli.dial import Dial
 from kvmesh.cli.leased_names import leased_names
-from kvmesh.cli.mesh_file import Member, MeshFile, held, write_mesh
+from kvmesh.cli.mesh_file import MeshFile, MeshProcess, held, write_mesh
 from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.redis_choice import EMBEDDED
@@ -147,7 +147,7 @@ def _mesh_file(supervisor: Supervisor, config_path: Path, redis_url: str) -> Mes
     members = []
     if redis_url:
         members.append(
-            Member(
+            MeshProcess(
                 name="redis",
                 role="redis",
                 pid=0,
@@ -159,7 +159,7 @@ def _mesh_file(supervisor: Supervisor, config_path: Path, redis_url: str) -> Mes
     for name, member in supervisor.members.items():
         assert member.addresses is not None, f"{name} is ready without an address"
         members.append(
-            Member(
+            MeshProcess(
                 name=name,
                 role=member.process.role,
                 pid=member.pid,

@@ -25,7 +25,7 @@ from kvmesh.child import bound_command
 from kvmesh.cli import up as up_module
 from kvmesh.cli.generate import chat, generate
 from kvmesh.cli.main import main
-from kvmesh.cli.mesh_file import Member, MeshBusy, MeshFile, NoMesh, held, read_mesh, write_mesh
+from kvmesh.cli.mesh_file import MeshBusy, MeshFile, MeshProcess, NoMesh, held, read_mesh, write_mesh
 from kvmesh.cli.processes import Process, processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.status import Report, Sample, status
@@ -278,7 +278,7 @@ async def test_the_command_line_fills_the_request(tmp_path: Path, capfd: pytest.
         *("--top-k", "3", "--seed", "7", "--stop", "a", "--stop", "b", "--session", "s", "--explain"),
     ]
     async with frontend() as (address, servicer):
-        member = Member(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
+        member = MeshProcess(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
         write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
         code, _ = await kvmesh("generate", "-", *options, "--data-dir", str(tmp_path), stdin=b"Wo?\n")
     assert code == 0
@@ -303,7 +303,7 @@ async def test_output_that_cannot_be_written_is_one_sentence(
 ) -> None:
     """A full disk ends the command with status 1 and says so once."""
     async with frontend() as (address, _):
-        member = Member(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
+        member = MeshProcess(name="f", role="frontend", pid=1, address=address, metrics_address="", log="")
         write_mesh(tmp_path, MeshFile(pid=os.getpid(), config="", processes=(member,)))
         where = ("--data-dir", str(tmp_path)) if arguments[0] == "generate" else ()
         full = os.open("/dev/full", os.O_WRONLY)
@@ -407,7 +407,7 @@ async def test_impossible_prompts_numbers_and_folders(
 
 def test_one_data_folder_serves_one_mesh(tmp_path: Path) -> None:
     """Two meshes never write into each other's files; a dead one leaves no claim."""
-    member = Member(name="f", role="frontend", pid=1, address="a:1", metrics_address="", log="")
+    member = MeshProcess(name="f", role="frontend", pid=1, address="a:1", metrics_address="", log="")
     mesh = MeshFile(pid=os.getpid(), config="", processes=(member,))
     with held(tmp_path):
         write_mesh(tmp_path, mesh)
@@ -437,11 +437,11 @@ async def test_status_asks_every_process(
     metrics.process_gauges()
     metrics.total("requests_total", "A number.", partial(float, 3), outcome="OK")
     async with frontend() as (address, _), exposed(metrics, "127.0.0.1", 0) as metrics_address:
-        up_ = Member(
+        up_ = MeshProcess(
             name="up", role="frontend", pid=1, address=address, metrics_address=metrics_address, log=""
         )
         gone = f"127.0.0.1:{free_port}"
-        down = Member(name="down", role="router", pid=1, address=gone, metrics_address=gone, log="")
+        down = MeshProcess(name="down", role="router", pid=1, address=gone, metrics_address=gone, log="")
         assert await status(MeshFile(pid=1, config="", processes=(up_,)), Console(), as_json=False) == 0
         assert "serving" in capfd.readouterr().out
         assert await status(MeshFile(pid=1, config="", processes=(up_, down)), Console(), as_json=True) == 1
@@ -488,7 +488,7 @@ async def test_status_tells_what_each_process_holds(capfd: pytest.CaptureFixture
                 metrics.gauge(name, "A number.", partial(float, value))
             where = await stack.enter_async_context(exposed(metrics, "127.0.0.1", 0))
             members.append(
-                Member(name=role, role=role, pid=1, address=address, metrics_address=where, log="")
+                MeshProcess(name=role, role=role, pid=1, address=address, metrics_address=where, log="")
             )
         mesh = MeshFile(pid=1, config="", processes=tuple(members))
         assert await status(mesh, Console(width=200), as_json=False) == 0
@@ -523,7 +523,9 @@ async def test_status_tells_of_a_superseded_process_and_where_routers_place(
             if name == "prefill-1":
                 await server.stand_by("superseded: é\n[bold]")
             members.append(
-                Member(name=name, role=name.split("-")[0], pid=1, address=address, metrics_address="", log="")
+                MeshProcess(
+                    name=name, role=name.split("-")[0], pid=1, address=address, metrics_address="", log=""
+                )
             )
         router.placeable = {"prefill-1": "127.0.0.1:4", "prefill-0": members[1].address}
         mesh = MeshFile(pid=1, config="", processes=tuple(members))
@@ -579,7 +581,7 @@ async def test_status_tells_what_prompts_take(
     address = await server.listen("127.0.0.1:0")
     await server.set_serving(True)
     try:
-        member = Member(name="router", role="router", pid=1, address=address, metrics_address="", log="")
+        member = MeshProcess(name="router", role="router", pid=1, address=address, metrics_address="", log="")
         mesh = MeshFile(pid=1, config="", processes=(member,))
         assert await status(mesh, Console(width=200), as_json=False) == 0
         shown = capfd.readouterr().out
@@ -607,7 +609,7 @@ async def test_a_redis_that_does_not_answer_is_refused_at_once(
     )
     assert not (tmp_path / "logs").exists()
     shown_url = without_password(url)
-    member = Member(name="redis", role="redis", pid=0, address=shown_url, metrics_address="", log="")
+    member = MeshProcess(name="redis", role="redis", pid=0, address=shown_url, metrics_address="", log="")
     assert (
         await status(MeshFile(pid=1, config="", processes=(member,)), Console(width=200), as_json=False) == 1
     )
