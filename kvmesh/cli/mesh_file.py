@@ -82,7 +82,7 @@ def read_mesh(data_dir: Path) -> MeshFile:
 
 
 @contextmanager
-def held(data_dir: Path) -> Iterator[None]:
+def locked_data_dir(data_dir: Path) -> Iterator[None]:
     """Hold `data_dir` for one mesh inside the block; mesh.json is gone afterwards. Raises MeshBusy and DataDirUnusable.
 
     The lock is the kernel's: a killed mesh holds nothing.

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kvmesh.cli.dial import Dial
 from kvmesh.cli.leased_names import leased_names
-from kvmesh.cli.mesh_file import MeshFile, MeshProcess, held, write_mesh
+from kvmesh.cli.mesh_file import MeshFile, MeshProcess, locked_data_dir, write_mesh
 from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.redis_choice import EMBEDDED
@@ -40,10 +40,10 @@ async def running_mesh(
     """Yield a mesh whose processes are all ready; it is stopped on the way out.
 
     `redis_source`: the variable or key that named the Redis of `config`, for messages.
-    Raises ProcessFailed, Stopped, and what `processes_of` and `held` raise.
+    Raises ProcessFailed, Stopped, and what `processes_of` and `locked_data_dir` raise.
     """
     data_dir = data_dir.resolve()
-    with held(data_dir):
+    with locked_data_dir(data_dir):
         await _refuse_absent(config, redis_source)
         _warn_of_costs(config.engine, console)
         clear_orphans()
@@ -125,10 +125,12 @@ async def _refuse_absent(config: MeshConfig, redis_source: str) -> None:
 
 async def _refuse_leased_names(config: MeshConfig, names: list[str], redis_source: str) -> None:
     """Refuse names that a running mesh has: its processes would be superseded. Raises ConfigError."""
-    if config.redis.url and (held := await leased_names(config.redis.url, config.mesh.name, names)):
+    if config.redis.url and (
+        leased := await leased_names(config.redis.url, config.mesh.name, names)
+    ):
         raise ConfigError(
             f'A mesh named "{config.mesh.name}" runs with {redis_source} = {without_password(config.redis.url)} already '
-            f"({', '.join(held)}): stop it, set another mesh.name, or use another Redis."
+            f"({', '.join(leased)}): stop it, set another mesh.name, or use another Redis."
         )
 
 

@@ -25,7 +25,15 @@ from kvmesh.child import bound_command
 from kvmesh.cli import up as up_module
 from kvmesh.cli.generate import chat, generate
 from kvmesh.cli.main import main
-from kvmesh.cli.mesh_file import MeshBusy, MeshFile, MeshProcess, NoMesh, held, read_mesh, write_mesh
+from kvmesh.cli.mesh_file import (
+    MeshBusy,
+    MeshFile,
+    MeshProcess,
+    NoMesh,
+    locked_data_dir,
+    read_mesh,
+    write_mesh,
+)
 from kvmesh.cli.processes import Process, processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.status import Report, Sample, status
@@ -409,14 +417,14 @@ def test_one_data_folder_serves_one_mesh(tmp_path: Path) -> None:
     """Two meshes never write into each other's files; a dead one leaves no claim."""
     member = MeshProcess(name="f", role="frontend", pid=1, address="a:1", metrics_address="", log="")
     mesh = MeshFile(pid=os.getpid(), config="", processes=(member,))
-    with held(tmp_path):
+    with locked_data_dir(tmp_path):
         write_mesh(tmp_path, mesh)
         assert read_mesh(tmp_path) == mesh
-        with pytest.raises(MeshBusy, match=r"runs with .* already"), held(tmp_path):
+        with pytest.raises(MeshBusy, match=r"runs with .* already"), locked_data_dir(tmp_path):
             pass
     with pytest.raises(NoMesh):
         read_mesh(tmp_path)
-    with held(tmp_path):
+    with locked_data_dir(tmp_path):
         pass
 
 
