@@ -13,16 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from kvmesh.cli.mesh_file import MeshProcess
-from kvmesh.cli.supervisor import State, Supervised
+from kvmesh.cli.supervisor import ProcessState, Supervised
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.redis_url import shown_place
 
 _COLOURS: Final = {
-    State.WAITING: "dim",
-    State.STARTING: "yellow",
-    State.READY: "green",
-    State.STOPPING: "yellow",
-    State.ENDED: "red",
+    ProcessState.WAITING: "dim",
+    ProcessState.STARTING: "yellow",
+    ProcessState.READY: "green",
+    ProcessState.STOPPING: "yellow",
+    ProcessState.ENDED: "red",
 }
 _REFRESHES_PER_S: Final = 4
 
@@ -33,7 +33,7 @@ class StartProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began_s = time.monotonic()
-        self._states: dict[str, tuple[State, float]] = {}
+        self._states: dict[str, tuple[ProcessState, float]] = {}
         self._is_done = False
         self._live = Live(console=console, refresh_per_second=_REFRESHES_PER_S, transient=True)
 
@@ -58,7 +58,7 @@ class StartProgress:
         self._states[member.process.name] = (member.state, after_s)
         if self._live.is_started:
             self._live.update(self._table())
-        elif member.state is State.READY and not self._is_done:
+        elif member.state is ProcessState.READY and not self._is_done:
             self._console.print(f"{member.process.name} is ready after {after_s:.1f} s")
 
     def _table(self) -> Table:

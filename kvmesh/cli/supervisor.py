@@ -37,7 +37,7 @@ TAIL_LINES: Final = 12
 T = TypeVar("T")
 
 
-class State(Enum):
+class ProcessState(Enum):
     """Where a process stands."""
 
     WAITING = "waiting"
@@ -61,7 +61,7 @@ class Supervised:
     def __init__(self, process: Process, log: Path) -> None:
         self.process = process
         self.log = log
-        self.state = State.WAITING
+        self.state = ProcessState.WAITING
         self.addresses: Addresses | None = None
         self.is_ready = asyncio.Event()
         self.has_ended = asyncio.Event()
@@ -154,7 +154,7 @@ class Supervisor:
     async def _start(self, member: Supervised) -> None:
         for name in member.process.deps:
             await self.members[name].is_ready.wait()
-        self._move(member, State.STARTING)
+        self._move(member, ProcessState.STARTING)
         # A file, not a pipe: nobody has to read it, and a grandchild that keeps it open hides no death.
         more = member.process.environment
         with member.log.open("wb") as log:
@@ -178,7 +178,7 @@ class Supervisor:
                 f"{member.process.name} was not ready after {START_S_MAX:g} s. Its last lines:\n{member.tail()}"
             ) from None
         member.is_ready.set()
-        self._move(member, State.READY)
+        self._move(member, ProcessState.READY)
 
     async def _watch(self, member: Supervised, child: asyncio.subprocess.Process) -> None:
         """Wait for the child's end; then clear away what it leaves."""
@@ -186,8 +186,8 @@ class Supervisor:
         _kill_group(member.pid)
         if member.process.shared_memory:
             clear(member.process.shared_memory)
-        was_wanted = member.state is State.STOPPING
-        self._move(member, State.ENDED)
+        was_wanted = member.state is ProcessState.STOPPING
+        self._move(member, ProcessState.ENDED)
         member.has_ended.set()
         if not was_wanted and not self._death.done():
             self._death.set_result(
@@ -202,7 +202,7 @@ class Supervisor:
                 await dependent.has_ended.wait()
         if not member.pid or member.has_ended.is_set():
             return
-        self._move(member, State.STOPPING)
+        self._move(member, ProcessState.STOPPING)
         with suppress(ProcessLookupError):
             os.kill(member.pid, signal.SIGKILL if self._hurry.is_set() else signal.SIGTERM)
         ended = asyncio.ensure_future(member.has_ended.wait())
@@ -213,7 +213,7 @@ class Supervisor:
             _kill_group(member.pid)
         await ended
 
-    def _move(self, member: Supervised, state: State) -> None:
+    def _move(self, member: Supervised, state: ProcessState) -> None:
         member.state = state
         self._changed(member)
 

@@ -16,7 +16,7 @@ import pytest
 
 from kvmesh.cli.processes import Process
 from kvmesh.cli.readiness import ReadyLine
-from kvmesh.cli.supervisor import STOP_S_MAX, ProcessFailed, State, Stopped, supervised
+from kvmesh.cli.supervisor import STOP_S_MAX, ProcessFailed, ProcessState, Stopped, supervised
 from kvmesh.server import DRAIN_S, STOP_GRACE_S
 
 READY = """
@@ -69,19 +69,19 @@ async def test_start_follows_dependencies_and_stop_reverses_them(tmp_path: Path)
         fake("engine", OBEDIENT, tmp_path, "redis"),
         fake("redis", OBEDIENT, tmp_path),
     ]
-    seen: list[tuple[str, State]] = []
+    seen: list[tuple[str, ProcessState]] = []
     async with supervised(
         processes, tmp_path / "logs", lambda member: seen.append((member.process.name, member.state))
     ) as supervisor:
         await supervisor.start()
         pids = [member.pid for member in supervisor.members.values()]
-        assert {member.state for member in supervisor.members.values()} == {State.READY}
+        assert {member.state for member in supervisor.members.values()} == {ProcessState.READY}
         addresses = supervisor.members["engine"].addresses
         assert addresses is not None
         assert addresses.address == "127.0.0.1:1"
     order = [f"start {name}" for name in ("redis", "engine", "service")]
     assert events(tmp_path) == order + [f"stop {name}" for name in ("service", "engine", "redis")]
-    assert [state for name, state in seen if name == "redis"] == list(State)[1:]
+    assert [state for name, state in seen if name == "redis"] == list(ProcessState)[1:]
     wait_for_end(*pids)
 
 
