@@ -62,7 +62,7 @@ async def demo(console: Console, *, is_redis_named: bool = False) -> int:
         with tempfile.TemporaryDirectory(prefix="kvmesh-demo-") as folder:
             async with running_mesh(MeshConfig(), Path(folder), console) as (supervisor, mesh):
                 console.print(f"{len(mesh.processes)} processes are ready.")
-                turns = await supervisor.attend(dialogue(console, mesh.addresses_of("frontend")))
+                turns = await supervisor.run_while_alive(dialogue(console, mesh.addresses_of("frontend")))
                 console.print(explanation_table(turns))
                 for title, finished in turns:
                     console.print(

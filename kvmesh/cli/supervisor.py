@@ -99,13 +99,13 @@ class Supervisor:
         }
         self._changed = changed
         self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._must_kill = asyncio.Event()
         self._death: asyncio.Future[ProcessFailed] = asyncio.get_running_loop().create_future()
         self._watching: set[asyncio.Task[None]] = set()
 
-    def ask_to_stop(self) -> None:
-        """Make `attend` raise Stopped; a second call kills instead of waiting. Safe from a signal handler."""
-        (self._hurry if self._stop.is_set() else self._stop).set()
+    def request_stop(self) -> None:
+        """Make `run_while_alive` raise Stopped; a second call kills instead of waiting. Safe from a signal handler."""
+        (self._must_kill if self._stop.is_set() else self._stop).set()
 
     async def start(self) -> None:
         """Start everything; return when all are ready. Raises ProcessFailed or Stopped."""
@@ -116,11 +116,11 @@ class Supervisor:
                     tasks.create_task(self._start(member), name=f"start-{member.process.name}")
 
         try:
-            await self.attend(all_of_them())
+            await self.run_while_alive(all_of_them())
         except* ProcessFailed as failed:
             raise failed.exceptions[0] from None
 
-    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_while_alive(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` while all processes live.
 
         Cancels it and raises ProcessFailed when one dies, Stopped when asked to stop.
@@ -204,11 +204,11 @@ class Supervisor:
             return
         self._move(member, ProcessState.STOPPING)
         with suppress(ProcessLookupError):
-            os.kill(member.pid, signal.SIGKILL if self._hurry.is_set() else signal.SIGTERM)
+            os.kill(member.pid, signal.SIGKILL if self._must_kill.is_set() else signal.SIGTERM)
         ended = asyncio.ensure_future(member.has_ended.wait())
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait((ended, hurry), timeout=self._stop_s, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        must_kill = asyncio.ensure_future(self._must_kill.wait())
+        await asyncio.wait((ended, must_kill), timeout=self._stop_s, return_when=asyncio.FIRST_COMPLETED)
+        must_kill.cancel()
         if not ended.done():
             _kill_group(member.pid)
         await ended
@@ -233,7 +233,7 @@ async def supervised(
     supervisor = Supervisor(processes, logs, changed, stop_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, supervisor.ask_to_stop)
+        loop.add_signal_handler(number, supervisor.request_stop)
     try:
         yield supervisor
     finally:

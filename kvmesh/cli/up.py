@@ -44,7 +44,7 @@ async def running_mesh(
     """
     data_dir = data_dir.resolve()
     with locked_data_dir(data_dir):
-        await _refuse_absent(config, redis_source)
+        await _check_prerequisites(config, redis_source)
         _warn_of_costs(config.engine, console)
         clear_orphans()
         # What runs is what was checked, also when somebody edits the file meanwhile.
@@ -74,12 +74,12 @@ async def up(config: MeshConfig, data_dir: Path, console: Console, *, redis_sour
                 )
             console.print(f"The mesh is up. Logs: {data_dir / LOGS}. Ctrl-C stops it.")
             try:
-                await supervisor.attend(asyncio.Event().wait())
+                await supervisor.run_while_alive(asyncio.Event().wait())
             except Stopped:
                 pass
             except ProcessFailed as failed:
                 status = _failed(failed, console)
-            await _tell_what_is_live(mesh, console)
+            await _announce_drain(mesh, console)
     except Stopped:
         pass
     except ProcessFailed as failed:
@@ -93,7 +93,7 @@ def _failed(failed: ProcessFailed, console: Console) -> int:
     return 1
 
 
-async def _tell_what_is_live(mesh: MeshFile, console: Console) -> None:
+async def _announce_drain(mesh: MeshFile, console: Console) -> None:
     """Say what a stop is about to wait for, if anything is live."""
     with suppress(TimeoutError):
         async with asyncio.timeout(COUNT_S):
@@ -103,7 +103,7 @@ async def _tell_what_is_live(mesh: MeshFile, console: Console) -> None:
                 console.print(f"Waiting up to {DRAIN_S:g} s for {requests}. Ctrl-C now ends at once.")
 
 
-async def _refuse_absent(config: MeshConfig, redis_source: str) -> None:
+async def _check_prerequisites(config: MeshConfig, redis_source: str) -> None:
     """Refuse what every process would wait for in vain. Raises ConfigError."""
     if not config.mesh.model_path.is_dir():
         raise ConfigError(
@@ -125,9 +125,7 @@ async def _refuse_absent(config: MeshConfig, redis_source: str) -> None:
 
 async def _refuse_leased_names(config: MeshConfig, names: list[str], redis_source: str) -> None:
     """Refuse names that a running mesh has: its processes would be superseded. Raises ConfigError."""
-    if config.redis.url and (
-        leased := await leased_names(config.redis.url, config.mesh.name, names)
-    ):
+    if config.redis.url and (leased := await leased_names(config.redis.url, config.mesh.name, names)):
         raise ConfigError(
             f'A mesh named "{config.mesh.name}" runs with {redis_source} = {without_password(config.redis.url)} already '
             f"({', '.join(leased)}): stop it, set another mesh.name, or use another Redis."

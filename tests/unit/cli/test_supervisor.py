@@ -113,7 +113,7 @@ async def test_a_later_death_interrupts_the_work_and_stops_all(tmp_path: Path) -
     with pytest.raises(ProcessFailed, match=r"mortal ended by SIGKILL\."):
         async with supervised(processes, tmp_path / "logs") as supervisor:
             await supervisor.start()
-            await supervisor.attend(work(supervisor.members["mortal"].pid))
+            await supervisor.run_while_alive(work(supervisor.members["mortal"].pid))
     assert interrupted.is_set()
     assert events(tmp_path)[-1] == "stop redis"
 
@@ -152,7 +152,7 @@ async def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(0)
         with pytest.raises(Stopped):
-            await supervisor.attend(asyncio.Event().wait())
+            await supervisor.run_while_alive(asyncio.Event().wait())
     assert supervisor.members["stubborn"].status == -signal.SIGKILL
 
 
@@ -171,7 +171,7 @@ async def test_a_signal_during_the_start_stops_it(tmp_path: Path) -> None:
     )
     with pytest.raises(Stopped):
         async with supervised([silent], tmp_path / "logs") as supervisor:
-            asyncio.get_running_loop().call_soon(supervisor.ask_to_stop)
+            asyncio.get_running_loop().call_soon(supervisor.request_stop)
             await supervisor.start()
 
 
