@@ -28,7 +28,7 @@ _SCRAPE_BYTES_MAX: Final = 4 << 20
 
 _UNITS: Final = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
 
-_HELD: Final = {
+_USAGE_METRICS: Final = {
     "frontend": {"live_requests": "live"},
     "router": {"live_requests": "live", "queued_requests": "queued", "index_blocks": "index blocks"},
     "prefill": {"running_requests": "live", "queued_requests": "queued"},
@@ -67,7 +67,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     value: float
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What one process said. `metrics` is None where it offers none or did not answer."""
 
     name: str
@@ -88,20 +88,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Return the process's own metric `name` without labels, or None."""
         return _value(self.metrics, f"kvmesh_{self.role}_{name}")
 
-    def held(self, addresses: Mapping[str, str] | None = None) -> str:
+    def usage_text(self, addresses: Mapping[str, str] | None = None) -> str:
         """Return what the process holds, in words; empty where it offers no metrics of its own.
 
         `addresses` by name: a replica that a router knows at another address is shown with it.
         """
         words = [
             f"{value:.0f} {word}"
-            for name, word in _HELD.get(self.role, {}).items()
+            for name, word in _USAGE_METRICS.get(self.role, {}).items()
             if (value := self.value(name)) is not None
         ]
         reserved, blocks = self.value("reserved_blocks"), self.value("kv_blocks")
         if reserved is not None and blocks is not None:
             words.append(f"{reserved:.0f} of {blocks:.0f} KV blocks")
-        words += self._placed()
+        words += self._placement_words()
         words += self.prefill_costs.words() if self.prefill_costs is not None else []
         if self.redis_connected is not None:
             words.append("Redis connected" if self.redis_connected else "Redis away")
@@ -113,7 +113,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             words.append(f"places on {' '.join(names) or 'no replica'}")
         return ", ".join(words)
 
-    def _placed(self) -> list[str]:
+    def _placement_words(self) -> list[str]:
         """Return how a router's placements turned out, in words; empty where none did."""
         prompt, cached, expected, imbalance = map(
             self.value,
@@ -137,7 +137,7 @@ async def status(
     `redis_url`: the Redis that the operator named; it has the password that mesh.json lacks.
     """
     dial = dial or Dial(MeshConfig())
-    reports = await asyncio.gather(*(_ask(member, dial, redis_url) for member in mesh.processes))
+    reports = await asyncio.gather(*(_process_status(member, dial, redis_url) for member in mesh.processes))
     if as_json:
         print(json.dumps([msgspec.to_builtins(report) for report in reports], indent=2))
     else:
@@ -152,11 +152,11 @@ async def live_requests(mesh: MeshFile) -> int:
     return round(sum(_value(metrics, "kvmesh_frontend_live_requests") or 0.0 for metrics in scraped))
 
 
-async def _ask(member: MeshProcess, dial: Dial, redis_url: str) -> Report:
+async def _process_status(member: MeshProcess, dial: Dial, redis_url: str) -> ProcessStatus:
     (is_healthy, reason), metrics, told = await asyncio.gather(
-        _health(member, dial, redis_url), _scrape(member.metrics_address), _told(member, dial)
+        _health(member, dial, redis_url), _scrape(member.metrics_address), _router_status(member, dial)
     )
-    return Report(
+    return ProcessStatus(
         name=member.name,
         role=member.role,
         address=member.address,
@@ -183,7 +183,7 @@ async def _health(member: MeshProcess, dial: Dial, redis_url: str) -> tuple[bool
     return await health_of(member.address, lambda address: dial.channel(address, member.role))
 
 
-async def _told(member: MeshProcess, dial: Dial) -> router.GetStatusResponse | None:
+async def _router_status(member: MeshProcess, dial: Dial) -> router.GetStatusResponse | None:
     """Ask a router what it sees and holds."""
     if member.role != "router":
         return None
@@ -248,7 +248,7 @@ def _seconds(value_s: float) -> str:
     return f"{value_s * scale:.3g} {unit}"
 
 
-def _table(reports: list[Report]) -> Table:
+def _table(reports: list[ProcessStatus]) -> Table:
     table = Table()
     for name in ("process", "health", "address"):
         table.add_column(name, no_wrap=True)
@@ -261,7 +261,7 @@ def _table(reports: list[Report]) -> Table:
             report.name,
             "[green]serving[/]" if report.is_healthy else "[red]not serving[/]",
             shown_place(report.address),
-            escape("; ".join(filter(None, (report.reason, report.held(addresses)))) or "-"),
+            escape("; ".join(filter(None, (report.reason, report.usage_text(addresses)))) or "-"),
             "-" if memory is None else f"{memory / (1 << 20):.0f} MB",
         )
     return table

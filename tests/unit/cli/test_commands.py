@@ -36,7 +36,7 @@ from kvmesh.cli.mesh_file import (
 )
 from kvmesh.cli.processes import Process, processes_of
 from kvmesh.cli.readiness import ReadyLine
-from kvmesh.cli.status import Report, Sample, status
+from kvmesh.cli.status import ProcessStatus, Sample, status
 from kvmesh.cli.up import up
 from kvmesh.client import Client, connections
 from kvmesh.config import ConfigError, Decode, Engine, Frontend, MeshConfig, Prefill, Redis
@@ -561,8 +561,8 @@ def test_an_imbalance_is_told_where_there_is_enough_work(
         Sample(name="kvmesh_router_prompt_tokens_total", labels={}, value=prompt_tokens),
         Sample(name="kvmesh_router_imbalance", labels={}, value=imbalance),
     ]
-    report = Report(name="r", role="router", address="", is_healthy=True, metrics=metrics)
-    assert report.held() == words
+    report = ProcessStatus(name="r", role="router", address="", is_healthy=True, metrics=metrics)
+    assert report.usage_text() == words
 
 
 @pytest.mark.parametrize(
