@@ -153,7 +153,7 @@ async def live_requests(mesh: MeshFile) -> int:
 
 
 async def _process_status(member: MeshProcess, dial: Dial, redis_url: str) -> ProcessStatus:
-    (is_healthy, reason), metrics, told = await asyncio.gather(
+    (is_healthy, reason), metrics, router_status = await asyncio.gather(
         _health(member, dial, redis_url), _scrape(member.metrics_address), _router_status(member, dial)
     )
     return ProcessStatus(
@@ -162,11 +162,11 @@ async def _process_status(member: MeshProcess, dial: Dial, redis_url: str) -> Pr
         address=member.address,
         is_healthy=is_healthy,
         metrics=metrics,
-        redis_connected=None if told is None else told.redis_connected,
-        prefill_costs=None if told is None else _costs(told),
+        redis_connected=None if router_status is None else router_status.redis_connected,
+        prefill_costs=None if router_status is None else _costs(router_status),
         places_on=None
-        if told is None
-        else {each.replica: each.address for each in told.replicas if each.placeable},
+        if router_status is None
+        else {each.replica: each.address for each in router_status.replicas if each.placeable},
         reason=reason,
     )
 
@@ -190,24 +190,26 @@ async def _router_status(member: MeshProcess, dial: Dial) -> router.GetStatusRes
     async with dial.channel(member.address, member.role) as to_router:
         stub: Any = router_grpc.RouterServiceStub(to_router)
         try:
-            told: router.GetStatusResponse = await stub.GetStatus(router.GetStatusRequest(), timeout=CALL_S)
+            router_status: router.GetStatusResponse = await stub.GetStatus(
+                router.GetStatusRequest(), timeout=CALL_S
+            )
         except grpc.aio.AioRpcError:
             return None
-    return told
+    return router_status
 
 
-def _costs(told: router.GetStatusResponse) -> PrefillCosts | None:
+def _costs(router_status: router.GetStatusResponse) -> PrefillCosts | None:
     """Return what prompts take, if the router's release tells it."""
-    if not told.HasField("prefill_costs"):
+    if not router_status.HasField("prefill_costs"):
         return None
     return PrefillCosts(
-        c0_s=told.prefill_costs.c0_s,
-        a_s=told.prefill_costs.a_s,
-        b_s=told.prefill_costs.b_s,
-        measured_prompts=told.prefill_costs.measured_prompt_count,
+        c0_s=router_status.prefill_costs.c0_s,
+        a_s=router_status.prefill_costs.a_s,
+        b_s=router_status.prefill_costs.b_s,
+        measured_prompts=router_status.prefill_costs.measured_prompt_count,
         factors={
             view.replica: view.prefill_factor
-            for view in told.replicas
+            for view in router_status.replicas
             if view.role != router.ReplicaView.ROLE_DECODE
             and view.prefill_factor not in (0.0, 1.0)  # 0: not told
         },
