@@ -79,7 +79,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a router says; None where nobody says."""
     prefill_costs: PrefillCosts | None = None
     """The same."""
-    places_on: dict[str, str] | None = None
+    eligible_replicas: dict[str, str] | None = None
     """Replicas that a router places new requests on, and their addresses; None where the process is no router."""
     reason: str = ""
     """Why the process does not serve, where it says so."""
@@ -105,10 +105,10 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
         words += self.prefill_costs.words() if self.prefill_costs is not None else []
         if self.redis_connected is not None:
             words.append("Redis connected" if self.redis_connected else "Redis away")
-        if self.places_on is not None:
+        if self.eligible_replicas is not None:
             names = [
                 name if addresses and addresses.get(name) == address else f"{name} at {address}"
-                for name, address in sorted(self.places_on.items())
+                for name, address in sorted(self.eligible_replicas.items())
             ]
             words.append(f"places on {' '.join(names) or 'no replica'}")
         return ", ".join(words)
@@ -164,7 +164,7 @@ async def _process_status(member: MeshProcess, dial: Dial, redis_url: str) -> Pr
         metrics=metrics,
         redis_connected=None if router_status is None else router_status.redis_connected,
         prefill_costs=None if router_status is None else _costs(router_status),
-        places_on=None
+        eligible_replicas=None
         if router_status is None
         else {each.replica: each.address for each in router_status.replicas if each.placeable},
         reason=reason,

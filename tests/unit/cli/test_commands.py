@@ -544,9 +544,9 @@ async def test_status_tells_of_a_superseded_process_and_where_routers_place(
     assert rows["router-0"] == "Redis connected, places on prefill-0 prefill-1 at 127.0.0.1:4"
     assert rows["prefill-1"] == "superseded: ??[bold]"
     reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
-    assert reports["router-0"]["places_on"] == router.placeable
+    assert reports["router-0"]["eligible_replicas"] == router.placeable
     assert reports["prefill-1"]["reason"] == "superseded: ??[bold]"
-    assert reports["prefill-0"]["reason"] == "" and reports["prefill-0"]["places_on"] is None
+    assert reports["prefill-0"]["reason"] == "" and reports["prefill-0"]["eligible_replicas"] is None
 
 
 @pytest.mark.parametrize(
