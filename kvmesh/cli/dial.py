@@ -31,7 +31,7 @@ class Dial:
         return self._edge.channel(address) if role == "frontend" else channel(address)
 
 
-def believing(authority: Path, address: str) -> grpc.aio.Channel:
+def channel_trusting(authority: Path, address: str) -> grpc.aio.Channel:
     """Return a channel to a frontend whose certificate `authority` signed. Raises ConfigError."""
     try:
         return channel(address, grpc.ssl_channel_credentials(authority.read_bytes()))

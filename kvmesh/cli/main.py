@@ -150,7 +150,7 @@ def generate(
 ) -> None:
     """Send one prompt and stream the answer. An API key is read from $KVMESH_API_KEY."""
     from kvmesh.cli import generate as command
-    from kvmesh.cli.dial import Dial, believing
+    from kvmesh.cli.dial import Dial, channel_trusting
     from kvmesh.inference.v1 import inference_pb2 as inference
     from kvmesh.server import channel
 
@@ -185,7 +185,7 @@ def generate(
             raise BadOption(
                 f'--authority = "{authority}" needs --address HOST:PORT: whose certificate it signed.'
             )
-        open_channel = partial(believing, authority)
+        open_channel = partial(channel_trusting, authority)
     elif not address:
         mesh = read_mesh(data_dir_of(settings, data_dir))
         targets = mesh.addresses_of("frontend")
