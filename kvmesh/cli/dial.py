@@ -13,7 +13,7 @@ from kvmesh.trust.edge import Edge
 from kvmesh.trust.names import OPERATOR
 from kvmesh.trust.peers import Trust
 
-OF_THE_MESH: Final = ("router", "prefill", "decode")
+INTERNAL_ROLES: Final = ("router", "prefill", "decode")
 
 
 class Dial:
@@ -26,7 +26,7 @@ class Dial:
 
     def channel(self, address: str, role: str) -> grpc.aio.Channel:
         """Return a channel to the process of `role` at `host:port`."""
-        if role in OF_THE_MESH:
+        if role in INTERNAL_ROLES:
             return self._trust.channel(address, role)
         return self._edge.channel(address) if role == "frontend" else channel(address)
 

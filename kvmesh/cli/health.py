@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 2.0
 DEFAULT_CONFIG: Final = "kvmesh.toml"
 
-OF_THE_MESH: Final = tuple(role for role in SERVICES if role != "frontend")
+INTERNAL_ROLES: Final = tuple(role for role in SERVICES if role != "frontend")
 ENGINE: Final = "engine"
 
 ENGINE_MODEL: Final = "tensorrt_llm"
@@ -50,7 +50,7 @@ class Probe:
     """Of the service; needed with `config`."""
     config: str = ""
     """Path of the kvmesh.toml that may ask for TLS; empty: plain."""
-    is_outside: bool = False
+    is_operator: bool = False
     """True for who asks as the mesh's operator, where there is a certificate for that, and not as the process itself."""
 
 
@@ -99,14 +99,14 @@ async def _reason(probe: Probe) -> str:
     from kvmesh.trust.peers import Trust
 
     config = load(probe.config) if probe.config else MeshConfig()
-    if probe.role in OF_THE_MESH and config.trust.certificate:
-        return await Trust(config, _speaker(config, probe)).explain(probe.address, probe.role)
+    if probe.role in INTERNAL_ROLES and config.trust.certificate:
+        return await Trust(config, _client_role(config, probe)).explain(probe.address, probe.role)
     if not await explain(probe.address, "", None):
         return ""
     if not probe.role:
         roles = f"{', '.join(SERVICES[:-1])} or {SERVICES[-1]}"
         return f"TLS is spoken there; say --role {roles}, and --config where the certificates are named"
-    if probe.role not in OF_THE_MESH and config.frontend.certificate:
+    if probe.role not in INTERNAL_ROLES and config.frontend.certificate:
         return "its certificate is not the frontend's of this configuration, or it does not take ours"
     return f"TLS is spoken there, and by this configuration a {probe.role} speaks none"
 
@@ -120,17 +120,17 @@ def _channel(probe: Probe) -> grpc.aio.Channel:
         if config.trust.certificate or config.frontend.certificate:
             from kvmesh.cli.dial import Dial
 
-            return Dial(config, _speaker(config, probe)).channel(probe.address, probe.role)
+            return Dial(config, _client_role(config, probe)).channel(probe.address, probe.role)
     return grpc.aio.insecure_channel(probe.address)
 
 
-def _speaker(config: MeshConfig, probe: Probe) -> str:
+def _client_role(config: MeshConfig, probe: Probe) -> str:
     """Return as which role to ask."""
     from kvmesh.config import ConfigError
     from kvmesh.trust.names import OPERATOR
     from kvmesh.trust.peers import Trust
 
-    if not probe.is_outside:
+    if not probe.is_operator:
         return probe.role
     try:
         Trust(config, OPERATOR)
@@ -139,7 +139,7 @@ def _speaker(config: MeshConfig, probe: Probe) -> str:
     return OPERATOR
 
 
-def _known_here(probe: Probe) -> Probe | None:
+def _from_mesh_file(probe: Probe) -> Probe | None:
     """Return the same with role and configuration, if the mesh that runs in this folder has that process."""
     from kvmesh.cli.mesh_file import NoMesh, read_mesh
     from kvmesh.config import MeshConfig, load
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     config = given.config or (DEFAULT_CONFIG if given.role and Path(DEFAULT_CONFIG).exists() else "")
-    probe: Probe | None = Probe(given.address, given.model, given.role, config, is_outside=True)
+    probe: Probe | None = Probe(given.address, given.model, given.role, config, is_operator=True)
     if given.process:
         probe = probe_of(_command_line(given.process))
         if probe is None:
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         fault = health(probe)
         if _NO_ANSWER in fault and not (given.process or given.role or given.model):
-            known = _known_here(probe)  # a plain answer needed none of that
+            known = _from_mesh_file(probe)  # a plain answer needed none of that
             if known is not None:
                 probe, fault = known, health(known)
         if _NO_ANSWER in fault and not given.process:  # a container's check stays cheap, also where it fails
