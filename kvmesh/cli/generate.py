@@ -19,18 +19,18 @@ from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.server import channel
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
-PATIENCE: Final = RetryPolicy(sends_max=6, refusals_max=1, retry_after_max_s=2.0)
+RETRY_POLICY: Final = RetryPolicy(sends_max=6, refusals_max=1, retry_after_max_s=2.0)
 """Somebody waits at a terminal: a mesh that is full or away is told of soon."""
 
 Message = tuple[inference.ChatMessage.Role.ValueType, str]
 
 
 class RequestFailed(RuntimeError):
-    """The mesh refused or lost the request; the text is one sentence. `told` is the same for programs."""
+    """The mesh refused or lost the request; the text is one sentence. `details` is the same for programs."""
 
-    def __init__(self, sentence: str, told: dict[str, Any]) -> None:
+    def __init__(self, sentence: str, details: dict[str, Any]) -> None:
         super().__init__(sentence)
-        self.told = told
+        self.details = details
 
 
 def chat(messages: list[Message]) -> inference.ChatPrompt:
@@ -44,33 +44,33 @@ async def stream(
     addresses: Sequence[str],
     request: inference.GenerateRequest,
     deadline_s: float,
-    heard: Callable[[inference.GenerateResponse], None],
+    on_response: Callable[[inference.GenerateResponse], None],
     open_channel: OpenChannel = channel,
     key: str = "",
 ) -> inference.Finished:
-    """Send `request` to one of the frontends, give every response to `heard`, return the last one.
+    """Send `request` to one of the frontends, give every response to `on_response`, return the last one.
 
     A stream whose frontend dies goes on at another one; what it says a second time is left out. `key`: API key, or none.
     Raises RequestFailed.
     """
     try:
-        async with Client(addresses, key=key, retry_policy=PATIENCE, open_channel=open_channel) as client:
+        async with Client(addresses, key=key, retry_policy=RETRY_POLICY, open_channel=open_channel) as client:
             answer = client.send(request, deadline_s=deadline_s)
             started = None
             async with answer:
                 async for chunk in answer:
                     if started is None:
                         started = answer.started
-                        heard(inference.GenerateResponse(started=started))
+                        on_response(inference.GenerateResponse(started=started))
                     tokens = inference.Tokens(
                         text=chunk.text, ids=chunk.ids, position=chunk.position, logprobs=chunk.logprobs
                     )
-                    heard(inference.GenerateResponse(tokens=tokens))
+                    on_response(inference.GenerateResponse(tokens=tokens))
             assert answer.finish is not None
-            heard(inference.GenerateResponse(finished=answer.finish))
+            on_response(inference.GenerateResponse(finished=answer.finish))
             return answer.finish
     except GenerateError as error:
-        raise RequestFailed(_sentence(error, addresses), _told(error)) from error
+        raise RequestFailed(_sentence(error, addresses), _details_of(error)) from error
     except ConfigError:
         raise  # a sentence already, and the operator's to mend
     except ValueError as error:
@@ -91,7 +91,7 @@ async def generate(
     console = Console(stderr=True)
     started = inference.Started()
 
-    def heard(response: inference.GenerateResponse) -> None:
+    def on_response(response: inference.GenerateResponse) -> None:
         if response.HasField("started"):
             started.CopyFrom(response.started)
         if as_json:
@@ -102,10 +102,10 @@ async def generate(
         out.flush()
 
     try:
-        finished = await stream(addresses, request, deadline_s, heard, open_channel, key)
+        finished = await stream(addresses, request, deadline_s, on_response, open_channel, key)
     except RequestFailed as failed:
         if as_json:
-            out.write(json.dumps({"error": failed.told}, ensure_ascii=False) + "\n")
+            out.write(json.dumps({"error": failed.details}, ensure_ascii=False) + "\n")
             out.flush()
         console.print(str(failed), markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -150,9 +150,9 @@ def _sentence(error: GenerateError, addresses: Sequence[str]) -> str:
     return f"{error.reason}: {error.message}.{retry}"
 
 
-def _told(error: GenerateError) -> dict[str, Any]:
+def _details_of(error: GenerateError) -> dict[str, Any]:
     """Return what a program may act on; what the mesh did not say is left out."""
-    told = {
+    details = {
         "code": error.code,
         "reason": error.reason,
         "text": error.message,
@@ -160,4 +160,4 @@ def _told(error: GenerateError) -> dict[str, Any]:
         "quota": error.quota,
         "violations": error.violations,
     }
-    return {key: value for key, value in told.items() if value not in (None, "", {})}
+    return {key: value for key, value in details.items() if value not in (None, "", {})}
