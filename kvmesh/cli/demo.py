@@ -79,37 +79,40 @@ async def demo(console: Console, *, is_redis_named: bool = False) -> int:
 
 async def dialogue(console: Console, addresses: Sequence[str]) -> list[tuple[str, inference.Finished]]:
     """Have both turns with the frontends at `addresses`; return their titles and ends. Raises RequestFailed."""
-    said: list[Message] = [
+    messages: list[Message] = [
         (inference.ChatMessage.ROLE_SYSTEM, SCENE),
         (inference.ChatMessage.ROLE_USER, OPENING),
     ]
-    answer, opened = await _turn(console, addresses, said)
-    said += [(inference.ChatMessage.ROLE_ASSISTANT, answer), (inference.ChatMessage.ROLE_USER, CONTINUATION)]
-    _, continued = await _turn(console, addresses, said)
+    answer, opened = await _turn(console, addresses, messages)
+    messages += [
+        (inference.ChatMessage.ROLE_ASSISTANT, answer),
+        (inference.ChatMessage.ROLE_USER, CONTINUATION),
+    ]
+    _, continued = await _turn(console, addresses, messages)
     return [("opened", opened), ("continued", continued)]
 
 
 async def _turn(
-    console: Console, addresses: Sequence[str], said: list[Message]
+    console: Console, addresses: Sequence[str], messages: list[Message]
 ) -> tuple[str, inference.Finished]:
-    console.print(Text(f"\n{said[-1][1]}\n", style="cyan"))
-    heard: list[str] = []
+    console.print(Text(f"\n{messages[-1][1]}\n", style="cyan"))
+    received: list[str] = []
 
-    def hear(response: inference.GenerateResponse) -> None:
+    def on_response(response: inference.GenerateResponse) -> None:
         if response.HasField("tokens"):
-            heard.append(response.tokens.text)
+            received.append(response.tokens.text)
             console.print(response.tokens.text, end="", markup=False, highlight=False, soft_wrap=True)
 
     request = inference.GenerateRequest(
-        chat=chat(said),
+        chat=chat(messages),
         sampling=inference.Sampling(temperature=0.7, top_p=0.9, seed=7),
         limits=inference.Limits(max_output_tokens=OUTPUT_TOKENS),
         session_id=SESSION,
         options=inference.GenerateOptions(explain=True),
     )
-    finished = await stream(addresses, request, DEADLINE_S, hear)
+    finished = await stream(addresses, request, DEADLINE_S, on_response)
     console.print("\n")
-    return "".join(heard), finished
+    return "".join(received), finished
 
 
 def run(console: Console, *, is_redis_named: bool = False) -> int:
