@@ -28,7 +28,7 @@ def clear(prefix: str, folder: Path = FOLDER) -> None:
         path.unlink(missing_ok=True)
 
 
-def clear_orphans(folder: Path = FOLDER) -> None:
+def clear_stale(folder: Path = FOLDER) -> None:
     """Remove the files of supervisors that are gone."""
     for path in folder.glob("kvmesh-up_*"):
         match = _OWNED.fullmatch(path.name)

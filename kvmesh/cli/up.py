@@ -18,7 +18,7 @@ from kvmesh.cli.processes import COSTS, processes_of
 from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.redis_choice import EMBEDDED
 from kvmesh.cli.screen import StartProgress, address_table
-from kvmesh.cli.shared_memory import clear_orphans
+from kvmesh.cli.shared_memory import clear_stale
 from kvmesh.cli.status import live_requests
 from kvmesh.cli.supervisor import ProcessFailed, Stopped, Supervisor, supervised
 from kvmesh.config import ConfigError, Engine, MeshConfig, describe
@@ -46,7 +46,7 @@ async def running_mesh(
     with locked_data_dir(data_dir):
         await _check_prerequisites(config, redis_source)
         _warn_of_costs(config.engine, console)
-        clear_orphans()
+        clear_stale()
         # What runs is what was checked, also when somebody edits the file meanwhile.
         config_path = data_dir / "kvmesh.toml"
         config_path.write_text(describe(config), encoding="utf-8")

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from kvmesh.cli.shared_memory import clear, clear_orphans, prefix_of
+from kvmesh.cli.shared_memory import clear, clear_stale, prefix_of
 
 
 def test_only_files_of_gone_supervisors_are_cleared(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_only_files_of_gone_supervisors_are_cleared(tmp_path: Path) -> None:
     kept = {f"{prefix_of('decode-0-engine')}1", "kvmesh_17301_2", "other"}
     for name in (*kept, f"kvmesh-up_{gone}_decode-0-engine_3"):
         (tmp_path / name).touch()
-    clear_orphans(tmp_path)
+    clear_stale(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
