@@ -16,7 +16,7 @@ NO_LIMIT: Final = "no limit"
 _LIFTED_BY_0: Final = ("requests_per_min", "tokens_per_min", "concurrency")
 
 
-def of_all(rows: Sequence[Mapping[str, Any]]) -> Table:
+def tenants_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return one row a tenant."""
     table = Table()
     for name in ("tenant", "of", "class"):
@@ -33,7 +33,7 @@ def of_all(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def of_tenant(found: Mapping[str, Any]) -> Table:
+def tenant_table(found: Mapping[str, Any]) -> Table:
     """Return what is known of one tenant."""
     table = Table(show_header=False)
     for name in ("organisation", "class", "weight", "strict", "clamp", "cached_discount", "disabled"):
@@ -52,7 +52,7 @@ def of_tenant(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def of_organisation(found: Mapping[str, Any]) -> Table:
+def organisation_table(found: Mapping[str, Any]) -> Table:
     """Return what is known of one organisation."""
     table = Table(show_header=False)
     _add_limits(table, found["limits"])
@@ -64,7 +64,7 @@ def of_organisation(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def of_use(uses: Sequence[Mapping[str, Any]]) -> Table:
+def usage_table(uses: Sequence[Mapping[str, Any]]) -> Table:
     """Return what is left of each limit."""
     table = Table()
     for name in ("limit of", "requests left", "tokens left", "running", "open overrun"):

@@ -77,7 +77,7 @@ async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
     elif not rows:
         _say("There are no tenants: the configuration has no [tenants.NAME], and everybody may use the mesh.")
     else:
-        _print(tenant_tables.of_all(rows))
+        _print(tenant_tables.tenants_table(rows))
     return 0 if is_there else 1
 
 
@@ -109,8 +109,8 @@ async def show(config: MeshConfig, url: str, name: str, *, as_json: bool, budget
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        table = tenant_tables.of_tenant if kind == "tenant" else tenant_tables.of_organisation
-        _print(table(found), *([tenant_tables.of_use(found["use"])] if found["use"] else []))
+        table = tenant_tables.tenant_table if kind == "tenant" else tenant_tables.organisation_table
+        _print(table(found), *([tenant_tables.usage_table(found["use"])] if found["use"] else []))
     return 0 if is_there else 1
 
 
