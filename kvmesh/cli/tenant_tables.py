@@ -37,7 +37,7 @@ def tenant_table(found: Mapping[str, Any]) -> Table:
     """Return what is known of one tenant."""
     table = Table(show_header=False)
     for name in ("organisation", "class", "weight", "strict", "clamp", "cached_discount", "disabled"):
-        table.add_row(name, shown(found[name]))
+        table.add_row(name, value_text(found[name]))
     _add_limits(table, found["limits"])
     for name in ("identities", "gateway_identities"):
         if found[name]:
@@ -90,7 +90,7 @@ def _add_limits(table: Table, limits: Mapping[str, float]) -> None:
 
 def _add_changes(table: Table, changes: Mapping[str, Any]) -> None:
     if changes:
-        table.add_row("changed", ", ".join(said(key, value) for key, value in changes.items()))
+        table.add_row("changed", ", ".join(change_text(key, value) for key, value in changes.items()))
 
 
 def _left(level: float | None, burst: float) -> str:
@@ -101,12 +101,12 @@ def _limit(value: float, none: str) -> str:
     return f"{value:,.10g}" if value else none
 
 
-def said(key: str, value: Any) -> str:
+def change_text(key: str, value: Any) -> str:
     """Return a change in words: 0 lifts a limit, and does not bar."""
-    return f"{key}: {NO_LIMIT}" if key in _LIFTED_BY_0 and not value else f"{key} = {shown(value)}"
+    return f"{key}: {NO_LIMIT}" if key in _LIFTED_BY_0 and not value else f"{key} = {value_text(value)}"
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value as the configuration would have it."""
     if isinstance(value, float):
         return f"{value:,.10g}"

@@ -137,11 +137,11 @@ async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], 
         written = {"scope": f"{kind}:{name}", "version": override.version, "changes": override.changes}
         print(json.dumps(written, indent=2))
     else:
-        said = ", ".join(
-            f"{key} as in the file" if value is None else tenant_tables.said(key, value)
+        written = ", ".join(
+            f"{key} as in the file" if value is None else tenant_tables.change_text(key, value)
             for key, value in changes.items()
         )
-        print(f"{kind} {name}: {said}. Running frontends follow within two seconds.")
+        print(f"{kind} {name}: {written}. Running frontends follow within two seconds.")
     return 0
 
 
