@@ -25,7 +25,7 @@ from kvmesh.tenants.overrides import CHANGEABLE, DELETED, Override, changed, par
 from kvmesh.tenants.sections import KeyTable, refuse_unknown_name
 
 
-class Desk:
+class TenantAdmin:
     """What the commands need: the configuration, Redis, and what is written there."""
 
     def __init__(self, config: MeshConfig, url: str, budgets_url: str = "") -> None:
@@ -36,7 +36,7 @@ class Desk:
         self.overrides: dict[str, Override] = {}
         self.catalogue = Catalogue(config)
 
-    async def __aenter__(self) -> Desk:
+    async def __aenter__(self) -> TenantAdmin:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -48,14 +48,16 @@ class Desk:
         self.overrides, problems = await store.read_overrides(self.redis, self.mesh)
         self.catalogue = Catalogue(self.config, self.overrides)
         for problem in (*problems, *self.catalogue.problems):
-            _say(f"Left out: {problem}")
+            _print_error(f"Left out: {problem}")
 
-    async def read_if_possible(self) -> bool:
+    async def try_read(self) -> bool:
         """The same; without Redis the configuration alone counts, and stderr tells so."""
         try:
             await self.read()
         except RedisUnavailable as away:
-            _say(f"Shown is the configuration, without what was changed since and without live use: {away}")
+            _print_error(
+                f"Shown is the configuration, without what was changed since and without live use: {away}"
+            )
             return False
         return True
 
@@ -69,13 +71,15 @@ class Desk:
 
 async def list_all(config: MeshConfig, url: str, *, as_json: bool) -> int:
     """Print one row a tenant; 1 if Redis was away."""
-    async with Desk(config, url) as desk:
-        is_there = await desk.read_if_possible()
-        rows = [_tenant(desk, desk.caller(tenant.name)) for tenant in desk.catalogue.tenants]
+    async with TenantAdmin(config, url) as admin:
+        is_there = await admin.try_read()
+        rows = [_tenant(admin, admin.caller(tenant.name)) for tenant in admin.catalogue.tenants]
     if as_json:
         print(json.dumps(rows, indent=2))
     elif not rows:
-        _say("There are no tenants: the configuration has no [tenants.NAME], and everybody may use the mesh.")
+        _print_error(
+            "There are no tenants: the configuration has no [tenants.NAME], and everybody may use the mesh."
+        )
     else:
         _print(tenant_tables.tenants_table(rows))
     return 0 if is_there else 1
@@ -91,20 +95,20 @@ async def show(config: MeshConfig, url: str, name: str, *, as_json: bool, budget
         raise ConfigError(
             f'NAME = "key:{name}" is not shown by itself: allowed are a tenant, which shows its keys, or organisation:NAME.'
         )
-    async with Desk(config, url, budgets_url) as desk:
-        is_there = await desk.read_if_possible()
+    async with TenantAdmin(config, url, budgets_url) as admin:
+        is_there = await admin.try_read()
         if kind == "tenant":
-            found, account = _tenant_in_full(desk, name), desk.caller(name).account
-            organisation, scopes = account.organisation, [*account.scopes, *_key_scopes(desk, name)]
+            found, account = _tenant_details(admin, name), admin.caller(name).account
+            organisation, scopes = account.organisation, [*account.scopes, *_key_scopes(admin, name)]
         else:
-            found, organisation = _organisation(desk, name), name
-            scopes = _organisation_scopes(desk, name)
+            found, organisation = _organisation(admin, name), name
+            scopes = _organisation_scopes(admin, name)
         found["use"], found["book"] = None, None
         if is_there:
             try:
-                found["use"], found["book"] = await _use(desk, organisation, scopes)
+                found["use"], found["book"] = await _usage(admin, organisation, scopes)
             except RedisUnavailable as away:
-                _say(f"Shown is no live use: {away}")
+                _print_error(f"Shown is no live use: {away}")
                 is_there = False
     if as_json:
         print(json.dumps(found, indent=2))
@@ -118,7 +122,7 @@ async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], 
     """Write changes of a tenant, an organisation or a key; 1 if they could not be written. Raises ConfigError."""
     kind, name = _scope(name)
     changes = parse_changes(kind, name, given)
-    async with Desk(config, url) as desk:
+    async with TenantAdmin(config, url) as admin:
 
         def made(before: dict[str, Any]) -> dict[str, Any]:
             before = {} if before == DELETED else before
@@ -127,11 +131,11 @@ async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], 
             return after
 
         try:
-            await desk.read()
-            refuse_unknown_name("NAME", name, desk.catalogue.tables.named(kind))
-            override = await store.change(desk.redis, desk.mesh, f"{kind}:{name}", made)
+            await admin.read()
+            refuse_unknown_name("NAME", name, admin.catalogue.tables.named(kind))
+            override = await store.change(admin.redis, admin.mesh, f"{kind}:{name}", made)
         except (RedisUnavailable, store.Contended) as error:
-            _say(f"Nothing was changed: {error}")
+            _print_error(f"Nothing was changed: {error}")
             return 1
     if as_json:
         written = {"scope": f"{kind}:{name}", "version": override.version, "changes": override.changes}
@@ -151,28 +155,28 @@ async def make_key(
     """Make a key of `tenant` and print it; 1 if its hash could not be written. Raises ConfigError."""
     secret = minting.mint()
     hashed = digest(secret).hex()
-    async with Desk(config, url) as desk:
+    async with TenantAdmin(config, url) as admin:
         try:
-            await desk.read()
-            desk.caller(tenant)
+            await admin.read()
+            admin.caller(tenant)
             key_name = key_name or f"{tenant[:55]}-{hashed[:8]}"
             made = KeyTable(tenant=tenant, sha256=hashed, gateway=is_gateway)
             made.refuse_wrong(key_name)
 
             def first(before: dict[str, Any]) -> dict[str, Any]:
-                if before not in ({}, DELETED) or key_name in desk.catalogue.tables.keys:
+                if before not in ({}, DELETED) or key_name in admin.catalogue.tables.keys:
                     raise ConfigError(f'--name = "{key_name}" is a key already: allowed is any other name.')
                 return {"tenant": tenant, "sha256": hashed, **({"gateway": True} if is_gateway else {})}
 
-            await store.change(desk.redis, desk.mesh, f"key:{key_name}", first)
+            await store.change(admin.redis, admin.mesh, f"key:{key_name}", first)
         except (RedisUnavailable, store.Contended) as error:
-            _say(f"No key was made: {error}")
+            _print_error(f"No key was made: {error}")
             return 1
     if as_json:
         print(json.dumps({"name": key_name, "tenant": tenant, "key": secret, "sha256": hashed}, indent=2))
         return 0
     gateway = "\ngateway = true" if is_gateway else ""
-    _say(
+    _print_error(
         f"Key {key_name} of {tenant}; it is shown only now. {without_password(url)} keeps its hash, and frontends on it "
         f"know the key within two seconds. To keep it in the configuration as well:\n\n"
         f'[keys.{key_name}]\ntenant = "{tenant}"\nsha256 = "{hashed}"{gateway}\n'
@@ -185,10 +189,10 @@ async def delete_key(config: MeshConfig, url: str, tenant: str, key_name: str, *
     """Delete a key that was made while the mesh ran; 1 if that could not be written. Raises ConfigError."""
     if not key_name:
         raise ConfigError("--delete needs --name: the key that is deleted.")
-    async with Desk(config, url) as desk:
+    async with TenantAdmin(config, url) as admin:
         try:
-            await desk.read()
-            keys = {key["name"]: key for key in _keys(desk, desk.caller(tenant).tenant.name)}
+            await admin.read()
+            keys = {key["name"]: key for key in _keys(admin, admin.caller(tenant).tenant.name)}
             if key_name not in keys:
                 known = ", ".join(keys) or "none"
                 raise ConfigError(f'--name = "{key_name}" is no key of {tenant}: allowed are {known}.')
@@ -197,9 +201,9 @@ async def delete_key(config: MeshConfig, url: str, tenant: str, key_name: str, *
                     f'--name = "{key_name}" stands in the configuration: remove [keys.{key_name}] there, and '
                     f"`kvmesh tenants disable key:{key_name}` refuses it until the frontends have started again."
                 )
-            override = await store.change(desk.redis, desk.mesh, f"key:{key_name}", lambda _: dict(DELETED))
+            override = await store.change(admin.redis, admin.mesh, f"key:{key_name}", lambda _: dict(DELETED))
         except (RedisUnavailable, store.Contended) as error:
-            _say(f"No key was deleted: {error}")
+            _print_error(f"No key was deleted: {error}")
             return 1
     if as_json:
         print(json.dumps({"name": key_name, "tenant": tenant, "version": override.version}, indent=2))
@@ -220,9 +224,9 @@ def _scope(name: str) -> tuple[str, str]:
     return kind, rest
 
 
-def _tenant(desk: Desk, caller: Caller) -> dict[str, Any]:
+def _tenant(admin: TenantAdmin, caller: Caller) -> dict[str, Any]:
     tenant = caller.tenant
-    override = desk.overrides.get(f"tenant:{tenant.name}")
+    override = admin.overrides.get(f"tenant:{tenant.name}")
     return {
         "name": tenant.name,
         "organisation": tenant.organisation,
@@ -237,66 +241,66 @@ def _tenant(desk: Desk, caller: Caller) -> dict[str, Any]:
     }
 
 
-def _tenant_in_full(desk: Desk, name: str) -> dict[str, Any]:
-    found = _tenant(desk, desk.caller(name))
-    tenant = desk.catalogue.tables.tenants[name]
+def _tenant_details(admin: TenantAdmin, name: str) -> dict[str, Any]:
+    found = _tenant(admin, admin.caller(name))
+    tenant = admin.catalogue.tables.tenants[name]
     found["identities"] = list(tenant.identities)
     found["gateway_identities"] = list(tenant.gateway_identities)
-    found["keys"] = _keys(desk, name)
+    found["keys"] = _keys(admin, name)
     return found
 
 
-def _organisation(desk: Desk, name: str) -> dict[str, Any]:
-    organisations = desk.catalogue.tables.organisations
+def _organisation(admin: TenantAdmin, name: str) -> dict[str, Any]:
+    organisations = admin.catalogue.tables.organisations
     refuse_unknown_name("NAME", name, organisations)
-    override = desk.overrides.get(f"organisation:{name}")
+    override = admin.overrides.get(f"organisation:{name}")
     return {
         "name": name,
         "limits": asdict(organisations[name].limit()),
-        "tenants": [tenant.name for tenant in desk.catalogue.tenants if tenant.organisation == name],
+        "tenants": [tenant.name for tenant in admin.catalogue.tenants if tenant.organisation == name],
         "changed": dict(override.changes) if override else {},
     }
 
 
-def _keys(desk: Desk, tenant: str) -> list[dict[str, Any]]:
+def _keys(admin: TenantAdmin, tenant: str) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
             "limits": asdict(key.limit()),
             "gateway": key.gateway,
             "disabled": key.disabled,
-            "configured": name in desk.config.keys,
+            "configured": name in admin.config.keys,
         }
-        for name, key in desk.catalogue.tables.keys.items()
+        for name, key in admin.catalogue.tables.keys.items()
         if key.tenant == tenant
     ]
 
 
-def _key_scopes(desk: Desk, tenant: str) -> list[Scope]:
+def _key_scopes(admin: TenantAdmin, tenant: str) -> list[Scope]:
     """Return the limits of the tenant's keys that have some."""
     return [
         Scope(f"key:{name}", key.limit())
-        for name, key in desk.catalogue.tables.keys.items()
+        for name, key in admin.catalogue.tables.keys.items()
         if key.tenant == tenant and not key.limit().is_none
     ]
 
 
-def _organisation_scopes(desk: Desk, name: str) -> list[Scope]:
+def _organisation_scopes(admin: TenantAdmin, name: str) -> list[Scope]:
     """Return the limits of the organisation and of its tenants, each once."""
-    callers = [desk.caller(tenant.name) for tenant in desk.catalogue.tenants if tenant.organisation == name]
-    above = Scope(f"organisation:{name}", desk.catalogue.tables.organisations[name].limit())
+    callers = [admin.caller(tenant.name) for tenant in admin.catalogue.tenants if tenant.organisation == name]
+    above = Scope(f"organisation:{name}", admin.catalogue.tables.organisations[name].limit())
     scopes = [] if above.limit.is_none else [above]
     return scopes + [scope for caller in callers for scope in caller.account.scopes if scope != above]
 
 
-async def _use(
-    desk: Desk, organisation: str, scopes: Sequence[Scope]
+async def _usage(
+    admin: TenantAdmin, organisation: str, scopes: Sequence[Scope]
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Return what is left in each of the scopes, and the ledger of their organisation."""
     if not scopes:
         return [], None
     shows = [Show(Account(organisation, (scope,))) for scope in scopes]
-    answers = await Ledger(desk.budgets_redis, desk.mesh).run(shows)
+    answers = await Ledger(admin.budgets_redis, admin.mesh).run(shows)
     shown = [answer for answer in answers if isinstance(answer, Shown)]
     uses = [
         {**asdict(use), "limits": asdict(scope.limit)}
@@ -313,5 +317,5 @@ def _print(*tables: Table) -> None:
         console.print(table)
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     sys.stderr.write(f"{text}\n")
