@@ -284,7 +284,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class LedgerTotals:
     """The organisation's ledger in tokens: reserved + extended = settled + refunded + swept + held, always."""
 
     reserved: int = 0
@@ -318,7 +318,7 @@ class Shown:
 
     uses: tuple[Use, ...]
     """In the order of the account's scopes."""
-    book: Book
+    ledger_totals: LedgerTotals
 
 
 Answer: TypeAlias = Granted | Denied | Settled | Renewed | Lowered | Drawn | Spent | Shown | Swept

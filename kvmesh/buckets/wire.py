@@ -16,11 +16,11 @@ from kvmesh.buckets.operations import (
     SCOPES_MAX,
     TOKENS_MAX,
     Answer,
-    Book,
     Denied,
     Draw,
     Drawn,
     Granted,
+    LedgerTotals,
     Lower,
     Lowered,
     Operation,
@@ -272,7 +272,7 @@ def _shown(each: Show, reply: Any) -> Answer:
     )
     values = [int(word or 0) for word in reply[1]]
     values[-1] -= values[-2]  # what is neither open nor forgotten is a tombstone
-    return Shown(uses, Book(*values))
+    return Shown(uses, LedgerTotals(*values))
 
 
 def _swept(_: Sweep, reply: Any) -> Answer:

@@ -59,8 +59,11 @@ def organisation_table(found: Mapping[str, Any]) -> Table:
     table.add_row("tenants", ", ".join(found["tenants"]) or NONE)
     _add_changes(table, found["changed"])
     if found["book"] is not None:
-        book = found["book"]
-        table.add_row("reserved now", f"{book['held']:,} tokens in {book['open_count']:,} reservations")
+        ledger_totals = found["book"]
+        table.add_row(
+            "reserved now",
+            f"{ledger_totals['held']:,} tokens in {ledger_totals['open_count']:,} reservations",
+        )
     return table
 
 

@@ -307,8 +307,8 @@ async def _usage(
         for scope, answer in zip(scopes, shown, strict=True)
         for use in answer.uses
     ]
-    book = shown[0].book
-    return uses, {**asdict(book), "held": book.held}
+    ledger_totals = shown[0].ledger_totals
+    return uses, {**asdict(ledger_totals), "held": ledger_totals.held}
 
 
 def _print(*tables: Table) -> None:

@@ -137,7 +137,7 @@ async def open_reservations(rig: Rig) -> int:
     finally:
         await redis_link.close()
     assert isinstance(shown, Shown)
-    return shown.book.open_count
+    return shown.ledger_totals.open_count
 
 
 async def registered(rig: Rig, mesh: str) -> set[str]:

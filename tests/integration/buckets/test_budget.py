@@ -14,11 +14,11 @@ from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import (
     Answer,
-    Book,
     Denied,
     Draw,
     Drawn,
     Granted,
+    LedgerTotals,
     Lower,
     Operation,
     Renew,
@@ -68,9 +68,9 @@ class Budget:
         assert level is not None
         return level
 
-    async def book(self) -> Book:
+    async def ledger_totals(self) -> LedgerTotals:
         """Return the ledger."""
-        return (await self._show(ACCOUNT)).book
+        return (await self._show(ACCOUNT)).ledger_totals
 
     async def _show(self, account: Account) -> Shown:
         shown = await self.one(Show(account))
@@ -194,7 +194,7 @@ async def test_a_reservation_that_arrives_after_its_settlement_holds_nothing(bud
     assert isinstance(settled, Settled) and settled.state == "unknown"
     assert isinstance(await budget.reserve("a", 300), Granted)
     assert await budget.tokens() == 1000
-    assert (await budget.book()).open_count == 0
+    assert (await budget.ledger_totals()).open_count == 0
 
 
 async def test_slots_of_a_dead_frontend_are_back_when_its_lease_is_over(budget: Budget) -> None:
@@ -208,8 +208,8 @@ async def test_slots_of_a_dead_frontend_are_back_when_its_lease_is_over(budget: 
     budget.now_ms += 1
     granted = await budget.reserve("e", 10)
     assert isinstance(granted, Granted) and granted.remaining.concurrency == 3
-    book = await budget.book()
-    assert (book.swept, book.sweep_count, book.held) == (40, 4, 10)
+    ledger_totals = await budget.ledger_totals()
+    assert (ledger_totals.swept, ledger_totals.sweep_count, ledger_totals.held) == (40, 4, 10)
 
 
 async def test_a_swept_reservation_can_be_settled_late_and_reopened(budget: Budget) -> None:
@@ -226,8 +226,13 @@ async def test_a_swept_reservation_can_be_settled_late_and_reopened(budget: Budg
     assert isinstance(renewed, Renewed) and renewed.states == ("reopened",)
     settled = await budget.one(Settle(ACCOUNT, "b", 60))
     assert isinstance(settled, Settled) and (settled.state, settled.refunded) == ("settled", 40)
-    book = await budget.book()
-    assert (book.reserved, book.settled, book.refunded, book.swept) == (200, 60, 40, 100)
+    ledger_totals = await budget.ledger_totals()
+    assert (ledger_totals.reserved, ledger_totals.settled, ledger_totals.refunded, ledger_totals.swept) == (
+        200,
+        60,
+        40,
+        100,
+    )
 
 
 async def test_what_redis_lost_is_made_anew_without_debt(budget: Budget) -> None:
@@ -239,8 +244,8 @@ async def test_what_redis_lost_is_made_anew_without_debt(budget: Budget) -> None
         renewed = await budget.one(Renew(ACCOUNT, (Renewal(rid, 600),), LEASE_S))
         assert isinstance(renewed, Renewed) and renewed.states == ("recreated",)
     assert await budget.tokens() == 0
-    book = await budget.book()
-    assert (book.held, book.open_count, book.recreate_count) == (1800, 3, 3)
+    ledger_totals = await budget.ledger_totals()
+    assert (ledger_totals.held, ledger_totals.open_count, ledger_totals.recreate_count) == (1800, 3, 3)
 
 
 @pytest.mark.parametrize("lost", ["levels", "open", "leases"])
@@ -253,7 +258,7 @@ async def test_one_key_alone_may_be_lost(budget: Budget, lost: str) -> None:
     assert isinstance(await budget.reserve("e", 10), Granted)
     shown = await budget.one(Show(ACCOUNT))
     assert isinstance(shown, Shown) and [use.slots for use in shown.uses] == [1, 1, 1]
-    assert shown.book.held == 10
+    assert shown.ledger_totals.held == 10
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -304,8 +309,13 @@ async def test_a_reservation_that_cannot_be_read_costs_itself_alone(
     assert shown.uses[1].tokens == -30_000 + (16_000 if is_due else 0)
     organisation = shown.uses[0]
     assert (organisation.slots, organisation.overrun) == (3, 270)
-    book = shown.book
-    assert (book.held, book.open_count, book.swept, book.sweep_count) == (31_300, 2, 100, 1)
+    ledger_totals = shown.ledger_totals
+    assert (ledger_totals.held, ledger_totals.open_count, ledger_totals.swept, ledger_totals.sweep_count) == (
+        31_300,
+        2,
+        100,
+        1,
+    )
     other = await budget.one(Show(OTHER))
     assert isinstance(other, Shown)
     assert (other.uses[1].slots, other.uses[1].overrun) == (2, 200)
@@ -315,7 +325,7 @@ async def test_a_reservation_that_cannot_be_read_costs_itself_alone(
         assert isinstance(settled, Settled) and settled.state == "settled"
     shown = await budget.one(Show(ACCOUNT))
     assert isinstance(shown, Shown)
-    assert (shown.uses[0].slots, shown.uses[0].overrun, shown.book.held) == (0, 0, 0)
+    assert (shown.uses[0].slots, shown.uses[0].overrun, shown.ledger_totals.held) == (0, 0, 0)
 
 
 async def test_a_ledger_that_cannot_be_read_is_added_up_anew(budget: Budget) -> None:
@@ -331,7 +341,11 @@ async def test_a_ledger_that_cannot_be_read_is_added_up_anew(budget: Budget) -> 
     shown = await budget.one(Show(ACCOUNT))
     assert isinstance(shown, Shown)
     assert (shown.uses[1].tokens, shown.uses[1].slots, shown.uses[1].overrun) == (-500, 1, 70)
-    assert (shown.book.held, shown.book.open_count, shown.book.tombstone_count) == (1500, 1, 1)
+    assert (
+        shown.ledger_totals.held,
+        shown.ledger_totals.open_count,
+        shown.ledger_totals.tombstone_count,
+    ) == (1500, 1, 1)
     assert await budget.link.execute("PTTL", leases) > 0
     budget.now_ms += 16_000
     assert await budget.one(Sweep("acme")) == Swept(1, 1500, True)
@@ -349,7 +363,7 @@ async def test_a_count_that_cannot_be_read_is_added_up_anew(budget: Budget, fiel
     shown = await budget.one(Show(OTHER))
     assert isinstance(shown, Shown)
     assert [(use.slots, use.overrun) for use in shown.uses] == [(2, 200), (2, 200)]
-    assert shown.book.sweep_count == 1
+    assert shown.ledger_totals.sweep_count == 1
 
 
 async def test_what_is_lowered_is_swept_all_the_same(budget: Budget) -> None:
@@ -357,8 +371,13 @@ async def test_what_is_lowered_is_swept_all_the_same(budget: Budget) -> None:
     await budget.reserve("r", 100)
     budget.now_ms += 16_000
     await budget.ledger.run([Lower(ACCOUNT, "r", 40), Reserve(ACCOUNT, "next", 10, LEASE_S)])
-    book = await budget.book()
-    assert (book.swept, book.sweep_count, book.held, book.open_count) == (40, 1, 10, 1)
+    ledger_totals = await budget.ledger_totals()
+    assert (ledger_totals.swept, ledger_totals.sweep_count, ledger_totals.held, ledger_totals.open_count) == (
+        40,
+        1,
+        10,
+        1,
+    )
 
 
 async def test_limits_change_while_requests_run(budget: Budget) -> None:
@@ -391,8 +410,13 @@ async def test_a_slab_is_drawn_as_far_as_the_levels_reach(budget: Budget) -> Non
     assert await budget.tokens() == 1000 - 1150
     closed = await budget.one(Draw(ACCOUNT, "slab", 4, 1150, 10, 800, 8, 3, LEASE_S))
     assert isinstance(closed, Drawn) and not closed.is_open
-    book = await budget.book()
-    assert (book.settled, book.overrun, book.held, book.open_count) == (1050, 100, 0, 0)
+    ledger_totals = await budget.ledger_totals()
+    assert (ledger_totals.settled, ledger_totals.overrun, ledger_totals.held, ledger_totals.open_count) == (
+        1050,
+        100,
+        0,
+        0,
+    )
 
 
 async def test_every_key_expires_but_never_within_a_day(budget: Budget) -> None:
@@ -429,11 +453,11 @@ async def test_tombstones_are_bounded_and_forgotten(budget: Budget, monkeypatch:
     for index in range(9):
         await budget.reserve(f"r{index}", 1)
         await budget.one(Settle(ACCOUNT, f"r{index}", 1))
-    book = await budget.book()
-    assert (book.settled, book.open_count, book.tombstone_count) == (9, 0, 5)
+    ledger_totals = await budget.ledger_totals()
+    assert (ledger_totals.settled, ledger_totals.open_count, ledger_totals.tombstone_count) == (9, 0, 5)
     budget.now_ms += 301_000
     await budget.one(Sweep("acme"))
-    assert (await budget.book()).tombstone_count == 0
+    assert (await budget.ledger_totals()).tombstone_count == 0
 
 
 async def test_a_script_that_redis_forgot_is_sent_again(budget: Budget) -> None:

@@ -88,7 +88,7 @@ async def test_a_budget_survives_the_move_of_its_slot(cluster: Cluster, link: Re
     )
     assert isinstance(again, Granted) and again.is_repeated
     assert isinstance(settled, Settled) and settled.overrun == 30
-    assert isinstance(shown, Shown) and shown.book.reserved == shown.book.settled == 100
+    assert isinstance(shown, Shown) and shown.ledger_totals.reserved == shown.ledger_totals.settled == 100
 
 
 async def test_a_node_that_answers_nobody_is_redis_away(cluster: Cluster, link: RedisLink) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from kvmesh.buckets.ledger import Ledger
-from kvmesh.buckets.operations import Book, Denied, Granted, Reserve, Settle, Show, Shown
+from kvmesh.buckets.operations import Denied, Granted, LedgerTotals, Reserve, Settle, Show, Shown
 from kvmesh.redis_binary import redis_binaries, redis_command
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from tests.integration.buckets.frontend_process import LEASE_S, LIMIT, MAX_OUTPUT, RENEW_S, caller
@@ -42,7 +42,7 @@ class Sample:
 
     asked_s: float
     answered_s: float
-    book: Book
+    ledger_totals: LedgerTotals
     debt: float
     """Tokens that the level is below 0."""
     overrun: int
@@ -64,7 +64,7 @@ class Trace:
         """
         asked_s = np.array([sample.asked_s for sample in self.samples])
         answered_s = np.array([sample.answered_s for sample in self.samples])
-        books = [sample.book for sample in self.samples]
+        books = [sample.ledger_totals for sample in self.samples]
         charged = np.array([each.reserved + each.extended + each.overrun - each.refunded for each in books])
         when = np.array([seen_s for seen_s, _ in overruns])
         total = np.array([0, *accumulate(tokens for _, tokens in overruns)])
@@ -223,11 +223,14 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
     assert load.lines("BREACH") == []
     assert back_s <= LEASE_S + 2.0  # to kill and to ask takes time on a busy machine
     for tenant, trace in traces.items():
-        book, told = trace.samples[-1].book, load.told(tenant)
-        assert book.held == 0 and book.open_count == 0
-        assert book.reserved + book.extended == book.settled + book.refunded + book.swept
+        ledger_totals, told = trace.samples[-1].ledger_totals, load.told(tenant)
+        assert ledger_totals.held == 0 and ledger_totals.open_count == 0
+        assert (
+            ledger_totals.reserved + ledger_totals.extended
+            == ledger_totals.settled + ledger_totals.refunded + ledger_totals.swept
+        )
         # Those that lived have told everything; of the dead Redis knows at most what they wrote.
-        charged = book.settled + book.overrun
+        charged = ledger_totals.settled + ledger_totals.overrun
         assert sum(told.settled[name] for name in rest) <= charged <= sum(told.settled.values())
         excess, excess_repaid = trace.worst_excess(told.overruns)
         overrun = sum(tokens for _, tokens in told.overruns)
@@ -237,14 +240,18 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
         assert trace.samples[-1].overrun == 0
         assert bool(most_open) == (tenant == "search")
         print(
-            f"{tenant}: {charged} tokens charged, {overrun} of them overruns, {book.swept} swept in {book.sweep_count}, "
+            f"{tenant}: {charged} tokens charged, {overrun} of them overruns, {ledger_totals.swept} swept in {ledger_totals.sweep_count}, "
             f"worst window {excess:.0f} above its bound, {excess_repaid:.0f} with overruns repaid, "
             f"at most {most_open} open and {most_owed:.0f} owed, {len(trace.samples)} samples, slots back {back_s:.2f} s"
         )
         assert excess <= 0 and excess_repaid <= 0
     assert load.told("search").overruns and not load.told("strict").overruns
-    assert traces["strict"].samples[-1].book.overrun == traces["strict"].samples[-1].book.extended == 0
-    assert sum(trace.samples[-1].book.sweep_count for trace in traces.values()) > 0
+    assert (
+        traces["strict"].samples[-1].ledger_totals.overrun
+        == traces["strict"].samples[-1].ledger_totals.extended
+        == 0
+    )
+    assert sum(trace.samples[-1].ledger_totals.sweep_count for trace in traces.values()) > 0
     assert load.count("END") > 0, "nobody was refused: the load did not press against the limits"
     assert load.mode == "bare" or load.count("SLABS") > 0, "no request was admitted from a slab"
     await link.close()
@@ -276,7 +283,7 @@ async def _look(ledger: Ledger, traces: dict[str, Trace]) -> None:
         assert isinstance(each, Shown)
         debt = max(-min(use.tokens or 0.0 for use in each.uses), 0.0)
         overrun = max(use.overrun for use in each.uses)
-        trace.samples.append(Sample(asked_s, answered_s, each.book, debt, overrun))
+        trace.samples.append(Sample(asked_s, answered_s, each.ledger_totals, debt, overrun))
 
 
 async def _everything_is_free(ledger: Ledger) -> None:

@@ -66,7 +66,7 @@ class Bench:
         for (operation, now_ms), told in zip(sent, said, strict=True):
             right = twin.run(operation, now_ms)
             assert told == right, f"at {now_ms - BEGIN_MS} ms: {operation}"
-            assert not isinstance(right, Shown) or right.book.held == twin.held()
+            assert not isinstance(right, Shown) or right.ledger_totals.held == twin.held()
 
     async def _lose(self, mesh: str, twin: Twin, what: Loss) -> None:
         if what == "script":

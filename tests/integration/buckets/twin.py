@@ -13,11 +13,11 @@ from fractions import Fraction
 from kvmesh.buckets.limits import Account, Scope
 from kvmesh.buckets.operations import (
     Answer,
-    Book,
     Denied,
     Draw,
     Drawn,
     Granted,
+    LedgerTotals,
     Lower,
     Lowered,
     Operation,
@@ -73,7 +73,7 @@ class Twin:
     claims: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Of large requests that were refused: tokens, from when, to when."""
     rows: dict[str, Row] = field(default_factory=dict)
-    book: Counter[str] = field(default_factory=Counter)
+    ledger_totals: Counter[str] = field(default_factory=Counter)
 
     def run(self, operation: Operation, now_ms: int) -> Answer:
         """Do what `operation` promises at `now_ms`."""
@@ -106,7 +106,7 @@ class Twin:
             self.claims.clear()
         if reservations:
             self.rows.clear()
-            self.book.clear()
+            self.ledger_totals.clear()
 
     # Levels.
 
@@ -187,8 +187,8 @@ class Twin:
                 row.ends_ms = _bunch(now_ms + SWEPT_MS)
             else:
                 del self.rows[rid]
-        self.book["swept"] += tokens
-        self.book["sweeps"] += swept
+        self.ledger_totals["swept"] += tokens
+        self.ledger_totals["sweeps"] += swept
         return Swept(swept, tokens, len(due) < count)
 
     def _reserve(self, each: Reserve, now_ms: int) -> Granted | Denied:
@@ -211,7 +211,7 @@ class Twin:
             "open", each.tokens, each.requests, each.slots, scopes, now_ms + round(each.lease_s * 1000)
         )
         self.rows[each.rid].overrun = each.overrun
-        self.book["reserved"] += each.tokens
+        self.ledger_totals["reserved"] += each.tokens
         return Granted(self._remaining(each.account, now_ms))
 
     def _known_claim(self, scope: Scope, now_ms: int) -> tuple[int, int, int]:
@@ -313,11 +313,11 @@ class Twin:
                 refunded = max(0, row.tokens - tokens)
                 used = each.used_requests if not each.refund_request else 0
                 back = 0 if used is None else max(0, row.requests - max(0, used - row.used_requests))
-                self.book["settled"] += row.tokens - refunded
-                self.book["refunded"] += refunded
+                self.ledger_totals["settled"] += row.tokens - refunded
+                self.ledger_totals["refunded"] += refunded
             else:
                 state = "late"
-            self.book["overrun"] += overrun
+            self.ledger_totals["overrun"] += overrun
             self._take(each.account, now_ms, row.scopes, overrun - refunded, -back)
         self.rows[each.rid] = Row("settled", ends_ms=_bunch(now_ms + SETTLED_MS))
         return Settled(refunded, overrun, state, self._remaining(each.account, now_ms))
@@ -336,9 +336,9 @@ class Twin:
             scopes = frozenset(scope.name for scope in account.scopes)
             row = self.rows[item.rid] = Row("open", total, item.requests, item.slots, scopes)
             self._take(account, now_ms, scopes, total, item.requests, to_zero=True)
-            self.book["reserved"] += item.tokens
-            self.book["extended"] += item.extra_tokens
-            self.book["recreated"] += 1
+            self.ledger_totals["reserved"] += item.tokens
+            self.ledger_totals["extended"] += item.extra_tokens
+            self.ledger_totals["recreated"] += 1
         elif row.state == "settled":
             return "settled"
         elif row.state == "swept":
@@ -347,7 +347,7 @@ class Twin:
         more = max(0, total - row.tokens)
         row.tokens += more
         self._take(account, now_ms, row.scopes, more, 0)
-        self.book["extended"] += more
+        self.ledger_totals["extended"] += more
         row.overrun, row.overrun_free = item.overrun, 0
         row.ends_ms = now_ms + round(lease_s * 1000)
         return state
@@ -360,15 +360,15 @@ class Twin:
             row.tokens -= refunded
             row.overrun = row.overrun_free = 0
             self._take(each.account, now_ms, row.scopes, -refunded, 0)
-            self.book["refunded"] += refunded
+            self.ledger_totals["refunded"] += refunded
             if row.state == "swept":
-                self.book["swept"] -= refunded
+                self.ledger_totals["swept"] -= refunded
         return Lowered(refunded, self._remaining(each.account, now_ms))
 
     def _reopen(self, row: Row) -> None:
         row.state = "open"
-        self.book["swept"] -= row.tokens
-        self.book["reopened"] += 1
+        self.ledger_totals["swept"] -= row.tokens
+        self.ledger_totals["reopened"] += 1
 
     def _draw(self, each: Draw, now_ms: int) -> Drawn:
         self._sweep(now_ms, SWEEP_MAX)
@@ -381,7 +381,7 @@ class Twin:
             row = self.rows[each.rid] = Row("open", scopes=frozenset(scope.name for scope in account.scopes))
             if each.number > 1:
                 row.used, row.used_requests = each.used_tokens, each.used_requests
-                self.book["recreated"] += 1
+                self.ledger_totals["recreated"] += 1
         if row.state == "swept":
             self._reopen(row)
         if each.number > row.drawn:
@@ -395,8 +395,8 @@ class Twin:
     def _settle_part(self, each: Draw, row: Row, now_ms: int) -> None:
         spent = max(0, each.used_tokens - row.used)
         overrun = max(0, spent - row.tokens)
-        self.book["settled"] += spent - overrun
-        self.book["overrun"] += overrun
+        self.ledger_totals["settled"] += spent - overrun
+        self.ledger_totals["overrun"] += overrun
         self._take(each.account, now_ms, row.scopes, overrun, 0)
         row.used += spent
         row.tokens -= spent - overrun
@@ -424,8 +424,8 @@ class Twin:
         free = None if free == math.inf else free
         row.overrun = target(row.overrun, each.overrun, each.least_overrun, free)
         row.overrun_free = max(0, row.overrun - each.least_overrun)
-        self.book["reserved"] += max(0, tokens - row.tokens)
-        self.book["refunded"] += max(0, row.tokens - tokens)
+        self.ledger_totals["reserved"] += max(0, tokens - row.tokens)
+        self.ledger_totals["refunded"] += max(0, row.tokens - tokens)
         self._take(each.account, now_ms, row.scopes, tokens - row.tokens, requests - row.requests)
         row.tokens, row.requests, row.slots = tokens, requests, slots
 
@@ -436,7 +436,7 @@ class Twin:
         else:
             scopes = frozenset(scope.name for scope in each.account.scopes)
             self._take(each.account, now_ms, scopes, each.tokens, each.requests, to_zero=True)
-            self.book["spent"] += each.tokens
+            self.ledger_totals["spent"] += each.tokens
             if each.rid:
                 self.rows[each.rid] = Row("settled", ends_ms=_bunch(now_ms + SETTLED_MS))
         return Spent(is_repeated, self._remaining(each.account, now_ms))
@@ -454,21 +454,21 @@ class Twin:
                     self._overrun(scope.name),
                 )
             )
-        book = self.book
+        ledger_totals = self.ledger_totals
         live = sum(row.state == "open" for row in self.rows.values())
         return Shown(
             tuple(uses),
-            Book(
-                reserved=book["reserved"],
-                extended=book["extended"],
-                settled=book["settled"],
-                refunded=book["refunded"],
-                swept=book["swept"],
-                overrun=book["overrun"],
-                spent=book["spent"],
-                sweep_count=book["sweeps"],
-                reopen_count=book["reopened"],
-                recreate_count=book["recreated"],
+            LedgerTotals(
+                reserved=ledger_totals["reserved"],
+                extended=ledger_totals["extended"],
+                settled=ledger_totals["settled"],
+                refunded=ledger_totals["refunded"],
+                swept=ledger_totals["swept"],
+                overrun=ledger_totals["overrun"],
+                spent=ledger_totals["spent"],
+                sweep_count=ledger_totals["sweeps"],
+                reopen_count=ledger_totals["reopened"],
+                recreate_count=ledger_totals["recreated"],
                 open_count=live,
                 tombstone_count=len(self.rows) - live,
             ),
