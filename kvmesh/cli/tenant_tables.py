@@ -58,8 +58,8 @@ def organisation_table(found: Mapping[str, Any]) -> Table:
     _add_limits(table, found["limits"])
     table.add_row("tenants", ", ".join(found["tenants"]) or NONE)
     _add_changes(table, found["changed"])
-    if found["book"] is not None:
-        ledger_totals = found["book"]
+    if found["ledger"] is not None:
+        ledger_totals = found["ledger"]
         table.add_row(
             "reserved now",
             f"{ledger_totals['held']:,} tokens in {ledger_totals['open_count']:,} reservations",

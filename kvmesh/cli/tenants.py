@@ -103,10 +103,10 @@ async def show(config: MeshConfig, url: str, name: str, *, as_json: bool, budget
         else:
             found, organisation = _organisation(admin, name), name
             scopes = _organisation_scopes(admin, name)
-        found["use"], found["book"] = None, None
+        found["use"], found["ledger"] = None, None
         if is_there:
             try:
-                found["use"], found["book"] = await _usage(admin, organisation, scopes)
+                found["use"], found["ledger"] = await _usage(admin, organisation, scopes)
             except RedisUnavailable as away:
                 _print_error(f"Shown is no live use: {away}")
                 is_there = False
@@ -141,11 +141,11 @@ async def change(config: MeshConfig, url: str, name: str, given: Sequence[str], 
         written = {"scope": f"{kind}:{name}", "version": override.version, "changes": override.changes}
         print(json.dumps(written, indent=2))
     else:
-        written = ", ".join(
+        summary = ", ".join(
             f"{key} as in the file" if value is None else tenant_tables.change_text(key, value)
             for key, value in changes.items()
         )
-        print(f"{kind} {name}: {written}. Running frontends follow within two seconds.")
+        print(f"{kind} {name}: {summary}. Running frontends follow within two seconds.")
     return 0
 
 

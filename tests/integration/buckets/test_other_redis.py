@@ -35,4 +35,4 @@ async def test_live_use_is_read_where_the_budgets_are(
     await link.close()
     for budgets_url, reserved in ((other, 700), ("", 0)):
         assert await tenants.show(config, redis_url, "search", as_json=True, budgets_url=budgets_url) == 0
-        assert json.loads(capsys.readouterr().out)["book"]["reserved"] == reserved
+        assert json.loads(capsys.readouterr().out)["ledger"]["reserved"] == reserved

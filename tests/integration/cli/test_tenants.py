@@ -193,7 +193,7 @@ def test_live_use_is_that_of_the_ledger(kvmesh: Run, config: Path, redis_url: st
     assert use["tenant:search"]["slots"] == 1
     assert 6000 <= use["organisation:acme"]["tokens"] < 10_000
     assert use["key:search-prod"]["requests"] == 100
-    assert found["book"]["open_count"] == 1
+    assert found["ledger"]["open_count"] == 1
     assert "1 of 4" in kvmesh("show", "search")[1]
     assert json.loads(kvmesh("show", "mail", "--json")[1])["use"] == []
 
@@ -222,7 +222,7 @@ def test_an_organisation_is_shown_with_its_tenants_and_their_use(
     assert list(use) == ["organisation:acme", "tenant:search"], "reports has no limits of its own"
     assert use["tenant:search"]["slots"] == 2
     assert 6000 <= use["organisation:acme"]["tokens"] < 10_000
-    assert (found["book"]["open_count"], found["book"]["held"]) == (2, 4000)
+    assert (found["ledger"]["open_count"], found["ledger"]["held"]) == (2, 4000)
     out = kvmesh("show", "organisation:acme")[1]
     for shown in ("search, reports", "2 of 4", "4,000 tokens in 2 reservations", "concurrency = 7"):
         assert shown in out, shown
@@ -232,7 +232,7 @@ def test_an_organisation_without_limits_has_no_use(kvmesh: Run, config: Path) ->
     """Nothing is counted for it."""
     config.write_text('[organisations.free]\n[tenants.lab]\norganisation = "free"\n')
     found = json.loads(kvmesh("show", "organisation:free", "--json")[1])
-    assert (found["tenants"], found["use"], found["book"]) == (["lab"], [], None)
+    assert (found["tenants"], found["use"], found["ledger"]) == (["lab"], [], None)
     assert "lab" in kvmesh("show", "organisation:free")[1]
 
 
