@@ -59,10 +59,10 @@ def organisation_table(found: Mapping[str, Any]) -> Table:
     table.add_row("tenants", ", ".join(found["tenants"]) or NONE)
     _add_changes(table, found["changed"])
     if found["ledger"] is not None:
-        ledger_totals = found["ledger"]
+        totals = found["ledger"]
         table.add_row(
             "reserved now",
-            f"{ledger_totals['held']:,} tokens in {ledger_totals['open_count']:,} reservations",
+            f"{totals['held']:,} tokens in {totals['open_count']:,} reservations",
         )
     return table
 

@@ -307,8 +307,8 @@ async def _usage(
         for scope, answer in zip(scopes, shown, strict=True)
         for use in answer.uses
     ]
-    ledger_totals = shown[0].ledger_totals
-    return uses, {**asdict(ledger_totals), "held": ledger_totals.held}
+    totals = shown[0].ledger_totals
+    return uses, {**asdict(totals), "held": totals.held}
 
 
 def _print(*tables: Table) -> None:

@@ -208,8 +208,8 @@ async def test_slots_of_a_dead_frontend_are_back_when_its_lease_is_over(budget: 
     budget.now_ms += 1
     granted = await budget.reserve("e", 10)
     assert isinstance(granted, Granted) and granted.remaining.concurrency == 3
-    ledger_totals = await budget.ledger_totals()
-    assert (ledger_totals.swept, ledger_totals.sweep_count, ledger_totals.held) == (40, 4, 10)
+    totals = await budget.ledger_totals()
+    assert (totals.swept, totals.sweep_count, totals.held) == (40, 4, 10)
 
 
 async def test_a_swept_reservation_can_be_settled_late_and_reopened(budget: Budget) -> None:
@@ -226,8 +226,8 @@ async def test_a_swept_reservation_can_be_settled_late_and_reopened(budget: Budg
     assert isinstance(renewed, Renewed) and renewed.states == ("reopened",)
     settled = await budget.one(Settle(ACCOUNT, "b", 60))
     assert isinstance(settled, Settled) and (settled.state, settled.refunded) == ("settled", 40)
-    ledger_totals = await budget.ledger_totals()
-    assert (ledger_totals.reserved, ledger_totals.settled, ledger_totals.refunded, ledger_totals.swept) == (
+    totals = await budget.ledger_totals()
+    assert (totals.reserved, totals.settled, totals.refunded, totals.swept) == (
         200,
         60,
         40,
@@ -244,8 +244,8 @@ async def test_what_redis_lost_is_made_anew_without_debt(budget: Budget) -> None
         renewed = await budget.one(Renew(ACCOUNT, (Renewal(rid, 600),), LEASE_S))
         assert isinstance(renewed, Renewed) and renewed.states == ("recreated",)
     assert await budget.tokens() == 0
-    ledger_totals = await budget.ledger_totals()
-    assert (ledger_totals.held, ledger_totals.open_count, ledger_totals.recreate_count) == (1800, 3, 3)
+    totals = await budget.ledger_totals()
+    assert (totals.held, totals.open_count, totals.recreate_count) == (1800, 3, 3)
 
 
 @pytest.mark.parametrize("lost", ["levels", "open", "leases"])
@@ -309,8 +309,8 @@ async def test_a_reservation_that_cannot_be_read_costs_itself_alone(
     assert shown.uses[1].tokens == -30_000 + (16_000 if is_due else 0)
     organisation = shown.uses[0]
     assert (organisation.slots, organisation.overrun) == (3, 270)
-    ledger_totals = shown.ledger_totals
-    assert (ledger_totals.held, ledger_totals.open_count, ledger_totals.swept, ledger_totals.sweep_count) == (
+    totals = shown.ledger_totals
+    assert (totals.held, totals.open_count, totals.swept, totals.sweep_count) == (
         31_300,
         2,
         100,
@@ -371,8 +371,8 @@ async def test_what_is_lowered_is_swept_all_the_same(budget: Budget) -> None:
     await budget.reserve("r", 100)
     budget.now_ms += 16_000
     await budget.ledger.run([Lower(ACCOUNT, "r", 40), Reserve(ACCOUNT, "next", 10, LEASE_S)])
-    ledger_totals = await budget.ledger_totals()
-    assert (ledger_totals.swept, ledger_totals.sweep_count, ledger_totals.held, ledger_totals.open_count) == (
+    totals = await budget.ledger_totals()
+    assert (totals.swept, totals.sweep_count, totals.held, totals.open_count) == (
         40,
         1,
         10,
@@ -410,8 +410,8 @@ async def test_a_slab_is_drawn_as_far_as_the_levels_reach(budget: Budget) -> Non
     assert await budget.tokens() == 1000 - 1150
     closed = await budget.one(Draw(ACCOUNT, "slab", 4, 1150, 10, 800, 8, 3, LEASE_S))
     assert isinstance(closed, Drawn) and not closed.is_open
-    ledger_totals = await budget.ledger_totals()
-    assert (ledger_totals.settled, ledger_totals.overrun, ledger_totals.held, ledger_totals.open_count) == (
+    totals = await budget.ledger_totals()
+    assert (totals.settled, totals.overrun, totals.held, totals.open_count) == (
         1050,
         100,
         0,
@@ -453,8 +453,8 @@ async def test_tombstones_are_bounded_and_forgotten(budget: Budget, monkeypatch:
     for index in range(9):
         await budget.reserve(f"r{index}", 1)
         await budget.one(Settle(ACCOUNT, f"r{index}", 1))
-    ledger_totals = await budget.ledger_totals()
-    assert (ledger_totals.settled, ledger_totals.open_count, ledger_totals.tombstone_count) == (9, 0, 5)
+    totals = await budget.ledger_totals()
+    assert (totals.settled, totals.open_count, totals.tombstone_count) == (9, 0, 5)
     budget.now_ms += 301_000
     await budget.one(Sweep("acme"))
     assert (await budget.ledger_totals()).tombstone_count == 0

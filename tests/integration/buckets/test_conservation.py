@@ -64,15 +64,15 @@ class Trace:
         """
         asked_s = np.array([sample.asked_s for sample in self.samples])
         answered_s = np.array([sample.answered_s for sample in self.samples])
-        books = [sample.ledger_totals for sample in self.samples]
-        charged = np.array([each.reserved + each.extended + each.overrun - each.refunded for each in books])
+        ledgers = [sample.ledger_totals for sample in self.samples]
+        charged = np.array([each.reserved + each.extended + each.overrun - each.refunded for each in ledgers])
         when = np.array([seen_s for seen_s, _ in overruns])
         total = np.array([0, *accumulate(tokens for _, tokens in overruns)])
         until = total[np.searchsorted(when, answered_s, side="right")]
         before = total[np.searchsorted(when, asked_s - LEARNED_S, side="left")]
         debt = np.array([sample.debt for sample in self.samples])
         worst, worst_repaid = -np.inf, -np.inf
-        for begin in range(len(books) - 1):
+        for begin in range(len(ledgers) - 1):
             length_s = answered_s[begin + 1 :] - asked_s[begin]
             excess = charged[begin + 1 :] - charged[begin] - RATE_PER_S * length_s - LIMIT.tokens_burst
             worst = max(worst, float(np.max(excess - until[begin + 1 :] + before[begin])))
@@ -223,14 +223,11 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
     assert load.lines("BREACH") == []
     assert back_s <= LEASE_S + 2.0  # to kill and to ask takes time on a busy machine
     for tenant, trace in traces.items():
-        ledger_totals, told = trace.samples[-1].ledger_totals, load.told(tenant)
-        assert ledger_totals.held == 0 and ledger_totals.open_count == 0
-        assert (
-            ledger_totals.reserved + ledger_totals.extended
-            == ledger_totals.settled + ledger_totals.refunded + ledger_totals.swept
-        )
+        totals, told = trace.samples[-1].ledger_totals, load.told(tenant)
+        assert totals.held == 0 and totals.open_count == 0
+        assert totals.reserved + totals.extended == totals.settled + totals.refunded + totals.swept
         # Those that lived have told everything; of the dead Redis knows at most what they wrote.
-        charged = ledger_totals.settled + ledger_totals.overrun
+        charged = totals.settled + totals.overrun
         assert sum(told.settled[name] for name in rest) <= charged <= sum(told.settled.values())
         excess, excess_repaid = trace.worst_excess(told.overruns)
         overrun = sum(tokens for _, tokens in told.overruns)
@@ -240,7 +237,7 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
         assert trace.samples[-1].overrun == 0
         assert bool(most_open) == (tenant == "search")
         print(
-            f"{tenant}: {charged} tokens charged, {overrun} of them overruns, {ledger_totals.swept} swept in {ledger_totals.sweep_count}, "
+            f"{tenant}: {charged} tokens charged, {overrun} overrun, {totals.swept} swept in {totals.sweep_count}, "
             f"worst window {excess:.0f} above its bound, {excess_repaid:.0f} with overruns repaid, "
             f"at most {most_open} open and {most_owed:.0f} owed, {len(trace.samples)} samples, slots back {back_s:.2f} s"
         )
