@@ -95,13 +95,18 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
         assert frontend.budgets.outage.total >= 1 and frontend.counts["LOCAL"] > 5, frontend.counts
         assert frontend.budgets.open_count == frontend.budgets.owed_count == 0
     assert isinstance(shown, Shown)
-    book = shown.book
-    assert book.reserved + book.extended == book.settled + book.refunded + book.swept
-    assert book.open_count == 0 and all(use.slots == 0 for use in shown.uses)
-    charged = book.settled + book.overrun + book.swept + book.spent
+    ledger_totals = shown.ledger_totals
+    assert (
+        ledger_totals.reserved + ledger_totals.extended
+        == ledger_totals.settled + ledger_totals.refunded + ledger_totals.swept
+    )
+    assert ledger_totals.open_count == 0 and all(use.slots == 0 for use in shown.uses)
+    charged = ledger_totals.settled + ledger_totals.overrun + ledger_totals.swept + ledger_totals.spent
     used = sum(use.actual for use in uses)
     # What ended during a pause longer than its lease is swept before it can be settled: charged at the estimate.
-    assert used <= charged <= used + book.swept and (book.swept == 0 or PAUSE_S > LEASE_S - RENEW_S)
+    assert used <= charged <= used + ledger_totals.swept and (
+        ledger_totals.swept == 0 or PAUSE_S > LEASE_S - RENEW_S
+    )
 
 
 async def until_there(link: RedisLink) -> None:

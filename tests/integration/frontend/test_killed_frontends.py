@@ -12,7 +12,7 @@ import pytest
 
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.limits import Account, Limit, Scope
-from kvmesh.buckets.operations import Book, Show, Shown, Sweep
+from kvmesh.buckets.operations import LedgerTotals, Show, Shown, Sweep
 from kvmesh.clock import MonotonicClock
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2
@@ -109,11 +109,11 @@ class Frontend(test_executions.Frontend):
         request = Request(self.order, tokens, tokens if delivered is None else delivered, end)
         self.accounting.close(self.hold, request)  # type: ignore[arg-type]
 
-    async def book(self) -> Book:
+    async def ledger_totals(self) -> LedgerTotals:
         """Return the ledger."""
         (shown,) = await self.ledger.run([Show(ACCOUNT)])
         assert isinstance(shown, Shown)
-        return shown.book
+        return shown.ledger_totals
 
     async def sweep(self) -> None:
         """Let all leases be over."""
@@ -121,9 +121,9 @@ class Frontend(test_executions.Frontend):
         await later.run([Sweep("acme")])
 
 
-def charged(book: Book) -> int:
+def charged(ledger_totals: LedgerTotals) -> int:
     """Return all that was charged."""
-    return book.settled + book.overrun + book.swept + book.spent
+    return ledger_totals.settled + ledger_totals.overrun + ledger_totals.swept + ledger_totals.spent
 
 
 @pytest.mark.parametrize("is_keyed", [True, False])
@@ -137,14 +137,14 @@ async def test_a_killed_frontend_is_charged_what_it_gave(
         await one.start(is_keyed=is_keyed)  # and never reports
         if is_swept_before:
             await one.sweep()
-            assert (await one.book()).swept == PROMPT + OUTPUT
+            assert (await one.ledger_totals()).swept == PROMPT + OUTPUT
         await other.start(received=received, giver=0, is_keyed=is_keyed)
         other.end(OUTPUT, WELL)
         await _quiet(other)
         await one.sweep()
-        book = await other.book()
-        assert (charged(book), book.open_count) == (PROMPT + OUTPUT, 0)
-        assert book.swept == PROMPT + received
+        ledger_totals = await other.ledger_totals()
+        assert (charged(ledger_totals), ledger_totals.open_count) == (PROMPT + OUTPUT, 0)
+        assert ledger_totals.swept == PROMPT + received
 
 
 async def test_of_three_frontends_two_are_killed(redis_url: str) -> None:
@@ -158,8 +158,8 @@ async def test_of_three_frontends_two_are_killed(redis_url: str) -> None:
         three.end(OUTPUT, WELL)
         await _quiet(three)
         await three.sweep()
-        book = await three.book()
-        assert (charged(book), book.swept) == (PROMPT + OUTPUT, PROMPT + 250)
+        ledger_totals = await three.ledger_totals()
+        assert (charged(ledger_totals), ledger_totals.swept) == (PROMPT + OUTPUT, PROMPT + 250)
 
 
 async def test_a_frontend_killed_before_its_client_had_anything_is_charged_nothing(redis_url: str) -> None:
@@ -170,7 +170,7 @@ async def test_a_frontend_killed_before_its_client_had_anything_is_charged_nothi
         other.end(OUTPUT, WELL)
         await _quiet(other)
         await one.sweep()
-        assert charged(await other.book()) == PROMPT + OUTPUT
+        assert charged(await other.ledger_totals()) == PROMPT + OUTPUT
 
 
 @pytest.mark.parametrize("is_keyed", [True, False])
@@ -189,8 +189,8 @@ async def test_a_frozen_frontend_that_reports_last_pays_its_part(
         await _quiet(other)
         one.end(streamed, LEFT)
         await _quiet(one)
-        book = await one.book()
-        assert (charged(book), book.open_count) == (PROMPT + 1000, 0)
+        ledger_totals = await one.ledger_totals()
+        assert (charged(ledger_totals), ledger_totals.open_count) == (PROMPT + 1000, 0)
 
 
 async def test_who_sends_the_key_again_and_hangs_up_pays_what_was_streamed(redis_url: str) -> None:
@@ -201,7 +201,9 @@ async def test_who_sends_the_key_again_and_hangs_up_pays_what_was_streamed(redis
         other.end(0, LEFT)
         await _quiet(other)
         await other.sweep()
-        assert charged(await other.book()) == PROMPT + OUTPUT, "the estimate: nobody told how much it was"
+        assert charged(await other.ledger_totals()) == PROMPT + OUTPUT, (
+            "the estimate: nobody told how much it was"
+        )
 
 
 @pytest.mark.parametrize("end", [WELL, LEFT])
@@ -218,7 +220,7 @@ async def test_what_a_killed_execution_gave_is_paid_though_the_next_one_is_aband
         other.end(output, end)
         await _quiet(other)
         await other.sweep()
-        assert charged(await other.book()) == PROMPT + max(3000, output)
+        assert charged(await other.ledger_totals()) == PROMPT + max(3000, output)
 
 
 async def test_of_two_killed_executions_each_pays_what_the_other_does_not(redis_url: str) -> None:
@@ -233,7 +235,7 @@ async def test_of_two_killed_executions_each_pays_what_the_other_does_not(redis_
         three.end(10, LEFT)
         await _quiet(three)
         await three.sweep()
-        assert charged(await three.book()) == PROMPT + 3000
+        assert charged(await three.ledger_totals()) == PROMPT + 3000
 
 
 @pytest.mark.parametrize("is_keyed", [True, False])
@@ -252,8 +254,8 @@ async def test_an_end_with_output_on_its_way_is_told(redis_url: str, is_last: bo
             one.end(64, AWAY, delivered=0)
             await _quiet(one)
         await one.sweep()
-        book = await one.book()
-        assert (charged(book), book.open_count) == (PROMPT + 74, 0)
+        ledger_totals = await one.ledger_totals()
+        assert (charged(ledger_totals), ledger_totals.open_count) == (PROMPT + 74, 0)
 
 
 async def test_an_execution_that_gave_nothing_is_nobodys_debtor(redis_url: str) -> None:
@@ -270,7 +272,7 @@ async def test_an_execution_that_gave_nothing_is_nobodys_debtor(redis_url: str) 
         three.end(3010, LEFT)
         await _quiet(three)
         await three.sweep()
-        assert charged(await three.book()) == PROMPT + 3010
+        assert charged(await three.ledger_totals()) == PROMPT + 3010
 
 
 @pytest.mark.parametrize("is_keyed", [True, False])
@@ -286,7 +288,7 @@ async def test_output_behind_a_token_older_than_its_record_is_paid(
         await one.start(is_keyed=is_keyed)
         one.end(1, LEFT)
         await _quiet(one)
-        before = charged(await one.book())
+        before = charged(await one.ledger_totals())
         assert before == PROMPT + 1
         if is_forgotten:
             await one.redis.execute("DEL", f"{MESH}:exec:{1:032x}")
@@ -297,7 +299,7 @@ async def test_output_behind_a_token_older_than_its_record_is_paid(
         other.end(3510, LEFT)
         await _quiet(other)
         await other.sweep()
-        paid = charged(await other.book()) - before
+        paid = charged(await other.ledger_totals()) - before
         assert paid == (PROMPT + 3510 if is_forgotten else 3509)
 
 
@@ -311,7 +313,7 @@ async def test_a_token_of_an_hour_is_good_while_its_record_is_there(redis_url: s
         assert other.order.goes_ahead
         other.end(1500, LEFT)
         await _quiet(other)
-        assert charged(await other.book()) == PROMPT + 1500
+        assert charged(await other.ledger_totals()) == PROMPT + 1500
 
 
 async def test_attempts_that_never_became_live_are_not_heard_of_again(redis_url: str) -> None:
@@ -325,8 +327,8 @@ async def test_attempts_that_never_became_live_are_not_heard_of_again(redis_url:
         await one.start()
         one.end(OUTPUT, WELL)
         await _quiet(one)
-        book = await one.book()
-        assert (charged(book), book.open_count) == (PROMPT + OUTPUT, 0)
+        ledger_totals = await one.ledger_totals()
+        assert (charged(ledger_totals), ledger_totals.open_count) == (PROMPT + OUTPUT, 0)
 
 
 async def _quiet(frontend: Frontend) -> None:

@@ -256,7 +256,7 @@ async def test_made_up_output_is_paid_and_jumps_no_queue(served: Serving, pool: 
         pass
     assert not pool.submits[-1].resumed
     await until_settled(served)
-    assert (await shown(redis_url, served, "batch")).book.settled == len(PROMPT) + 100
+    assert (await shown(redis_url, served, "batch")).ledger_totals.settled == len(PROMPT) + 100
 
 
 async def test_the_client_knows_what_is_left(served: Serving) -> None:
@@ -315,6 +315,6 @@ async def test_no_reservation_is_leaked_on_any_path(
     pool.hold_at = ""
     await served.until_empty(10.0)
     await until_settled(served)
-    book = (await shown(redis_url, served, "search")).book
-    assert book.reserved > 0 and book.held == 0 and book.swept == 0, book
+    ledger_totals = (await shown(redis_url, served, "search")).ledger_totals
+    assert ledger_totals.reserved > 0 and ledger_totals.held == 0 and ledger_totals.swept == 0, ledger_totals
     assert all(use.slots == 0 for use in (await shown(redis_url, served, "search")).uses)

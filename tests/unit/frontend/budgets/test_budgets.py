@@ -43,8 +43,11 @@ async def close(redis: TwinRedis, frontends: list[Frontend]) -> None:
         assert all(each.live == 0 for each in budgets._standings)
     assert redis.open_rows == {}
     assert all(level.slots == 0 for level in redis.levels.values())
-    book = redis.book
-    assert book["reserved"] + book["extended"] == book["settled"] + book["refunded"] + book["swept"]
+    ledger_totals = redis.ledger_totals
+    assert (
+        ledger_totals["reserved"] + ledger_totals["extended"]
+        == ledger_totals["settled"] + ledger_totals["refunded"] + ledger_totals["swept"]
+    )
 
 
 def check_from_start(uses: list[Use], started_s: float, local: float = 0.0) -> None:
@@ -71,7 +74,12 @@ def test_with_redis_every_token_is_charged_once(seed: int) -> None:
         await close(redis, frontends)
         uses = [use for frontend in frontends for use in frontend.uses]
         assert redis.charged == sum(use.actual for use in uses)
-        assert redis.book["spent"] == redis.book["swept"] == redis.book["recreate_count"] == 0
+        assert (
+            redis.ledger_totals["spent"]
+            == redis.ledger_totals["swept"]
+            == redis.ledger_totals["recreate_count"]
+            == 0
+        )
         check_from_start(uses, started_s)
         assert {reason for frontend in frontends for reason in frontend.counts} <= {
             *REFUSALS,
@@ -115,7 +123,7 @@ def test_a_redis_that_falters_leaves_nothing_behind(seed: int) -> None:
         await asyncio.sleep(3)
         await close(redis, frontends)
         uses = [use for frontend in frontends for use in frontend.uses]
-        assert redis.book["swept"] == 0
+        assert redis.ledger_totals["swept"] == 0
         assert redis.charged == sum(use.actual for use in uses)
         assert max(frontend.waited_s_max for frontend in frontends) < 0.2
 
@@ -241,7 +249,7 @@ def test_what_a_dead_frontend_held_is_back_with_its_lease(seed: int) -> None:
         held = sum(redis.rows[rid].tokens for rid in dead)
         await asyncio.sleep(LEASE_S + 1)
         assert all(redis.rows[rid].state == "swept" for rid in dead)
-        assert redis.book["swept"] == held
+        assert redis.ledger_totals["swept"] == held
         assert held <= 6 * BURST
         await close(redis, frontends[1:])
         uses = [use for frontend in frontends for use in frontend.uses]
@@ -265,7 +273,7 @@ def test_redis_without_its_memory_learns_who_runs(seed: int) -> None:
         redis.empty()
         await asyncio.sleep(7)
         running = sum(len(each.open) for f in frontends for each in f.budgets._standings)
-        assert running and redis.book["recreate_count"]
+        assert running and redis.ledger_totals["recreate_count"]
         assert all(
             rid in redis.open_rows
             for f in frontends
@@ -447,7 +455,7 @@ def test_what_a_long_outage_cost_is_told_in_parts_that_can_be_told() -> None:
             await asyncio.sleep(1)
         redis.is_gone = False
         await asyncio.sleep(5)
-        told = redis.book["spent"] + redis.book["settled"] + redis.book["overrun"]
+        told = redis.ledger_totals["spent"] + redis.ledger_totals["settled"] + redis.ledger_totals["overrun"]
         assert told == 3 * TOKENS_MAX and not any(each.owes for each in budgets._standings)
         await frontend.kill()
 
@@ -469,7 +477,11 @@ def test_a_long_stream_reserves_more_while_it_runs() -> None:
             assert 100 + position - redis.rows["r"].tokens <= 256 + 64 + 5
         budgets.settle(reservation, 100, 0, 4000)
         await frontend.close()
-        assert redis.charged == 4100 and redis.book["overrun"] <= 330 and budgets.metrics.overruns.value == 1
+        assert (
+            redis.charged == 4100
+            and redis.ledger_totals["overrun"] <= 330
+            and budgets.metrics.overruns.value == 1
+        )
 
     simulate(main())
 

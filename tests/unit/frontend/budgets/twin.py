@@ -10,11 +10,11 @@ from typing import Literal
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import (
     Answer,
-    Book,
     Denied,
     Draw,
     Drawn,
     Granted,
+    LedgerTotals,
     Lower,
     Lowered,
     Operation,
@@ -79,7 +79,9 @@ class TwinRedis:
     lose_answers: float = 0.0
     levels: dict[str, Level] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
-    book: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Book.__dataclass_fields__, 0))
+    ledger_totals: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(LedgerTotals.__dataclass_fields__, 0)
+    )
     is_gone: bool = False
     running: asyncio.Event = field(default_factory=asyncio.Event)
     backlog: list[tuple[list[Operation], asyncio.Future[list[Answer]]]] = field(default_factory=list)
@@ -96,7 +98,12 @@ class TwinRedis:
     @property
     def charged(self) -> int:
         """All tokens that were charged."""
-        return self.book["settled"] + self.book["overrun"] + self.book["swept"] + self.book["spent"]
+        return (
+            self.ledger_totals["settled"]
+            + self.ledger_totals["overrun"]
+            + self.ledger_totals["swept"]
+            + self.ledger_totals["spent"]
+        )
 
     def pause(self) -> None:
         """Take commands, run none."""
@@ -115,7 +122,7 @@ class TwinRedis:
         """Forget everything."""
         self.levels.clear()
         self.rows.clear()
-        self.book = dict.fromkeys(self.book, 0)
+        self.ledger_totals = dict.fromkeys(self.ledger_totals, 0)
 
     def run(self, operations: list[Operation]) -> list[Answer]:
         """Run `operations` now."""
@@ -215,7 +222,7 @@ class TwinRedis:
         row = self._open(each.rid, each.account, each.tokens, each.requests, each.slots, each.lease_s)
         row.overrun = each.overrun
         self._take(each.account.scopes, each.tokens, each.requests)
-        self.book["reserved"] += each.tokens
+        self.ledger_totals["reserved"] += each.tokens
         return Granted(self._remaining(each.account))
 
     def _open(
@@ -241,14 +248,14 @@ class TwinRedis:
         )
         if row.state == "swept":
             self._take(row.scopes, overrun, 0)
-            self.book["overrun"] += overrun
+            self.ledger_totals["overrun"] += overrun
             row.state = "settled"
             return Settled(0, overrun, "late", self._remaining(each.account))
         self._take(row.scopes, overrun - refunded, -unused)
         self._hold(row, -row.slots)
-        self.book["settled"] += row.tokens - refunded
-        self.book["refunded"] += refunded
-        self.book["overrun"] += overrun
+        self.ledger_totals["settled"] += row.tokens - refunded
+        self.ledger_totals["refunded"] += refunded
+        self.ledger_totals["overrun"] += overrun
         row.state = "settled"
         return Settled(refunded, overrun, "settled", self._remaining(each.account))
 
@@ -261,8 +268,8 @@ class TwinRedis:
                 row = self._open(item.rid, each.account, wanted, item.requests, item.slots, each.lease_s)
                 row.overrun = item.overrun
                 self._take(each.account.scopes, wanted, item.requests, floor=True)
-                self.book["reserved"] += wanted
-                self.book["recreate_count"] += 1
+                self.ledger_totals["reserved"] += wanted
+                self.ledger_totals["recreate_count"] += 1
                 states.append("recreated")
                 continue
             if row.state == "settled":
@@ -275,7 +282,7 @@ class TwinRedis:
             row.overrun = item.overrun
             row.ends_s = self.clock.now_s() + each.lease_s
             self._take(row.scopes, more, 0)
-            self.book["extended"] += more
+            self.ledger_totals["extended"] += more
         return Renewed(tuple(states), self._remaining(each.account))
 
     def _lower(self, each: Lower) -> Answer:
@@ -285,17 +292,17 @@ class TwinRedis:
             row.tokens -= refunded
             row.overrun = 0
             self._take(row.scopes, -refunded, 0)
-            self.book["refunded"] += refunded
+            self.ledger_totals["refunded"] += refunded
             if row.state == "swept":
-                self.book["swept"] -= refunded
+                self.ledger_totals["swept"] -= refunded
         return Lowered(refunded, self._remaining(each.account))
 
     def _reopen(self, row: Row) -> None:
         if row.state == "swept":
             row.state = "open"
             self._hold(row, row.slots)
-            self.book["swept"] -= row.tokens
-            self.book["reopen_count"] += 1
+            self.ledger_totals["swept"] -= row.tokens
+            self.ledger_totals["reopen_count"] += 1
 
     def _draw(self, each: Draw) -> Answer:
         self._sweep(Sweep(each.account.organisation))
@@ -317,8 +324,8 @@ class TwinRedis:
     def _fill(self, row: Row, each: Draw) -> None:
         spent = max(0, each.used_tokens - row.used)
         overrun = max(0, spent - row.tokens)
-        self.book["settled"] += spent - overrun
-        self.book["overrun"] += overrun
+        self.ledger_totals["settled"] += spent - overrun
+        self.ledger_totals["overrun"] += overrun
         self._take(row.scopes, overrun, 0)
         row.tokens -= spent - overrun
         row.used += spent
@@ -332,7 +339,7 @@ class TwinRedis:
         more = max(each.tokens, each.least_tokens) - row.tokens
         if more > 0:
             more = max(min(more, tokens), each.least_tokens - row.tokens)
-        self.book["reserved" if more > 0 else "refunded"] += abs(more)
+        self.ledger_totals["reserved" if more > 0 else "refunded"] += abs(more)
         more_requests = min(each.requests - row.requests, requests)
         more_slots = max(each.slots, each.least_slots) - row.slots
         if more_slots > 0:
@@ -358,14 +365,14 @@ class TwinRedis:
         if each.rid and each.rid in self.rows:
             return Spent(True, self._remaining(each.account))
         self._take(each.account.scopes, each.tokens, each.requests, floor=True)
-        self.book["spent"] += each.tokens
+        self.ledger_totals["spent"] += each.tokens
         if each.rid:
             self.rows[each.rid] = Row(0, 0, 0, (), 0.0, "settled")
         return Spent(False, self._remaining(each.account))
 
     def _show(self, each: Show) -> Answer:
         del each
-        return Shown((), Book(**self.book))
+        return Shown((), LedgerTotals(**self.ledger_totals))
 
     def _sweep(self, each: Sweep) -> Answer:
         del each
@@ -374,7 +381,7 @@ class TwinRedis:
             if row.state == "open" and row.ends_s <= self.clock.now_s():
                 row.state = "swept"
                 self._hold(row, -row.slots)
-                self.book["swept"] += row.tokens
+                self.ledger_totals["swept"] += row.tokens
                 swept += 1
         return Swept(swept, 0, True)
 
