@@ -227,8 +227,8 @@ async def test_a_refusal_is_one_sentence(
 ) -> None:
     """The user reads the reason that the table of errors has, what is wrong and when to try again."""
     assert await answer(request_) == (1, "")
-    # gRPC's own lines about the end of the connection may follow.
-    assert capfd.readouterr().err.replace("\n", " ").startswith(sentence)
+    # Lines of gRPC about the end of the connection may come before and after.
+    assert sentence in capfd.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
