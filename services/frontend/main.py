@@ -58,9 +58,12 @@ from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.watchdog import Watchdog
 from services.frontend.routers import RouterLinks
+from services.frontend.surface.call_reader import CallReader
 from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
-from services.frontend.surface.service import SERVICE_NAME, InferenceService, Terms
+from services.frontend.surface.messages import Messages
+from services.frontend.surface.request_parser import RequestParser
+from services.frontend.surface.service import SERVICE_NAME, InferenceService
 from services.frontend.surface.tokenizer import ModelFolderError, ModelTokenizer
 from services.frontend.surface.validation import Bounds
 
@@ -279,16 +282,8 @@ class Frontend:
             max_output_tokens_default=section.max_output_tokens_default,
             max_output_tokens_max=section.max_output_tokens_max,
         )
-        intake = Intake(
-            self.core,
-            tokenizer,
-            bounds,
-            clock,
-            self.seal,
-            self.executions,
-            message_bytes_max=section.message_bytes_max,
-            start_min_s=section.start_min_s,
-        )
+        parser = RequestParser(tokenizer, bounds, self.seal, message_bytes_max=section.message_bytes_max)
+        intake = Intake(self.core, parser, self.executions, self.seal, clock, start_min_s=section.start_min_s)
         reception = RequestReader(
             section.message_bytes_max + MESSAGE_SLACK_BYTES,
             calls_max=section.unread_calls_max,
@@ -299,17 +294,12 @@ class Frontend:
         watch_request_reader(self.metrics, reception)
         self.service = InferenceService(
             self.core,
-            reception,
+            CallReader(lambda call: identify(call, self.tenants.catalogue), reception),
             intake,
             Accounting(self.settlements, self.budgets),
-            lambda call: identify(call, self.tenants.catalogue),
-            tokenizer,
-            Terms(place.name, REGION),
-            clock,
+            Messages(tokenizer.token_bytes, self.seal, place.name, REGION, lambda: self._is_seeded),
             self.tracing,
-            self.seal,
-            self.executions,
-            is_seeded=lambda: self._is_seeded,
+            clock,
             on_refused=counts.on_refused,
         )
         self.server = shell.MeshServer(

@@ -1,14 +1,12 @@
-"""From a client's bytes to a complete order: parsed, checked, tokenized, numbered. Raises MeshError for what is refused.
+"""From a parsed request to a complete order: identified, with its deadlines and the number of its execution.
 
-A shell: threads take what is big, Redis numbers what may have run before.
+A shell: Redis numbers a request that may have run before. Raises MeshError for a refused request.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,23 +14,19 @@ from typing import Any, Final
 from kvmesh.call import Call
 from kvmesh.clock import Clock, wall_s
 from kvmesh.deadlines import from_remaining_s
-from kvmesh.tenants.caller import Caller, ServiceClass
+from kvmesh.tenants.caller import Caller
 from services.frontend.accounts.executions import Claim, Execution, Executions
 from services.frontend.requests import faults, feasibility
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.feasibility import Outlook
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE, EPOCH_MAX, Seal
-from services.frontend.surface import validation, wire
-from services.frontend.surface.tokenizer import ModelTokenizer
-from services.frontend.surface.validation import Asked, Bounds
+from services.frontend.surface import validation
+from services.frontend.surface.request_parser import Parsed, RequestParser
+from services.frontend.surface.validation import Asked
 
 HANDOVER_METADATA: Final = "kvmesh-hand-over"
 """A client that sends this key has another frontend to go to."""
-
-THREAD_BYTES_MIN: Final = 8192
-"""A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that
-no other stream waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +42,6 @@ class Arrival:
     can_move: bool
     traceparent: str
 
-    @classmethod
-    def of(
-        cls,
-        call: Call[Any, Any],
-        caller: Caller,
-        at_s: float,
-        remaining_s: float | None,
-        owner: str,
-        traceparent: str,
-    ) -> Arrival:
-        """Return the arrival of `call`, which came at `at_s` and had `remaining_s` left then."""
-        can_move = HANDOVER_METADATA in call.metadata
-        return cls(caller, at_s, remaining_s, owner, can_move, traceparent)
-
 
 class Intake:
     """See the module. `random_bits(n)` returns n random bits: request ids and seeds, which clients see and must not guess
@@ -71,67 +51,45 @@ class Intake:
     def __init__(
         self,
         core: FrontendCore,
-        tokenizer: ModelTokenizer,
-        bounds: Bounds,
-        clock: Clock,
-        seal: Seal,
+        parser: RequestParser,
         executions: Executions,
+        seal: Seal,
+        clock: Clock,
         *,
-        message_bytes_max: int,
         start_min_s: float = 0.0,
         random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
         self._core = core
-        self._tokenizer = tokenizer
-        self._bounds = bounds
-        self._bounds_up_to: dict[int, Bounds] = {}
-        """By the largest limit that a class allows."""
-        self._clock = clock
-        self._seal = seal
+        self._parser = parser
         self._executions = executions
-        self._message_bytes_max = message_bytes_max
+        self._seal = seal
+        self._clock = clock
         self._start_min_s = start_min_s
         self._random_bits = random_bits
-        self._big = asyncio.Lock()
-        """Held while a thread checks a big message: several at once would leave the loop little of the interpreter."""
+
+    def arrival(
+        self, call: Call[Any, Any], caller: Caller, at_s: float, remaining_s: float | None, traceparent: str
+    ) -> Arrival:
+        """Return the arrival of `call`, which came at `at_s` and had `remaining_s` left then.
+
+        Its execution has a name from now on, until `forget`.
+        """
+        owner, can_move = self._executions.new_owner(), HANDOVER_METADATA in call.metadata
+        return Arrival(caller, at_s, remaining_s, owner, can_move, traceparent)
+
+    def forget(self, owner: str) -> None:
+        """The execution `owner` is over, or never began. May be called twice, and without a name."""
+        self._executions.forget(owner)
 
     async def read(self, data: bytes, arrival: Arrival) -> Order:
         """Return what the client asks for, complete. Raises MeshError before any router hears of it."""
-        bounds = self._bounds_of(arrival.caller.service_class)
-        if len(data) < THREAD_BYTES_MIN:
-            asked = self._check(data, bounds)
-        else:
-            async with self._big:
-                asked = await asyncio.to_thread(self._check, data, bounds)
-        prompt_ids = array("i", await self._tokenize(asked)).tobytes()
-        return await self._order(asked, prompt_ids, bounds, arrival)
+        parsed = await self._parser.parse(data, arrival.caller.service_class)
+        return await self._order(parsed, arrival)
 
-    def _bounds_of(self, service_class: ServiceClass) -> Bounds:
-        known = self._bounds_up_to.get(service_class.max_output_tokens)
-        if known is None:
-            known = self._bounds.up_to(service_class.max_output_tokens)
-            self._bounds_up_to[service_class.max_output_tokens] = known
-        return known
-
-    def _check(self, data: bytes, bounds: Bounds) -> Asked:
-        message = wire.parse(data, self._message_bytes_max, bounds.max_sequence_tokens)
-        return validation.check(message, bounds, self._seal)
-
-    async def _tokenize(self, asked: Asked) -> list[int] | tuple[int, ...]:
-        if asked.token_ids is not None:
-            return asked.token_ids
-        if asked.prompt_bytes < THREAD_BYTES_MIN:
-            return self._encode(asked)
-        return await asyncio.to_thread(self._encode, asked)
-
-    def _encode(self, asked: Asked) -> list[int]:
-        if asked.text is not None:
-            return self._tokenizer.encode(asked.text)
-        return self._tokenizer.encode_chat(asked.chat or ())
-
-    async def _order(self, asked: Asked, prompt_ids: bytes, bounds: Bounds, arrival: Arrival) -> Order:
+    async def _order(self, parsed: Parsed, arrival: Arrival) -> Order:
         """Return the complete order. Raises MeshError."""
-        asked_tokens = validation.fit(asked, len(prompt_ids) // 4, bounds)
+        asked, prompt_ids, bounds = parsed
+        asked_tokens = validation.fit(asked, parsed.prompt_tokens, bounds)
         tenant = arrival.caller.tenant
         digest = validation.digest(asked, prompt_ids, asked_tokens, tenant.name)
         validation.check_resumed(asked, digest)
@@ -139,7 +97,7 @@ class Intake:
         deadline_s, is_clients = _deadline(arrival)
         timeout_s = asked.ttft_timeout_s
         ttft_deadline_s = arrived_s + timeout_s if timeout_s is not None else None
-        self._check_time(asked, arrival, deadline_s, ttft_deadline_s, len(prompt_ids) // 4)
+        self._check_time(asked, arrival, deadline_s, ttft_deadline_s, parsed.prompt_tokens)
         request_id = self._request_id(asked, tenant.name)
         max_output_tokens = asked_tokens
         if resume is not None and resume.max_output_tokens:
@@ -149,7 +107,7 @@ class Intake:
             outlook = self._core.outlook(
                 asked.session_id or request_id,
                 arrival.caller.service_class.priority_class,
-                len(prompt_ids) // 4,
+                parsed.prompt_tokens,
                 self._clock.now_s(),
             )
             max_output_tokens = self._clamped(asked, asked_tokens, deadline_s, outlook)
@@ -166,7 +124,7 @@ class Intake:
             max_output_tokens=max_output_tokens,
             asked_output_tokens=asked_tokens,
             model_version=bounds.model_version,
-            end_token_id=self._tokenizer.end_token_id,
+            end_token_id=self._parser.end_token_id,
             priority=asked.priority,
             session_id=asked.session_id,
             arrived_s=arrived_s,

@@ -5,10 +5,13 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.requests.attempts import of_s
+from services.frontend.requests.detokenizer import Detokenizer
+from services.frontend.requests.output import Output
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.request_spec import Order
 from services.frontend.requests.resume_token import Seal
@@ -18,26 +21,55 @@ EXPLAINED_ATTEMPTS_MAX: Final = 32
 """Attempts in an explanation: the first and the last of them when there were more."""
 
 
-def started(order: Order, seal: Seal, issued_s: int) -> pb.GenerateResponse:
-    """Return the first message; `seal` signs its resume token, made at `issued_s` seconds since 1970."""
-    return pb.GenerateResponse(
-        started=pb.Started(
-            request_id=order.request_id,
-            # Where it runs is known of a request that came with it: another break before its next token loses nothing.
-            resume_token=order.resume_token(order.place if order.received_ids else None, issued_s).pack(seal),
-            prompt_token_count=order.prompt_tokens,
-            model_version=order.model_version,
-            seed=order.seed,
-            max_output_tokens=order.max_output_tokens,
-            is_output_clamped=order.is_output_clamped,
-            service_class=order.caller.service_class.name,
+class Messages:
+    """Makes the messages of one frontend, in `region`. `seal` signs resume tokens.
+
+    `token_bytes`: the bytes of each token id. `is_seeded()` tells whether all engines of the mesh make the same tokens
+    wherever they run, so that a resume cannot be seen.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        seal: Seal,
+        frontend: str,
+        region: str,
+        is_seeded: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._seal = seal
+        self._frontend = frontend
+        self._region = region
+        self._is_seeded = is_seeded
+
+    def output(self, order: Order) -> Output:
+        """Return the output of a request, empty yet."""
+        return Output(Detokenizer(self._token_bytes), order.stop, with_logprobs=order.logprobs)
+
+    def started(self, order: Order, issued_s: int) -> pb.GenerateResponse:
+        """Return the first message, with a resume token made at `issued_s` seconds since 1970."""
+        # Where it runs is known of a request that came with it: another break before its next token loses nothing.
+        place = order.place if order.received_ids else None
+        return pb.GenerateResponse(
+            started=pb.Started(
+                request_id=order.request_id,
+                resume_token=order.resume_token(place, issued_s).pack(self._seal),
+                prompt_token_count=order.prompt_tokens,
+                model_version=order.model_version,
+                seed=order.seed,
+                max_output_tokens=order.max_output_tokens,
+                is_output_clamped=order.is_output_clamped,
+                service_class=order.caller.service_class.name,
+            )
         )
-    )
 
+    def newer_token(self, order: Order, place: Place, issued_s: int) -> bytes:
+        """Return the resume token of a request that generates at `place`, made at `issued_s` seconds since 1970."""
+        return order.resume_token(place, issued_s).pack(self._seal)
 
-def newer_token(order: Order, place: Place, seal: Seal, issued_s: int) -> bytes:
-    """Return the resume token of a request that generates at `place`, made at `issued_s` seconds since 1970."""
-    return order.resume_token(place, issued_s).pack(seal)
+    def finished(self, request: LiveRequest) -> pb.GenerateResponse:
+        """Return the last message of a request that ended well."""
+        return finished(request, self._frontend, self._region, is_seeded=self._is_seeded())
 
 
 def finished(request: LiveRequest, frontend: str, region: str, *, is_seeded: bool) -> pb.GenerateResponse:

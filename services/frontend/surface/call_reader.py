@@ -1,0 +1,39 @@
+"""Reads a call: its caller, from metadata and certificate, and then its message, in the order of fair queuing.
+
+A shell around `identify` and a RequestReader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from kvmesh.call import Call
+from kvmesh.fair_queue import Path
+from kvmesh.request_reader import RequestReader, no_message
+from kvmesh.tenants.caller import Caller
+
+METHOD: Final = "Generate"
+
+Identify: TypeAlias = Callable[[Call[Any, Any]], Caller]
+
+
+class CallReader:
+    """Reads the calls of one method. `identify` returns the caller of a call, or raises MeshError."""
+
+    def __init__(self, identify: Identify, reader: RequestReader) -> None:
+        self.caller = identify
+        """Returns the caller of a call, or raises MeshError."""
+        self._reader = reader
+
+    async def message(self, call: Call[bytes, Any], caller: Caller) -> bytes:
+        """Return the message of `call`. Raises MeshError where none comes in time, or at all."""
+        data = await self._reader.message(call.read, _path(caller, call))
+        if data is None:
+            raise no_message(METHOD)
+        return data
+
+
+def _path(caller: Caller, call: Call[Any, Any]) -> Path:
+    """Return the flows in which `call` is queued: its tenant, if it has one, and its connection."""
+    return (caller.tenant.name, call.peer) if caller.tenant.name else (call.peer,)

@@ -1,0 +1,85 @@
+"""Parses a client's bytes: a message that was checked, and its prompt as token ids. Raises MeshError for a refused one.
+
+A shell: a thread parses and checks a big message, and a thread tokenizes a big prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Final, NamedTuple
+
+from kvmesh.tenants.caller import ServiceClass
+from services.frontend.requests.resume_token import Seal
+from services.frontend.surface import validation, wire
+from services.frontend.surface.tokenizer import ModelTokenizer
+from services.frontend.surface.validation import Asked, Bounds
+
+THREAD_BYTES_MIN: Final = 8192
+"""A message of this size takes some milliseconds to check, a prompt of this size to tokenize: a thread does it, so that
+no other stream waits."""
+
+
+class Parsed(NamedTuple):
+    """A request as its client sent it."""
+
+    asked: Asked
+    prompt_ids: bytes
+    """32-bit little-endian."""
+    bounds: Bounds
+    """Those that hold for the class of its caller."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_ids) // 4
+
+
+class RequestParser:
+    """Parses for one model. `seal` knows the mesh's resume tokens."""
+
+    def __init__(
+        self, tokenizer: ModelTokenizer, bounds: Bounds, seal: Seal, *, message_bytes_max: int
+    ) -> None:
+        self.end_token_id = tokenizer.end_token_id
+        self._tokenizer = tokenizer
+        self._bounds = bounds
+        self._bounds_up_to: dict[int, Bounds] = {}
+        """By the largest limit that a class allows."""
+        self._seal = seal
+        self._message_bytes_max = message_bytes_max
+        self._big = asyncio.Lock()
+        """Held while a thread checks a big message: several at once would leave the loop little of the interpreter."""
+
+    async def parse(self, data: bytes, service_class: ServiceClass) -> Parsed:
+        """Return the request in `data`, of a caller of `service_class`. Raises MeshError."""
+        bounds = self._bounds_of(service_class)
+        if len(data) < THREAD_BYTES_MIN:
+            asked = self._check(data, bounds)
+        else:
+            async with self._big:
+                asked = await asyncio.to_thread(self._check, data, bounds)
+        return Parsed(asked, array("i", await self._tokenize(asked)).tobytes(), bounds)
+
+    def _bounds_of(self, service_class: ServiceClass) -> Bounds:
+        known = self._bounds_up_to.get(service_class.max_output_tokens)
+        if known is None:
+            known = self._bounds.up_to(service_class.max_output_tokens)
+            self._bounds_up_to[service_class.max_output_tokens] = known
+        return known
+
+    def _check(self, data: bytes, bounds: Bounds) -> Asked:
+        message = wire.parse(data, self._message_bytes_max, bounds.max_sequence_tokens)
+        return validation.check(message, bounds, self._seal)
+
+    async def _tokenize(self, asked: Asked) -> list[int] | tuple[int, ...]:
+        if asked.token_ids is not None:
+            return asked.token_ids
+        if asked.prompt_bytes < THREAD_BYTES_MIN:
+            return self._encode(asked)
+        return await asyncio.to_thread(self._encode, asked)
+
+    def _encode(self, asked: Asked) -> list[int]:
+        if asked.text is not None:
+            return self._tokenizer.encode(asked.text)
+        return self._tokenizer.encode_chat(asked.chat or ())

@@ -1,0 +1,66 @@
+"""The trace of a request at its frontend: the context that travels with it, and its span and log line at its end.
+
+A shell around Tracing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kvmesh.call import Call
+from kvmesh.clock import wall_ns
+from kvmesh.errors import MeshError
+from kvmesh.telemetry import Tracing, format_traceparent
+from services.frontend.requests.request import LiveRequest
+
+log = logging.getLogger(__name__)
+
+
+class RequestTrace:
+    """Of one call, which arrived at `arrived_ns` since 1970. `traceparent` goes to the routers."""
+
+    __slots__ = ("_arrived_ns", "_context", "_parent_span_id", "_tracing", "traceparent")
+
+    def __init__(self, tracing: Tracing, call: Call[Any, Any], arrived_ns: int) -> None:
+        client = tracing.begin(call.metadata.get("traceparent"))
+        self._tracing = tracing
+        self._parent_span_id = client.span_id
+        self._context = tracing.child(client)
+        self._arrived_ns = arrived_ns
+        self.traceparent = format_traceparent(self._context)
+
+    def record(self, request: LiveRequest) -> None:
+        """Record the span of `request`, which is over, if it is sampled; log a failure."""
+        end = request.end
+        assert end is not None
+        if end.error is not None and end.error.reason != "CLIENT_GONE":
+            log.info(
+                "request failed",
+                extra={
+                    "request_id": request.order.request_id,
+                    "outcome": end.outcome,
+                    "faults": [attempt.fault for attempt in request.attempts],
+                    "tokens": len(request.progress.ids),
+                },
+            )
+        if not self._context.sampled:
+            return
+        self._tracing.record_span(
+            "frontend.generate",
+            self._context,
+            self._arrived_ns,
+            wall_ns(),
+            {
+                "request_id": request.order.request_id,
+                "outcome": end.outcome,
+                "prompt_tokens": request.order.prompt_tokens,
+                "output_tokens": len(request.progress.ids),
+                "cached_tokens": request.progress.cached_tokens or 0,
+                "recomputed_tokens": request.progress.recomputed_tokens,
+                "attempts": len(request.attempts),
+                "takeovers": request.takeovers,
+            },
+            parent_span_id=self._parent_span_id,
+            error=end.outcome if isinstance(end.error, MeshError) else "",
+        )
