@@ -57,7 +57,7 @@ from services.frontend.requests.resume_token import SECRET_BYTES, Seal
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.requests.watchdog import Watchdog
-from services.frontend.routers import RouterLinks
+from services.frontend.routers import router_links
 from services.frontend.surface.call_reader import CallReader
 from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
@@ -264,7 +264,7 @@ class Frontend:
         edge = Edge(config, trust)
         self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
         self.metrics.gauge("client_certificate_expires_seconds", EXPIRES, edge.expires_s)
-        self.links = RouterLinks(
+        self.links = router_links(
             self.core,
             hello,
             version,

@@ -19,7 +19,7 @@ from kvmesh.server import SERVER_OPTIONS
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
-from services.frontend.routers import RouterLinks
+from services.frontend.routers import router_links
 
 
 class Quiet:
@@ -71,7 +71,7 @@ async def test_a_router_that_started_again_is_reached_while_its_predecessor_drai
     """New requests go to the newer process at once; the older one's stream is closed when its last request is over."""
     core = FrontendCore(Limits(3, 3.0, 4), places=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
-    links = RouterLinks(core, hello, "m", MonotonicClock(), _channel)
+    links = router_links(core, hello, "m", MonotonicClock(), _channel)
     async with AsyncExitStack() as stack:
         old, old_member = await router(stack, "A")
         new, new_member = await router(stack, "B")
@@ -102,12 +102,12 @@ async def test_a_router_that_started_again_at_its_address_is_attached_again() ->
     """A new boot at the old address is a new process, and the one before is not waited for."""
     core = FrontendCore(Limits(3, 3.0, 4), places=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
-    links = RouterLinks(core, hello, "m", MonotonicClock(), _channel)
+    links = router_links(core, hello, "m", MonotonicClock(), _channel)
     async with AsyncExitStack() as stack:
         attach, member = await router(stack, "B")
         task = asyncio.create_task(links.run())
         links.update([Member(**{**_fields(member), "boot_id": "A"})])
-        await until(lambda: any(linked.link.failures > 1 for linked in links._links.values()))
+        await until(lambda: any(linked.link.failures > 1 for linked in links))
         assert core.choose("any") is None
         links.update([member])
         await until(lambda: up_count(core) == 1 and len(links) == 1)

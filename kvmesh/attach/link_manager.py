@@ -1,0 +1,176 @@
+"""Keeps one link to each wanted process: opened when it registers, closed when it is gone or was replaced.
+
+A shell. A lost lease alone closes nothing: while the stream to a process lives, the process serves what it has. A process
+that started again is another one. It gets a link of its own beside the link to its predecessor, which takes nothing new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from kvmesh.attach.client import AttachLink
+from kvmesh.clock import Clock
+from kvmesh.membership.member import Member
+from kvmesh.tasks import end
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+"""Longest time until a link that was kept is looked at again."""
+
+Peer = TypeVar("Peer")
+"""A process behind a link, as the owner of the links knows it."""
+
+
+class Host(Protocol[Peer]):
+    """Owns the peers of a LinkManager. `update` calls `is_wanted` and `on_listed`; `run` calls the others."""
+
+    def is_wanted(self, member: Member) -> bool:
+        """True if `member` is to have a link."""
+        ...
+
+    def open(self, member: Member, name: str) -> tuple[Peer, AttachLink]:
+        """Return a new peer and its link, not started. `name` is unique among the links."""
+        ...
+
+    def on_listed(self, peer: Peer, member: Member | None) -> None:
+        """The lease of the process is `member`; None: it has none. Also called when nothing has changed."""
+        ...
+
+    def on_replaced(self, peer: Peer) -> None:
+        """A newer process has the name of this one."""
+        ...
+
+    def may_return(self, peer: Peer) -> bool:
+        """True if a process that was replaced may hold its name again with the link that it has."""
+        ...
+
+    def may_close(self, peer: Peer, now_s: float, *, is_replaced: bool) -> bool:
+        """True if nothing is lost with the link of a process that has no lease, or was replaced."""
+        ...
+
+    def on_closed(self, peer: Peer, now_s: float) -> None:
+        """The link is closed. The last call for `peer`."""
+        ...
+
+    def on_settled(self, names: list[str], now_s: float) -> None:
+        """The links were brought in line with the members; `names`: the processes that have one, sorted."""
+        ...
+
+
+class Linked(NamedTuple, Generic[Peer]):
+    """A process, its link, and the task that keeps the link."""
+
+    name: str
+    """Of the link."""
+    member: Member
+    peer: Peer
+    link: AttachLink
+    task: asyncio.Task[None]
+
+
+class LinkManager(Generic[Peer]):
+    """The links of one process to the wanted others. Its tasks end with `run`.
+
+    `update` may be called at any time, also before `run`. `role`: of the processes, for the names of tasks.
+    """
+
+    def __init__(self, host: Host[Peer], clock: Clock, role: str) -> None:
+        self._host = host
+        self._clock = clock
+        self._role = role
+        self._wanted: dict[str, Member] = {}
+        self._linked: dict[str, Linked[Peer]] = {}
+        """By process: the link to the newest process of that name."""
+        self._replaced: list[Linked[Peer]] = []
+        """Links to processes whose name a newer one has."""
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._linked) + len(self._replaced)
+
+    def __iter__(self) -> Iterator[Linked[Peer]]:
+        return iter([*self._linked.values(), *self._replaced])
+
+    def is_settled(self) -> bool:
+        """True if every wanted process has a link."""
+        return all(name in self._linked for name in self._wanted)
+
+    def update(self, members: Iterable[Member]) -> None:
+        """Take the members of the mesh."""
+        self._wanted = {member.process_id: member for member in members if self._host.is_wanted(member)}
+        for name, linked in self._linked.items():
+            member = self._wanted.get(name)
+            if member is None or _is_same(member, linked.member):
+                self._host.on_listed(linked.peer, member)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Open and close links until cancelled; then close all."""
+        try:
+            while True:
+                self._changed.clear()
+                try:
+                    await self._settle()
+                except Exception:  # a bug with one peer must not end the process, and every stream with it
+                    log.exception("the links cannot be brought in line with the members")
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            links = list(self)
+            await end([linked.task for linked in links])
+            self._linked.clear()
+            self._replaced.clear()
+            for linked in links:
+                self._host.on_closed(linked.peer, self._clock.now_s())
+
+    async def _settle(self) -> None:
+        """Bring the links in line with the members."""
+        for name, linked in list(self._linked.items()):
+            member = self._wanted.get(name)
+            if member is None:
+                if self._host.may_close(linked.peer, self._clock.now_s(), is_replaced=False):
+                    await self._close(self._linked.pop(name))
+            elif not _is_same(member, linked.member):
+                self._host.on_replaced(linked.peer)
+                self._replaced.append(self._linked.pop(name))
+        for linked in list(self._replaced):
+            if self._host.may_close(linked.peer, self._clock.now_s(), is_replaced=True):
+                self._replaced.remove(linked)
+                await self._close(linked)
+        for name, member in list(self._wanted.items()):
+            if name not in self._linked:
+                self._linked[name] = self._returned(member) or self._open(member)
+        self._host.on_settled(sorted(self._linked), self._clock.now_s())
+
+    def _returned(self, member: Member) -> Linked[Peer] | None:
+        """Return the link to the process of `member` if that was replaced meanwhile and holds its name again."""
+        for linked in self._replaced:
+            if _is_same(member, linked.member) and self._host.may_return(linked.peer):
+                self._replaced.remove(linked)
+                self._host.on_listed(linked.peer, member)
+                return linked
+        return None
+
+    def _open(self, member: Member) -> Linked[Peer]:
+        name = member.process_id
+        if any(linked.name == name for linked in self):
+            name = f"{member.process_id}@{member.address}/{member.boot_id}"
+        peer, link = self._host.open(member, name)
+        task = asyncio.create_task(link.run(), name=f"{self._role}-link:{name}")
+        return Linked(name, member, peer, link, task)
+
+    async def _close(self, linked: Linked[Peer]) -> None:
+        await end([linked.task])
+        self._host.on_closed(linked.peer, self._clock.now_s())
+
+
+def _is_same(one: Member, other: Member) -> bool:
+    """True if both are leases of one process at one address."""
+    return (one.process_id, one.boot_id, one.address) == (other.process_id, other.boot_id, other.address)
