@@ -32,7 +32,7 @@ _COMMAND: Final = (
 
 
 class Cluster:
-    """Three nodes that share all slots."""
+    """A Redis Cluster of three nodes that share all slots."""
 
     def __init__(self, nodes: Sequence[redis.Redis], hosts: Sequence[str]) -> None:
         self.nodes = nodes
@@ -40,7 +40,7 @@ class Cluster:
         self.url = "redis+cluster://" + ",".join(f"{host}:{PORT}" for host in hosts)
 
     def form(self) -> None:
-        """Deal the slots out, introduce the nodes to each other, wait until all of them agree."""
+        """Assign the slots, connect the nodes to each other, wait until all nodes agree."""
         for index, node in enumerate(self.nodes):
             first, end = SLOTS * index // NODES, SLOTS * (index + 1) // NODES
             ask(node, "CLUSTER", "ADDSLOTS", *range(first, end))
@@ -53,7 +53,7 @@ class Cluster:
             time.sleep(0.05)
 
     def forget_scripts(self) -> None:
-        """Let no node know any script."""
+        """Make all nodes forget all scripts."""
         for node in self.nodes:
             ask(node, "SCRIPT", "FLUSH")
 
@@ -62,7 +62,7 @@ class Cluster:
         return next(index for index, node in enumerate(self.nodes) if self._has_slot(node, key))
 
     def move(self, keys: Sequence[str]) -> None:
-        """Move the slot of `keys`, which are all that is in it, to another node."""
+        """Move the slot of `keys`, which has no other keys, to another node."""
         source = self.node_of(keys[0])
         target = (source + 1) % NODES
         slot = int(ask(self.nodes[0], "CLUSTER", "KEYSLOT", keys[0]))
@@ -88,7 +88,7 @@ class Cluster:
 
 @contextmanager
 def running() -> Iterator[Cluster]:
-    """Yield a Cluster; its containers and their network are gone afterwards, whatever happens."""
+    """Yield a Cluster; remove its containers and their network afterwards in any case."""
     testcontainers_config.ryuk_disabled = True
     run = f"kvmesh-cluster-{secrets.token_hex(4)}"
     labels = {ownership.RUN: run, ownership.OWNER: ownership.Owner.here().text}

@@ -1,8 +1,8 @@
 """One of many frontends under load, as a process that may be killed: `python -m ...frontend_process JSON`.
 
-It runs the frontend's own budgets (`shell`), or asks the ledger for every request (`bare`). Leases are ten times shorter
-than in production. It writes a line to its log before each settlement, and for each breach of a promise it sees. SIGTERM:
-no new requests, then all that is owed to Redis.
+The process runs the frontend's own budgets (`shell`) or sends every request to the ledger (`bare`). Leases are ten
+times shorter than in production. A log line is written before each settlement and for each observed violation of an
+invariant. After SIGTERM the process admits no requests and settles its debts with Redis.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ MAX_OUTPUT: Final = 300
 PROMPT_MAX: Final = 100
 
 LIMIT: Final = Limit(60_000, 400, 300_000, 24_000, 96, 16_000)
-"""5 tokens per millisecond, and some 70 requests at a time that may overrun: little enough that eight frontends press
-against it on the slowest machine."""
+"""5 tokens per millisecond, and some 70 concurrent requests that may overrun: little enough that eight frontends reach
+the limit on the slowest machine.
+"""
 
 _CLASS = ServiceClass(name="standard", runtime_max_s=60, default_deadline_s=60, max_output_tokens=MAX_OUTPUT)
 
 
 def caller(tenant: str) -> Caller:
-    """Return a caller of the tenant, which is its own organisation; "strict" reserves all that it may use."""
+    """Return a caller of the tenant, which is its own organisation; "strict" reserves the longest output."""
     account = Account(tenant, (Scope(f"organisation:{tenant}", LIMIT), Scope(f"tenant:{tenant}", LIMIT)))
     return Caller(
         tenant=Tenant(name=tenant, organisation=tenant, limit=LIMIT, is_strict=tenant == "strict"),
@@ -67,7 +68,7 @@ def caller(tenant: str) -> Caller:
 
 @dataclass
 class Config:
-    """What the test says, as JSON."""
+    """The configuration of the process, as JSON from the test."""
 
     url: str
     mesh: str
@@ -79,7 +80,7 @@ class Config:
 
 @dataclass
 class Log:
-    """Lines that survive a kill."""
+    """Log lines that survive a kill."""
 
     path: str
     fd: int = field(init=False)
@@ -88,12 +89,12 @@ class Log:
         self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(self, *words: object) -> None:
-        """Append one line."""
+        """Append one line to the log."""
         os.write(self.fd, (" ".join(str(word) for word in words) + "\n").encode())
 
 
 class Repeating:
-    """A ledger whose answers get lost: three settlements of ten are sent again, at once or after others."""
+    """A ledger with lost responses: three settlements of ten are sent again, at once or after others."""
 
     def __init__(self, ledger: Ledger, log: Log, chance: random.Random) -> None:
         self._ledger = ledger
@@ -103,7 +104,7 @@ class Repeating:
         self.denied_count = 0
 
     async def run(self, operations: list[Operation]) -> list[Answer]:
-        """Run all, and some settlements of now and of before again."""
+        """Run all operations, and repeat some settlements of this and of earlier calls."""
         operations = [
             replace(each, lease_s=LEASE_S) if isinstance(each, Reserve | Renew | Draw) else each
             for each in operations
@@ -119,7 +120,7 @@ class Repeating:
         return answers[: len(operations)]
 
     def _check(self, operation: Operation, answer: Answer) -> None:
-        """An admission leaves no debt: whatever there was, was repaid before."""
+        """INVARIANT: an admission leaves no debt, because debt is repaid before an admission."""
         self.denied_count += isinstance(answer, Denied)
         if not isinstance(operation, Reserve) or operation.force or not isinstance(answer, Granted):
             return
@@ -128,7 +129,7 @@ class Repeating:
 
 
 class Bare:
-    """Asks the ledger for each request; like Budgets, as far as the load needs it."""
+    """Sends every request to the ledger; has the part of the interface of Budgets that the load needs."""
 
     def __init__(self, ledger: Repeating, name: str) -> None:
         self._ledger = ledger
@@ -136,7 +137,7 @@ class Bare:
         self._open: dict[str, tuple[Caller, int, int]] = {}
 
     async def reserve(self, who: Caller, rid: str, prompt: int) -> int | None:
-        """Return the estimate, or None if refused."""
+        """Return the estimate, or None if rejected."""
         estimate = prompt + (MAX_OUTPUT if who.tenant.is_strict else MAX_OUTPUT // 4)
         overrun = prompt + MAX_OUTPUT - estimate
         answer = (await self._ledger.run([Reserve(who.account, rid, estimate, LEASE_S, overrun=overrun)]))[0]
@@ -146,12 +147,12 @@ class Bare:
         return estimate
 
     async def settle(self, rid: str, actual: int) -> None:
-        """Settle."""
+        """Settle a request."""
         who, _, _ = self._open.pop(rid)
         await self._ledger.run([Settle(who.account, rid, actual)])
 
     async def renew(self) -> None:
-        """Keep what runs, until cancelled."""
+        """Renew running requests until cancelled."""
         while True:
             await asyncio.sleep(RENEW_S)
             for who in {who.tenant.name: who for who, _, _ in self._open.values()}.values():
@@ -167,7 +168,7 @@ async def main(config: Config) -> None:
     """Load the budgets until SIGTERM."""
     chance = random.Random(config.seed)
     log = Log(config.log)
-    # Nine processes that start at once may wait long for a processor.
+    # Nine processes that start at once may wait long for a CPU.
     link = RedisLink(f"{config.url}?socket_timeout=30&socket_connect_timeout=30")
     ledger = Repeating(Ledger(link, config.mesh), log, chance)
     callers = [caller("search"), caller("strict")]
@@ -192,7 +193,7 @@ async def _shell(
     for module, name, value in ((budgets_module, "RENEW_S", RENEW_S), (slabs_module, "RENEW_S", RENEW_S)):
         setattr(module, name, value)
     metrics = BudgetMetrics(Metrics("frontend"), str)
-    # Nine processes share the machine: an answer that comes late is no outage.
+    # Nine processes share the machine: a late response is no outage.
     budgets = Budgets(ledger, config.name, MonotonicClock(), metrics, answer_s=20)
     budgets.on_members(8)
     running = asyncio.create_task(budgets.run())
@@ -257,7 +258,7 @@ def _prompt(chance: random.Random) -> int:
 
 
 async def _generate(chance: random.Random) -> int:
-    """Take a while, and return the tokens of output: few mostly, sometimes all that are allowed."""
+    """Wait a random time and return the output tokens: few mostly, sometimes the maximum."""
     await asyncio.sleep(chance.uniform(0.002, 0.04))
     return MAX_OUTPUT if chance.random() < 0.05 else chance.randint(0, MAX_OUTPUT // 4)
 

@@ -1,4 +1,4 @@
-"""Random lives of one organisation's budget, for hypothesis: what arrives, in which order, and what fails meanwhile."""
+"""Random histories of one organisation's budget for hypothesis: operations, their order, and faults in between."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ACCOUNTS: Final = (
     Account(ORGANISATION, (_ORGANISATION, _SEARCH, _KEY)),
     Account(ORGANISATION, (_ORGANISATION, _SEARCH)),
     Account(ORGANISATION, (_ORGANISATION, _CHAT)),
-    # The same scopes after somebody changed the limits: less, more, other kinds, none.
+    # The same scopes after a change of the limits: lower, higher, other kinds, none.
     Account(ORGANISATION, (_ORGANISATION, replace(_SEARCH, limit=Limit(30, 2, 6000, 200, 1, 100.5)))),
     Account(ORGANISATION, (replace(_ORGANISATION, limit=Limit(6000, 100, 6e6, 50_000, 50)), _SEARCH)),
     Account(ORGANISATION, (replace(_ORGANISATION, limit=Limit(0, 0, 120_000, 3000, 0)), _SEARCH)),
@@ -47,7 +47,7 @@ Loss: TypeAlias = Literal["levels", "open", "leases", "all", "script"]
 
 @dataclass(frozen=True)
 class Step:
-    """The clock moves, may be back; something may be lost; then operations arrive."""
+    """The clock moves, possibly back; data may be lost; then operations arrive."""
 
     pass_ms: int
     lose: Loss | None
@@ -72,7 +72,7 @@ _LARGE: Final = st.builds(
     slots=st.just(0),
     overrun=_OVERRUN,
 )
-"""Large beside a burst: such may leave claims, and end them."""
+"""Large compared with a burst: such amounts may leave and end claims."""
 
 _OPERATION: Final[st.SearchStrategy[Operation]] = st.one_of(
     _LARGE,
@@ -151,7 +151,7 @@ _LOSS = st.sampled_from((None,) * 24 + ("levels", "open", "leases", "all", "scri
 
 @st.composite
 def schedules(draw: st.DrawFn, chapters: int = 6) -> list[Step]:
-    """Draw a life: each message arrives, or never, or twice at once, or again or only after others."""
+    """Draw the deliveries of a message: once, never, twice at once, or again or only after others."""
     messages = [each for _ in range(chapters) for each in draw(st.lists(_OPERATION, max_size=20))]
     chance = draw(st.randoms(use_true_random=False))
     arrivals = sorted(
@@ -170,8 +170,8 @@ def _arrivals(place: int, chance: Random) -> list[float]:
     fate = chance.random()
     if fate < 0.1:  # lost
         return []
-    if fate < 0.3:  # its answer was lost: sent again
+    if fate < 0.3:  # the response was lost: sent again
         return [place, place + chance.choice((0, 1, 8))]
-    if fate < 0.4:  # overtaken
+    if fate < 0.4:  # overtaken by other messages
         return [place + 8]
     return [place]

@@ -1,4 +1,4 @@
-"""What the budget promises, promise by promise; `test_twin` compares all of it at random."""
+"""The guarantees of the budget, one test each; `test_twin` compares all of them at random."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ACCOUNT = Account("acme", (ORGANISATION, TENANT, KEY))
 
 
 class Budget:
-    """One budget whose time the test moves."""
+    """One budget on a clock that the test sets."""
 
     def __init__(self, link: RedisLink) -> None:
         self.link = link
@@ -87,12 +87,12 @@ async def budget(redis_url: str) -> AsyncIterator[Budget]:
 
 
 def changed(limit: Limit) -> Account:
-    """Return the account after somebody changed the key's limit."""
+    """Return the account after a change of the key's limit."""
     return replace(ACCOUNT, scopes=(ORGANISATION, TENANT, replace(KEY, limit=limit)))
 
 
 async def test_what_another_release_keeps_in_its_own_form_harms_nobody(budget: Budget) -> None:
-    """Frontends of the release before had levels in words, under names of their own."""
+    """The previous release kept levels in another format, under names of its own."""
     was = "{" + MESH + ":acme}:budget"
     await budget.link.execute("HSET", f"{was}:levels", TENANT.name, f"600000 60000000 {budget.now_ms}")
     await budget.link.execute("HSET", f"{was}:open", "+rows", 1, "r0", f"o 900 1 1 0 0 0 {TENANT.name}")
@@ -103,7 +103,7 @@ async def test_what_another_release_keeps_in_its_own_form_harms_nobody(budget: B
 
 @pytest.mark.parametrize("tokens", [1, 333, 1000])
 async def test_a_refusal_says_to_the_millisecond_when_it_would_fit(budget: Budget, tokens: int) -> None:
-    """One millisecond earlier it is refused, then it is granted; also at a rate that no millisecond divides."""
+    """One millisecond earlier the request is rejected, then it is granted; also at rates that no millisecond divides."""
     account = changed(Limit(0, 0, 7000, 1000, 0))
     assert isinstance(await budget.reserve("all", 1000, account), Granted)
     denied = await budget.reserve("r", tokens, account)
@@ -115,7 +115,7 @@ async def test_a_refusal_says_to_the_millisecond_when_it_would_fit(budget: Budge
 
 
 async def test_a_refusal_names_the_longest_wait_and_of_equals_the_innermost(budget: Budget) -> None:
-    """The key and its tenant are as empty; then the tenant alone is emptier."""
+    """First the key and its tenant are equally empty; then the tenant alone is emptier."""
     await budget.reserve("all", 1000)
     equal = await budget.reserve("r", 500)
     assert isinstance(equal, Denied) and equal.scope == "key:search-prod"
@@ -126,7 +126,7 @@ async def test_a_refusal_names_the_longest_wait_and_of_equals_the_innermost(budg
 
 
 async def test_a_refusal_takes_nothing_from_any_scope(budget: Budget) -> None:
-    """The organisation would have had room."""
+    """The organisation has tokens left."""
     before = await budget.one(Show(ACCOUNT))
     for tokens, slots, reason in ((1001, 1, "burst"), (1, 5, "concurrency")):
         denied = await budget.reserve("r", tokens, slots=slots)
@@ -136,7 +136,7 @@ async def test_a_refusal_takes_nothing_from_any_scope(budget: Budget) -> None:
 
 
 async def test_a_clock_that_stepped_back_fills_again_at_once(budget: Budget) -> None:
-    """Even where every request is refused: the level must not wait until the clock is where it was."""
+    """Also if every request is rejected: the level must not wait until the clock has caught up."""
     await budget.reserve("all", 1000)
     budget.now_ms -= 3_600_000
     assert isinstance(await budget.reserve("r", 100), Denied)
@@ -145,7 +145,7 @@ async def test_a_clock_that_stepped_back_fills_again_at_once(budget: Budget) -> 
 
 
 async def test_a_clock_that_stepped_forward_gives_one_burst(budget: Budget) -> None:
-    """However far."""
+    """For a step of any size."""
     await budget.reserve("all", 1000)
     budget.now_ms += 365 * DAY_MS
     assert isinstance(await budget.reserve("r", 1000), Granted)
@@ -153,7 +153,7 @@ async def test_a_clock_that_stepped_forward_gives_one_burst(budget: Budget) -> N
 
 
 async def test_debt_is_repaid_before_the_next_admission(budget: Budget) -> None:
-    """What was used beyond the reservation is waited for, even by a request that needs no token."""
+    """Usage beyond the reservation delays later requests, even a request that needs no token."""
     await budget.reserve("all", 1000)
     settled = await budget.one(Settle(ACCOUNT, "all", 1700))
     assert isinstance(settled, Settled) and settled.overrun == 700
@@ -164,7 +164,7 @@ async def test_debt_is_repaid_before_the_next_admission(budget: Budget) -> None:
 
 
 async def test_what_is_repeated_is_done_once(budget: Budget) -> None:
-    """Reserve, settle, extend, draw, spend: the levels are those of one of each."""
+    """Reserve, settle, extend, draw, spend: after repetitions the levels are those of one operation each (idempotent)."""
     for _ in range(3):
         await budget.reserve("a", 300)
         await budget.one(Renew(ACCOUNT, (Renewal("a", 300, extra_tokens=50),), LEASE_S))
@@ -179,7 +179,7 @@ async def test_what_is_repeated_is_done_once(budget: Budget) -> None:
 
 
 async def test_our_fault_before_the_first_token_costs_nothing(budget: Budget) -> None:
-    """Neither tokens nor a request."""
+    """The request costs neither tokens nor a request."""
     before = await budget.one(Show(ACCOUNT))
     await budget.reserve("a", 300)
     await budget.one(Settle(ACCOUNT, "a", 0, refund_request=True))
@@ -189,7 +189,7 @@ async def test_our_fault_before_the_first_token_costs_nothing(budget: Budget) ->
 
 
 async def test_a_reservation_that_arrives_after_its_settlement_holds_nothing(budget: Budget) -> None:
-    """The frontend gave up waiting, settled, and its first message came late."""
+    """The frontend timed out and settled, and its first message arrived late."""
     settled = await budget.one(Settle(ACCOUNT, "a", 0))
     assert isinstance(settled, Settled) and settled.state == "unknown"
     assert isinstance(await budget.reserve("a", 300), Granted)
@@ -198,7 +198,7 @@ async def test_a_reservation_that_arrives_after_its_settlement_holds_nothing(bud
 
 
 async def test_slots_of_a_dead_frontend_are_back_when_its_lease_is_over(budget: Budget) -> None:
-    """Nobody sweeps: whoever asks next finds them; the tokens stay charged, at the estimate."""
+    """No background sweep is needed: the next operation frees expired slots. The tokens stay charged, at the estimate."""
     for rid in "abcd":
         assert isinstance(await budget.reserve(rid, 10), Granted)
     denied = await budget.reserve("e", 10)
@@ -213,7 +213,7 @@ async def test_slots_of_a_dead_frontend_are_back_when_its_lease_is_over(budget: 
 
 
 async def test_a_swept_reservation_can_be_settled_late_and_reopened(budget: Budget) -> None:
-    """Late: only what lies above the estimate is charged. Reopened: as if nothing had been."""
+    """Settled late: only usage above the estimate is charged. Reopened: the state is as before the sweep."""
     await budget.reserve("a", 100)
     await budget.reserve("b", 100)
     budget.now_ms += 20_000
@@ -236,7 +236,7 @@ async def test_a_swept_reservation_can_be_settled_late_and_reopened(budget: Budg
 
 
 async def test_what_redis_lost_is_made_anew_without_debt(budget: Budget) -> None:
-    """Three frontends bring back more than a burst: the level ends at 0, the slots are counted, the ledger holds."""
+    """Three frontends restore more than a burst: the level ends at 0, the slots are counted, the ledger adds up."""
     for rid in "abc":
         await budget.one(Reserve(ACCOUNT, rid, 600, LEASE_S, force=True))
     await budget.link.execute("FLUSHALL")
@@ -250,7 +250,7 @@ async def test_what_redis_lost_is_made_anew_without_debt(budget: Budget) -> None
 
 @pytest.mark.parametrize("lost", ["levels", "open", "leases"])
 async def test_one_key_alone_may_be_lost(budget: Budget, lost: str) -> None:
-    """Redis may drop any of them when its memory is full: no slot stays taken for ever."""
+    """Redis may evict any of the keys when its memory is full: no slot stays taken for ever."""
     for rid in "abcd":
         await budget.reserve(rid, 10)
     await budget.link.execute("DEL", keys(MESH, "acme")[("levels", "open", "leases").index(lost)])
@@ -264,7 +264,7 @@ async def test_one_key_alone_may_be_lost(budget: Budget, lost: str) -> None:
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("spoilt", ["another type", "short values", "text"])
 async def test_a_key_that_cannot_be_read_costs_no_request(budget: Budget, place: int, spoilt: str) -> None:
-    """Another program wrote where the budget was: what can be read is kept, and the next request is granted."""
+    """Another program wrote to the keys of the budget: readable data is kept, and the next request is granted."""
     await budget.reserve("r0", 600)
     key = keys(MESH, "acme")[place]
     execute = budget.link.execute
@@ -292,7 +292,9 @@ OTHER = Account("acme", (ORGANISATION, Scope("tenant:chat", Limit(600, 10, 60_00
 async def test_a_reservation_that_cannot_be_read_costs_itself_alone(
     budget: Budget, bad: bytes, is_due: bool
 ) -> None:
-    """Debts, slots, open overrun and ledger of all others stay; what the bad one had reserved stays charged."""
+    """Debts, slots, open overrun and ledger of all other reservations stay; the tokens of the unreadable one stay
+    charged.
+    """
     await budget.one(Reserve(ACCOUNT, "debt", 31_000, 60.0, force=True, overrun=70))
     await budget.one(Reserve(OTHER, "other", 300, 60.0, slots=2, overrun=200))
     await budget.one(Reserve(OTHER, "bad", 100, LEASE_S, overrun=30))
@@ -329,7 +331,9 @@ async def test_a_reservation_that_cannot_be_read_costs_itself_alone(
 
 
 async def test_a_ledger_that_cannot_be_read_is_added_up_anew(budget: Budget) -> None:
-    """From the reservations, which all stay, with their slots and open overrun; so if the leases are lost besides."""
+    """The totals are computed from the reservations, which all stay, with their slots and open overrun; also without
+    leases.
+    """
     await budget.one(Reserve(ACCOUNT, "debt", 1500, 60.0, force=True, overrun=70))
     await budget.reserve("over", 0)
     await budget.one(Settle(ACCOUNT, "over", 0))
@@ -353,7 +357,7 @@ async def test_a_ledger_that_cannot_be_read_is_added_up_anew(budget: Budget) -> 
 
 @pytest.mark.parametrize("field", ["#tenant:chat", "#~tenant:chat"])
 async def test_a_count_that_cannot_be_read_is_added_up_anew(budget: Budget, field: str) -> None:
-    """Also one of a scope that the operation does not name; what the operation changes is changed once."""
+    """The same for a scope that the operation does not name; an operation's own change is applied once."""
     await budget.one(Reserve(OTHER, "other", 300, 60.0, slots=2, overrun=200))
     await budget.one(Reserve(OTHER, "ends", 100, LEASE_S, overrun=30))
     name = keys(MESH, "acme")[1]
@@ -367,7 +371,7 @@ async def test_a_count_that_cannot_be_read_is_added_up_anew(budget: Budget, fiel
 
 
 async def test_what_is_lowered_is_swept_all_the_same(budget: Budget) -> None:
-    """In one call: a Lower of what is due does not keep the sweep after it from it."""
+    """In one call: a Lower of an expired reservation does not exempt the reservation from the sweep that follows."""
     await budget.reserve("r", 100)
     budget.now_ms += 16_000
     await budget.ledger.run([Lower(ACCOUNT, "r", 40), Reserve(ACCOUNT, "next", 10, LEASE_S)])
@@ -381,7 +385,7 @@ async def test_what_is_lowered_is_swept_all_the_same(budget: Budget) -> None:
 
 
 async def test_limits_change_while_requests_run(budget: Budget) -> None:
-    """A smaller burst cuts the level at once, a larger one fills at the new rate; slots in use stay."""
+    """A smaller burst cuts the level at once, a larger burst fills at the new rate; used slots stay."""
     await budget.reserve("a", 100)
     less = changed(Limit(600, 10, 6000, 300, 1))
     denied = await budget.reserve("b", 10, less)
@@ -397,7 +401,9 @@ async def test_limits_change_while_requests_run(budget: Budget) -> None:
 
 
 async def test_a_slab_is_drawn_as_far_as_the_levels_reach(budget: Budget) -> None:
-    """Used is charged, the rest is refilled or given back, what runs is held in any case."""
+    """Used tokens are charged, the rest is refilled or given back; running requests keep their reservations in any
+    case.
+    """
     drawn = await budget.one(Draw(ACCOUNT, "slab", 1, 0, 0, 800, 8, 3, LEASE_S))
     assert isinstance(drawn, Drawn) and (drawn.tokens, drawn.requests, drawn.slots) == (800, 8, 3)
     drawn = await budget.one(Draw(ACCOUNT, "slab", 2, 500, 6, 800, 8, 9, LEASE_S))
@@ -420,7 +426,7 @@ async def test_a_slab_is_drawn_as_far_as_the_levels_reach(budget: Budget) -> Non
 
 
 async def test_every_key_expires_but_never_within_a_day(budget: Budget) -> None:
-    """After any operation, and again after the leases were all gone."""
+    """After any operation, and also after all leases are lost."""
     operations: list[Operation] = [
         Reserve(ACCOUNT, "a", 10, LEASE_S),
         Settle(ACCOUNT, "a", 10),
@@ -443,7 +449,7 @@ async def test_every_key_expires_but_never_within_a_day(budget: Budget) -> None:
 
 
 async def test_tombstones_are_bounded_and_forgotten(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more are kept than the bound; five minutes later none."""
+    """At most TOMBSTONES_MAX are kept; after five minutes none is left."""
     text = ledger_module.SCRIPT.text
     bounded = text.replace(
         "TOMBSTONES_MAX, SWEEP_MAX, FORGET_STEP_MS = 50000", "TOMBSTONES_MAX, SWEEP_MAX, FORGET_STEP_MS = 5"
@@ -461,14 +467,14 @@ async def test_tombstones_are_bounded_and_forgotten(budget: Budget, monkeypatch:
 
 
 async def test_a_script_that_redis_forgot_is_sent_again(budget: Budget) -> None:
-    """Each operation is done once, and answered in its place."""
+    """Each operation is executed once, and each answer is at the index of its operation."""
     await budget.link.execute("SCRIPT", "FLUSH")
     answers = await budget.ledger.run([Reserve(ACCOUNT, f"r{at}", at, LEASE_S) for at in range(4)])
     assert [each.remaining.tokens for each in answers if isinstance(each, Granted)] == [1000, 999, 997, 994]
 
 
 async def test_redis_is_away(free_port: int) -> None:
-    """Whoever asks hears RedisAway, nothing else."""
+    """All callers get RedisAway and no other error."""
     link = RedisLink(f"redis://127.0.0.1:{free_port}/0")
     with pytest.raises(RedisUnavailable):
         await Ledger(link, MESH).run([Show(ACCOUNT)])
@@ -476,7 +482,7 @@ async def test_redis_is_away(free_port: int) -> None:
 
 
 async def test_the_clock_is_the_servers(redis_url: str) -> None:
-    """Without a test's clock a level fills while real time passes."""
+    """Without a test's clock a level fills in real time."""
     link = RedisLink(redis_url)
     ledger = Ledger(link, MESH)
     fast = Account("fast", (Scope("tenant:fast", Limit(0, 0, 60_000_000, 1000, 0)),))

@@ -1,4 +1,4 @@
-"""A large request beside a stream of small ones of the same tenant, on the real script: it is let in when it was told."""
+"""A large request beside many small ones of the same tenant, on the real script: it is admitted after its Retry-After."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kvmesh.redis_link import RedisLink
 RATE, BURST = 60_000, 10_000
 STEP_MS = 10
 RETRY_LATE_MAX = 1.25
-"""A client comes back up to a fifth later than it was told, and needs its time for it."""
+"""A client retries up to a fifth later than its Retry-After, and the operation takes time, too."""
 
 ORGANISATION = Scope("organisation:acme", Limit(0, 0, 10 * RATE, 10 * BURST, 0))
 MINE = Account("acme", (ORGANISATION, Scope("tenant:search", Limit(0, 0, RATE, BURST, 0))))
@@ -36,13 +36,13 @@ MINE = Account("acme", (ORGANISATION, Scope("tenant:search", Limit(0, 0, RATE, B
 
 @dataclass
 class Tenant:
-    """Small requests that take whatever trickles in, and a slab that draws it."""
+    """Small requests that take every token that flows in, and a quota lease that draws tokens, too."""
 
     ledger: Ledger
     draw: random.Random
     now_ms: list[int]
     taken: list[tuple[int, int]] = field(default_factory=list)
-    """When, and how many tokens."""
+    """(time, tokens) per admission."""
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     slab_tokens: int = 0
     slab_used: int = 0
@@ -53,14 +53,14 @@ class Tenant:
         return (await self.ledger.run([operation]))[0]
 
     async def reserve(self, tokens: int) -> Answer:
-        """Ask for one request."""
+        """Reserve tokens for one request."""
         answer = await self.one(Reserve(MINE, f"r{next(self.numbers)}", tokens, 3600.0))
         if isinstance(answer, Granted):
             self.taken.append((self.now_ms[0], tokens))
         return answer
 
     async def step(self) -> None:
-        """Time passes, and small ones come."""
+        """Advance the clock and send small requests."""
         self.now_ms[0] += STEP_MS
         await self.reserve(self.draw.randint(1, 400))
         if self.draw.random() < 0.2:
@@ -83,7 +83,7 @@ async def link(redis_url: str) -> AsyncIterator[RedisLink]:
 
 
 def tenant(link: RedisLink, seed: int) -> Tenant:
-    """Return a tenant whose clock the test moves."""
+    """A tenant on a clock that the test sets."""
     now_ms = [1_790_000_000_000]
     return Tenant(
         Ledger(link, f"claims-{seed}", test_clock_ms=lambda: now_ms[0]), random.Random(seed), now_ms
@@ -92,11 +92,12 @@ def tenant(link: RedisLink, seed: int) -> Tenant:
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_large_request_is_let_in_when_it_was_told(link: RedisLink, seed: int) -> None:
-    """Whatever it needs above half of the burst, and however late it comes within what it is told; no window above the
-    limit, and the small ones are told how long they wait for it."""
+    """For each size above half of the burst, and each delay within the allowed one. No window exceeds the limit, and
+    the small requests get a Retry-After for their wait.
+    """
     mine = tenant(link, seed)
     for _ in range(300):
-        await mine.step()  # what was saved up is gone
+        await mine.step()  # the saved tokens are gone
     for _ in range(3):
         large, asked_ms = mine.draw.randint(BURST // 2 + 1, BURST), mine.now_ms[0]
         denied = await mine.reserve(large)
@@ -111,7 +112,7 @@ async def test_a_large_request_is_let_in_when_it_was_told(link: RedisLink, seed:
         assert not (isinstance(after, Denied) and after.is_claimed)
         let_in_ms = mine.now_ms[0]
         while mine.now_ms[0] - let_in_ms < let_in_ms - asked_ms:
-            await mine.step()  # as long as they were held up
+            await mine.step()  # as long as they were rejected
     for first, (begin_ms, _) in enumerate(mine.taken):
         tokens = 0
         for at_ms, each in mine.taken[first:]:
@@ -123,7 +124,7 @@ async def test_a_large_request_is_let_in_when_it_was_told(link: RedisLink, seed:
 async def test_large_ones_hold_up_small_ones_half_of_the_time_at_most(
     link: RedisLink, gives_up: bool
 ) -> None:
-    """Whether those that ask for much come again or give up: small ones are held up no longer than they are not."""
+    """Small requests are rejected at most as long as they are admitted, whether large requests come again or give up."""
     mine = tenant(link, 77)
     for _ in range(150):
         await mine.step()
@@ -141,7 +142,7 @@ async def test_large_ones_hold_up_small_ones_half_of_the_time_at_most(
 
 
 async def test_an_organisation_is_nobodys_to_claim(link: RedisLink) -> None:
-    """What one tenant waits for in the limit of all holds up no other."""
+    """A claim of one tenant on the organisation's limit blocks no other tenant."""
     mine = tenant(link, 78)
     limit = Limit(0, 0, RATE, BURST, 0)
     first, second = (
@@ -155,7 +156,7 @@ async def test_an_organisation_is_nobodys_to_claim(link: RedisLink) -> None:
 
 
 async def test_a_clock_that_steps_back_ends_a_claim(link: RedisLink) -> None:
-    """Nobody waits an hour for it."""
+    """A clock step of an hour delays no request by an hour."""
     mine = tenant(link, 79)
     await mine.reserve(BURST)
     denied = await mine.reserve(BURST)

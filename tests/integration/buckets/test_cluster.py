@@ -31,7 +31,7 @@ def account(organisation: str) -> Account:
 
 @pytest.fixture(scope="module")
 def cluster(needs_images: Callable[..., None]) -> Iterator[Cluster]:
-    """Three nodes for all tests of this module: to start them costs seconds."""
+    """Three nodes, started once for all tests of this module because the start takes seconds."""
     needs_images(IMAGES["redis"])
     with running() as cluster:
         yield cluster
@@ -39,7 +39,7 @@ def cluster(needs_images: Callable[..., None]) -> Iterator[Cluster]:
 
 @pytest_asyncio.fixture
 async def link(cluster: Cluster) -> AsyncIterator[RedisLink]:
-    """A link that knows the nodes by name."""
+    """A link to the nodes by name."""
     link = RedisLink(cluster.url)
     yield link
     await link.close()
@@ -47,7 +47,7 @@ async def link(cluster: Cluster) -> AsyncIterator[RedisLink]:
 
 @pytest.fixture
 def bench(cluster: Cluster) -> Iterator[Bench]:
-    """The bench of the comparison with the twin, on the Cluster."""
+    """The bench of the comparison with the reference implementation, on the Cluster."""
     bench = Bench(cluster.url, cluster.forget_scripts)
     yield bench
     bench.close()
@@ -56,12 +56,12 @@ def bench(cluster: Cluster) -> Iterator[Bench]:
 @given(steps=schedules())
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 def test_the_script_is_its_twin_on_a_cluster(bench: Bench, steps: list[Step]) -> None:
-    """The same comparison; each example is an organisation of its own, so they spread over the nodes."""
+    """The same comparison; each example is an organisation of its own, so the examples use all nodes."""
     bench.compare(steps)
 
 
 async def test_one_batch_reaches_every_node(cluster: Cluster, link: RedisLink) -> None:
-    """Operations of many organisations are answered in their order, and each node has some of the keys."""
+    """Operations of many organisations are answered in order, and each node has some of the keys."""
     ledger = Ledger(link, MESH)
     accounts = [account(f"spread-{index}") for index in range(40)]
     nodes = {cluster.node_of(keys(MESH, each.organisation)[0]) for each in accounts}
@@ -78,7 +78,7 @@ async def test_one_batch_reaches_every_node(cluster: Cluster, link: RedisLink) -
 
 
 async def test_a_budget_survives_the_move_of_its_slot(cluster: Cluster, link: RedisLink) -> None:
-    """Another node has the keys now and does not know the script: the answers go on where they were."""
+    """The new node does not know the script yet; the answers continue from the same state."""
     ledger, mine = Ledger(link, MESH), account("mover")
     assert isinstance((await ledger.run([Reserve(mine, "before", 100, 15)]))[0], Granted)
     ask(cluster.nodes[(cluster.node_of(keys(MESH, "mover")[0]) + 1) % 3], "SCRIPT", "FLUSH")
@@ -92,7 +92,7 @@ async def test_a_budget_survives_the_move_of_its_slot(cluster: Cluster, link: Re
 
 
 async def test_a_node_that_answers_nobody_is_redis_away(cluster: Cluster, link: RedisLink) -> None:
-    """Whose budget is there hears RedisAway; when the node is back, so is the budget."""
+    """Operations on budgets of this node raise RedisAway; the budgets are intact when the node is back."""
     ledger = Ledger(link, MESH)
     accounts = [account(f"away-{index}") for index in range(12)]
     here = {cluster.node_of(keys(MESH, each.organisation)[0]): each for each in accounts}
@@ -102,6 +102,6 @@ async def test_a_node_that_answers_nobody_is_redis_away(cluster: Cluster, link: 
         await ledger.run([Reserve(here[1], "s", 1, 15)])
     assert caught.value.may_pass
     assert isinstance((await ledger.run([Reserve(here[0], "s", 1, 15)]))[0], Granted)
-    ask(cluster.nodes[1], "PING")  # is answered when the pause is over
+    ask(cluster.nodes[1], "PING")  # is answered after the pause
     back = (await ledger.run([Reserve(here[1], "s", 1, 15)]))[0]
     assert isinstance(back, Granted)

@@ -1,4 +1,4 @@
-"""Eight frontends and one Redis: nothing is charged beyond the limits, nothing is lost, whoever is killed."""
+"""Eight frontends and one Redis: no charge exceeds the limits and no token is lost, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ SAMPLE_S = 0.01
 MESH = "conservation"
 RATE_PER_S = LIMIT.tokens_per_min / 60
 LEARNED_S = 2 * RENEW_S
-"""Until Redis hears of an overrun of a request that a slab admitted: with the next draw."""
+"""Longest time until Redis learns of the overrun of a request that a quota lease admitted: the next draw."""
 
 SEARCH, STRICT = caller("search").account, caller("strict").account
 
 
 @dataclass
 class Sample:
-    """The ledger at one moment between two operations: after it was asked for, before it was answered."""
+    """The ledger at one moment between two operations: after the query was sent, before the answer arrived."""
 
     asked_s: float
     answered_s: float
     ledger_totals: LedgerTotals
     debt: float
-    """Tokens that the level is below 0."""
+    """Tokens that the level is below 0 (debt)."""
     overrun: int
     """Tokens that running requests may still use beyond their reservations."""
 
 
 @dataclass
 class Trace:
-    """What was seen of one organisation's budget."""
+    """The samples of one organisation's budget."""
 
     samples: list[Sample] = field(default_factory=list)
 
     def worst_excess(self, overruns: list[tuple[float, int]]) -> tuple[float, float]:
-        """Return by how many tokens the worst of all windows exceeds its two bounds.
+        """Return the largest excess of any window over its two bounds, in tokens.
 
-        Both are rate x length + burst, and the first the overruns that Redis can have heard of in the window, the second
-        what of them is not repaid at its end. What is charged: taken at admission, less what was given back, and
-        what was used beyond.
+        Both bounds are rate x length + burst. The first adds the overruns that Redis can know of in the window, the
+        second the debt at the window's end. Charged tokens are those taken at admission, less those given back, plus
+        usage beyond the reservation.
         """
         asked_s = np.array([sample.asked_s for sample in self.samples])
         answered_s = np.array([sample.answered_s for sample in self.samples])
@@ -82,17 +82,17 @@ class Trace:
 
 @dataclass
 class Told:
-    """What the frontends wrote of one tenant."""
+    """Totals that the frontends logged for one tenant."""
 
     settled: dict[str, int] = field(default_factory=dict)
     """Tokens by frontend."""
     overruns: list[tuple[float, int]] = field(default_factory=list)
-    """When, and tokens, in order."""
+    """(time, tokens), in order."""
 
 
 @pytest.fixture(params=[("shell", 0), ("bare", -1)], ids=["shell", "bare"])
 def load(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> Iterator[Load]:
-    """Eight frontends of a kind, each kind on another Redis of the machine."""
+    """Eight frontends of each kind; each kind uses another Redis of the machine."""
     mode, binary = request.param
     with ExitStack() as stack:
         log = stack.enter_context((tmp_path / "redis.log").open("wb"))
@@ -106,7 +106,7 @@ def load(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> Iter
 
 
 class Load:
-    """The frontends and what they wrote."""
+    """The frontends and their logs."""
 
     def __init__(self, url: str, mode: str, folder: Path) -> None:
         self.url = url
@@ -130,20 +130,20 @@ class Load:
                 )
 
     async def settling(self) -> None:
-        """Wait until every frontend has settled something."""
+        """Wait until every frontend has settled a request."""
         async with asyncio.timeout(40):
             while not all(b"SETTLE" in self._log(name) for name in self.processes):
                 assert all(process.poll() is None for process in self.processes.values()), self.errors()
                 await asyncio.sleep(0.02)
 
     def kill(self, names: list[str]) -> None:
-        """Kill some at once."""
+        """Kill some frontends at once."""
         for name in names:
             self.processes[name].kill()
             self.processes[name].wait()
 
     async def stop(self, names: list[str]) -> None:
-        """Let some end: they tell Redis everything first."""
+        """Stop some frontends gracefully: they settle with Redis first."""
         for name in names:
             self.processes[name].send_signal(signal.SIGTERM)
         for name in names:
@@ -151,7 +151,7 @@ class Load:
             assert status == 0 and b"END" in self._log(name), self.errors()
 
     def told(self, tenant: str) -> Told:
-        """Return what all frontends wrote of a tenant."""
+        """Return the logged totals of all frontends for one tenant."""
         told = Told()
         for name in self.processes:
             told.settled[name] = 0
@@ -172,15 +172,15 @@ class Load:
         return [line for line in found if line.startswith(word)]
 
     def count(self, word: str) -> int:
-        """Return the sum of the numbers behind `word`."""
+        """Return the sum of the numbers after `word`."""
         return sum(int(line.split()[1]) for line in self.lines(word))
 
     def errors(self) -> str:
-        """Return what the frontends wrote to stderr."""
+        """Return the stderr output of the frontends."""
         return "\n".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("*.err")))
 
     def close(self) -> None:
-        """End whatever runs."""
+        """End all running processes."""
         self.kill([name for name, process in self.processes.items() if process.poll() is None])
 
     def _log(self, name: str) -> bytes:
@@ -189,7 +189,7 @@ class Load:
 
 
 async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> None:
-    """Random load, overruns, repeated settlements, frontends killed: limits hold, and the ledger adds up to the token."""
+    """Random load, overruns, repeated settlements, killed frontends: limits hold, and the ledger adds up to the token."""
     seed = int(os.environ.get("KVMESH_SEED", "0")) or random.SystemRandom().randrange(10_000)
     print(f"KVMESH_SEED={seed}")
     link = RedisLink(f"{load.url}?socket_timeout=30")
@@ -221,12 +221,12 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
     await _look(ledger, traces)
 
     assert load.lines("BREACH") == []
-    assert back_s <= LEASE_S + 2.0  # to kill and to ask takes time on a busy machine
+    assert back_s <= LEASE_S + 2.0  # kills and queries take time on a busy machine
     for tenant, trace in traces.items():
         totals, told = trace.samples[-1].ledger_totals, load.told(tenant)
         assert totals.held == 0 and totals.open_count == 0
         assert totals.reserved + totals.extended == totals.settled + totals.refunded + totals.swept
-        # Those that lived have told everything; of the dead Redis knows at most what they wrote.
+        # Frontends that were not killed have settled completely; for a killed one the log is an upper bound.
         charged = totals.settled + totals.overrun
         assert sum(told.settled[name] for name in rest) <= charged <= sum(told.settled.values())
         excess, excess_repaid = trace.worst_excess(told.overruns)
@@ -249,8 +249,8 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
         == 0
     )
     assert sum(trace.samples[-1].ledger_totals.sweep_count for trace in traces.values()) > 0
-    assert load.count("END") > 0, "nobody was refused: the load did not press against the limits"
-    assert load.mode == "bare" or load.count("SLABS") > 0, "no request was admitted from a slab"
+    assert load.count("END") > 0, "no request was rejected: the load did not reach the limits"
+    assert load.mode == "bare" or load.count("SLABS") > 0, "no request was admitted from a quota lease"
     await link.close()
 
 
@@ -266,7 +266,7 @@ async def _answers(ledger: Ledger) -> None:
 
 
 async def _sample(ledger: Ledger, traces: dict[str, Trace]) -> None:
-    """Look at both ledgers again and again."""
+    """Sample both ledgers repeatedly."""
     while True:
         await _look(ledger, traces)
         await asyncio.sleep(SAMPLE_S)
@@ -284,7 +284,7 @@ async def _look(ledger: Ledger, traces: dict[str, Trace]) -> None:
 
 
 async def _everything_is_free(ledger: Ledger) -> None:
-    """Wait until a request that needs every slot is granted, in both organisations; nobody sweeps."""
+    """Wait until a request that needs all slots is granted in both organisations; no sweep runs in the background."""
     for account in (SEARCH, STRICT):
         while True:
             answer = (await ledger.run([Reserve(account, "probe", 0, 1, 0, LIMIT.concurrency)]))[0]

@@ -1,4 +1,4 @@
-"""Budgets in a Redis of their own."""
+"""Budgets in a separate Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ tokens_per_min = 60000
 async def test_live_use_is_read_where_the_budgets_are(
     redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What frontends reserve in the other database is shown from there, and is not in the mesh's."""
+    """Reservations of frontends in the other database are shown from there, and are not in the mesh's database."""
     (tmp_path / "kvmesh.toml").write_text(CONFIG)
     config = load(str(tmp_path / "kvmesh.toml"))
     other = redis_url.removesuffix("/0") + "/1"

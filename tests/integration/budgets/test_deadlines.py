@@ -1,4 +1,4 @@
-"""A class's runtime is kept to both sides, and what cannot be met never reaches an engine."""
+"""The runtime of a class holds in both directions, and a request that cannot meet its deadline never reaches an engine."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from tests.unit.triton.reader import submit
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
 RUNTIME_S = 2.0
-"""For the 30 s of a class of ordinary calls; `cuts` run by itself takes the true ones."""
+"""Stands for the 30 s of a class of ordinary calls; `cuts` as a program uses the true 30 s."""
 REQUESTS = 32
 LATE_S = RUNTIME_S / 2
-"""A stream that is not cut goes on for three runtimes more. How late a cut is: docs/measurements/budgets.md."""
+"""A stream that is not cut runs for three more runtimes. Delays of cuts: docs/measurements/budgets.md."""
 BACK_S = 1.0
 ENGINES = ("prefill-0-engine", "decode-0-engine")
 
 
 @pytest.fixture
 async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    """One prefill and one decode replica, warm: every stream is open and a prefill was measured."""
+    """One prefill and one decode replica, warm: all streams are open and a prefill has been measured."""
     async with running_mesh(config_of(RUNTIME_S, REQUESTS), tmp_path) as started:
         for token in (5, 6):
             end = await run(started, [token] * 2500, 3, 10.0, WRITER_KEY)
@@ -48,7 +48,7 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
 
 
 async def test_runtimes_hold_and_what_cannot_be_met_never_starts(mesh: Mesh) -> None:
-    """One mesh, three questions: a mesh takes longer to start than to ask."""
+    """One mesh for three checks, because its start takes longer than the checks."""
     await ends_at_the_runtime_of_its_class(mesh)
     await runs_as_long_as_another_class_allows(mesh)
     await never_starts_what_has_no_time_left(mesh)
@@ -56,9 +56,10 @@ async def test_runtimes_hold_and_what_cannot_be_met_never_starts(mesh: Mesh) -> 
 
 
 async def ends_at_the_runtime_of_its_class(mesh: Mesh) -> None:
-    """None is cut before, 95 of 100 within half a runtime after, all have tokens, and their blocks are free in a second.
+    """No stream is cut early, 95 of 100 within half a runtime afterwards, all have tokens, and their blocks are free
+    within a second.
 
-    What this machine takes for a health check meanwhile is not the mesh's.
+    The limits are extended by the slowest health check around the cut, which is a delay of this machine.
     """
     cuts = await cut(mesh, RUNTIME_S, REQUESTS, seed=5)
     print(cuts.row())
@@ -72,13 +73,15 @@ async def ends_at_the_runtime_of_its_class(mesh: Mesh) -> None:
 
 
 async def runs_as_long_as_another_class_allows(mesh: Mesh) -> None:
-    """The same mesh, a caller of the long class: it ends when it has its tokens."""
+    """The same mesh, a caller of the long class: the request ends with its last token."""
     end = await run(mesh, [7] * 40, round(1.1 * RUNTIME_S / STEP_S), None, WRITER_KEY)
     assert end.finish == pb.FINISH_REASON_LENGTH and end.after_s > RUNTIME_S, end
 
 
 async def never_starts_what_has_no_time_left(mesh: Mesh) -> None:
-    """50 ms left: refused at the door. More than that, less than its prefill takes: refused before any engine has it."""
+    """With 50 ms left: rejected at admission. With more, but less than the prefill takes: rejected before any engine
+    call.
+    """
     before = [await engine_counters(mesh, engine) for engine in ENGINES]
     prompts = [[number] * 9000 for number in range(10, 30)]  # 1.8 s of prefill each
     short = await asyncio.gather(*(run(mesh, prompt[:40], 10, 0.05) for prompt in prompts))
@@ -86,7 +89,7 @@ async def never_starts_what_has_no_time_left(mesh: Mesh) -> None:
     slow = await asyncio.gather(*(run(mesh, prompt, 10, 10.0, WRITER_KEY, ttft_s=1.0) for prompt in prompts))
     for ends in (short, late, slow):
         reasons = {reason(end) for end in ends}
-        # On a busy machine a timer may be faster than the refusal: this client's own (no reason) or the frontend's.
+        # On a busy machine a timer may be faster than the refusal: the client's own (no reason) or the frontend's.
         timer = "TTFT_TIMEOUT" if ends is slow else "DEADLINE"
         assert "INFEASIBLE_DEADLINE" in reasons <= {"INFEASIBLE_DEADLINE", timer, ""}, reasons
         assert {end.error.code() for end in ends if end.error} == {grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -95,7 +98,7 @@ async def never_starts_what_has_no_time_left(mesh: Mesh) -> None:
 
 
 async def replicas_refuse_by_themselves(mesh: Mesh) -> None:
-    """Whatever a router lets through: no engine call, and the estimate in the refusal."""
+    """A replica rejects by itself, if a router sends such a request: no engine call, and the estimate in the refusal."""
     before = [await engine_counters(mesh, engine) for engine in ENGINES]
     for part, phase in (
         ("prefill-0", attach_pb2.PHASE_CONTEXT_ONLY),
@@ -120,6 +123,6 @@ async def replicas_refuse_by_themselves(mesh: Mesh) -> None:
 
 
 def reason(end: End) -> str:
-    """Return the mesh's own word for how a call failed."""
+    """Return the mesh's own reason for the failure of a call."""
     assert end.error is not None, end
     return errors.from_rpc_error(end.error).reason

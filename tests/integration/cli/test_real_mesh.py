@@ -1,4 +1,4 @@
-"""The command line with the real mesh: the demo keeps its promise, and nothing is ever left behind."""
+"""The command line with the real mesh: the demo shows its result, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KVMESH = [sys.executable, "-c", "from kvmesh.cli.main import main; main()"]
 
 
 def processes_naming(folder: Path) -> dict[int, str]:
-    """Return every process whose command line names `folder`, this test's own left out."""
+    """Return the processes with `folder` in their command line, without this test's own."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -49,7 +49,7 @@ def wait_for_end(pid: int) -> None:
 
 @pytest.mark.timeout(120)
 def test_the_demo_finds_its_opening_in_cache(tmp_path: Path) -> None:
-    """On the second turn most blocks are matched and the first token comes sooner; then everything is gone."""
+    """On the second turn most blocks are matched and the TTFT is shorter; afterwards all processes have ended."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"}
     done = subprocess.run(
         bound_command([*KVMESH, "demo"]),
@@ -78,7 +78,7 @@ def test_the_demo_finds_its_opening_in_cache(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_or_killed_mesh_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    """Also the engines' own children end, whatever ends `kvmesh up`; only a kill leaves mesh.json."""
+    """The engines' child processes end, too, for any end of `kvmesh up`; only a kill leaves mesh.json."""
     command = bound_command([*KVMESH, "up", "--data-dir", str(tmp_path)])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as up:
         assert up.stdout is not None

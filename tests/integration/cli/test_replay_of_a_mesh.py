@@ -1,4 +1,4 @@
-"""`kvmesh replay --cost-of` with the real mesh: a replay with what its engines take, learnt by its router."""
+"""`kvmesh replay --cost-of` with the real mesh: a replay with the costs of its engines, learnt by its router."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 REPLAY = [sys.executable, "-m", "kvmesh.cli.main", "replay"]
 TRACE = Path(__file__).resolve().parents[3] / "bench" / "traces" / "conversation_head.jsonl.gz"
 PREFILL_S, TOKEN_S, TOKEN2_S = 0.01, 1e-4, 1e-8
-"""What the engines take; so that most of the time of a prompt is theirs and not the machine's."""
+"""Costs of the engines, large enough to dominate the time of a prompt on any machine."""
 
 FEW, ENOUGH = 3, 130
 PROMPT_TOKENS = (64, 1536)
 OFF_MAX = 0.2
-"""Share by which the fit may be off from what prompts of a size usually took."""
+"""Largest relative error of the fit from the usual times of prompts of a size."""
 
 
 async def replay(address: str, *options: str) -> tuple[int, str, str]:
@@ -41,7 +41,7 @@ async def replay(address: str, *options: str) -> tuple[int, str, str]:
 
 
 async def serve(mesh: Mesh, prompts: int, rng: random.Random) -> list[tuple[int, float]]:
-    """Let the mesh compute prompts of all sizes that share nothing, one by one; return tokens and seconds of each."""
+    """Compute prompts of all sizes without a shared prefix, one by one; return tokens and seconds of each."""
     taken = []
     for _ in range(prompts):
         tokens = round(PROMPT_TOKENS[0] * (PROMPT_TOKENS[1] / PROMPT_TOKENS[0]) ** rng.random())
@@ -54,7 +54,9 @@ async def serve(mesh: Mesh, prompts: int, rng: random.Random) -> list[tuple[int,
 
 
 async def test_a_replay_takes_the_costs_of_a_running_mesh(tmp_path: Path) -> None:
-    """Too few prompts are refused; then the seconds are the engines', and the table says whose they are."""
+    """With too few prompts the command fails; then the seconds are those of the engines, and the table names their
+    source.
+    """
     config = configure(
         engine={
             "arithmetic": "hashed",

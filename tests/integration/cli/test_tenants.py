@@ -1,4 +1,4 @@
-"""`kvmesh tenants` on a real Redis: what an operator sees, changes and gets wrong."""
+"""`kvmesh tenants` on a real Redis: output, changes and error messages for an operator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ requests_per_min = 600
 """
 
 pytestmark = pytest.mark.parametrize("redis_server", redis_binaries()[:1], indirect=True, ids=["redis"])
-"""One kind is enough: the store's own tests take all."""
+"""One kind of Redis is enough: the tests of the store use all kinds."""
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -70,7 +70,7 @@ def kvmesh(
 
 
 def followed(config: Path, url: str) -> Catalogue:
-    """Return what a frontend knows after its next look."""
+    """Return the tenants of a frontend after its next poll."""
 
     async def look() -> Catalogue:
         link = RedisLink(url)
@@ -83,7 +83,7 @@ def followed(config: Path, url: str) -> Catalogue:
 
 
 def test_what_is_set_holds_at_frontends_and_is_shown(kvmesh: Run, config: Path, redis_url: str) -> None:
-    """Several keys at once; an empty value goes back to the file's."""
+    """Several keys at once; an empty value restores the value of the file."""
     status, out, _ = kvmesh("set", "search", "concurrency=9", "weight=2.5", "class=batch", "strict=true")
     assert status == 0
     assert "concurrency = 9" in out
@@ -106,7 +106,7 @@ def test_what_is_set_holds_at_frontends_and_is_shown(kvmesh: Run, config: Path, 
 
 
 def test_a_limit_of_zero_is_said_to_be_none(kvmesh: Run, config: Path, redis_url: str) -> None:
-    """Who sets 0 lifts the limit, and reads so; people see words, programs the number."""
+    """An operator who sets 0 removes the limit, and the output says so: text for people, the number for programs."""
     status, out, _ = kvmesh("set", "search", "concurrency=0", "tokens_per_min=0", "weight=2")
     assert status == 0
     assert out.startswith("tenant search: concurrency: no limit, tokens_per_min: no limit, weight = 2.")
@@ -120,7 +120,7 @@ def test_a_limit_of_zero_is_said_to_be_none(kvmesh: Run, config: Path, redis_url
 
 
 def test_a_deleted_key_is_gone_at_frontends(kvmesh: Run, config: Path, redis_url: str) -> None:
-    """Its caller is unknown, no list has it, it cannot be changed, and its name is free again."""
+    """The caller is unknown, no list has the key, it cannot be changed, and its name is free again."""
     _, secret, _ = kvmesh("key", "mail", "--name", "mail-1")
     assert kvmesh("disable", "key:mail-1")[0] == 0
     status, out, _ = kvmesh("key", "mail", "--name", "mail-1", "--delete")
@@ -139,7 +139,7 @@ def test_a_deleted_key_is_gone_at_frontends(kvmesh: Run, config: Path, redis_url
 
 
 def test_disabled_and_enabled(kvmesh: Run, config: Path, redis_url: str) -> None:
-    """A tenant and a key, each by itself."""
+    """A tenant and a key, separately."""
     _, secret, _ = kvmesh("key", "mail", "--name", "mail-1")
     assert kvmesh("disable", "key:mail-1")[0] == 0
     with pytest.raises(MeshError, match="TENANT_DISABLED: the key mail-1"):
@@ -156,7 +156,7 @@ def test_disabled_and_enabled(kvmesh: Run, config: Path, redis_url: str) -> None
 
 
 def test_a_key_is_printed_once_and_kept_as_its_hash(kvmesh: Run, config: Path, redis_url: str) -> None:
-    """stdout has the key alone; what it prints for the configuration means the same key."""
+    """stdout has the key alone; the printed table for the configuration means the same key."""
     status, out, err = kvmesh("key", "search", "--gateway", "--name", "edge")
     secret = out.strip()
     assert status == 0
@@ -177,7 +177,7 @@ def test_a_key_is_printed_once_and_kept_as_its_hash(kvmesh: Run, config: Path, r
 
 
 def test_live_use_is_that_of_the_ledger(kvmesh: Run, config: Path, redis_url: str) -> None:
-    """What is reserved is missing from every scope that it was taken from."""
+    """Reserved tokens are missing from all scopes that they were taken from."""
     caller = Catalogue(load(config)).caller("search")
     assert caller is not None
 
@@ -201,7 +201,7 @@ def test_live_use_is_that_of_the_ledger(kvmesh: Run, config: Path, redis_url: st
 def test_an_organisation_is_shown_with_its_tenants_and_their_use(
     kvmesh: Run, config: Path, redis_url: str
 ) -> None:
-    """Its limits as they are now, and what each of its tenants has left; of others nothing."""
+    """Its current limits, and the remaining tokens of each of its tenants; no other organisation."""
     config.write_text(config.read_text() + '[tenants.reports]\norganisation = "acme"\n')
     caller = Catalogue(load(config)).caller("search")
     assert caller is not None
@@ -229,7 +229,7 @@ def test_an_organisation_is_shown_with_its_tenants_and_their_use(
 
 
 def test_an_organisation_without_limits_has_no_use(kvmesh: Run, config: Path) -> None:
-    """Nothing is counted for it."""
+    """Nothing is counted for the organisation."""
     config.write_text('[organisations.free]\n[tenants.lab]\norganisation = "free"\n')
     found = json.loads(kvmesh("show", "organisation:free", "--json")[1])
     assert (found["tenants"], found["use"], found["ledger"]) == (["lab"], [], None)
@@ -285,7 +285,7 @@ def test_an_organisation_without_limits_has_no_use(kvmesh: Run, config: Path) ->
     ],
 )
 def test_mistakes(kvmesh: Run, config: Path, redis_url: str, arguments: list[str], sentence: str) -> None:
-    """One sentence with field, value and what is allowed, status 2, and nothing is written."""
+    """One sentence with field, value and allowed range, status 2, and nothing is written."""
     status, out, err = kvmesh(*arguments)
     assert status == 2
     assert out == ""
@@ -295,7 +295,9 @@ def test_mistakes(kvmesh: Run, config: Path, redis_url: str, arguments: list[str
 
 
 def test_redis_away(kvmesh: Run, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
-    """What the file says is shown, and that it is no more; nothing can be changed. Status 1, one sentence."""
+    """The limits of the file are shown, with a note that Redis is unavailable; nothing can be changed. Status 1, one
+    sentence.
+    """
     monkeypatch.setenv(VARIABLE, f"redis://:hidden@127.0.0.1:{free_port}/0")
     for arguments in (
         ["list", "--json"],
@@ -314,7 +316,7 @@ def test_redis_away(kvmesh: Run, monkeypatch: pytest.MonkeyPatch, free_port: int
 def test_a_wrong_password_is_no_outage(
     kvmesh: Run, monkeypatch: pytest.MonkeyPatch, redis_url: str, config: Path
 ) -> None:
-    """The sentence names the password; neither the right one nor the wrong one is shown."""
+    """The message names the password as the cause; neither password is shown."""
     client = SyncRedis.from_url(redis_url)
     client.config_set("requirepass", "s3cret")
     try:
@@ -330,7 +332,7 @@ def test_a_wrong_password_is_no_outage(
 
 
 def test_a_mesh_without_tenants_says_so(kvmesh: Run, config: Path) -> None:
-    """An empty table would leave open whether everybody or nobody may call."""
+    """An empty table would not say whether all callers are accepted or none."""
     config.write_text("")
     status, out, err = kvmesh("list")
     assert (status, out) == (0, "")
@@ -339,7 +341,7 @@ def test_a_mesh_without_tenants_says_so(kvmesh: Run, config: Path) -> None:
 
 
 def test_without_an_address_of_redis(kvmesh: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No mesh runs here, and nobody said where else."""
+    """No mesh runs here, and no option gives the address."""
     monkeypatch.delenv(VARIABLE)
     status, _, err = kvmesh("list")
     assert status == 2
