@@ -91,7 +91,7 @@ def changed(limit: Limit) -> Account:
     return replace(ACCOUNT, scopes=(ORGANISATION, TENANT, replace(KEY, limit=limit)))
 
 
-async def test_what_another_release_keeps_in_its_own_form_harms_nobody(budget: Budget) -> None:
+async def test_data_of_another_release_is_left_alone(budget: Budget) -> None:
     """The previous release kept levels in another format, under names of its own."""
     was = "{" + MESH + ":acme}:budget"
     await budget.link.execute("HSET", f"{was}:levels", TENANT.name, f"600000 60000000 {budget.now_ms}")
@@ -102,7 +102,7 @@ async def test_what_another_release_keeps_in_its_own_form_harms_nobody(budget: B
 
 
 @pytest.mark.parametrize("tokens", [1, 333, 1000])
-async def test_a_refusal_says_to_the_millisecond_when_it_would_fit(budget: Budget, tokens: int) -> None:
+async def test_retry_after_is_exact_to_the_millisecond(budget: Budget, tokens: int) -> None:
     """One millisecond earlier the request is rejected, then it is granted; also at rates that no millisecond divides."""
     account = changed(Limit(0, 0, 7000, 1000, 0))
     assert isinstance(await budget.reserve("all", 1000, account), Granted)
@@ -114,7 +114,7 @@ async def test_a_refusal_says_to_the_millisecond_when_it_would_fit(budget: Budge
     assert isinstance(await budget.reserve("r", tokens, account), Granted)
 
 
-async def test_a_refusal_names_the_longest_wait_and_of_equals_the_innermost(budget: Budget) -> None:
+async def test_a_refusal_names_the_longest_wait_then_the_innermost_scope(budget: Budget) -> None:
     """First the key and its tenant are equally empty; then the tenant alone is emptier."""
     await budget.reserve("all", 1000)
     equal = await budget.reserve("r", 500)
@@ -163,7 +163,7 @@ async def test_debt_is_repaid_before_the_next_admission(budget: Budget) -> None:
     assert isinstance(await budget.reserve("r", 0), Granted)
 
 
-async def test_what_is_repeated_is_done_once(budget: Budget) -> None:
+async def test_operations_are_idempotent(budget: Budget) -> None:
     """Reserve, settle, extend, draw, spend: after repetitions the levels are those of one operation each (idempotent)."""
     for _ in range(3):
         await budget.reserve("a", 300)
@@ -178,7 +178,7 @@ async def test_what_is_repeated_is_done_once(budget: Budget) -> None:
     assert await budget.tokens() == 1000 - 340 - 20 - 100 - 40
 
 
-async def test_our_fault_before_the_first_token_costs_nothing(budget: Budget) -> None:
+async def test_a_mesh_fault_before_the_first_token_costs_nothing(budget: Budget) -> None:
     """The request costs neither tokens nor a request."""
     before = await budget.one(Show(ACCOUNT))
     await budget.reserve("a", 300)
@@ -197,7 +197,7 @@ async def test_a_reservation_that_arrives_after_its_settlement_holds_nothing(bud
     assert (await budget.ledger_totals()).open_count == 0
 
 
-async def test_slots_of_a_dead_frontend_are_back_when_its_lease_is_over(budget: Budget) -> None:
+async def test_slots_of_a_dead_frontend_are_free_when_its_lease_expires(budget: Budget) -> None:
     """No background sweep is needed: the next operation frees expired slots. The tokens stay charged, at the estimate."""
     for rid in "abcd":
         assert isinstance(await budget.reserve(rid, 10), Granted)
@@ -235,7 +235,7 @@ async def test_a_swept_reservation_can_be_settled_late_and_reopened(budget: Budg
     )
 
 
-async def test_what_redis_lost_is_made_anew_without_debt(budget: Budget) -> None:
+async def test_state_lost_by_redis_is_restored_without_debt(budget: Budget) -> None:
     """Three frontends restore more than a burst: the level ends at 0, the slots are counted, the ledger adds up."""
     for rid in "abc":
         await budget.one(Reserve(ACCOUNT, rid, 600, LEASE_S, force=True))
@@ -370,7 +370,7 @@ async def test_a_count_that_cannot_be_read_is_added_up_anew(budget: Budget, fiel
     assert shown.ledger_totals.sweep_count == 1
 
 
-async def test_what_is_lowered_is_swept_all_the_same(budget: Budget) -> None:
+async def test_a_lowered_reservation_is_swept(budget: Budget) -> None:
     """In one call: a Lower of an expired reservation does not exempt the reservation from the sweep that follows."""
     await budget.reserve("r", 100)
     budget.now_ms += 16_000
@@ -400,7 +400,7 @@ async def test_limits_change_while_requests_run(budget: Budget) -> None:
     assert isinstance(await budget.reserve("d", 900, unlimited), Denied)  # the tenant's limit still holds
 
 
-async def test_a_slab_is_drawn_as_far_as_the_levels_reach(budget: Budget) -> None:
+async def test_a_quota_lease_is_drawn_up_to_the_levels(budget: Budget) -> None:
     """Used tokens are charged, the rest is refilled or given back; running requests keep their reservations in any
     case.
     """
@@ -473,7 +473,7 @@ async def test_a_script_that_redis_forgot_is_sent_again(budget: Budget) -> None:
     assert [each.remaining.tokens for each in answers if isinstance(each, Granted)] == [1000, 999, 997, 994]
 
 
-async def test_redis_is_away(free_port: int) -> None:
+async def test_redis_is_unavailable(free_port: int) -> None:
     """All callers get RedisAway and no other error."""
     link = RedisLink(f"redis://127.0.0.1:{free_port}/0")
     with pytest.raises(RedisUnavailable):

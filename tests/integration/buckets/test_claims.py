@@ -91,7 +91,7 @@ def tenant(link: RedisLink, seed: int) -> Tenant:
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_large_request_is_let_in_when_it_was_told(link: RedisLink, seed: int) -> None:
+async def test_a_large_request_is_admitted_after_its_retry_after(link: RedisLink, seed: int) -> None:
     """For each size above half of the burst, and each delay within the allowed one. No window exceeds the limit, and
     the small requests get a Retry-After for their wait.
     """
@@ -121,9 +121,7 @@ async def test_a_large_request_is_let_in_when_it_was_told(link: RedisLink, seed:
 
 
 @pytest.mark.parametrize("gives_up", [True, False])
-async def test_large_ones_hold_up_small_ones_half_of_the_time_at_most(
-    link: RedisLink, gives_up: bool
-) -> None:
+async def test_claims_block_small_requests_at_most_half_of_the_time(link: RedisLink, gives_up: bool) -> None:
     """Small requests are rejected at most as long as they are admitted, whether large requests come again or give up."""
     mine = tenant(link, 77)
     for _ in range(150):
@@ -141,7 +139,7 @@ async def test_large_ones_hold_up_small_ones_half_of_the_time_at_most(
     assert 0.3 * steps < held < 0.55 * steps and (large == 0) == gives_up
 
 
-async def test_an_organisation_is_nobodys_to_claim(link: RedisLink) -> None:
+async def test_the_limit_of_an_organisation_cannot_be_claimed(link: RedisLink) -> None:
     """A claim of one tenant on the organisation's limit blocks no other tenant."""
     mine = tenant(link, 78)
     limit = Limit(0, 0, RATE, BURST, 0)

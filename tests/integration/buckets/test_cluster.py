@@ -91,7 +91,7 @@ async def test_a_budget_survives_the_move_of_its_slot(cluster: Cluster, link: Re
     assert isinstance(shown, Shown) and shown.ledger_totals.reserved == shown.ledger_totals.settled == 100
 
 
-async def test_a_node_that_answers_nobody_is_redis_away(cluster: Cluster, link: RedisLink) -> None:
+async def test_a_frozen_node_raises_redis_away(cluster: Cluster, link: RedisLink) -> None:
     """Operations on budgets of this node raise RedisAway; the budgets are intact when the node is back."""
     ledger = Ledger(link, MESH)
     accounts = [account(f"away-{index}") for index in range(12)]

@@ -100,7 +100,7 @@ async def test_a_scope_without_open_overrun_admits_any_request(budget: Budget) -
     assert await budget.open() == (3500, 3500)
 
 
-async def test_a_tenant_is_not_held_up_by_what_others_have_open(budget: Budget) -> None:
+async def test_open_overrun_of_one_tenant_does_not_block_another(budget: Budget) -> None:
     """A tenant without open overrun runs one request, even if its organisation has too much open; its second one waits."""
     for rid, account in (("a", SEARCH), ("b", CHAT)):
         assert isinstance(await budget.reserve(rid, 2500, account), Granted)
@@ -109,7 +109,7 @@ async def test_a_tenant_is_not_held_up_by_what_others_have_open(budget: Budget) 
     assert denied.overrun_excess == 2500 + 2500 + 400 - 4000
 
 
-async def test_open_overrun_is_closed_by_whatever_ends_it(budget: Budget) -> None:
+async def test_every_end_of_a_request_closes_its_open_overrun(budget: Budget) -> None:
     """Extensions, settlements, successor executions and sweeps close it; a quota lease reserves as much as the limit
     leaves, and running requests in any case.
     """
@@ -130,7 +130,7 @@ async def test_open_overrun_is_closed_by_whatever_ends_it(budget: Budget) -> Non
     assert await budget.open() == (0, 0)
 
 
-async def test_what_slabs_hold_free_refuses_no_request(budget: Budget) -> None:
+async def test_free_overrun_of_quota_leases_rejects_no_request(budget: Budget) -> None:
     """If no request has any open overrun, one is admitted with any overrun.
 
     The next one is rejected, also if the open overrun is that of a quota lease's own requests.
@@ -182,7 +182,7 @@ PER_MIN, BURST, PROMPT, MAX_OUTPUT = 600, 600, 1, 4096
 
 
 @pytest.mark.parametrize("tokens_overrun", [2 * BURST, 9000])
-async def test_short_outputs_that_were_taught_buy_no_long_ones(redis_url: str, tokens_overrun: int) -> None:
+async def test_learned_short_outputs_do_not_admit_long_ones(redis_url: str, tokens_overrun: int) -> None:
     """Eight frontends learn that outputs have one token; then 160 requests with 4,096 tokens each arrive."""
     limit = Limit(tokens_per_min=PER_MIN, tokens_burst=BURST, tokens_overrun=tokens_overrun)
     who = Caller(

