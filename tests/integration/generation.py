@@ -1,4 +1,4 @@
-"""What a test's client does: sends requests, checks the stream's rules, keeps what came."""
+"""The client of tests: sends requests, checks the contract of the stream, collects the output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 
 @dataclass
 class Answer:
-    """What one call gave: tokens in order, and how it ended."""
+    """The result of one call: tokens in order, and its end."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -48,12 +48,12 @@ async def generate(
     timeout_s: float = 120.0,
     on_tokens: Callable[[Answer], None] | None = None,
 ) -> Answer:
-    """Send `request`, check that its stream keeps the rules of the proto, and return what came."""
+    """Send `request`, check that its stream follows the contract of the proto, and return the result."""
     answer = Answer()
     call = stub.Generate(request, timeout=timeout_s)
     try:
         async for message in call:
-            assert answer.finished is None, "a message behind the last one"
+            assert answer.finished is None, "a message after the last one"
             match message.WhichOneof("event"):
                 case "started":
                     assert answer.started is None, "started twice"
@@ -84,7 +84,7 @@ async def generate(
 async def generate_all(
     stub: Any, requests: Sequence[pb.GenerateRequest], *, concurrency: int, timeout_s: float = 300.0
 ) -> list[Answer]:
-    """Send `requests`, at most `concurrency` at once, and return the answers in their order."""
+    """Send `requests`, at most `concurrency` at once, and return the results in their order."""
     gate = asyncio.Semaphore(concurrency)
 
     async def one(request: pb.GenerateRequest) -> Answer:

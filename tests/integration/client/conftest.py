@@ -1,4 +1,4 @@
-"""The mesh whose frontends clients lose."""
+"""The mesh of the tests in which clients lose a frontend."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
 
 @pytest.fixture
 async def mesh(lent: LentMesh) -> AsyncIterator[Mesh]:
-    """The module's mesh, whole and idle."""
+    """The module's mesh, with all processes running and idle."""
     async with lent.lease() as mesh:
         yield mesh

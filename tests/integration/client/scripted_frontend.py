@@ -1,4 +1,4 @@
-"""A frontend in this process that says what a script tells it, and its health only while its loop is not said to hang."""
+"""A frontend in this process that follows a script; its health check answers unless its event loop is said to hang."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDS = list(range(10, 20))
 
 
 class ScriptedFrontend(inference_pb2_grpc.InferenceServiceServicer, health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
-    """Runs `script(request, self, context)` for every request; `requests` are all that came."""
+    """Runs `script(request, self, context)` for every request; `requests` has all requests received."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -70,7 +70,7 @@ async def scripted(
 
 
 async def begin(request: pb.GenerateRequest, context: Any, count: int) -> int:
-    """Write `started` and `count` tokens behind those the client has; return how many it has now."""
+    """Write `started` and `count` tokens after those that the client has received; return the number that it has then."""
     await context.write(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"t")))
     have = len(request.options.resume.received_token_ids)
     ids = IDS[have : have + count]
@@ -82,7 +82,7 @@ async def begin(request: pb.GenerateRequest, context: Any, count: int) -> int:
 
 
 async def well(request: pb.GenerateRequest, frontend: ScriptedFrontend, context: Any) -> None:
-    """Answer all ten tokens."""
+    """Stream all ten tokens and the end."""
     await begin(request, context, len(IDS))
     await context.write(
         pb.GenerateResponse(finished=pb.Finished(usage=pb.Usage(output_token_count=len(IDS))))
@@ -90,7 +90,9 @@ async def well(request: pb.GenerateRequest, frontend: ScriptedFrontend, context:
 
 
 def stalls(after: int, *, hangs: bool) -> Script:
-    """Return a script that falls silent behind `after` tokens, -1: before `started`. `hangs`: so does the whole loop."""
+    """Return a script that stalls after `after` tokens (-1: before `started`). With `hangs` the whole event loop
+    stalls.
+    """
 
     async def script(request: pb.GenerateRequest, frontend: ScriptedFrontend, context: Any) -> None:
         frontend.is_hung = hangs

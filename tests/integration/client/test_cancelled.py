@@ -1,4 +1,4 @@
-"""Readers that lose interest: nothing of their answers stays behind."""
+"""Cancelled readers: no memory of their streams is leaked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.client.scripted_frontend import IDS, ScriptedFrontend, sc
 
 
 async def endless(request: pb.GenerateRequest, frontend: ScriptedFrontend, context: Any) -> None:
-    """Say something each millisecond, for as long as anybody listens."""
+    """Write a token each millisecond while the call is open."""
     await context.write(pb.GenerateResponse(started=pb.Started(request_id="r", max_output_tokens=4096)))
     for position in range(4096):
         tokens = pb.Tokens(position=position, ids=IDS[:1], text="a" * 200)
@@ -22,7 +22,7 @@ async def endless(request: pb.GenerateRequest, frontend: ScriptedFrontend, conte
 
 
 async def test_a_cancelled_reader_leaves_no_memory_behind() -> None:
-    """Whether its task is cancelled or it closes the generation: what the frontend said after is freed too."""
+    """Cancelling the task or closing the generation frees the messages that the frontend has sent afterwards, too."""
     chance = random.Random(2)
     async with scripted(endless) as frontend, Client([frontend.address]) as client:
 
@@ -48,4 +48,4 @@ async def test_a_cancelled_reader_leaves_no_memory_behind() -> None:
             return allocated_bytes()
 
         before = await allocated(160)
-        assert await allocated(400) - before < 400 * 500  # 1,200 bytes each, where they leak
+        assert await allocated(400) - before < 400 * 500  # 1,200 bytes each, if they leak

@@ -1,4 +1,4 @@
-"""The programs of docs/client.md say what the page says, to frontends that record it."""
+"""The programs of docs/client.md print the output that the page shows, with frontends that record their calls."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ async def shown(program: str, *frontends: str) -> str:
 
 
 async def test_the_example_of_the_page_runs() -> None:
-    """It prints the answer and its count."""
+    """The program prints the answer and its token count."""
     async with scripted(well) as one, scripted(well) as other:
         out = await shown(FIRST.text, one.address, other.address)
     assert out == f"{'x' * 10}\n10 tokens, 0 resumes\n"
 
 
 async def test_the_conversation_of_the_page_sends_all_messages_again() -> None:
-    """Each turn has the questions and answers before it."""
+    """Each turn contains the questions and answers before it."""
     async with scripted(well) as frontend:
         out = await shown(CONVERSATION.text, frontend.address)
     assert out == f"{'x' * 10}\n" * 2

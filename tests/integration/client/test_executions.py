@@ -1,4 +1,6 @@
-"""One request at two frontends of a real mesh: the later execution goes on, the earlier one ends, all is charged once."""
+"""One request at two frontends of a real mesh: the later execution continues, the earlier one ends, each token is
+charged once.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ TOKENS = 150
 
 
 async def until_tokens(answer: Generation, count: int) -> None:
-    """Read `answer` until it has so many tokens."""
+    """Read `answer` until it has `count` tokens."""
     while len(answer.ids) < count:
         await anext(answer)
 
 
 async def test_of_two_executions_the_later_one_goes_on(mesh: Mesh) -> None:
-    """By key and by token: the earlier stream ends with a type, the later one is exact, and each token is charged once."""
+    """By key and by token: the earlier stream ends with a typed error, the later one is exact, and each token is
+    charged once.
+    """
     one_address, other_address = addresses(mesh)
     (prompt,) = prompts(3, 1)
     async with Client([one_address]) as one, Client([other_address]) as other:
@@ -41,7 +45,7 @@ async def test_of_two_executions_the_later_one_goes_on(mesh: Mesh) -> None:
         assert caught.value.ids == whole.ids[: len(caught.value.ids)]
         assert (await reading).ids == whole.ids and second.request_id == first.request_id
         charged += len(prompt) + TOKENS
-        # The same token, twice at once: one of the two goes on.
+        # The same token, twice at once: one of the two executions continues.
         third = one.generate(prompt_tokens=prompt, max_output_tokens=TOKENS, seed=5, idempotency_key="b")
         await until_tokens(third, 30)
         assert third.started is not None
@@ -65,7 +69,7 @@ async def test_of_two_executions_the_later_one_goes_on(mesh: Mesh) -> None:
             return found["prompt"] + found["output"] == charged
 
         await until(all_is_settled, 5, f"{charged} tokens settled: {await settled(mesh)}")
-        # What has ended is made again, and charged no second time, and not for ever.
+        # A finished request is executed again a limited number of times, without another charge.
         for _ in range(3):
             again = await one.generate(
                 prompt_tokens=prompt, max_output_tokens=TOKENS, seed=5, idempotency_key="a"
@@ -84,7 +88,7 @@ async def test_of_two_executions_the_later_one_goes_on(mesh: Mesh) -> None:
 
 
 async def test_without_redis_streams_still_move(mesh: Mesh) -> None:
-    """Redis is gone, then a frontend: its streams are taken over all the same."""
+    """Without Redis and then without a frontend, its streams are taken over all the same."""
     asked = prompts(4, 8)
     async with Client(addresses(mesh)) as client:
         whole = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Streams of the client outlive their frontend, however it goes: no token repeated, none missing, a pause."""
+"""Failover: streams of the client survive the loss of their frontend with a pause. No token is repeated or missing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TOKENS = 400
 
 @dataclass
 class Reader:
-    """One stream, and the longest wait for a chunk of it."""
+    """One stream, and its longest wait for a chunk."""
 
     generation: Generation
     chunks: list[Chunk] = field(default_factory=list)
     pause_s: float = 0.0
 
     async def run(self) -> None:
-        """Take all chunks."""
+        """Read all chunks."""
         loop = asyncio.get_running_loop()
         last_s: float | None = None
         async for chunk in self.generation:
@@ -53,7 +53,7 @@ def prompts(seed: int, count: int) -> list[list[int]]:
 
 
 async def whole(mesh: Mesh, asked: Sequence[list[int]]) -> list[Generation]:
-    """Return the undisturbed answers."""
+    """Return the outputs of an undisturbed mesh."""
     async with Client(addresses(mesh)) as client:
         found = [
             client.generate(prompt_tokens=each, max_output_tokens=TOKENS, seed=at, explain=True)
@@ -66,7 +66,7 @@ async def whole(mesh: Mesh, asked: Sequence[list[int]]) -> list[Generation]:
 
 @dataclass
 class Outcome:
-    """What 16 streams saw while their frontend was disturbed."""
+    """The results of 16 streams during a fault of their frontend."""
 
     moved: list[Reader]
     stayed: list[Reader]
@@ -78,17 +78,17 @@ class Outcome:
 
     @property
     def usual_pause_s(self) -> float:
-        """Longest wait of those that nothing happened to: what a busy machine adds."""
+        """Longest wait of the streams without a fault: the delay that a busy machine adds."""
         return max(reader.pause_s for reader in self.stayed)
 
     @property
     def adopted(self) -> int:
-        """Moved streams whose running attempt was taken over."""
+        """Moved streams with a takeover of their running attempt."""
         return sum(finish(reader).explanation.adoption_count > 0 for reader in self.moved)
 
     @property
     def recomputed(self) -> int:
-        """Tokens computed again."""
+        """Tokens that were computed again."""
         return sum(finish(reader).usage.recomputed_token_count for reader in (*self.moved, *self.stayed))
 
 
@@ -99,7 +99,9 @@ def finish(reader: Reader) -> pb.Finished:
 
 
 async def disturbed(mesh: Mesh, disturb: Callable[[], Awaitable[object]]) -> Outcome:
-    """Run 16 streams over both frontends, disturb when all have tokens, and return what they saw: all of it exact."""
+    """Run 16 streams over both frontends, run `disturb` when all have tokens, return the outcome. All outputs must be
+    exact.
+    """
     asked = prompts(1, STREAMS)
     expected = await whole(mesh, asked)
     async with Client(addresses(mesh)) as client:
@@ -125,7 +127,7 @@ async def disturbed(mesh: Mesh, disturb: Callable[[], Awaitable[object]]) -> Out
 
 
 async def test_kill_of_a_frontend_costs_a_pause(mesh: Mesh) -> None:
-    """kill -9 under 16 streams: each goes on at the other frontend within a second, and nothing is computed again."""
+    """kill -9 under 16 streams: each continues at the other frontend within a second, and no token is computed again."""
     seen = await disturbed(mesh, mesh.parts["frontend-0"].end)
     assert 0 < len(seen.moved) < STREAMS
     assert seen.adopted == len(seen.moved)
@@ -135,7 +137,7 @@ async def test_kill_of_a_frontend_costs_a_pause(mesh: Mesh) -> None:
 
 
 async def test_a_frozen_frontend_is_noticed(mesh: Mesh) -> None:
-    """SIGSTOP for 10 s: noticed within 3 s, and what thaws disturbs nobody."""
+    """SIGSTOP for 10 s: detected within 3 s; the process disturbs no stream after SIGCONT."""
 
     async def freeze() -> None:
         os.kill(mesh.parts["frontend-0"].pid, signal.SIGSTOP)
@@ -150,7 +152,9 @@ async def test_a_frozen_frontend_is_noticed(mesh: Mesh) -> None:
 
 
 async def test_a_frontend_that_drains_hands_its_streams_over(mesh: Mesh) -> None:
-    """SIGTERM: the client is told at once and goes on elsewhere without a gap; the process ends within seconds."""
+    """SIGTERM (graceful shutdown): the client is told at once and continues elsewhere without a gap; the process ends
+    within seconds.
+    """
     loop, ended = asyncio.get_running_loop(), list[float]()
 
     async def drain() -> None:

@@ -1,4 +1,6 @@
-"""What the client does with frontends that hang, are slow, refuse, or are cut off: real connections, scripted answers."""
+"""The client's failure detector, with frontends that hang, are slow, refuse, or are cut off: real connections, scripted
+responses.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ PATIENCE = RetryPolicy(silence_s=0.4, answer_s=0.8)
 
 
 async def first(client: Client, frontend: ScriptedFrontend) -> Any:
-    """Return an answer whose first send went to `frontend`."""
+    """Return an answer that was first sent to `frontend`."""
     while True:
         reading = asyncio.create_task(client.generate("x", deadline_s=20).all())
         while not reading.done():
@@ -37,7 +39,7 @@ async def first(client: Client, frontend: ScriptedFrontend) -> Any:
 
 @pytest.mark.parametrize("after", [-1, 0, 4])
 async def test_a_frontend_whose_loop_hangs_is_left(after: int) -> None:
-    """It answers no question for its health: its streams go on elsewhere, its calls are cancelled, others avoid it."""
+    """Health checks get no response: its streams continue elsewhere, its calls are cancelled, new requests avoid it."""
     async with AsyncExitStack() as stack:
         hung = await stack.enter_async_context(scripted(stalls(after, hangs=True)))
         good = await stack.enter_async_context(scripted(well))
@@ -64,7 +66,7 @@ async def test_a_frontend_whose_loop_hangs_is_left(after: int) -> None:
 
 
 async def test_a_slow_model_is_waited_for() -> None:
-    """A frontend that says nothing on the stream but answers the question for its health is not left."""
+    """A frontend with a silent stream and an answered health check is kept."""
 
     async def slow(request: pb.GenerateRequest, frontend: ScriptedFrontend, context: Any) -> None:
         await begin(request, context, 3)
@@ -87,7 +89,7 @@ async def test_a_slow_model_is_waited_for() -> None:
 
 
 class Cable:
-    """A connection between client and frontend that can be cut: what is sent then arrives nowhere, and nobody is told."""
+    """A connection between client and frontend that can be cut: later bytes are dropped, and neither end gets an error."""
 
     def __init__(self, address: str) -> None:
         self._host, _, port = address.rpartition(":")
@@ -103,7 +105,7 @@ class Cable:
         writer.close()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection."""
+        """Forward the bytes of one connection."""
         there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
         try:
             await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
@@ -116,7 +118,7 @@ class Cable:
 
 @asynccontextmanager
 async def cabled(frontend: ScriptedFrontend) -> AsyncIterator[Cable]:
-    """Put a cable before `frontend`."""
+    """Yield the address of a cable to `frontend`."""
     cable = Cable(frontend.address)
     server = await asyncio.start_server(cable.serve, "127.0.0.1", 0)
     cable.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -127,7 +129,7 @@ async def cabled(frontend: ScriptedFrontend) -> AsyncIterator[Cable]:
 
 
 async def test_a_frontend_that_is_cut_off_is_left() -> None:
-    """No reset, no answer: noticed as a frozen one is."""
+    """Neither reset nor response: detected like a frozen frontend."""
     async with AsyncExitStack() as stack:
         far = await stack.enter_async_context(scripted(stalls(4, hangs=False)))
         good = await stack.enter_async_context(scripted(well))
@@ -143,14 +145,14 @@ async def test_a_frontend_that_is_cut_off_is_left() -> None:
 
 
 async def test_one_deadline_holds_over_all_sends() -> None:
-    """The time runs on while the stream goes from one frontend to the other; the error carries what came."""
+    """The deadline keeps running while the stream moves between frontends; the error carries the tokens received."""
     sends = 0
 
     async def breaks(request: pb.GenerateRequest, frontend: ScriptedFrontend, context: Any) -> None:
         nonlocal sends
         sends += 1
         await begin(request, context, 1)
-        if sends == 4:  # the time is over in the middle of a send, and not between two
+        if sends == 4:  # the deadline passes during a send, not between two
             await asyncio.Event().wait()
         raise MeshError("DRAINING", "going down", retry_after_s=0.1)
 
@@ -170,7 +172,7 @@ async def test_one_deadline_holds_over_all_sends() -> None:
 
 
 async def test_cancelling_the_reader_cancels_the_call() -> None:
-    """The frontend hears of it at once; so it does of a reader that leaves its loop."""
+    """The frontend sees the cancellation at once; the same for a reader that leaves its loop."""
     async with scripted(stalls(4, hangs=False)) as frontend, Client([frontend.address]) as client:
 
         async def read() -> None:
@@ -189,7 +191,7 @@ async def test_cancelling_the_reader_cancels_the_call() -> None:
 
 
 async def test_a_mesh_that_is_away_is_given_up_with_a_type(free_port: int) -> None:
-    """Nobody listens: bounded sends, and an error that says what may be done."""
+    """No process listens: a bounded number of sends, and an error that says how to proceed."""
     retry_policy = RetryPolicy(sends_max=4)
     async with Client([f"127.0.0.1:{free_port}"], retry_policy=retry_policy) as client:
         answer = client.generate("x", deadline_s=30)
@@ -199,7 +201,7 @@ async def test_a_mesh_that_is_away_is_given_up_with_a_type(free_port: int) -> No
 
 
 async def test_many_silent_streams_ask_once() -> None:
-    """The question for the health is one per frontend, not one per stream."""
+    """There is one health check per frontend, not one per stream."""
     async with scripted(stalls(4, hangs=False)) as frontend:
         async with Client([frontend.address], retry_policy=PATIENCE) as client:
             readings = [asyncio.create_task(client.generate("x", deadline_s=20).all()) for _ in range(50)]
@@ -212,7 +214,7 @@ async def test_many_silent_streams_ask_once() -> None:
 
 
 async def test_a_frontend_under_tls_is_reached_by_its_authority(tmp_path: Path) -> None:
-    """Credentials are passed in; without them the frontend is not spoken to."""
+    """Credentials are an argument; without them no request is sent to the frontend."""
     files = Folder(tmp_path).files("frontend")
     key, chain = Path(files.key).read_bytes(), Path(files.certificate).read_bytes()
     credentials = grpc.ssl_channel_credentials(Path(files.authority).read_bytes())
@@ -226,7 +228,7 @@ async def test_a_frontend_under_tls_is_reached_by_its_authority(tmp_path: Path) 
 
 
 def test_importing_the_client_loads_no_service() -> None:
-    """It is for applications: no Redis, no tokenizer, no server."""
+    """Applications import it: no Redis, no tokenizer, no server."""
     program = "import kvmesh.client, sys; print(sorted({each.partition('.')[0] for each in sys.modules}))"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True, text=True

@@ -35,7 +35,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 @pytest_asyncio.fixture
 async def prefill(servers: tuple[Server, Server]) -> AsyncIterator[Client]:
-    """A client of the engine without costs."""
+    """A client of the engine without simulated costs."""
     client = Client(servers[0])
     yield client
     await client.close()

@@ -34,7 +34,7 @@ class Server:
     started_s: float
 
     def wait_ready(self) -> None:
-        """Wait until the model answers; fails with the log when the process ends before."""
+        """Wait until the model is ready; fail with the log if the process ends before."""
         deadline_s = time.monotonic() + _READY_TIMEOUT_S
         while time.monotonic() < deadline_s:
             if self.process.poll() is not None:
@@ -48,7 +48,7 @@ class Server:
         raise AssertionError(f"not ready: {self.log.read_text()[-2000:]}")
 
     def kill(self) -> None:
-        """Kill -9, as the last word."""
+        """Kill the process with SIGKILL and wait for its end."""
         self.process.kill()
         self.process.wait()
 
@@ -70,7 +70,7 @@ def launch(directory: Path, *options: str) -> Server:
 
 @dataclass
 class Answer:
-    """Everything one request was answered with."""
+    """The collected responses to one request."""
 
     tokens: list[int] = field(default_factory=list)
     handoff: bytes | None = None
@@ -81,7 +81,7 @@ class Answer:
 
 
 def request(prompt: list[int], output: int = 8, kind: str | None = None, **options: Any) -> dict[str, Any]:
-    """A request for `stream_infer`. Options: handoff, kv_peer, request_id, and any scalar tensor by name."""
+    """Return a request for `stream_infer`. Options: handoff, kv_peer, request_id, and any scalar tensor by name."""
     handoff, kv_peer = options.pop("handoff", None), options.pop("kv_peer", None)
     request_id = options.pop("request_id", "r")
     tensors = {"streaming": True, "return_perf_metrics": True, **options}
@@ -126,7 +126,7 @@ def _input(name: str, values: npt.NDArray[Any], data_type: str) -> triton.InferI
 
 
 class Client:
-    """Talks to one server; one stream per request."""
+    """A client of one server; one stream per request."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -136,7 +136,7 @@ class Client:
         await self._client.close()
 
     def stream(self, body: dict[str, Any], timeout_s: float = 30.0) -> Any:
-        """The raw call: iterate it, or cancel it."""
+        """Return the raw call, to be iterated or cancelled."""
 
         async def one() -> AsyncIterator[dict[str, Any]]:
             yield body
@@ -144,10 +144,10 @@ class Client:
         return self._client.stream_infer(one(), stream_timeout=timeout_s)
 
     async def run(self, *arguments: Any, **options: Any) -> Answer:
-        """Send a request and collect its whole answer."""
+        """Send a request and collect its responses."""
         answer = Answer()
         async for result, error in self.stream(request(*arguments, **options)):
-            assert not answer.is_final, "something came after the final response"
+            assert not answer.is_final, "a message came after the final response"
             if error is not None:
                 answer.error = str(error)
                 continue
@@ -162,7 +162,7 @@ class Client:
         return answer
 
     async def subscribe(self, kind: str, timeout_s: float = 30.0) -> AsyncGenerator[dict[str, Any], None]:
-        """Messages of a subscription until it ends or the caller closes this generator."""
+        """Yield the messages of a subscription until it ends or the caller closes this generator."""
         call = self.stream(request([1], 1, kind), timeout_s)
         try:
             async for result, error in call:
@@ -172,11 +172,11 @@ class Client:
             call.cancel()
 
     async def parameters(self) -> dict[str, str]:
-        """The model's parameters."""
+        """Return the model's parameters."""
         config = await self._client.get_model_config("tensorrt_llm", as_json=True)
         return {key: value.get("string_value", "") for key, value in config["config"]["parameters"].items()}
 
     async def metadata(self) -> dict[str, Any]:
-        """The model's metadata."""
+        """Return the model's metadata."""
         found = await self._client.get_model_metadata("tensorrt_llm", as_json=True)
         return dict(found)

@@ -1,4 +1,4 @@
-"""The engine as its clients meet it: through a real tritonserver."""
+"""The engine through a real tritonserver, as its clients use it."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ def _prompt(seed: int, length: int) -> list[int]:
 
 
 async def _wait_for_load(client: Client, timeout_s: float = 3.0, **wanted: int) -> dict[str, Any]:
-    """The first load report with these values."""
+    """Return the first load report with these values."""
     async with asyncio.timeout(timeout_s), aclosing(client.subscribe("load_report")) as reports:
         async for report in reports:
             if all(report[name] == value for name, value in wanted.items()):
@@ -44,7 +44,7 @@ async def _wait_idle(client: Client, timeout_s: float = 3.0) -> None:
 async def test_metadata_and_parameters_tell_the_contract(
     prefill: Client, servers: tuple[Server, Server]
 ) -> None:
-    """What the adapter reads at start is there, with the batch dimension in front."""
+    """The metadata and parameters that the adapter reads at start are there, with the batch dimension first."""
     metadata, parameters = await prefill.metadata(), await prefill.parameters()
     assert {one["name"] for one in metadata["inputs"]} == {one.name for one in INPUTS}
     assert {one["name"] for one in metadata["outputs"]} == {one.name for one in OUTPUTS}
@@ -58,7 +58,7 @@ async def test_metadata_and_parameters_tell_the_contract(
 async def test_disaggregated_equals_aggregated_equals_no_reuse(
     prefill: Client, decode: Client, options: dict[str, Any]
 ) -> None:
-    """Under concurrency and eviction, every way through the engines gives the same tokens."""
+    """Under concurrency and eviction, aggregated and disaggregated requests give the same tokens."""
     prompts = [_prompt(seed % 5, 40)[: 20 + seed] + _prompt(100 + seed, 1 + seed * 3) for seed in range(20)]
 
     async def disaggregated(prompt: list[int]) -> list[int]:
@@ -83,7 +83,7 @@ async def test_disaggregated_equals_aggregated_equals_no_reuse(
 
 
 async def test_perf_metrics_tell_the_real_hit(prefill: Client) -> None:
-    """The second time, every full block but the recomputed last token's is reused."""
+    """The second time all full blocks are reused, except the block of the recomputed last token."""
     prompt = _prompt(500, 5 * BLOCK_TOKENS)
     cold, warm = await prefill.run(prompt, 2), await prefill.run(prompt, 2)
     assert cold.tokens == warm.tokens
@@ -95,7 +95,9 @@ async def test_perf_metrics_tell_the_real_hit(prefill: Client) -> None:
 
 
 async def test_response_shapes_and_log_probabilities(prefill: Client) -> None:
-    """Every response says how many ids it brings; log-probabilities come beside them; not streaming means once."""
+    """Each response gives its number of ids; log-probabilities come beside them; without streaming there is one
+    response.
+    """
     answer = await prefill.run(_prompt(1, 9), 5, streaming=False, return_log_probs=True)
     assert answer.messages == 1 and answer.is_final and len(answer.tokens) == 5
     assert answer.first["sequence_length"].tolist() == [[5]]
@@ -104,14 +106,14 @@ async def test_response_shapes_and_log_probabilities(prefill: Client) -> None:
 
 
 async def test_the_end_token_is_the_last_one(prefill: Client) -> None:
-    """Whatever token the client calls the end: it is emitted, and nothing after it."""
+    """For any end token of the client: it is emitted, and no token follows."""
     free = await prefill.run(_prompt(2, 9), 10)
     ended = await prefill.run(_prompt(2, 9), 10, end_id=free.tokens[4])
     assert ended.tokens == free.tokens[: free.tokens.index(free.tokens[4]) + 1] and ended.is_final
 
 
 async def test_cancel_frees_blocks_within_a_second(decode: Client) -> None:
-    """A client that goes away costs nothing soon after."""
+    """The blocks of a cancelled request are free soon afterwards."""
     call = decode.stream(request(_prompt(3, 100), 500))
     async for _ in call:
         break
@@ -123,7 +125,7 @@ async def test_cancel_frees_blocks_within_a_second(decode: Client) -> None:
 
 
 async def test_stop_request_ends_the_one_with_its_id(decode: Client) -> None:
-    """As in TensorRT-LLM: same id, stop set, an answer without tensors."""
+    """As in TensorRT-LLM: same id, stop set, a response without tensors."""
     running_one = asyncio.create_task(decode.run(_prompt(4, 20), 500, request_id="mine"))
     await _wait_for_load(decode, sequences_running=1)
     stop = await decode.run([1], 1, stop=True, request_id="mine")
@@ -134,7 +136,9 @@ async def test_stop_request_ends_the_one_with_its_id(decode: Client) -> None:
 
 
 async def test_release_and_timeout_of_a_handoff(prefill: Client, decode: Client) -> None:
-    """A release is answered, may be repeated, and works at once; without one the time-out does it."""
+    """A release gets a response, is idempotent and takes effect at once; without a release the timeout ends the
+    handoff.
+    """
     prompt = _prompt(5, 50)
     first = await prefill.run(prompt, 4, "context_only")
     await _wait_for_load(prefill, handoffs_held=1, handoff_blocks=7)
@@ -150,7 +154,7 @@ async def test_release_and_timeout_of_a_handoff(prefill: Client, decode: Client)
 
 
 async def test_an_unregistered_source_is_refused(prefill: Client, decode: Client) -> None:
-    """Decode dials the address it was told, not the one in the blob."""
+    """The decode engine dials the address in the request, not the one in the blob."""
     first = await prefill.run(_prompt(6, 20), 4, "context_only")
     refused = await decode.run(
         _prompt(6, 20), 4, "generation_only", handoff=first.handoff, kv_peer="127.0.0.1:9"
@@ -163,7 +167,7 @@ async def test_an_unregistered_source_is_refused(prefill: Client, decode: Client
 
 
 async def test_bad_values_are_refused_by_name(prefill: Client) -> None:
-    """The client reads what was wrong."""
+    """The error names the bad value."""
     assert "Invalid value for temperature: nan" in str(
         (await prefill.run([1], 4, temperature=float("nan"))).error
     )
@@ -172,7 +176,7 @@ async def test_bad_values_are_refused_by_name(prefill: Client) -> None:
 
 
 async def test_a_hundred_random_cancels_leak_nothing(prefill: Client, decode: Client) -> None:
-    """Wherever a client goes away, both engines end up empty."""
+    """For cancellations at random moments, both engines end up without held blocks."""
     rng = random.Random(8)
 
     async def doomed(seed: int) -> None:
@@ -193,7 +197,9 @@ async def test_a_hundred_random_cancels_leak_nothing(prefill: Client, decode: Cl
 
 
 async def test_events_replay_to_exactly_the_cache(prefill: Client) -> None:
-    """Snapshot plus events equals the engine's table: every block it hits is known, and as many as it reports."""
+    """Snapshot and events yield exactly the engine's prefix table: every reused block is known, and the count is the
+    reported one.
+    """
     cached: set[int] = set()
     async with aclosing(prefill.subscribe("kv_events")) as messages:
         snapshot = await _read_snapshot(messages, cached)
@@ -218,7 +224,7 @@ async def test_events_replay_to_exactly_the_cache(prefill: Client) -> None:
 
 
 async def _read_snapshot(messages: AsyncIterator[dict[str, Any]], cached: set[int]) -> dict[str, Any]:
-    """Apply all parts of a snapshot; return the last one."""
+    """Apply all parts of a snapshot; return the last part."""
     while True:
         part: dict[str, Any] = await anext(messages)
         _apply(part["snapshot"], cached)
@@ -239,7 +245,7 @@ def _apply(events: list[dict[str, Any]], cached: set[int]) -> None:
 
 
 def _stubs(prefix: str) -> list[int]:
-    """Process ids of stubs started with this shared-memory prefix."""
+    """Return the process ids of stubs with this shared-memory prefix."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -260,7 +266,7 @@ async def _gone(prefix: str) -> None:
 
 
 async def test_no_stub_survives_a_killed_server_and_the_next_start_cleans_up(tmp_path: Path) -> None:
-    """After kill -9 the stub ends by itself; a graceful stop works in spite of a live subscription."""
+    """After kill -9 the stub ends by itself; a graceful stop works in spite of an open subscription."""
     server = launch(tmp_path / "a")
     server.wait_ready()
     assert _stubs(server.shm_prefix)
@@ -280,7 +286,7 @@ async def test_no_stub_survives_a_killed_server_and_the_next_start_cleans_up(tmp
                 async for _ in reports:
                     pass
         await client.close()
-        # 1: tritonserver's own exit timeout ran out, as it may on a busy machine. What must not happen is that it hangs.
+        # 1: tritonserver's own exit timeout passed, as it may on a busy machine. The server must not hang.
         assert await asyncio.to_thread(again.process.wait, 15.0) in (0, 1)
         await _gone(server.shm_prefix)
     finally:

@@ -1,4 +1,4 @@
-"""A client that is swallowed by the network: its connection never ends, and what it asked for must."""
+"""Unreachable clients: the connection does not end, but keepalive ends the requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTICED_S_MAX = 20.0
 
 
 class Wire:
-    """Passes bytes on between a client and a server until it is muted; then it takes them, and both wait."""
+    """A proxy between a client and a server; after `mute` it swallows all bytes, and both ends wait."""
 
     def __init__(self, address: str) -> None:
         self.is_muted = False
@@ -24,7 +24,7 @@ class Wire:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Yield the address to connect to."""
+        """Yield the address of the proxy."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         async with server:
             host, port = server.sockets[0].getsockname()[:2]
@@ -35,7 +35,7 @@ class Wire:
         try:
             await asyncio.gather(self._pass(reader, back), self._pass(there, writer))
         except OSError:
-            pass  # either end has gone
+            pass  # either end has closed
         finally:
             back.close()
             writer.close()
@@ -50,7 +50,7 @@ class Wire:
 
 
 async def test_requests_of_a_silent_client_end_long_before_their_end(tmp_path: Path) -> None:
-    """Two requests with minutes to go; another client is served all the while."""
+    """Two requests with minutes of output left; another client is served all the time."""
     server = launch(tmp_path, "--step-s=0.5", "--max-running=4")
     try:
         await asyncio.to_thread(server.wait_ready)
@@ -75,7 +75,7 @@ async def test_requests_of_a_silent_client_end_long_before_their_end(tmp_path: P
 
             await until(are_running, 10, "both run")
             wire.is_muted = True
-            await until(are_gone, NOTICED_S_MAX, "what the silent client asked for has ended", every_s=0.2)
+            await until(are_gone, NOTICED_S_MAX, "the requests of the silent client have ended", every_s=0.2)
             assert (await direct.run([9, 9, 9], 2)).error is None
             for call in calls:
                 call.cancel()

@@ -95,11 +95,11 @@ class Case:
 
 
 def cases(tokenizer: Tokenizer, count: int, seed: int, *, longest: int = LONGEST) -> Iterator[Case]:
-    """Yield `count` cases; the same for the same arguments."""
+    """Yield `count` cases; deterministic for the same arguments."""
     rng = random.Random(seed)
     stems = [_prose(rng, tokenizer, rng.randint(70, 300)) for _ in range(4)]
     for index in range(count):
-        # The first two are the borders; the others are spread log-evenly around a median of 200.
+        # The first two are the limits; the others are spread log-evenly around a median of 200.
         length = (
             (1, longest)[index] if index < 2 else min(longest, max(1, round(rng.lognormvariate(5.3, 1.0))))
         )

@@ -1,4 +1,4 @@
-"""Every token from the whole history, with a new, empty cache for each: slow, and obviously right."""
+"""The oracle without a cache: every token is computed from the whole history, with a new, empty store for each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tokens of a request do not depend on where and beside whom it ran (architecture: exactness).
+"""Exactness: the tokens of a request do not depend on its replica, on its batch or on the prefix cache.
 
-Each prompt runs once alone on an engine without prefix reuse, and once in a mesh at concurrency 32 whose caches are so
-small that blocks are evicted all the time. `make test` runs a subset, `make exactness` all.
+Each prompt runs once alone on an engine without prefix reuse, and once in a mesh at concurrency 32. The caches of the
+mesh are so small that blocks are evicted all the time. `make test` runs a subset, `make exactness` all.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CONCURRENCY = 32
 
 
 def mesh_config(arithmetic: str) -> MeshConfig:
-    """A mesh of two prefill and two decode replicas with caches far below what the prompts hold."""
+    """A mesh of two prefill and two decode replicas with caches far smaller than the prompts."""
     return configure(
-        # 2,048 tokens are 64 blocks: a cache of 96 (prefill) holds one long prompt and a half.
+        # 2,048 tokens are 64 blocks: a cache of 96 (prefill) has space for one and a half long prompts.
         engine={
             "arithmetic": arithmetic,
             "kv_blocks": 160,
@@ -43,7 +43,7 @@ def mesh_config(arithmetic: str) -> MeshConfig:
 async def run(
     arithmetic: str, chosen: list[Case], folder: Path
 ) -> tuple[list[list[int]], list[Answer], dict[str, int]]:
-    """Return the oracle's tokens, the mesh's answers, and counts of what the mesh did."""
+    """Return the oracle's tokens, the mesh's outputs, and counters of the mesh."""
     config = mesh_config(arithmetic)
     end_token_id = json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"]
     async with running_engine(config, folder, "--no-prefix-reuse") as address:
@@ -51,7 +51,7 @@ async def run(
         expected = [await oracle.generate(case.ids, case.request) for case in chosen]
         await oracle.close()
     async with running_mesh(config, folder) as mesh:
-        # Not all at once: the later ones must find in cache what the earlier ones left.
+        # Not all at once: later requests must reuse cached blocks of earlier ones.
         concurrency = min(CONCURRENCY, len(chosen) // 3)
         answers = await generate_all(
             mesh.client(), [case.request for case in chosen], concurrency=concurrency, timeout_s=600
@@ -61,7 +61,7 @@ async def run(
 
 
 async def counts(mesh: Mesh) -> dict[str, int]:
-    """Return how many prompt tokens the prefill replicas computed and found in cache."""
+    """Return how many prompt tokens the prefill replicas computed and how many they reused from cache."""
     statuses = [await mesh.status(name) for name in mesh.running("prefill")]
     return {
         "computed": sum(status.computed_token_total for status in statuses),
@@ -70,7 +70,7 @@ async def counts(mesh: Mesh) -> dict[str, int]:
 
 
 def check(chosen: list[Case], expected: list[list[int]], answers: list[Answer]) -> None:
-    """Assert that every answer is complete and equal to the oracle's, token by token."""
+    """Assert that every output is complete and equal to the oracle's, token by token."""
     wrong = []
     for index, (case, tokens, answer) in enumerate(zip(chosen, expected, answers, strict=True)):
         assert answer.error is None, f"case {index} of seed {SEED}: {answer.error}"
@@ -87,11 +87,11 @@ def check(chosen: list[Case], expected: list[list[int]], answers: list[Answer]) 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("arithmetic", "count"), [("hashed", 40), ("transformer", 12)])
 async def test_mesh_equals_engine_alone(arithmetic: str, count: int, tmp_path: Path) -> None:
-    """A subset of the cases, the longest prompt among them, is equal token by token."""
+    """A subset of the cases with the longest prompt is equal, token by token."""
     chosen = list(cases(_tokenizer(), count, SEED))
     expected, answers, did = await run(arithmetic, chosen, tmp_path)
     check(chosen, expected, answers)
-    # Without hits the run would prove nothing about caches.
+    # Without prefix hits the run would say nothing about caches.
     assert did["cached"] > 0, did
 
 
@@ -99,7 +99,7 @@ async def test_mesh_equals_engine_alone(arithmetic: str, count: int, tmp_path: P
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arithmetic", ["hashed", "transformer"])
 async def test_mesh_equals_engine_alone_for_all(arithmetic: str, tmp_path: Path) -> None:
-    """200 prompts and more are equal token by token."""
+    """200 prompts and more are equal, token by token."""
     chosen = list(cases(_tokenizer(), 240, SEED + 1))
     expected, answers, did = await run(arithmetic, chosen, tmp_path)
     check(chosen, expected, answers)
@@ -110,7 +110,7 @@ async def test_mesh_equals_engine_alone_for_all(arithmetic: str, tmp_path: Path)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.exactness)])
 async def test_engine_alone_equals_recompute_without_cache(count: int, tmp_path: Path) -> None:
-    """Short prompts: each token of the engine equals one computed from the whole history with no cache at all."""
+    """Short prompts: each token of the engine equals the token computed from the whole history without a cache."""
     chosen = list(cases(_tokenizer(), 2 + count, SEED + 2, longest=48))[2:]
     config = mesh_config("transformer")
     model = config.mesh.model_path

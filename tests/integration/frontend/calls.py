@@ -1,4 +1,4 @@
-"""Calls of clients that are slow to read or to write."""
+"""Calls of clients that read or write slowly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 
 
 class StuckCall:
-    """A Call whose writes end only when the test lets them."""
+    """A call whose writes end when the test allows it."""
 
     def __init__(self, message: bytes) -> None:
         self.message = message
@@ -34,7 +34,7 @@ class StuckCall:
 
 
 class LateCall(StuckCall):
-    """A Call that is read at once, and whose message took 5 of its 60 seconds."""
+    """A call that is read at once, with a message that took 5 of its 60 seconds to arrive."""
 
     def __init__(self, message: bytes) -> None:
         super().__init__(message)
@@ -50,6 +50,6 @@ class LateCall(StuckCall):
 
 
 def asking(count: int) -> bytes:
-    """Return the message of a request for so many tokens."""
+    """Return the message of a request for `count` tokens."""
     message = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[9]), limits=pb.Limits(max_output_tokens=count))
     return message.SerializeToString()

@@ -24,11 +24,11 @@ from tests.integration.frontend.scripted_router import Pool, serving_router
 CONFIG = configuration.MeshConfig()
 
 ANSWER_S = 10.0
-"""Wait for a word of Redis here: what is tried is not how a frontend decides without it because the machine is busy."""
+"""Timeout for a response of Redis in these tests: they do not test the fallback without Redis on a busy machine."""
 
 
 async def until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
-    """Wait until `condition` holds. Raises AssertionError naming `what`."""
+    """Wait until `condition` is true. Raises AssertionError naming `what`."""
     try:
         async with asyncio.timeout(timeout_s):
             while not condition():
@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0
 
 @dataclass
 class Serving:
-    """A frontend that serves, and a stub to it."""
+    """A running frontend, and a stub of it."""
 
     frontend: Frontend
     address: str
@@ -47,7 +47,7 @@ class Serving:
     stub: Any
 
     def route(self, routers: Sequence[tuple[str, str]]) -> None:
-        """Tell the frontend the routers' names and addresses, as the membership would."""
+        """Give the frontend the routers' names and addresses, as the membership does."""
         self.frontend.on_members(
             [
                 Member(
@@ -63,12 +63,12 @@ class Serving:
         )
 
     async def until_up(self, count: int) -> None:
-        """Wait until so many routers are attached."""
+        """Wait until `count` routers are attached."""
         core = self.frontend.core
         await until(lambda: sum(peer.link.is_up for peer in core.peers) == count, f"{count} routers up")
 
     async def until_empty(self, timeout_s: float = 1.0) -> None:
-        """Wait until nothing of any request is left."""
+        """Wait until no request has any state left."""
         core = self.frontend.core
         await until(
             lambda: (
@@ -86,9 +86,9 @@ class Serving:
 async def serving_frontend(
     redis_url: str = "", tables: Mapping[str, Any] = MappingProxyType({}), **section: Any
 ) -> AsyncIterator[Serving]:
-    """Serve a frontend with `section` as its configuration, `tables` as the rest of it; no router yet.
+    """Serve a frontend with `section` as its configuration and `tables` as the rest; no router yet.
 
-    Without `redis_url` there is no Redis. One that answers is waited for, see ANSWER_S.
+    Without `redis_url` there is no Redis. A Redis that responds is waited for, see ANSWER_S.
     """
     tokenizer = ModelTokenizer.load(CONFIG.mesh.model_path)
     config = configuration.build({"frontend": section, **tables})
@@ -116,7 +116,7 @@ async def serving_frontend(
 
 @pytest.fixture
 async def pool() -> AsyncIterator[Pool]:
-    """The attempts behind all routers."""
+    """The attempts of all routers."""
     pool = Pool()
     stepping = asyncio.create_task(pool.run())
     yield pool

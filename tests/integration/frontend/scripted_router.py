@@ -1,6 +1,6 @@
-"""Routers over real Attach streams, in front of one pool of attempts that a test can hold in any phase.
+"""Routers with real Attach streams over one pool of attempts; a test can stop attempts in any phase.
 
-Tokens are a pure function of the whole history; nothing is computed by an engine.
+Tokens are a pure function of the whole history; no engine computes anything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PHASES = ("queued", "placed", "started", "running")
 
 
 def next_token(history: bytes) -> int:
-    """Return the token behind `history` (packed ids); never the end token."""
+    """Return the token after `history` (packed ids); never the end token."""
     return FIRST_TEXT_ID + xxhash.xxh3_64_intdigest(history) % (VOCABULARY - FIRST_TEXT_ID)
 
 
@@ -45,7 +45,7 @@ def oracle(prompt_ids: list[int], count: int) -> list[int]:
 
 @dataclass(eq=False)
 class Run:
-    """One attempt at the pool."""
+    """One attempt of the pool."""
 
     submit: pb.Submit
     session: Session | None
@@ -57,13 +57,15 @@ class Run:
 
     @property
     def end(self) -> int:
-        """One past its last position."""
+        """One after its last position."""
         return self.submit.start_position + self.submit.budget.max_output_tokens
 
 
 @dataclass
 class Pool:
-    """All attempts behind all routers. `hold_at`: no attempt goes beyond this phase; `tokens_max`: nor this position."""
+    """All attempts of all routers. `hold_at`: no attempt goes beyond this phase; `tokens_max`: nor beyond this
+    position.
+    """
 
     hold_at: str = ""
     tokens_max: int = 1 << 30
@@ -124,14 +126,14 @@ class Pool:
         run.log.append((token,))
 
     def drop(self, run: Run) -> None:
-        """Forget an attempt."""
+        """Remove an attempt."""
         if run.session is not None:
             run.session.runs.pop(run.slot, None)
         self.runs.remove(run)
 
 
 class Session:
-    """One frontend's stream at one router."""
+    """The stream of one frontend at one router."""
 
     def __init__(self, pool: Pool, outbox: DownwardOutbox) -> None:
         self.pool = pool
@@ -172,7 +174,7 @@ class Session:
                 self.runs[slot].log.grant(position)
 
     def on_closed(self, now_s: float) -> None:
-        """See kvmesh.attach.server.Session: what runs is orphaned, the rest ends."""
+        """See kvmesh.attach.server.Session: running attempts are detached, the others end."""
         for run in list(self.runs.values()):
             run.session = None
             if run.phase != "running":
@@ -195,7 +197,7 @@ class ScriptedRouter:
 
 @asynccontextmanager
 async def serving_router(pool: Pool, name: str, port: int = 0) -> AsyncIterator[str]:
-    """Serve a router of `pool`; yields its address. Leaving kills its streams at once."""
+    """Serve a router of `pool`; yield its address. On exit its streams are killed at once."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     hello = pb.Hello(process_id=name, boot_id="1", protocol_version=1)
     attach_pb2_grpc.add_AttachServiceServicer_to_server(

@@ -1,4 +1,4 @@
-"""Bad input through a real server: INVALID_ARGUMENT with field, value and range, and no router hears of it."""
+"""Bad input through a real server: INVALID_ARGUMENT with field, value and range, and no router gets a request."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BAD: list[tuple[str, Callable[[], bytes], str, str, str]] = [
 async def test_bad_input_is_refused_by_name(
     serving: Serving, pool: Pool, data: Callable[[], bytes], field: str, value: str, allowed: str
 ) -> None:
-    """The status says what to repair, and nothing behind the frontend is touched."""
+    """The status says what to correct, and no component behind the frontend is called."""
     generate = serving.channel.unary_stream("/kvmesh.inference.v1.InferenceService/Generate", None, None)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in generate(data()):
@@ -70,7 +70,7 @@ async def test_bad_input_is_refused_by_name(
 async def test_a_big_message_is_checked_beside_the_loop(
     serving: Serving, monkeypatch: pytest.MonkeyPatch, size: int, is_beside: bool
 ) -> None:
-    """Other streams go on while it is taken apart; a small one is not worth a thread."""
+    """Other streams continue while a big message is parsed in a thread; a small message is not worth a thread."""
     threads, parse = set(), wire.parse
 
     def watched(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
@@ -85,7 +85,7 @@ async def test_a_big_message_is_checked_beside_the_loop(
 
 
 async def test_a_good_request_passes_beside_the_bad_ones(serving: Serving, pool: Pool) -> None:
-    """The table above fails for its input, not for its server."""
+    """The cases above fail because of their input, not because of their server."""
     replies = [reply async for reply in serving.stub.Generate(pb.GenerateRequest(text="x"))]
     assert replies[-1].HasField("finished")
     assert len(pool.submits) == 1

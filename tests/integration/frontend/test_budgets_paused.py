@@ -1,7 +1,7 @@
-"""Redis paused in the middle, for real: requests go on, the bound holds, and at its return nothing jumps.
+"""A real pause of Redis under load: requests continue, the limits hold, and the return of Redis causes no spike.
 
-Scaled: a pause of 4 s where the aim is 30 s. `KVMESH_PAUSE_S=30 pytest --timeout 120` of this file is the whole; in virtual
-time tests/unit/frontend/budgets always runs it.
+Scaled: a pause of 4 s for the aim of 30 s. `KVMESH_PAUSE_S=30 pytest --timeout 120` of this file runs the full length;
+tests/unit/frontend/budgets always runs it in virtual time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BURST = 12_000
 ACCOUNT = account(tokens_per_min=PER_MIN, burst_s=2, requests_per_min=60_000, concurrency=1000)
 FRONTENDS = 3
 SERVED = 100
-"""Requests before the pause, and behind it."""
+"""Requests before and after the pause."""
 
 
 @pytest.fixture
 def redis(free_port: int, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A Redis of this test alone: it is stopped."""
+    """A Redis for this test alone, because it is stopped."""
     command = bound_command(redis_command(redis_binary(), free_port, tmp_path))
     with (tmp_path / "redis.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -51,7 +51,7 @@ def redis(free_port: int, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[bytes], free_port: int) -> None:
-    """Three frontends with eight times the limit; everything is told in the end, and settled once."""
+    """Three frontends with eight times the limit; every settlement reaches Redis once."""
     draw, loop = random.Random(1), asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         links = [RedisLink(f"redis://127.0.0.1:{free_port}/0") for _ in range(FRONTENDS)]
@@ -73,7 +73,7 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
         finally:
             redis.send_signal(signal.SIGCONT)
         back_s = loop.time()
-        await until(lambda: not any(each.budgets.is_away for each in frontends), "Redis is asked again", 5)
+        await until(lambda: not any(each.budgets.is_away for each in frontends), "Redis is used again", 5)
         served = sum(len(each.uses) for each in frontends)
         await until(lambda: sum(len(each.uses) for each in frontends) >= served + SERVED, "and again", 30)
         await asyncio.gather(*(frontend.stop() for frontend in frontends))
@@ -89,7 +89,7 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
     for tenth in range(round((ended_s - back_s) * 10)):
         begin_s = back_s + tenth / 10
         taken = admitted(uses, begin_s, begin_s + 1)
-        # Eight times the rate is asked for: had Redis not been told, a full bucket would be gone within this second.
+        # Demand is eight times the rate: if Redis did not know the usage, this second would consume a full bucket.
         assert taken <= per_s + BURST / 2, f"{taken} from {tenth} tenths after the return"
     for frontend in frontends:
         assert frontend.budgets.outage.total >= 1 and frontend.counts["LOCAL"] > 5, frontend.counts
@@ -103,14 +103,14 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
     assert ledger_totals.open_count == 0 and all(use.slots == 0 for use in shown.uses)
     charged = ledger_totals.settled + ledger_totals.overrun + ledger_totals.swept + ledger_totals.spent
     used = sum(use.actual for use in uses)
-    # What ended during a pause longer than its lease is swept before it can be settled: charged at the estimate.
+    # A request that ended during a pause longer than its lease is swept before its settlement: charged at the estimate.
     assert used <= charged <= used + ledger_totals.swept and (
         ledger_totals.swept == 0 or PAUSE_S > LEASE_S - RENEW_S
     )
 
 
 async def until_there(link: RedisLink) -> None:
-    """Wait until Redis answers."""
+    """Wait until Redis responds."""
     async with asyncio.timeout(10):
         while not link.is_connected:
             with suppress(RedisUnavailable):

@@ -1,4 +1,4 @@
-"""Streams that break while something changes around them: the deadline's outlook, a budget, the class of the tenant."""
+"""Streams that break while the deadline estimate, a budget or the tenant's class changes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def served(redis_url: str, pool: Pool) -> AsyncIterator[Serving]:
 
 
 class Stream:
-    """A request of `tenant` whose stream breaks and goes on, as a client keeps it."""
+    """A request of `tenant` with a stream that breaks and is resumed, as the client's library does."""
 
     def __init__(self, served: Serving, tenant: str, asked: pb.GenerateRequest) -> None:
         self.served = served
@@ -67,7 +67,7 @@ class Stream:
         self.finished: pb.Finished | None = None
 
     async def read(self, count: int = 1 << 30, timeout_s: float = 20.0, *, cut: bool = True) -> None:
-        """Send it, read until there are `count` tokens or the end, then break off, leaving alone what `cut` says."""
+        """Send the request, read until `count` tokens or the end, then break the stream in the way that `cut` says."""
         message = pb.GenerateRequest()
         message.CopyFrom(self.asked)
         if self.token:
@@ -88,7 +88,7 @@ class Stream:
 
 
 async def test_what_is_taken_over_is_not_lowered_again(served: Serving, pool: Pool) -> None:
-    """It runs to the limit that its first frontend told; whether that comes in time is seen then."""
+    """The request runs to the limit that its first frontend announced, even if that may miss the deadline."""
     pool.tokens_max = 30
     stream = Stream(served, "free", request(200))
     await stream.read(20, cut=False)
@@ -104,7 +104,7 @@ async def test_what_is_taken_over_is_not_lowered_again(served: Serving, pool: Po
 async def test_a_stream_that_breaks_twice_at_once_goes_on_at_its_tenants_limit(
     served: Serving, pool: Pool
 ) -> None:
-    """The first message of the second stream says where it runs: that is what lets it go ahead of the limits."""
+    """The first message of the second stream names the running attempt, so the takeover goes ahead of the limits."""
     stream = Stream(served, "strict", request(500, idempotency_key="k"))
     await stream.read(10)
     await served.until_empty()
@@ -114,13 +114,15 @@ async def test_a_stream_that_breaks_twice_at_once_goes_on_at_its_tenants_limit(
     await served.until_empty()
     await until(lambda: not served.frontend.budgets.open_count, "settled")
     rest = Stream(served, "strict", request(700))
-    await rest.read(1, cut=False)  # all that the tenant has
+    await rest.read(1, cut=False)  # all tokens of the tenant
     await stream.read(len(stream.ids) + 5)
     assert stream.ids == oracle(PROMPT, 500)[: len(stream.ids)]
 
 
 async def test_redis_hears_how_far_a_named_request_comes(served: Serving, pool: Pool) -> None:
-    """While it runs, within its estimate: after a kill the next execution knows what this one gave."""
+    """While the request runs within its estimate: after a kill the next execution knows the delivered output of this
+    one.
+    """
     stream = Stream(served, "strict", request(700, idempotency_key="k"))
     await stream.read(NOTE_TOKENS + CREDIT_WINDOW, cut=False)
     redis, key = served.frontend.executions._redis, execution_key("kvmesh", stream.started.request_id)
@@ -142,9 +144,9 @@ async def test_redis_hears_how_far_a_named_request_comes(served: Serving, pool: 
 async def test_a_token_older_than_its_record_is_no_way_around_the_limits(
     served: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch, *, is_dated: bool
 ) -> None:
-    """An hour later nothing tells that the output was given: the tenant, which has used all it has, is refused.
+    """An hour later no record proves the received output, and the tenant has used all its tokens: rejected.
 
-    A token without a date, of the release before, counts as old at once.
+    A token of the previous release, without a date, counts as old at once.
     """
     stream = Stream(served, "strict", request(500))
     await stream.read(10)
@@ -153,7 +155,7 @@ async def test_a_token_older_than_its_record_is_no_way_around_the_limits(
     await served.until_empty()
     await until(lambda: not served.frontend.budgets.open_count, "settled")
     rest = Stream(served, "strict", request(700))
-    await rest.read(1, cut=False)  # all that the tenant has
+    await rest.read(1, cut=False)  # all tokens of the tenant
     assert await served.frontend.settlements.flush(5)
     await served.frontend.executions._redis.execute("DEL", execution_key("kvmesh", token.request_id))
     if is_dated:
@@ -169,7 +171,7 @@ async def test_a_token_older_than_its_record_is_no_way_around_the_limits(
 async def test_a_stream_keeps_its_limit_when_its_tenant_gets_another_class(
     served: Serving, pool: Pool, limit: int | None
 ) -> None:
-    """What an operator changes holds for new requests: a lower limit of the class ends no stream."""
+    """An operator's change applies to new requests: a lower limit of the class ends no stream."""
     asked = request(200)
     if limit is None:
         asked.limits.ClearField("max_output_tokens")

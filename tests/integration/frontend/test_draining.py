@@ -1,4 +1,4 @@
-"""How a frontend shuts down: who can go on elsewhere is sent there, who cannot is served as long as the drain waits."""
+"""Graceful shutdown of a frontend: clients that can move are moved at once, the others are served until the drain ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOVES = ((HANDOVER_METADATA, "1"),)
 
 
 async def begin(serving: Serving, pool: Pool, *, moves: bool) -> Any:
-    """Start a stream that has tokens and does not end; `moves`: its client can go on elsewhere."""
+    """Start a stream that has tokens and does not end; `moves`: the client can continue at another frontend."""
     pool.tokens_max = 5
     metadata = MOVES if moves else None
     call = serving.stub.Generate(token_request([5] * 20, max_output_tokens=50), metadata=metadata, timeout=20)
@@ -29,7 +29,7 @@ async def begin(serving: Serving, pool: Pool, *, moves: bool) -> Any:
 
 
 async def ends(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Return how a stream ended."""
+    """Return the end of a stream."""
     try:
         while await call.read():
             pass
@@ -39,13 +39,13 @@ async def ends(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 async def test_who_can_move_is_told_at_once_and_the_others_at_the_end(serving: Serving, pool: Pool) -> None:
-    """Both read UNAVAILABLE with reason DRAINING; what runs behind them is left to be adopted."""
+    """Both get UNAVAILABLE with reason DRAINING; their attempts keep running for a takeover."""
     movable, plain = await begin(serving, pool, moves=True), await begin(serving, pool, moves=False)
     core, loop = serving.frontend.core, asyncio.get_running_loop()
     others: list[str] = []
     draining = asyncio.create_task(drain(core, MonotonicClock(), lambda: bool(others), 1.6))
     await until(lambda: core.is_draining, "the drain has begun")
-    assert len(core.live.serving) == 2, "there is no other frontend: everybody stays"
+    assert len(core.live.serving) == 2, "there is no other frontend: all streams stay"
     began_s = loop.time()
     others.append("frontend-1")
     assert await ends(movable) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
@@ -56,7 +56,7 @@ async def test_who_can_move_is_told_at_once_and_the_others_at_the_end(serving: S
 
 
 async def test_a_stream_that_ends_in_time_ends_well(serving: Serving, pool: Pool) -> None:
-    """A client that cannot move has all of the drain's time."""
+    """A client that cannot move has the full time of the drain."""
     plain = await begin(serving, pool, moves=False)
     draining = asyncio.create_task(drain(serving.frontend.core, MonotonicClock(), lambda: True, 30.0))
     pool.tokens_max = 1 << 30
@@ -65,7 +65,7 @@ async def test_a_stream_that_ends_in_time_ends_well(serving: Serving, pool: Pool
 
 
 async def test_a_drain_waits_for_a_client_that_still_reads(serving: Serving) -> None:
-    """Its request is over, and what is left of it is being written."""
+    """The request has ended, and its remaining output is still being written."""
     core: Any = serving.frontend.core
     reading = object()
     core.live.attend(reading)

@@ -1,4 +1,4 @@
-"""Which execution of a request counts: numbers from a real Redis, news of later ones, and what holds without it."""
+"""Fencing of executions: numbers from a real Redis, news of later executions, and the behaviour without Redis."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Frontend:
         return await self.executions.begin(claim)
 
     async def listening(self) -> None:
-        """Wait until the news come."""
+        """Wait for the news."""
 
         async def is_subscribed() -> bool:
             _, count = await self.redis.execute("PUBSUB", "NUMSUB", f"{MESH}:exec-news")
@@ -72,7 +72,7 @@ class Frontend:
 
 
 async def test_every_execution_has_a_number_of_its_own(redis_url: str) -> None:
-    """Two frontends that resume from one token at once: one is later, and both know."""
+    """Two frontends that resume with one token at once: one execution is later, and both know it."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         found = await asyncio.gather(*(each.begin(epoch=1) for each in (one, other) * 10))
         assert sorted(each.epoch for each in found) == list(range(1, 21))
@@ -81,7 +81,7 @@ async def test_every_execution_has_a_number_of_its_own(redis_url: str) -> None:
 
 
 async def test_a_key_sent_again_is_the_same_request(redis_url: str) -> None:
-    """The second execution has the first one's seed, so that it makes the same tokens."""
+    """The second execution has the first one's seed, so its tokens are the same."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         assert await one.begin(seed=11) == Execution(0, 11, is_fenced=True)
         found = await other.begin(seed=12)
@@ -90,7 +90,7 @@ async def test_a_key_sent_again_is_the_same_request(redis_url: str) -> None:
 
 @pytest.mark.parametrize("changes", [{"digest": 6}, {"seed": 8, "is_seed_asked": True}])
 async def test_a_key_of_another_request_is_refused(redis_url: str, changes: dict[str, object]) -> None:
-    """Else a client would get the answer to a question it did not ask."""
+    """Otherwise a client would get the answer to another question."""
     async with Frontend(redis_url, "a") as one:
         await one.begin()
         with pytest.raises(MeshError) as caught:
@@ -99,7 +99,7 @@ async def test_a_key_of_another_request_is_refused(redis_url: str, changes: dict
 
 
 async def test_earlier_executions_hear_of_later_ones(redis_url: str) -> None:
-    """The news reach every frontend; a first execution is no news."""
+    """The news reach all frontends; a first execution is no news."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.listening()
         await one.begin()
@@ -110,7 +110,7 @@ async def test_earlier_executions_hear_of_later_ones(redis_url: str) -> None:
 
 
 async def test_what_has_ended_well_may_be_executed_again_a_few_times(redis_url: str) -> None:
-    """A client may have lost its answer; it may not compute for nothing for ever."""
+    """A client may have lost the answer; the number of repetitions is limited."""
     async with Frontend(redis_url, "a") as one:
         first = await one.begin()
         one.settlements.add(Report(REQUEST, first.epoch, "x", 3, 10, 0, is_complete=True))
@@ -131,7 +131,7 @@ async def test_the_numbers_have_an_end(redis_url: str) -> None:
 
 
 async def test_without_redis_a_request_starts_all_the_same() -> None:
-    """It is not fenced, it did not wait long, and the next ones do not wait at all."""
+    """The request is not fenced; only the first one waits, for a short time."""
     async with Frontend("redis://127.0.0.1:1", "a") as one:
         assert await one.begin(epoch=3) == Execution(3, 7, is_fenced=False)
         assert one.executions.unfenced_total == 1
@@ -139,7 +139,7 @@ async def test_without_redis_a_request_starts_all_the_same() -> None:
 
 
 async def test_a_redis_that_hangs_costs_one_short_wait() -> None:
-    """It takes connections and answers nothing."""
+    """This Redis accepts connections and sends no response."""
     connections: list[asyncio.StreamWriter] = []
     hung = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
     port = hung.sockets[0].getsockname()[1]
@@ -155,10 +155,12 @@ async def test_a_redis_that_hangs_costs_one_short_wait() -> None:
 
 
 async def test_a_burst_of_resumes_gets_its_numbers_over_one_connection(redis_url: str) -> None:
-    """All streams of a frontend that died ask in the same moment; what else the process asks Redis then is answered."""
+    """All streams of a dead frontend need numbers at the same moment; other commands of the process are answered
+    meanwhile.
+    """
     async with Frontend(redis_url, "a", ANSWER_S * 4) as one, Frontend(redis_url, "b") as other:
         await one.listening()
-        await one.begin(request_id="f" * 32)  # over the connection that is held
+        await one.begin(request_id="f" * 32)  # over the busy connection
         before = len((await other.redis.execute("CLIENT", "LIST")).splitlines())
         asked = [asyncio.create_task(one.begin(request_id=f"{at:032x}", epoch=1)) for at in range(1000)]
         await asyncio.sleep(0)
@@ -171,7 +173,7 @@ async def test_a_burst_of_resumes_gets_its_numbers_over_one_connection(redis_url
 
 
 async def test_one_key_that_redis_refuses_costs_no_other_its_number(redis_url: str) -> None:
-    """A key of another kind is somebody else's mistake."""
+    """A key of another type is a mistake of another program."""
     async with Frontend(redis_url, "a") as one:
         await one.redis.execute("SET", f"{MESH}:exec:{REQUEST}", "x")
         found = await asyncio.gather(
@@ -182,7 +184,7 @@ async def test_one_key_that_redis_refuses_costs_no_other_its_number(redis_url: s
 
 
 async def test_what_was_not_asked_before_its_end_ends_no_later_execution(redis_url: str) -> None:
-    """Redis stalls with one batch under way; a client leaves, a request ends without its number: neither is asked for."""
+    """Redis stalls with one batch in flight. A cancelled and a finished request without numbers are not sent to Redis."""
     async with Frontend(redis_url, "a", ANSWER_S) as one, Frontend(redis_url, "b") as other:
         await one.listening()
         await other.redis.execute("CLIENT", "PAUSE", 300, "ALL")

@@ -1,4 +1,7 @@
-"""What callers can make a frontend and a router hold before their calls are looked at: real processes, raw HTTP/2."""
+"""Memory that unauthenticated callers can make a frontend and a router hold: real processes, raw HTTP/2.
+
+Covers the connection limit, slowloris, and the bound on unread messages.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ WAIT_S = 30.0
 
 @dataclass
 class Process:
-    """One process of the mesh, alone, and what it holds."""
+    """One process of the mesh and its memory."""
 
     address: str
     log: Path
@@ -49,11 +52,11 @@ class Process:
     started_bytes: int = 0
 
     def grown_mb(self) -> float:
-        """Return how much larger it is than at its start."""
+        """Return the growth of the process since its start."""
         return (int(self._process.memory_info().rss) - self.started_bytes) / MB
 
     async def peak_mb(self, seconds: float) -> float:
-        """Return the largest growth seen for a while."""
+        """Return the largest growth seen during `seconds`."""
         peak, loop = 0.0, asyncio.get_running_loop()
         until_s = loop.time() + seconds
         while loop.time() < until_s:
@@ -62,12 +65,12 @@ class Process:
         return peak
 
     async def shrunk(self, limit_mb: float) -> None:
-        """Wait until it is no more than `limit_mb` larger than at its start."""
+        """Wait until the growth since the start is at most `limit_mb`."""
         await until(lambda: self.grown_mb() < limit_mb, lambda: f"{self.grown_mb():.0f} MB stay")
 
 
 async def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Wait until `condition` holds. Raises AssertionError with what `what` returns."""
+    """Wait until `condition` is true. Raises AssertionError with the result of `what`."""
     try:
         async with asyncio.timeout(WAIT_S):
             while not condition():
@@ -104,7 +107,7 @@ async def running(role: str, folder: Path, config: str = "") -> AsyncIterator[Pr
 
 
 async def answered(address: str, count: int = 10) -> Counter[str]:
-    """Return why calls that ask for too much were refused, each tried again while there was no room for it."""
+    """Return the errors of calls with too large requests; a call is repeated while the frontend is full."""
     reasons = Counter[str]()
     wrong = pb.GenerateRequest(text="x", limits=pb.Limits(max_output_tokens=1 << 30))
     async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(address) as channel:
@@ -118,7 +121,7 @@ async def answered(address: str, count: int = 10) -> Counter[str]:
 
 
 async def send_half(stream: RawStream, size: int) -> None:
-    """Send most of a message that claims `size` bytes, as far as the peer lets it."""
+    """Send most of a message with the stated length `size`, as far as the peer allows."""
     try:
         await stream.send_data(framed(bytes(size - 1), length=size))
     except (ConnectionError, TimeoutError):
@@ -127,7 +130,7 @@ async def send_half(stream: RawStream, size: int) -> None:
 
 @asynccontextmanager
 async def half_bodies(address: str, count: int, path: str, metadata: Metadata = ()) -> AsyncIterator[None]:
-    """Hold calls, each on a connection of its own, whose messages of just below 4 MB never end."""
+    """Open calls, each on a connection of its own, with messages of just below 4 MB that never end."""
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(RawConnection.connect(address)) for _ in range(count)]
         sending = [
@@ -149,7 +152,7 @@ async def flood(connection: RawConnection, path: str, count: int, metadata: Meta
 
 @pytest.mark.parametrize("caller", ["anybody", "wrong key"])
 async def test_messages_that_never_end_hold_little(caller: str, tmp_path: Path) -> None:
-    """Only so many are read at once, none of callers that are not known; legitimate calls are answered beside them."""
+    """A limited number is read at once, none of unknown callers; legitimate calls are answered meanwhile."""
     tenants = "" if caller == "anybody" else TENANTS
     metadata = WRONG_KEY if caller == "wrong key" else ()
     async with (
@@ -163,7 +166,7 @@ async def test_messages_that_never_end_hold_little(caller: str, tmp_path: Path) 
 
 
 async def test_a_message_that_claims_too_much_is_refused_by_its_length(tmp_path: Path) -> None:
-    """No byte of it is waited for."""
+    """The error does not wait for any byte of the message."""
     async with (
         running("frontend", tmp_path) as process,
         RawConnection.connect(process.address) as connection,
@@ -177,7 +180,7 @@ async def test_a_message_that_claims_too_much_is_refused_by_its_length(tmp_path:
 
 @pytest.mark.parametrize("tenants", ["", TENANTS], ids=["anybody", "without key"])
 async def test_headers_without_a_message_hold_little_and_not_for_long(tenants: str, tmp_path: Path) -> None:
-    """Beyond the bound they are refused at once; what was held is given back. Fewer than gRPC itself refuses."""
+    """Calls beyond the bound are refused at once, and the held memory is freed. The bound is lower than gRPC's own."""
     config = "[frontend]\nrequest_timeout_s = 2\nunread_calls_max = 500\n" + tenants
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(running("frontend", tmp_path, config))
@@ -194,7 +197,7 @@ async def test_headers_without_a_message_hold_little_and_not_for_long(tenants: s
 
 
 async def test_a_client_that_acknowledges_no_limit_is_closed(tmp_path: Path) -> None:
-    """Until it does gRPC holds it to its own defaults: 16 MB of metadata a call."""
+    """Until the SETTINGS are acknowledged, gRPC's own defaults apply to the client: 16 MB of metadata per call."""
     async with (
         running("frontend", tmp_path) as process,
         RawConnection.connect(process.address) as connection,
@@ -206,7 +209,9 @@ async def test_a_client_that_acknowledges_no_limit_is_closed(tmp_path: Path) -> 
 
 
 async def test_calls_beyond_what_is_live_are_refused_in_words(tmp_path: Path) -> None:
-    """Thousands at once on one connection: RESOURCE_EXHAUSTED with RetryInfo for each, none ends bare."""
+    """Thousands at once on one connection: each gets RESOURCE_EXHAUSTED with RetryInfo, and no call ends without a
+    status.
+    """
     count, live = 2_400, 8
     config = f"[frontend]\nmax_live_requests = {live}\nunread_calls_max = {count}\n"
     async with (
@@ -230,18 +235,18 @@ async def test_calls_beyond_what_is_live_are_refused_in_words(tmp_path: Path) ->
         for each in streams:
             await each.ended(WAIT_S)
     found = Counter((each.status, retries(each)) for each in streams)
-    assert found[14, True] == live, found  # these were taken, and no router is there
+    assert found[14, True] == live, found  # these were accepted, and there is no router
     assert found[8, True] == count - live, found
 
 
 def retries(stream: RawStream) -> bool:
-    """Return whether the status of `stream` says when to come back."""
+    """Return whether the status of `stream` has RetryInfo."""
     found: Iterable[object] = status_pb2.Status.FromString(stream.details).details
     return any(each.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for each in found)  # type: ignore[attr-defined]
 
 
 async def test_an_attach_port_holds_little_and_names_what_is_wrong(tmp_path: Path) -> None:
-    """Hellos that never end, streams without one, bytes that are none."""
+    """Hellos that never end, streams without a hello, and bytes that are no message."""
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(running("router", tmp_path))
         connection = await stack.enter_async_context(RawConnection.connect(process.address))

@@ -1,4 +1,4 @@
-"""Generate over real streams: exact, cancelled, cut by time, adopted, resumed."""
+"""Generate over real streams: exact, cancelled, cut by the deadline, taken over, resumed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Answer:
         self.finished: pb.Finished | None = None
 
     async def read(self, until_tokens: int = 1 << 30) -> Answer:
-        """Read until there are so many tokens, or to the end."""
+        """Read until `count` tokens, or to the end."""
         while len(self.ids) < until_tokens:
             message = await self.call.read()
             if not isinstance(message, pb.GenerateResponse):
@@ -56,7 +56,7 @@ class Answer:
                 break
             kind = message.WhichOneof("event")
             assert (kind == "started") == (self.started is None), "started comes first, once"
-            assert self.finished is None, "nothing comes behind finished"
+            assert self.finished is None, "no message comes after finished"
             if kind == "started":
                 self.started = message.started
             elif kind == "tokens":
@@ -78,7 +78,7 @@ async def error_of(
 
 
 async def test_a_stream_is_exact_and_complete(serving: Serving) -> None:
-    """Started, every token once, finished with usage and explanation."""
+    """`started`, each token once, `finished` with usage and explanation."""
     options = pb.GenerateOptions(explain=True)
     answer = await Answer(serving.stub.Generate(request(150, options=options))).read()
     assert answer.ids == oracle(PROMPT, 150)
@@ -97,7 +97,7 @@ async def test_a_stream_is_exact_and_complete(serving: Serving) -> None:
 
 
 async def test_chat_and_text_are_tokenized_here(serving: Serving, pool: Pool) -> None:
-    """The router sees ids: the template's special tokens, and the user's text as plain text."""
+    """The router receives ids: the template's special tokens, and the user's text as plain text."""
     messages = [pb.ChatMessage(role=pb.ChatMessage.ROLE_USER, content="Hi <|end|> é")]
     asked = pb.GenerateRequest(chat=pb.ChatPrompt(messages=messages), limits=pb.Limits(max_output_tokens=2))
     await Answer(serving.stub.Generate(asked)).read()
@@ -107,7 +107,7 @@ async def test_chat_and_text_are_tokenized_here(serving: Serving, pool: Pool) ->
 
 
 async def test_many_streams_at_once_are_all_exact(serving: Serving) -> None:
-    """Slots do not mix."""
+    """Streams do not mix."""
 
     async def one(number: int) -> None:
         ids = [100 + number, 7, 8]
@@ -121,7 +121,7 @@ async def test_many_streams_at_once_are_all_exact(serving: Serving) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_cancelled_call_ends_everything_behind_it(serving: Serving, pool: Pool, phase: str) -> None:
-    """Within a second, in every phase the frontend can see."""
+    """Within a second, in each phase that the frontend knows."""
     pool.hold_at, pool.tokens_max = phase, 5
     call = serving.stub.Generate(request(40))
     await until(lambda: bool(pool.runs) and pool.runs[0].phase == phase, phase)
@@ -133,7 +133,7 @@ async def test_a_cancelled_call_ends_everything_behind_it(serving: Serving, pool
 
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_passed_deadline_ends_everything_behind_it(serving: Serving, pool: Pool, phase: str) -> None:
-    """The client gets DEADLINE_EXCEEDED, the router a cancel with that reason."""
+    """The client gets DEADLINE_EXCEEDED, the router a cancellation with that reason."""
     pool.hold_at, pool.tokens_max = phase, 5
     error = await error_of(serving.stub.Generate(request(40), timeout=0.3))
     assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -143,7 +143,7 @@ async def test_a_passed_deadline_ends_everything_behind_it(serving: Serving, poo
 
 
 async def test_a_late_first_token_has_its_own_reason(serving: Serving, pool: Pool) -> None:
-    """The timeout for the first token is shorter than the deadline."""
+    """The timeout for the first token (TTFT) is shorter than the deadline."""
     pool.hold_at = "placed"
     limits = pb.Limits(ttft_timeout=Duration(nanos=200_000_000))
     details = from_rpc_error(await error_of(serving.stub.Generate(request(limits=limits), timeout=10)))
@@ -152,7 +152,7 @@ async def test_a_late_first_token_has_its_own_reason(serving: Serving, pool: Poo
 
 
 async def test_the_longest_runtime_cuts_and_keeps_the_tokens(pool: Pool) -> None:
-    """A cut by the mesh is an answer with its own finish reason."""
+    """A request cut by the mesh has a complete answer with its own finish reason."""
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(serving_router(pool, "router-0"))
         serving = await stack.enter_async_context(serving_frontend(runtime_max_s=0.4, default_deadline_s=0.4))
@@ -168,7 +168,7 @@ async def test_the_longest_runtime_cuts_and_keeps_the_tokens(pool: Pool) -> None
 
 
 async def test_a_stop_string_ends_the_call_and_the_engine(serving: Serving, pool: Pool) -> None:
-    """Nothing of it is streamed, wherever the tokens' borders are."""
+    """No part of the stop string is streamed, for any borders between tokens."""
     text = TOKENIZER.decode(oracle(PROMPT, 60))
     stop = text[30:36]
     answer = await Answer(serving.stub.Generate(request(60, sampling=pb.Sampling(stop=[stop])))).read()
@@ -180,7 +180,7 @@ async def test_a_stop_string_ends_the_call_and_the_engine(serving: Serving, pool
 
 
 async def test_a_killed_router_is_adopted_through_another(pool: Pool) -> None:
-    """Nothing is recomputed, and every token comes once."""
+    """No token is recomputed, and each token comes once."""
     async with AsyncExitStack() as stack:
         servers = {}
         for name in ("router-0", "router-1"):
@@ -207,7 +207,7 @@ async def test_a_killed_router_is_adopted_through_another(pool: Pool) -> None:
 
 
 async def test_a_restarted_router_adopts_what_it_served(pool: Pool, free_port: int) -> None:
-    """With one router the client sees a pause."""
+    """With a single router the client sees a pause."""
     async with AsyncExitStack() as stack:
         serving = await stack.enter_async_context(serving_frontend())
         serving.route([("router-0", f"127.0.0.1:{free_port}")])
@@ -223,7 +223,7 @@ async def test_a_restarted_router_adopts_what_it_served(pool: Pool, free_port: i
 
 
 async def test_another_frontend_goes_on_with_a_broken_stream(pool: Pool) -> None:
-    """Token and received ids are enough; the older execution stops; ids and text join without a seam."""
+    """The token and the received ids are enough. The older execution stops; ids and text continue without a gap."""
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(serving_router(pool, "router-0"))
         first = await stack.enter_async_context(serving_frontend())
@@ -254,7 +254,7 @@ async def test_another_frontend_goes_on_with_a_broken_stream(pool: Pool) -> None
 
 
 async def test_ids_and_seeds_cannot_be_computed_from_others(serving: Serving) -> None:
-    """Whoever knows the state of a random number generator of the process knows no id, seed or boot id."""
+    """The state of a random number generator of the process reveals no id, seed or boot id."""
     told = []
     for _ in range(2):
         random.seed(7)
@@ -265,7 +265,7 @@ async def test_ids_and_seeds_cannot_be_computed_from_others(serving: Serving) ->
 
 
 async def test_a_forged_resume_token_ends_nobodys_stream(pool: Pool, serving: Serving) -> None:
-    """A token must be the mesh's own: knowing a request's id is not enough to take it over."""
+    """A token must be signed by the mesh: a request's id is not enough for a takeover."""
     pool.tokens_max = 5
     victim = await Answer(serving.stub.Generate(request(10))).read(5)
     assert victim.started is not None
@@ -281,7 +281,7 @@ async def test_a_forged_resume_token_ends_nobodys_stream(pool: Pool, serving: Se
 
 
 async def test_a_full_frontend_says_when_to_come_back(pool: Pool) -> None:
-    """Refused at once, typed, and nothing is queued."""
+    """The error is immediate and typed, and no request is queued."""
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(serving_router(pool, "router-0"))
         serving = await stack.enter_async_context(serving_frontend(max_live_requests=1))
@@ -298,7 +298,7 @@ async def test_a_full_frontend_says_when_to_come_back(pool: Pool) -> None:
 
 
 async def test_a_draining_frontend_ends_what_it_has_and_takes_nothing(serving: Serving, pool: Pool) -> None:
-    """No stream breaks at a rolling restart."""
+    """No stream breaks in a rolling restart."""
     pool.tokens_max = 10
     answer = await Answer(serving.stub.Generate(request(60))).read(3)
     draining = asyncio.create_task(serving.frontend.drain())
@@ -313,7 +313,7 @@ async def test_a_draining_frontend_ends_what_it_has_and_takes_nothing(serving: S
 
 
 async def test_random_cancels_leave_nothing(serving: Serving, pool: Pool) -> None:
-    """Calls cancelled at random moments: slots, timers, live entries and tasks are back to the level before."""
+    """Calls cancelled at random moments: slots, timers, admitted requests and tasks are back to the level before."""
     await Answer(serving.stub.Generate(request(5))).read()
     await serving.until_empty()
     level = len(asyncio.all_tasks())

@@ -1,4 +1,4 @@
-"""What a tenant pays for a request whose frontend was killed or frozen, on a real Redis: every token once."""
+"""Charges of a tenant for a request with a killed or frozen frontend, on a real Redis: each token is charged once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Progress:
 
 
 class Request:
-    """Stands for a live request that ended."""
+    """Stands for an admitted request that has ended."""
 
     def __init__(self, of: Order, tokens: int, delivered: int, end: End) -> None:
         self.order, self.progress, self.end = of, Progress(tokens, delivered), end
@@ -55,7 +55,7 @@ class Request:
 
 
 class Frontend(test_executions.Frontend):
-    """The part of a frontend that numbers executions and charges for them."""
+    """The part of a frontend that numbers and charges executions."""
 
     def __init__(self, redis_url: str, name: str) -> None:
         super().__init__(redis_url, name)
@@ -73,9 +73,8 @@ class Frontend(test_executions.Frontend):
     async def start(
         self, *, received: int = 0, giver: int = -1, is_keyed: bool = True, age_s: float = 0.0
     ) -> None:
-        """Execute the request: behind `received` tokens, if `giver` made them; else from its beginning.
-
-        `age_s`: of the token that the client brings.
+        """Execute the request: after `received` tokens that `giver` made, or from the beginning. `age_s`: age of the
+        client's token.
         """
         owner, is_resumed, request_id = self.executions.new_owner(), giver >= 0, f"{1:032x}"
         epoch, earlier, is_shown = 0, tuple[Earlier, ...](), True
@@ -99,13 +98,15 @@ class Frontend(test_executions.Frontend):
         self.order = await self.accounting.reserve(self.hold, replace(made, prompt_ids=b"\1\0\0\0" * PROMPT))
 
     async def gives(self, tokens: int) -> None:
-        """Give the client so much output, and let Redis know."""
+        """Deliver `count` tokens to the client, and report them to Redis."""
         assert self.hold.progress_at <= tokens
         self.accounting.progress(self.hold, tokens)
         await until(lambda: not self.settlements.notes, "Redis knows")
 
     def end(self, tokens: int, end: End, *, delivered: int | None = None) -> None:
-        """End it with so much output in all, of which the client is known to have `delivered`, by default all."""
+        """End the execution with `count` tokens in all, of which the client is known to have `delivered`, by default
+        all.
+        """
         request = Request(self.order, tokens, tokens if delivered is None else delivered, end)
         self.accounting.close(self.hold, request)  # type: ignore[arg-type]
 
@@ -116,13 +117,13 @@ class Frontend(test_executions.Frontend):
         return shown.ledger_totals
 
     async def sweep(self) -> None:
-        """Let all leases be over."""
+        """Let all leases expire."""
         later = Ledger(self.redis, MESH, test_clock_ms=lambda: round(time.time() * 1000) + 60_000)
         await later.run([Sweep("acme")])
 
 
 def charged(ledger_totals: LedgerTotals) -> int:
-    """Return all that was charged."""
+    """Return the sum of all charges."""
     return ledger_totals.settled + ledger_totals.overrun + ledger_totals.swept + ledger_totals.spent
 
 
@@ -132,7 +133,7 @@ def charged(ledger_totals: LedgerTotals) -> int:
 async def test_a_killed_frontend_is_charged_what_it_gave(
     redis_url: str, received: int, is_swept_before: bool, is_keyed: bool
 ) -> None:
-    """Its client went on elsewhere: what was reserved for the rest is given back, before or after the lease is over."""
+    """Its client has continued elsewhere: the reservation for the rest is released, before or after the lease expires."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start(is_keyed=is_keyed)  # and never reports
         if is_swept_before:
@@ -148,7 +149,7 @@ async def test_a_killed_frontend_is_charged_what_it_gave(
 
 
 async def test_of_three_frontends_two_are_killed(redis_url: str) -> None:
-    """Each is charged its own part."""
+    """Each frontend is charged its own part."""
     async with AsyncExitStack() as stack:
         one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
         await one.start()
@@ -163,7 +164,7 @@ async def test_of_three_frontends_two_are_killed(redis_url: str) -> None:
 
 
 async def test_a_frontend_killed_before_its_client_had_anything_is_charged_nothing(redis_url: str) -> None:
-    """The key sent again is executed from the beginning, and paid there."""
+    """The key sent again is executed from the beginning, and charged there."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start()
         await other.start()
@@ -179,7 +180,7 @@ async def test_a_frontend_killed_before_its_client_had_anything_is_charged_nothi
 async def test_a_frozen_frontend_that_reports_last_pays_its_part(
     redis_url: str, is_swept_before: bool, streamed: int, is_keyed: bool
 ) -> None:
-    """Whatever its client says that it had of it: the sum is what was given."""
+    """For any delivery that its client claims: the sum is the delivered output."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start(is_keyed=is_keyed)
         if is_swept_before:
@@ -194,7 +195,7 @@ async def test_a_frozen_frontend_that_reports_last_pays_its_part(
 
 
 async def test_who_sends_the_key_again_and_hangs_up_pays_what_was_streamed(redis_url: str) -> None:
-    """A second execution that gives nothing takes nothing off the first one's reservation."""
+    """A second execution without output takes nothing off the first one's reservation."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start()  # and is killed after 3000
         await other.start()
@@ -202,7 +203,7 @@ async def test_who_sends_the_key_again_and_hangs_up_pays_what_was_streamed(redis
         await _quiet(other)
         await other.sweep()
         assert charged(await other.ledger_totals()) == PROMPT + OUTPUT, (
-            "the estimate: nobody told how much it was"
+            "the estimate: no frontend reported the output"
         )
 
 
@@ -212,7 +213,7 @@ async def test_who_sends_the_key_again_and_hangs_up_pays_what_was_streamed(redis
 async def test_what_a_killed_execution_gave_is_paid_though_the_next_one_is_abandoned(
     redis_url: str, received: int, output: int, end: End
 ) -> None:
-    """The key, or the token with fewer ids than were given, sent again after a kill: each token that was given is paid."""
+    """The key, or the token with fewer ids than delivered, sent again after a kill: each delivered token is charged."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start()
         await one.gives(3000)  # and is killed
@@ -224,7 +225,7 @@ async def test_what_a_killed_execution_gave_is_paid_though_the_next_one_is_aband
 
 
 async def test_of_two_killed_executions_each_pays_what_the_other_does_not(redis_url: str) -> None:
-    """Both gave the same tokens at first; the third execution is abandoned."""
+    """Both executions delivered the same tokens at first; the third execution is abandoned."""
     async with AsyncExitStack() as stack:
         one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
         await one.start()
@@ -241,7 +242,7 @@ async def test_of_two_killed_executions_each_pays_what_the_other_does_not(redis_
 @pytest.mark.parametrize("is_keyed", [True, False])
 @pytest.mark.parametrize("is_last", [True, False])
 async def test_an_end_with_output_on_its_way_is_told(redis_url: str, is_last: bool, is_keyed: bool) -> None:
-    """The client read more than the frontend knows: whoever reports first, the sum is what was given."""
+    """The client received more than the frontend knows: for any order of reports, the sum is the delivered output."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start(is_keyed=is_keyed)
         if not is_last:
@@ -259,7 +260,7 @@ async def test_an_end_with_output_on_its_way_is_told(redis_url: str, is_last: bo
 
 
 async def test_an_execution_that_gave_nothing_is_nobodys_debtor(redis_url: str) -> None:
-    """Its token, with received tokens of the client's making, leaves nothing for it."""
+    """Its token, with received tokens that the client made up, releases nothing of the charge."""
     async with AsyncExitStack() as stack:
         one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
         await one.start(is_keyed=False)
@@ -280,9 +281,9 @@ async def test_an_execution_that_gave_nothing_is_nobodys_debtor(redis_url: str) 
 async def test_output_behind_a_token_older_than_its_record_is_paid(
     redis_url: str, is_forgotten: bool, is_keyed: bool
 ) -> None:
-    """Ids of the client's making behind an old token: paid as the prompt is, also when the token comes a second time.
+    """Ids made up by the client after an old token are charged like the prompt, also if the token comes a second time.
 
-    Where the record is still there, it tells what was given: what lies above is paid.
+    If the record still exists, the record says what was delivered; ids beyond it are charged.
     """
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start(is_keyed=is_keyed)
@@ -304,7 +305,7 @@ async def test_output_behind_a_token_older_than_its_record_is_paid(
 
 
 async def test_a_token_of_an_hour_is_good_while_its_record_is_there(redis_url: str) -> None:
-    """What the record tells is believed, however old the token is."""
+    """The record is trusted at any age of the token."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start()
         one.end(1000, LEFT)
@@ -317,7 +318,7 @@ async def test_a_token_of_an_hour_is_good_while_its_record_is_there(redis_url: s
 
 
 async def test_attempts_that_never_became_live_are_not_heard_of_again(redis_url: str) -> None:
-    """Else each retry would have as much to lower as there were retries before."""
+    """Otherwise each retry would have to lower as many executions as there were retries before."""
     async with Frontend(redis_url, "a") as one:
         for _ in range(5):
             await one.start()
@@ -332,7 +333,7 @@ async def test_attempts_that_never_became_live_are_not_heard_of_again(redis_url:
 
 
 async def _quiet(frontend: Frontend) -> None:
-    """Wait until Redis knows everything."""
+    """Wait until Redis has all reports."""
     assert await frontend.settlements.flush(5)
     await until(lambda: frontend.hold.reservation is None, "it has ended")
     assert await frontend.budgets.flush(5)

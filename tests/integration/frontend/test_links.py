@@ -1,4 +1,4 @@
-"""A frontend's links follow processes: a router that started again is served beside its predecessor."""
+"""Links of a frontend follow processes: a restarted router is used beside its predecessor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.frontend.routers import router_links
 
 
 class Quiet:
-    """A router that answers nothing."""
+    """A router that sends no response."""
 
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> Quiet:
         return self
@@ -68,7 +68,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_router_that_started_again_is_reached_while_its_predecessor_drains() -> None:
-    """New requests go to the newer process at once; the older one's stream is closed when its last request is over."""
+    """New requests go to the newer process at once; the older one's stream is closed after its last request."""
     core = FrontendCore(Limits(3, 3.0, 4), places=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
     links = router_links(core, hello, "m", MonotonicClock(), _channel)
@@ -99,7 +99,7 @@ async def test_a_router_that_started_again_is_reached_while_its_predecessor_drai
 
 
 async def test_a_router_that_started_again_at_its_address_is_attached_again() -> None:
-    """A new boot at the old address is a new process, and the one before is not waited for."""
+    """A new boot at the old address is a new process; the old process is not waited for."""
     core = FrontendCore(Limits(3, 3.0, 4), places=8, retries=RetryBudget(0.1, 3.0, 0.0), jitter=lambda: 0.5)
     hello = pb.Hello(process_id="f", boot_id="f", protocol_version=1)
     links = router_links(core, hello, "m", MonotonicClock(), _channel)

@@ -1,4 +1,4 @@
-"""The mesh's secret: the same at every frontend, also after Redis forgot it; and what holds while there is none."""
+"""The mesh's secret: the same at all frontends, also after Redis has lost it; and the behaviour without a secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def seals(count: int) -> list[Seal]:
 
 
 async def test_every_frontend_takes_the_tokens_of_every_other(redis_url: str) -> None:
-    """The first one's secret is the mesh's; who had signed with another one still takes that."""
+    """The first frontend's secret becomes the mesh's; a frontend that signed with another one still accepts that one."""
     redis = RedisLink(redis_url)
     first, second = seals(2)
     old = TOKEN.pack(second)
@@ -36,7 +36,7 @@ async def test_every_frontend_takes_the_tokens_of_every_other(redis_url: str) ->
 
 
 async def test_a_redis_that_forgot_is_told_again(redis_url: str) -> None:
-    """Tokens outlive Redis: the secret in memory is written again, and a new frontend gets the same."""
+    """Tokens survive the loss: the secret in memory is written again, and a new frontend gets the same secret."""
     redis = RedisLink(redis_url)
     first, second = seals(2)
     keeper = MeshSecret(redis, "kvmesh", first)
@@ -50,7 +50,7 @@ async def test_a_redis_that_forgot_is_told_again(redis_url: str) -> None:
 
 
 async def test_without_redis_tokens_hold_here_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """A frontend that never reached Redis signs with a secret of its own, and says once what that means."""
+    """A frontend that never reached Redis signs with its own secret, and logs the consequence once."""
     redis = RedisLink("redis://127.0.0.1:1")
     (seal,) = seals(1)
     keeper = MeshSecret(redis, "kvmesh", seal)
@@ -66,7 +66,7 @@ async def test_without_redis_tokens_hold_here_and_that_is_told(caplog: pytest.Lo
 
 @pytest.mark.parametrize("garbage", [("SET", ""), ("SET", "short"), ("RPUSH", "list")])
 async def test_a_secret_that_is_none_is_not_taken(redis_url: str, garbage: tuple[str, str]) -> None:
-    """Whatever stands in its place, nobody signs with what everybody can guess, and nobody ends for it."""
+    """For any other value in its key: no frontend signs with a guessable secret, and no frontend ends because of it."""
     redis = RedisLink(redis_url)
     command, value = garbage
     await redis.execute(command, "kvmesh:resume-secret", value)

@@ -1,4 +1,4 @@
-"""The frontend as a process: starts, registers, says where it is, drains on SIGTERM; a wrong start is one sentence."""
+"""The frontend as a process: start, registration, address, drain on SIGTERM; a wrong start gives one sentence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(redis_url: str) -> subprocess.Popen[bytes]:
 
 
 async def test_a_process_serves_and_leaves_cleanly(redis_url: str, pool: Pool) -> None:
-    """From its ready line to exit 0, finding its router through Redis."""
+    """From its ready line to exit 0; it finds its router through Redis."""
     redis = RedisLink(redis_url)
     process = start(redis_url)
     try:
@@ -77,7 +77,9 @@ async def test_a_process_serves_and_leaves_cleanly(redis_url: str, pool: Pool) -
 
 
 async def test_health_follows_the_routers_and_not_their_restarts(redis_url: str, pool: Pool) -> None:
-    """Without any for some seconds it is NOT_SERVING, with one it serves again at once; draining keeps its meaning."""
+    """Without a router for some seconds it is NOT_SERVING, with a router SERVING again at once; draining keeps its
+    meaning.
+    """
     redis = RedisLink(redis_url)
     process = start(redis_url)
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -134,7 +136,7 @@ async def test_health_follows_the_routers_and_not_their_restarts(redis_url: str,
     ],
 )
 def test_a_wrong_start_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    """Exit 2, and the operator knows what to change."""
+    """Exit 2, and the message says what to change."""
     path = tmp_path / "kvmesh.toml"
     path.write_text(text)
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""Every token is settled once: random frontends that die, race and repeat, against a dumb twin, on a real Redis."""
+"""Every token is settled once: random frontends that die, race and repeat, compared with a simple model, on a real
+Redis.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ PROMPT_TOKENS = 11
 
 @dataclass
 class Twin:
-    """What is settled of one request, kept by the simplest rule."""
+    """The settlements of one request, by the simplest rule."""
 
     epoch: int = -1
     prompt: int = 0
     output: int = 0
 
     def settle(self, report: Report) -> Charge:
-        """Charge what is new, whichever execution tells."""
+        """Charge new tokens, for any execution that reports them."""
         is_superseded = report.epoch < self.epoch
         self.epoch = max(self.epoch, report.epoch)
         prompt = max(0, report.prompt_tokens - self.prompt)
@@ -38,7 +40,7 @@ class Twin:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_one_after_another_is_what_the_twin_says(redis_url: str, seed: int) -> None:
-    """Executions begin, die, end, and report late, in any order: each charge is the twin's."""
+    """Executions begin, die, end, and report late, in any order: each charge is the model's."""
     draw = random.Random(seed)
     twins: dict[str, Twin] = {}
     running: dict[str, list[tuple[int, str, Frontend]]] = {}
@@ -51,7 +53,7 @@ async def test_one_after_another_is_what_the_twin_says(redis_url: str, seed: int
             if not alive or draw.random() < 0.4:
                 owner = frontend.executions.new_owner()
                 if twin.epoch < 0 and draw.random() < 0.5:
-                    epoch = 0  # neither named nor resumed: it starts without asking
+                    epoch = 0  # neither named nor resumed: it starts without a number
                 else:
                     claim = CLAIM.__class__(request_id, 5, 7, False, twin.epoch + 1, owner)
                     epoch = (await frontend.executions.begin(claim)).epoch
@@ -75,7 +77,7 @@ async def test_one_after_another_is_what_the_twin_says(redis_url: str, seed: int
 
 @dataclass
 class Client:
-    """A request from its client's view: what it has, and whether it ended well."""
+    """A request as its client sees it: the tokens received, and whether it finished."""
 
     request_id: str
     length: int
@@ -104,9 +106,9 @@ async def follow(client: Client, frontends: list[Frontend], draw: random.Random)
             client.got = draw.randint(client.got, streamed)  # the rest is lost with the connection
             fate = draw.randrange(3)
             if fate == 0:
-                frontend.settlements.add(report)  # it noticed first that its client is gone
+                frontend.settlements.add(report)  # the frontend noticed the disconnect first
             elif fate == 1:
-                ghosts.append(report)  # frozen: it reports when it thaws
+                ghosts.append(report)  # frozen: it reports after the thaw
         if ghosts and draw.random() < 0.3:
             draw.choice(frontends).settlements.add(ghosts.pop())
         await asyncio.sleep(0)
@@ -116,7 +118,7 @@ async def follow(client: Client, frontends: list[Frontend], draw: random.Random)
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_races_charge_what_the_clients_got(redis_url: str, seed: int) -> None:
-    """All at once: the sum that the frontends counted is the sum of what their clients have, and so is Redis's."""
+    """All at once: the sum of the frontends' counts equals the sum of their clients' tokens, and Redis's."""
     draw = random.Random(seed)
     clients = [Client(f"{seed + 100:08x}{at:024x}", draw.randint(1, 60)) for at in range(60)]
     async with AsyncExitStack() as stack:
@@ -150,16 +152,16 @@ class Run:
 
 @dataclass
 class Shares:
-    """Who pays for each token, one by one. Position -1 is the prompt, all of it."""
+    """The execution that is charged for each token. Position -1 is the whole prompt."""
 
     runs: list[Run]
     payers: dict[int, str] = field(default_factory=dict)
     charges: dict[str, Charge] = field(default_factory=dict)
     epoch: int = -1
-    """The highest that is known."""
+    """The highest known epoch."""
 
     def settle(self, run: Run) -> Charge:
-        """Take the report of `run`, or take it again."""
+        """Apply the report of `run`, or apply it again."""
         if run.owner in self.charges:
             return self.charges[run.owner]
         added = [at for at in range(-1, run.streamed) if at not in self.payers]
@@ -170,7 +172,7 @@ class Shares:
         return charge
 
     def owned(self, run: Run) -> set[int]:
-        """What `run` pays, or would if it reported."""
+        """Return the tokens that `run` is charged for, or will be charged for when it reports."""
         return {at for at, owner in self.payers.items() if owner == run.owner}
 
     def _payer(self, run: Run, at: int) -> str:
@@ -182,14 +184,15 @@ class Shares:
                 if other.inherited <= max(0, at):
                     return run.owner if other.owner in self.charges else other.owner
                 giver = min(giver, other.giver)
-        raise AssertionError("nobody gave it")
+        raise AssertionError("no execution delivered it")
 
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_whoever_reports_first_every_token_is_paid_once(redis_url: str, seed: int) -> None:
-    """Up to four executions: heirs, some of earlier ones than the last; late, lost and repeated reports in any order.
+    """Up to four executions: successors, some of earlier ones than the last; late, lost and repeated reports in any
+    order.
 
-    What those that died would have paid is just what is left for them: see `Lower` for how they pay it.
+    The share of dead executions is exactly the amount left for them; `Lower` says how it is charged.
     """
     draw, late = random.Random(seed), 0
     async with AsyncExitStack() as stack:
@@ -224,7 +227,9 @@ async def test_whoever_reports_first_every_token_is_paid_once(redis_url: str, se
                     shares.epoch = epoch
                 streamed = draw.randint(inherited, inherited + 40)
                 run = Run(epoch, owner, inherited, giver, streamed, draw.random() < 0.25)
-                received[epoch] = draw.randint(inherited, streamed + draw.choice((0, 5)))  # made up, if more
+                received[epoch] = draw.randint(
+                    inherited, streamed + draw.choice((0, 5))
+                )  # made up by the client, if more
                 shares.runs.append(run)
                 if not run.is_dead:
                     waiting.append((run, frontend))
@@ -243,11 +248,11 @@ async def test_whoever_reports_first_every_token_is_paid_once(redis_url: str, se
 
 
 async def _tell(request_id: str, shares: Shares, run: Run, frontend: Frontend, draw: random.Random) -> None:
-    """Report `run`, perhaps twice; the answers must be the twin's."""
+    """Report `run`, perhaps twice; the answers must be the model's."""
     report = Report(request_id, run.epoch, run.owner, PROMPT_TOKENS, run.streamed, 0, False, run.inherited)
     before = len(frontend.charges)
     for _ in range(draw.choice((1, 2))):
-        frontend.settlements.add(report, lambda _: None)  # somebody waits: it is sent at once
+        frontend.settlements.add(report, lambda _: None)  # a caller waits: the report is sent at once
     assert await frontend.settlements.flush(5)
     shares.epoch = max(shares.epoch, run.epoch)
     expected = shares.settle(run)
@@ -256,7 +261,7 @@ async def _tell(request_id: str, shares: Shares, run: Run, frontend: Frontend, d
 
 
 async def test_output_is_left_for_those_who_gave_it_and_nobody_between_them(redis_url: str) -> None:
-    """The second execution starts over; the third goes on behind the first, and the fourth behind the third."""
+    """The second execution starts over; the third continues the first, and the fourth continues the third."""
     request_id = "d" * 32
     lives = [("e0", -1, 0, 10), ("e1", -1, 0, 0), ("e2", 0, 10, 20), ("e3", 2, 20, 30)]
     paid: dict[str, tuple[int, int]] = {}
@@ -274,7 +279,7 @@ async def test_output_is_left_for_those_who_gave_it_and_nobody_between_them(redi
 
 
 async def test_reports_wait_for_a_redis_that_is_away() -> None:
-    """They are bounded, the oldest go first, and that is counted."""
+    """Waiting reports are bounded, the oldest are dropped first, and drops are counted."""
     redis = RedisLink("redis://127.0.0.1:1")
     settlements = Settlements(redis, MESH, 10.0, lambda _: None)
     running = asyncio.create_task(settlements.run())
@@ -288,7 +293,7 @@ async def test_reports_wait_for_a_redis_that_is_away() -> None:
 
 
 async def test_one_report_that_redis_refuses_holds_up_no_other(redis_url: str) -> None:
-    """A key of another kind is somebody else's mistake."""
+    """A key of another type is a mistake of another program."""
     async with Frontend(redis_url, "a") as one:
         await one.redis.execute("SET", f"{MESH}:exec:{'b' * 32}", "x")
         for name in ("a", "b", "c"):
@@ -307,7 +312,7 @@ REFUSALS = (
 async def test_reports_wait_for_a_redis_that_takes_none(
     redis_url: str, spoil: tuple[str, str], mend: tuple[str, str]
 ) -> None:
-    """It is full, or has lost its replicas, for a moment: nothing is charged less for it."""
+    """Redis is full, or has lost its replicas, for a moment: no charge is lost."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await other.redis.execute("CONFIG", "SET", *spoil)
         try:
@@ -322,7 +327,7 @@ async def test_reports_wait_for_a_redis_that_takes_none(
 
 
 async def test_what_a_superseded_execution_streamed_is_charged(redis_url: str) -> None:
-    """The later execution gave its client nothing; the end of the earlier one is not the request's."""
+    """The later execution delivered nothing to its client; the end of the earlier one is not the request's end."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         claim = CLAIM.__class__("c" * 32, 5, 7, False, 0, "a-1")
         first = await one.executions.begin(claim)

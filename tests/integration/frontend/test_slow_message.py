@@ -1,4 +1,4 @@
-"""A client whose message is slow to come."""
+"""A client that sends its message slowly."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from tests.integration.frontend.scripted_router import Pool
 
 
 async def test_the_time_of_a_message_is_not_taken_off_twice(serving: Serving, pool: Pool) -> None:
-    """The deadline is that of the call's arrival, however long its message took: here no time passes meanwhile."""
+    """The deadline starts at the call's arrival, for any duration of the message; here no time passes meanwhile."""
     await asyncio.wait_for(serving.frontend.service.serve(LateCall(asking(3))), 5)
     assert 55_500 < pool.submits[0].budget.remaining_ms <= 60_000

@@ -1,4 +1,4 @@
-"""A client that does not read: it costs one window of credit, and nobody else waits for it."""
+"""A client that does not read (slow reader): it costs one flow-control window, and delays no other client."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.integration.frontend.scripted_router import Pool, oracle
 
 TAIL_S = 0.4
 WRITE_EVERY_S = 0.25
-"""How often a slow client takes a message: less than the time of one write, and together more."""
+"""Interval between reads of a slow client: shorter than the timeout of one write, and longer in sum."""
 
 
 async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serving, pool: Pool) -> None:
-    """The engine goes on; the mesh sends one window; what piled up leaves as one message."""
+    """The engine continues; the mesh sends one window; the tokens that pile up are sent as one message."""
     asked = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[9, 9, 9]), limits=pb.Limits(max_output_tokens=300))
     stuck = StuckCall(asked.SerializeToString())
     slow = asyncio.create_task(serving.frontend.service.serve(stuck))
@@ -38,7 +38,7 @@ async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serv
     assert quick == oracle([8], 100)
     assert run.log.sent == CREDIT_WINDOW
     stuck.allowed.release()  # started
-    stuck.allowed.release()  # everything that piled up
+    stuck.allowed.release()  # all tokens that piled up
     await until(lambda: len(stuck.messages) == 2, "two messages")
     assert len(stuck.messages[1].tokens.ids) == CREDIT_WINDOW
     for _ in range(400):
@@ -54,7 +54,7 @@ async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serv
 async def test_who_does_not_read_the_end_is_cut(
     serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
-    """Its request is over: place and budget are free a little later, whatever the client does; until then they are not."""
+    """Its request is over: slot and budget are free a little later, for any behaviour of the client, and not before."""
     monkeypatch.setattr(slow_reader, "TAIL_S", 0.3)
     live = serving.frontend.core.live
     live.places = 1
@@ -73,7 +73,10 @@ async def test_who_does_not_read_the_end_is_cut(
 
 
 async def test_who_was_cut_at_decode_has_had_its_time(serving: Serving, pool: Pool) -> None:
-    """Its place is free at once, not after the 30 s that the reader of an answer's end has; who reads gets all."""
+    """A slow reader that decode has cut: its slot is free at once, not after the 30 s for a finished request.
+
+    The other client, which reads, gets all tokens.
+    """
     stuck, reading = StuckCall(asking(300)), StuckCall(asking(300))
     reading.allowed = asyncio.Semaphore(1 << 20)
     pool.tokens_max = 100
@@ -95,7 +98,7 @@ async def test_who_was_cut_at_decode_has_had_its_time(serving: Serving, pool: Po
 async def test_who_reads_slowly_gets_all(
     serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left after the end takes many times the time of one write: nobody is cut while writes come through."""
+    """The rest after the end takes many times the timeout of one write: no stream is cut while writes complete."""
     monkeypatch.setattr(slow_reader, "TAIL_S", TAIL_S)
     stuck = StuckCall(asking(20))
     slow = asyncio.create_task(serving.frontend.service.serve(stuck))

@@ -1,4 +1,4 @@
-"""Tenants at a running frontend, on a real Redis: who may call, what is refused and how, and that all is given back."""
+"""Tenants at a running frontend, on a real Redis: authentication, refusals, and the return of all reservations."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def trailers(answer: Any) -> dict[str, str]:
 
 
 async def shown(redis_url: str, serving: Serving, tenant: str) -> Shown:
-    """Return what Redis says of the account of `tenant`."""
+    """Return the account of `tenant` in Redis."""
     redis = RedisLink(redis_url)
     try:
         caller = serving.frontend.tenants.catalogue.caller(tenant)
@@ -94,14 +94,16 @@ async def shown(redis_url: str, serving: Serving, tenant: str) -> Shown:
 
 
 async def until_settled(serving: Serving) -> None:
-    """Wait until nothing is reserved, and Redis knows."""
+    """Wait until nothing is reserved in Redis either."""
     await serving.until_empty()
     await until(lambda: not serving.frontend.budgets.open_count, f"settled: {serving.frontend.budgets}")
     assert await serving.frontend.budgets.flush(5.0)
 
 
 async def test_who_calls_decides_what_a_hop_is_told(served: Serving, pool: Pool) -> None:
-    """The budget names tenant, class, band, weight, head room and reservation; the client is told class and remainder."""
+    """The budget has tenant, class, priority class, weight, headroom and reservation; the client gets class and
+    remaining budget.
+    """
     answer = await Answer(call(served, request(10))).read()
     assert answer.ids == oracle(PROMPT, 10)
     assert answer.started is not None and answer.started.service_class == "quick"
@@ -126,7 +128,7 @@ async def test_who_calls_decides_what_a_hop_is_told(served: Serving, pool: Pool)
 async def test_who_may_not_call_is_refused_at_once(
     served: Serving, pool: Pool, tenant: str, reason: str, code: str
 ) -> None:
-    """Nothing is read, nothing is taken, and nobody learns what was sent."""
+    """No message is read, no budget is taken, and the error does not reveal which part was wrong."""
     details = from_rpc_error(await error_of(call(served, request(5), tenant)))
     assert (details.reason, details.code.name) == (reason, code)
     missing = from_rpc_error(await error_of(served.stub.Generate(request(5))))
@@ -135,7 +137,7 @@ async def test_who_may_not_call_is_refused_at_once(
 
 
 async def test_a_class_bounds_the_output(served: Serving) -> None:
-    """Field, value and range are named; who names no limit gets what the class allows."""
+    """The error names field, value and range; without a limit the request gets the class's maximum."""
     details = from_rpc_error(await error_of(call(served, request(51))))
     assert details.reason == "FIELD_OUT_OF_RANGE"
     assert details.violations == {"limits.max_output_tokens": "is 51; 1 to 50 is allowed"}
@@ -146,7 +148,7 @@ async def test_a_class_bounds_the_output(served: Serving) -> None:
 
 
 async def test_a_class_ends_its_requests_on_time_and_never_before(served: Serving, pool: Pool) -> None:
-    """With their tokens, and finish reason DEADLINE, whatever the margins of the hops behind are."""
+    """With their tokens, and finish reason DEADLINE, for any margins of the hops behind."""
     pool.tokens_max = 20
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
@@ -163,7 +165,7 @@ async def test_a_class_ends_its_requests_on_time_and_never_before(served: Servin
 
 
 async def test_limits_refuse_with_quota_and_time(served: Serving) -> None:
-    """More tokens than a strict tenant may have at once never fit; too many at a time come back after RetryInfo."""
+    """More tokens than a strict tenant may ever have at once never fit; a temporary excess gets RetryInfo."""
     details = from_rpc_error(await error_of(call(served, request(2000), "batch")))
     assert (details.reason, details.code.name) == ("COST_EXCEEDS_BURST", "INVALID_ARGUMENT")
     assert details.retry_after_s is None and "tenant:batch" in details.quota
@@ -181,7 +183,7 @@ async def test_limits_refuse_with_quota_and_time(served: Serving) -> None:
 
 
 async def test_concurrency_counts_what_runs_and_nothing_else(served: Serving, pool: Pool) -> None:
-    """Four at a time; one after another always fits: a place is free when the client reads the end."""
+    """Four at a time; one after another always fits: a slot is free when the client reads the end."""
     pool.hold_at = "queued"
     running = [call(served, request(4)) for _ in range(4)]
     await until(lambda: len(pool.runs) == 4, "four run")
@@ -199,18 +201,20 @@ async def test_concurrency_counts_what_runs_and_nothing_else(served: Serving, po
 
 
 async def test_what_cannot_start_in_time_takes_nothing(served: Serving, pool: Pool) -> None:
-    """50 ms are less than anything is begun with: the refusal says so, and no router hears of it."""
+    """50 ms are less than the minimum for a start: the error says so, and no router gets the request."""
     details = from_rpc_error(await error_of(call(served, request(5), timeout=0.08)))
     limits = pb.Limits(ttft_timeout=Duration(nanos=50_000_000))
     other = from_rpc_error(await error_of(call(served, request(5, limits=limits), timeout=10)))
-    if details.reason:  # else the client was faster
+    if details.reason:  # otherwise the client's timer was faster
         assert details.reason == "INFEASIBLE_DEADLINE" and details.metadata["start_min_ms"] == "100"
     assert (other.reason, other.code.name) == ("INFEASIBLE_DEADLINE", "DEADLINE_EXCEEDED")
     assert not pool.submits and not served.frontend.budgets.open_count
 
 
 async def test_an_output_that_the_deadline_has_no_time_for_is_lowered(served: Serving, pool: Pool) -> None:
-    """By what the router says of its steps, for who lets it; the client is told, and a resume is still the same request."""
+    """By the router's step times, for callers that allow it; the client is told, and a resume is still the same
+    request.
+    """
     await Answer(call(served, request(5), "free")).read()
     (peer,) = served.frontend.core.peers
     peer.step_s = 0.1
@@ -226,7 +230,9 @@ async def test_an_output_that_the_deadline_has_no_time_for_is_lowered(served: Se
 
 
 async def test_a_tenant_never_comes_upon_anothers_request(served: Serving, pool: Pool) -> None:
-    """Neither by its idempotency key, which names another request for it, nor by its resume token, which is refused."""
+    """Neither by its idempotency key, which names another request for this tenant, nor by its resume token, which is
+    refused.
+    """
     pool.tokens_max = 10
     asked = request(40, idempotency_key="shared", sampling=pb.Sampling(seed=7))
     mine = await Answer(call(served, asked)).read(5)
@@ -243,7 +249,9 @@ async def test_a_tenant_never_comes_upon_anothers_request(served: Serving, pool:
 
 
 async def test_made_up_output_is_paid_and_jumps_no_queue(served: Serving, pool: Pool, redis_url: str) -> None:
-    """The token of a request that never ran, with a long prompt as its received output: it waits and pays as any other."""
+    """The token of a request that never ran, with a long prompt as its received output: it queues and is charged like
+    any other.
+    """
     pool.hold_at = "queued"
     aborted = call(served, request(100), "batch")
     first = await aborted.read()
@@ -260,7 +268,7 @@ async def test_made_up_output_is_paid_and_jumps_no_queue(served: Serving, pool: 
 
 
 async def test_the_client_knows_what_is_left(served: Serving) -> None:
-    """On success and on refusal; it waits for its budget to grow, unless it is told not to."""
+    """On success and on refusal; the client's library waits for its budget to grow, unless told not to."""
     async with Client([served.address], key=KEYS["batch"]) as client:
         await client.generate(prompt_tokens=PROMPT, max_output_tokens=800).all()
         await until(lambda: client.remaining is not None, "what is left")
@@ -278,7 +286,9 @@ async def test_the_client_knows_what_is_left(served: Serving) -> None:
 async def test_no_reservation_is_leaked_on_any_path(
     served: Serving, pool: Pool, redis_url: str, seed: int
 ) -> None:
-    """Cancelled at any moment, refused by the router, ended by the deadline, superseded: at the end nothing is held."""
+    """Cancelled at any moment, refused by the router, ended by the deadline, superseded: at the end nothing is
+    reserved.
+    """
     draw = random.Random(seed)
 
     async def one(at: int) -> None:

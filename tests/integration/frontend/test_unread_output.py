@@ -1,6 +1,7 @@
-"""Output that a client lets pile up: it pays for what the transport was handed, or computed behind a closed window.
+"""Output that a client does not read: the charge is the output handed to the transport, or computed behind a closed
+window.
 
-The client speaks HTTP/2 by hand, so that its window ends at any byte of any message.
+The client speaks HTTP/2 by hand, so that its flow-control window ends at any byte of any message.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BATCH = 96
 
 @pytest.fixture
 def reports(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Report]:
-    """What the frontend settles, in the order in which its streams end."""
+    """Settlements of the frontend, in the order in which its streams end."""
     found: list[Report] = []
     add = serving.frontend.settlements.add
 
@@ -40,14 +41,14 @@ def reports(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Report]:
 
 
 async def begin(connection: RawConnection, count: int) -> RawStream:
-    """Ask for `count` tokens."""
+    """Request `count` tokens."""
     stream = connection.call(GENERATE)
     await stream.send_message(asking(count))
     return stream
 
 
 async def piled_up(serving: Serving, count: int) -> None:
-    """Wait until of so many requests all tokens are there that their credit lets through."""
+    """Wait until `count` requests have all tokens that their flow-control windows allow."""
 
     def full() -> bool:
         live = serving.frontend.core.live.serving
@@ -57,14 +58,14 @@ async def piled_up(serving: Serving, count: int) -> None:
 
 
 async def open_for(stream: RawStream, size: int) -> None:
-    """Open the window of `stream` for `size` bytes and read them."""
+    """Open the window of `stream` by `size` bytes and read them."""
     if size:
         stream.grant(size, connection=False)
     await stream.until(lambda: stream.byte_count == size)
 
 
 async def reset(stream: RawStream, reports: list[Report]) -> Report:
-    """Reset `stream`; return what it is charged."""
+    """Reset `stream`; return its charge."""
     settled = len(reports)
     stream.reset()
     await until(lambda: len(reports) > settled, "the stream is settled")
@@ -72,7 +73,7 @@ async def reset(stream: RawStream, reports: list[Report]) -> Report:
 
 
 class Answer:
-    """The first two messages of an answer as they travel: `started`, and all the tokens that piled up behind it."""
+    """The first two messages of an answer on the wire: `started`, and all tokens that piled up after it."""
 
     def __init__(self, messages: list[bytes]) -> None:
         started, tokens = messages
@@ -85,14 +86,16 @@ class Answer:
         self._ends = [start + end for end in accumulate(sizes)]
 
     def ids_in(self, count: int) -> int:
-        """Return how many token ids can be read from the first `count` bytes."""
+        """Return how many token ids are complete in the first `count` bytes."""
         return bisect_right(self._ends, count)
 
 
 async def test_a_reset_at_any_byte_is_charged_what_came_and_at_most_a_window_more(
     serving: Serving, pool: Pool, reports: list[Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens pile up behind a closed window; it opens for n bytes, these are read, the stream is reset; for every n."""
+    """Tokens pile up behind a closed window. The window opens for n bytes, these are read, the stream is reset; for
+    every n.
+    """
     monkeypatch.setattr(charge, "CLOSED_S", 1e9)  # however busy the machine is
     came = charged = 0
     async with RawConnection.connect(serving.address, stream_window=0, connection_window=1 << 24) as client:
@@ -124,14 +127,14 @@ async def test_a_reset_at_any_byte_is_charged_what_came_and_at_most_a_window_mor
 async def test_a_window_that_stays_closed_costs_what_was_computed(
     serving: Serving, pool: Pool, reports: list[Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closed from the first byte on, or behind the first message: what the engine made is charged, read or not."""
+    """Closed from the first byte, or after the first message: the computed output is charged, read or not."""
     async with RawConnection.connect(serving.address, stream_window=0, connection_window=1 << 24) as client:
         for granted, closed_s, paid in ((0, 1e9, 0), (0, 0.0, 300), (200, 0.0, 300)):
             monkeypatch.setattr(charge, "CLOSED_S", closed_s)
             stream = await begin(client, 300)
             await until(lambda: bool(pool.runs) and pool.runs[0].log.end == 300, "all is computed")
             (request,) = serving.frontend.core.live.serving
-            await until(lambda: request.progress.reach.computed == 300, "decode told it")  # noqa: B023  # awaited here
+            await until(lambda: request.progress.reach.computed == 300, "decode reported it")  # noqa: B023  # awaited here
             await open_for(stream, granted)
             report = await reset(stream, reports)
             assert (report.prompt_tokens, report.output_tokens) == (1, paid)
