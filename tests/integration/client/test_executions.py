@@ -25,7 +25,7 @@ async def until_tokens(answer: Generation, count: int) -> None:
         await anext(answer)
 
 
-async def test_of_two_executions_the_later_one_goes_on(mesh: Mesh) -> None:
+async def test_the_later_of_two_executions_continues(mesh: Mesh) -> None:
     """By key and by token: the earlier stream ends with a typed error, the later one is exact, and each token is
     charged once.
     """
@@ -87,7 +87,7 @@ async def test_of_two_executions_the_later_one_goes_on(mesh: Mesh) -> None:
     await mesh.idle(5)
 
 
-async def test_without_redis_streams_still_move(mesh: Mesh) -> None:
+async def test_without_redis_streams_fail_over(mesh: Mesh) -> None:
     """Without Redis and then without a frontend, its streams are taken over all the same."""
     asked = prompts(4, 8)
     async with Client(addresses(mesh)) as client:

@@ -136,7 +136,7 @@ async def test_kill_of_a_frontend_costs_a_pause(mesh: Mesh) -> None:
     await mesh.idle(5)
 
 
-async def test_a_frozen_frontend_is_noticed(mesh: Mesh) -> None:
+async def test_a_frozen_frontend_is_detected(mesh: Mesh) -> None:
     """SIGSTOP for 10 s: detected within 3 s; the process disturbs no stream after SIGCONT."""
 
     async def freeze() -> None:
@@ -151,7 +151,7 @@ async def test_a_frozen_frontend_is_noticed(mesh: Mesh) -> None:
     await mesh.idle(10)
 
 
-async def test_a_frontend_that_drains_hands_its_streams_over(mesh: Mesh) -> None:
+async def test_a_draining_frontend_moves_its_streams(mesh: Mesh) -> None:
     """SIGTERM (graceful shutdown): the client is told at once and continues elsewhere without a gap; the process ends
     within seconds.
     """

@@ -38,7 +38,7 @@ async def first(client: Client, frontend: ScriptedFrontend) -> Any:
 
 
 @pytest.mark.parametrize("after", [-1, 0, 4])
-async def test_a_frontend_whose_loop_hangs_is_left(after: int) -> None:
+async def test_a_frontend_with_a_hanging_event_loop_is_left(after: int) -> None:
     """Health checks get no response: its streams continue elsewhere, its calls are cancelled, new requests avoid it."""
     async with AsyncExitStack() as stack:
         hung = await stack.enter_async_context(scripted(stalls(after, hangs=True)))
@@ -128,7 +128,7 @@ async def cabled(frontend: ScriptedFrontend) -> AsyncIterator[Cable]:
         server.close()
 
 
-async def test_a_frontend_that_is_cut_off_is_left() -> None:
+async def test_an_unreachable_frontend_is_left() -> None:
     """Neither reset nor response: detected like a frozen frontend."""
     async with AsyncExitStack() as stack:
         far = await stack.enter_async_context(scripted(stalls(4, hangs=False)))
@@ -190,7 +190,7 @@ async def test_cancelling_the_reader_cancels_the_call() -> None:
         await until(lambda: frontend.cancelled == 2, 5, "left")
 
 
-async def test_a_mesh_that_is_away_is_given_up_with_a_type(free_port: int) -> None:
+async def test_an_unavailable_mesh_raises_a_typed_error(free_port: int) -> None:
     """No process listens: a bounded number of sends, and an error that says how to proceed."""
     retry_policy = RetryPolicy(sends_max=4)
     async with Client([f"127.0.0.1:{free_port}"], retry_policy=retry_policy) as client:
@@ -200,7 +200,7 @@ async def test_a_mesh_that_is_away_is_given_up_with_a_type(free_port: int) -> No
         assert (answer.sends, caught.value.reason, caught.value.ids) == (4, "FRONTEND_LOST", [])
 
 
-async def test_many_silent_streams_ask_once() -> None:
+async def test_silent_streams_share_one_health_check() -> None:
     """There is one health check per frontend, not one per stream."""
     async with scripted(stalls(4, hangs=False)) as frontend:
         async with Client([frontend.address], retry_policy=PATIENCE) as client:

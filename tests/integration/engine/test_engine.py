@@ -41,7 +41,7 @@ async def _wait_idle(client: Client, timeout_s: float = 3.0) -> None:
     )
 
 
-async def test_metadata_and_parameters_tell_the_contract(
+async def test_metadata_and_parameters_describe_the_contract(
     prefill: Client, servers: tuple[Server, Server]
 ) -> None:
     """The metadata and parameters that the adapter reads at start are there, with the batch dimension first."""
@@ -82,7 +82,7 @@ async def test_disaggregated_equals_aggregated_equals_no_reuse(
     await _wait_idle(decode)
 
 
-async def test_perf_metrics_tell_the_real_hit(prefill: Client) -> None:
+async def test_perf_metrics_report_the_prefix_hit(prefill: Client) -> None:
     """The second time all full blocks are reused, except the block of the recomputed last token."""
     prompt = _prompt(500, 5 * BLOCK_TOKENS)
     cold, warm = await prefill.run(prompt, 2), await prefill.run(prompt, 2)
@@ -153,7 +153,7 @@ async def test_release_and_timeout_of_a_handoff(prefill: Client, decode: Client)
     await _wait_idle(prefill, 3.0)
 
 
-async def test_an_unregistered_source_is_refused(prefill: Client, decode: Client) -> None:
+async def test_an_unregistered_source_is_rejected(prefill: Client, decode: Client) -> None:
     """The decode engine dials the address in the request, not the one in the blob."""
     first = await prefill.run(_prompt(6, 20), 4, "context_only")
     refused = await decode.run(
@@ -166,7 +166,7 @@ async def test_an_unregistered_source_is_refused(prefill: Client, decode: Client
     await _wait_idle(prefill)
 
 
-async def test_bad_values_are_refused_by_name(prefill: Client) -> None:
+async def test_bad_values_are_named_in_the_error(prefill: Client) -> None:
     """The error names the bad value."""
     assert "Invalid value for temperature: nan" in str(
         (await prefill.run([1], 4, temperature=float("nan"))).error

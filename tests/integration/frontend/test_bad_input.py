@@ -48,7 +48,7 @@ BAD: list[tuple[str, Callable[[], bytes], str, str, str]] = [
 @pytest.mark.parametrize(
     ("data", "field", "value", "allowed"), [row[1:] for row in BAD], ids=[row[0] for row in BAD]
 )
-async def test_bad_input_is_refused_by_name(
+async def test_bad_input_is_named_in_the_error(
     serving: Serving, pool: Pool, data: Callable[[], bytes], field: str, value: str, allowed: str
 ) -> None:
     """The status says what to correct, and no component behind the frontend is called."""
@@ -67,7 +67,7 @@ async def test_bad_input_is_refused_by_name(
 
 
 @pytest.mark.parametrize(("size", "is_beside"), [(100, False), (10_000, True)])
-async def test_a_big_message_is_checked_beside_the_loop(
+async def test_a_big_message_is_checked_outside_the_event_loop(
     serving: Serving, monkeypatch: pytest.MonkeyPatch, size: int, is_beside: bool
 ) -> None:
     """Other streams continue while a big message is parsed in a thread; a small message is not worth a thread."""
@@ -84,7 +84,7 @@ async def test_a_big_message_is_checked_beside_the_loop(
     assert len(threads) == 1 and (threading.get_ident() not in threads) == is_beside
 
 
-async def test_a_good_request_passes_beside_the_bad_ones(serving: Serving, pool: Pool) -> None:
+async def test_a_good_request_succeeds(serving: Serving, pool: Pool) -> None:
     """The cases above fail because of their input, not because of their server."""
     replies = [reply async for reply in serving.stub.Generate(pb.GenerateRequest(text="x"))]
     assert replies[-1].HasField("finished")

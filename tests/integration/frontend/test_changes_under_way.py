@@ -87,7 +87,7 @@ class Stream:
             call.cancel()
 
 
-async def test_what_is_taken_over_is_not_lowered_again(served: Serving, pool: Pool) -> None:
+async def test_a_takeover_does_not_lower_the_limit_again(served: Serving, pool: Pool) -> None:
     """The request runs to the limit that its first frontend announced, even if that may miss the deadline."""
     pool.tokens_max = 30
     stream = Stream(served, "free", request(200))
@@ -101,9 +101,7 @@ async def test_what_is_taken_over_is_not_lowered_again(served: Serving, pool: Po
     assert stream.ids == oracle(PROMPT, 200)
 
 
-async def test_a_stream_that_breaks_twice_at_once_goes_on_at_its_tenants_limit(
-    served: Serving, pool: Pool
-) -> None:
+async def test_a_stream_that_breaks_twice_continues_at_its_tenants_limit(served: Serving, pool: Pool) -> None:
     """The first message of the second stream names the running attempt, so the takeover goes ahead of the limits."""
     stream = Stream(served, "strict", request(500, idempotency_key="k"))
     await stream.read(10)
@@ -119,7 +117,7 @@ async def test_a_stream_that_breaks_twice_at_once_goes_on_at_its_tenants_limit(
     assert stream.ids == oracle(PROMPT, 500)[: len(stream.ids)]
 
 
-async def test_redis_hears_how_far_a_named_request_comes(served: Serving, pool: Pool) -> None:
+async def test_progress_of_a_named_request_is_reported_to_redis(served: Serving, pool: Pool) -> None:
     """While the request runs within its estimate: after a kill the next execution knows the delivered output of this
     one.
     """

@@ -38,7 +38,7 @@ async def ends(call: Any) -> tuple[grpc.StatusCode, str]:
     return await call.code(), ""
 
 
-async def test_who_can_move_is_told_at_once_and_the_others_at_the_end(serving: Serving, pool: Pool) -> None:
+async def test_movable_streams_end_at_once_and_the_others_at_the_end(serving: Serving, pool: Pool) -> None:
     """Both get UNAVAILABLE with reason DRAINING; their attempts keep running for a takeover."""
     movable, plain = await begin(serving, pool, moves=True), await begin(serving, pool, moves=False)
     core, loop = serving.frontend.core, asyncio.get_running_loop()
@@ -55,7 +55,7 @@ async def test_who_can_move_is_told_at_once_and_the_others_at_the_end(serving: S
     assert pool.cancels == [] and len(pool.runs) == 2
 
 
-async def test_a_stream_that_ends_in_time_ends_well(serving: Serving, pool: Pool) -> None:
+async def test_a_stream_may_finish_during_the_drain(serving: Serving, pool: Pool) -> None:
     """A client that cannot move has the full time of the drain."""
     plain = await begin(serving, pool, moves=False)
     draining = asyncio.create_task(drain(serving.frontend.core, MonotonicClock(), lambda: True, 30.0))

@@ -71,7 +71,7 @@ class Frontend:
             await asyncio.sleep(0.005)
 
 
-async def test_every_execution_has_a_number_of_its_own(redis_url: str) -> None:
+async def test_every_execution_has_a_unique_number(redis_url: str) -> None:
     """Two frontends that resume with one token at once: one execution is later, and both know it."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         found = await asyncio.gather(*(each.begin(epoch=1) for each in (one, other) * 10))
@@ -98,7 +98,7 @@ async def test_a_key_of_another_request_is_refused(redis_url: str, changes: dict
         assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
 
 
-async def test_earlier_executions_hear_of_later_ones(redis_url: str) -> None:
+async def test_earlier_executions_are_told_of_later_ones(redis_url: str) -> None:
     """The news reach all frontends; a first execution is no news."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.listening()
@@ -109,7 +109,7 @@ async def test_earlier_executions_hear_of_later_ones(redis_url: str) -> None:
         assert one.news == [(REQUEST, 1, "b-1"), (REQUEST, 2, "b-2")]
 
 
-async def test_what_has_ended_well_may_be_executed_again_a_few_times(redis_url: str) -> None:
+async def test_a_finished_request_may_be_executed_again_a_few_times(redis_url: str) -> None:
     """A client may have lost the answer; the number of repetitions is limited."""
     async with Frontend(redis_url, "a") as one:
         first = await one.begin()
@@ -122,7 +122,7 @@ async def test_what_has_ended_well_may_be_executed_again_a_few_times(redis_url: 
         assert caught.value.reason == "ALREADY_FINISHED"
 
 
-async def test_the_numbers_have_an_end(redis_url: str) -> None:
+async def test_execution_numbers_are_bounded(redis_url: str) -> None:
     """An attempt number has 16 bits."""
     async with Frontend(redis_url, "a") as one:
         assert (await one.begin(epoch=255)).epoch == 255
@@ -172,7 +172,7 @@ async def test_a_burst_of_resumes_gets_its_numbers_over_one_connection(redis_url
         assert kept.startswith(b"a-")
 
 
-async def test_one_key_that_redis_refuses_costs_no_other_its_number(redis_url: str) -> None:
+async def test_one_bad_key_fails_no_other_execution(redis_url: str) -> None:
     """A key of another type is a mistake of another program."""
     async with Frontend(redis_url, "a") as one:
         await one.redis.execute("SET", f"{MESH}:exec:{REQUEST}", "x")
@@ -183,7 +183,7 @@ async def test_one_key_that_redis_refuses_costs_no_other_its_number(redis_url: s
         assert (await one.begin(request_id="d" * 32)).is_fenced
 
 
-async def test_what_was_not_asked_before_its_end_ends_no_later_execution(redis_url: str) -> None:
+async def test_an_ended_request_requests_no_number(redis_url: str) -> None:
     """Redis stalls with one batch in flight. A cancelled and a finished request without numbers are not sent to Redis."""
     async with Frontend(redis_url, "a", ANSWER_S) as one, Frontend(redis_url, "b") as other:
         await one.listening()

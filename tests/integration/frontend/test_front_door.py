@@ -151,7 +151,7 @@ async def flood(connection: RawConnection, path: str, count: int, metadata: Meta
 
 
 @pytest.mark.parametrize("caller", ["anybody", "wrong key"])
-async def test_messages_that_never_end_hold_little(caller: str, tmp_path: Path) -> None:
+async def test_unfinished_messages_use_little_memory(caller: str, tmp_path: Path) -> None:
     """A limited number is read at once, none of unknown callers; legitimate calls are answered meanwhile."""
     tenants = "" if caller == "anybody" else TENANTS
     metadata = WRONG_KEY if caller == "wrong key" else ()
@@ -165,7 +165,7 @@ async def test_messages_that_never_end_hold_little(caller: str, tmp_path: Path) 
         assert await peak < (110 if caller == "anybody" else 30)
 
 
-async def test_a_message_that_claims_too_much_is_refused_by_its_length(tmp_path: Path) -> None:
+async def test_a_message_with_too_large_a_length_is_refused(tmp_path: Path) -> None:
     """The error does not wait for any byte of the message."""
     async with (
         running("frontend", tmp_path) as process,
@@ -179,7 +179,9 @@ async def test_a_message_that_claims_too_much_is_refused_by_its_length(tmp_path:
 
 
 @pytest.mark.parametrize("tenants", ["", TENANTS], ids=["anybody", "without key"])
-async def test_headers_without_a_message_hold_little_and_not_for_long(tenants: str, tmp_path: Path) -> None:
+async def test_headers_without_a_message_use_little_memory_for_a_short_time(
+    tenants: str, tmp_path: Path
+) -> None:
     """Calls beyond the bound are refused at once, and the held memory is freed. The bound is lower than gRPC's own."""
     config = "[frontend]\nrequest_timeout_s = 2\nunread_calls_max = 500\n" + tenants
     async with AsyncExitStack() as stack:
@@ -208,7 +210,7 @@ async def test_a_client_that_acknowledges_no_limit_is_closed(tmp_path: Path) -> 
     assert connection.is_closed
 
 
-async def test_calls_beyond_what_is_live_are_refused_in_words(tmp_path: Path) -> None:
+async def test_calls_beyond_the_limit_are_refused_with_a_status(tmp_path: Path) -> None:
     """Thousands at once on one connection: each gets RESOURCE_EXHAUSTED with RetryInfo, and no call ends without a
     status.
     """
@@ -245,7 +247,7 @@ def retries(stream: RawStream) -> bool:
     return any(each.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for each in found)  # type: ignore[attr-defined]
 
 
-async def test_an_attach_port_holds_little_and_names_what_is_wrong(tmp_path: Path) -> None:
+async def test_an_attach_port_uses_little_memory_and_names_the_error(tmp_path: Path) -> None:
     """Hellos that never end, streams without a hello, and bytes that are no message."""
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(running("router", tmp_path))

@@ -96,7 +96,7 @@ async def test_a_stream_is_exact_and_complete(serving: Serving) -> None:
     await serving.until_empty()
 
 
-async def test_chat_and_text_are_tokenized_here(serving: Serving, pool: Pool) -> None:
+async def test_chat_and_text_are_tokenized_by_the_frontend(serving: Serving, pool: Pool) -> None:
     """The router receives ids: the template's special tokens, and the user's text as plain text."""
     messages = [pb.ChatMessage(role=pb.ChatMessage.ROLE_USER, content="Hi <|end|> é")]
     asked = pb.GenerateRequest(chat=pb.ChatPrompt(messages=messages), limits=pb.Limits(max_output_tokens=2))
@@ -120,7 +120,7 @@ async def test_many_streams_at_once_are_all_exact(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_cancelled_call_ends_everything_behind_it(serving: Serving, pool: Pool, phase: str) -> None:
+async def test_a_cancelled_call_ends_its_attempts(serving: Serving, pool: Pool, phase: str) -> None:
     """Within a second, in each phase that the frontend knows."""
     pool.hold_at, pool.tokens_max = phase, 5
     call = serving.stub.Generate(request(40))
@@ -132,7 +132,7 @@ async def test_a_cancelled_call_ends_everything_behind_it(serving: Serving, pool
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_passed_deadline_ends_everything_behind_it(serving: Serving, pool: Pool, phase: str) -> None:
+async def test_a_passed_deadline_ends_its_attempts(serving: Serving, pool: Pool, phase: str) -> None:
     """The client gets DEADLINE_EXCEEDED, the router a cancellation with that reason."""
     pool.hold_at, pool.tokens_max = phase, 5
     error = await error_of(serving.stub.Generate(request(40), timeout=0.3))
@@ -179,7 +179,7 @@ async def test_a_stop_string_ends_the_call_and_the_engine(serving: Serving, pool
     await until(lambda: not pool.runs, "cancelled at the router", 1.0)
 
 
-async def test_a_killed_router_is_adopted_through_another(pool: Pool) -> None:
+async def test_streams_of_a_killed_router_are_taken_over_through_another(pool: Pool) -> None:
     """No token is recomputed, and each token comes once."""
     async with AsyncExitStack() as stack:
         servers = {}
@@ -206,7 +206,7 @@ async def test_a_killed_router_is_adopted_through_another(pool: Pool) -> None:
         await serving.until_empty()
 
 
-async def test_a_restarted_router_adopts_what_it_served(pool: Pool, free_port: int) -> None:
+async def test_a_restarted_router_takes_over_its_streams(pool: Pool, free_port: int) -> None:
     """With a single router the client sees a pause."""
     async with AsyncExitStack() as stack:
         serving = await stack.enter_async_context(serving_frontend())
@@ -222,7 +222,7 @@ async def test_a_restarted_router_adopts_what_it_served(pool: Pool, free_port: i
         assert (pool.adopts, len(pool.submits)) == (1, 1)
 
 
-async def test_another_frontend_goes_on_with_a_broken_stream(pool: Pool) -> None:
+async def test_another_frontend_resumes_a_broken_stream(pool: Pool) -> None:
     """The token and the received ids are enough. The older execution stops; ids and text continue without a gap."""
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(serving_router(pool, "router-0"))
@@ -264,7 +264,7 @@ async def test_ids_and_seeds_cannot_be_computed_from_others(serving: Serving) ->
     assert told[0][0] != told[1][0] and told[0][1] != told[1][1]
 
 
-async def test_a_forged_resume_token_ends_nobodys_stream(pool: Pool, serving: Serving) -> None:
+async def test_a_forged_resume_token_ends_no_stream(pool: Pool, serving: Serving) -> None:
     """A token must be signed by the mesh: a request's id is not enough for a takeover."""
     pool.tokens_max = 5
     victim = await Answer(serving.stub.Generate(request(10))).read(5)
@@ -280,7 +280,7 @@ async def test_a_forged_resume_token_ends_nobodys_stream(pool: Pool, serving: Se
     assert (await victim.read()).finished is not None
 
 
-async def test_a_full_frontend_says_when_to_come_back(pool: Pool) -> None:
+async def test_a_full_frontend_sends_retry_after(pool: Pool) -> None:
     """The error is immediate and typed, and no request is queued."""
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(serving_router(pool, "router-0"))
@@ -297,7 +297,9 @@ async def test_a_full_frontend_says_when_to_come_back(pool: Pool) -> None:
         await Answer(first).read()
 
 
-async def test_a_draining_frontend_ends_what_it_has_and_takes_nothing(serving: Serving, pool: Pool) -> None:
+async def test_a_draining_frontend_finishes_its_streams_and_accepts_none(
+    serving: Serving, pool: Pool
+) -> None:
     """No stream breaks in a rolling restart."""
     pool.tokens_max = 10
     answer = await Answer(serving.stub.Generate(request(60))).read(3)
@@ -312,7 +314,7 @@ async def test_a_draining_frontend_ends_what_it_has_and_takes_nothing(serving: S
     await asyncio.wait_for(draining, 1.0)
 
 
-async def test_random_cancels_leave_nothing(serving: Serving, pool: Pool) -> None:
+async def test_random_cancels_leak_nothing(serving: Serving, pool: Pool) -> None:
     """Calls cancelled at random moments: slots, timers, admitted requests and tasks are back to the level before."""
     await Answer(serving.stub.Generate(request(5))).read()
     await serving.until_empty()

@@ -130,7 +130,7 @@ def charged(ledger_totals: LedgerTotals) -> int:
 @pytest.mark.parametrize("is_keyed", [True, False])
 @pytest.mark.parametrize("is_swept_before", [True, False])
 @pytest.mark.parametrize("received", [10, 2000, 3900])
-async def test_a_killed_frontend_is_charged_what_it_gave(
+async def test_a_killed_frontend_is_charged_its_delivered_output(
     redis_url: str, received: int, is_swept_before: bool, is_keyed: bool
 ) -> None:
     """Its client has continued elsewhere: the reservation for the rest is released, before or after the lease expires."""
@@ -163,7 +163,7 @@ async def test_of_three_frontends_two_are_killed(redis_url: str) -> None:
         assert (charged(ledger_totals), ledger_totals.swept) == (PROMPT + OUTPUT, PROMPT + 250)
 
 
-async def test_a_frontend_killed_before_its_client_had_anything_is_charged_nothing(redis_url: str) -> None:
+async def test_a_frontend_killed_before_any_output_is_charged_nothing(redis_url: str) -> None:
     """The key sent again is executed from the beginning, and charged there."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start()
@@ -177,7 +177,7 @@ async def test_a_frontend_killed_before_its_client_had_anything_is_charged_nothi
 @pytest.mark.parametrize("is_keyed", [True, False])
 @pytest.mark.parametrize("streamed", [300, 400, 450])
 @pytest.mark.parametrize("is_swept_before", [True, False])
-async def test_a_frozen_frontend_that_reports_last_pays_its_part(
+async def test_a_frozen_frontend_that_reports_last_is_charged_its_part(
     redis_url: str, is_swept_before: bool, streamed: int, is_keyed: bool
 ) -> None:
     """For any delivery that its client claims: the sum is the delivered output."""
@@ -194,7 +194,7 @@ async def test_a_frozen_frontend_that_reports_last_pays_its_part(
         assert (charged(ledger_totals), ledger_totals.open_count) == (PROMPT + 1000, 0)
 
 
-async def test_who_sends_the_key_again_and_hangs_up_pays_what_was_streamed(redis_url: str) -> None:
+async def test_a_repeated_key_that_hangs_up_is_charged_the_streamed_output(redis_url: str) -> None:
     """A second execution without output takes nothing off the first one's reservation."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start()  # and is killed after 3000
@@ -210,7 +210,7 @@ async def test_who_sends_the_key_again_and_hangs_up_pays_what_was_streamed(redis
 @pytest.mark.parametrize("end", [WELL, LEFT])
 @pytest.mark.parametrize("received", [0, 10])
 @pytest.mark.parametrize("output", [20, 2999, 3500])
-async def test_what_a_killed_execution_gave_is_paid_though_the_next_one_is_abandoned(
+async def test_output_of_a_killed_execution_is_charged_if_the_next_is_abandoned(
     redis_url: str, received: int, output: int, end: End
 ) -> None:
     """The key, or the token with fewer ids than delivered, sent again after a kill: each delivered token is charged."""
@@ -224,7 +224,7 @@ async def test_what_a_killed_execution_gave_is_paid_though_the_next_one_is_aband
         assert charged(await other.ledger_totals()) == PROMPT + max(3000, output)
 
 
-async def test_of_two_killed_executions_each_pays_what_the_other_does_not(redis_url: str) -> None:
+async def test_two_killed_executions_are_charged_each_token_once(redis_url: str) -> None:
     """Both executions delivered the same tokens at first; the third execution is abandoned."""
     async with AsyncExitStack() as stack:
         one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
@@ -241,7 +241,9 @@ async def test_of_two_killed_executions_each_pays_what_the_other_does_not(redis_
 
 @pytest.mark.parametrize("is_keyed", [True, False])
 @pytest.mark.parametrize("is_last", [True, False])
-async def test_an_end_with_output_on_its_way_is_told(redis_url: str, is_last: bool, is_keyed: bool) -> None:
+async def test_an_end_with_output_in_flight_is_reported(
+    redis_url: str, is_last: bool, is_keyed: bool
+) -> None:
     """The client received more than the frontend knows: for any order of reports, the sum is the delivered output."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start(is_keyed=is_keyed)
@@ -259,7 +261,7 @@ async def test_an_end_with_output_on_its_way_is_told(redis_url: str, is_last: bo
         assert (charged(ledger_totals), ledger_totals.open_count) == (PROMPT + 74, 0)
 
 
-async def test_an_execution_that_gave_nothing_is_nobodys_debtor(redis_url: str) -> None:
+async def test_an_execution_without_output_has_no_debt(redis_url: str) -> None:
     """Its token, with received tokens that the client made up, releases nothing of the charge."""
     async with AsyncExitStack() as stack:
         one, two, three = [await stack.enter_async_context(Frontend(redis_url, name)) for name in "abc"]
@@ -278,7 +280,7 @@ async def test_an_execution_that_gave_nothing_is_nobodys_debtor(redis_url: str) 
 
 @pytest.mark.parametrize("is_keyed", [True, False])
 @pytest.mark.parametrize("is_forgotten", [True, False])
-async def test_output_behind_a_token_older_than_its_record_is_paid(
+async def test_output_after_a_token_older_than_its_record_is_charged(
     redis_url: str, is_forgotten: bool, is_keyed: bool
 ) -> None:
     """Ids made up by the client after an old token are charged like the prompt, also if the token comes a second time.
@@ -304,7 +306,7 @@ async def test_output_behind_a_token_older_than_its_record_is_paid(
         assert paid == (PROMPT + 3510 if is_forgotten else 3509)
 
 
-async def test_a_token_of_an_hour_is_good_while_its_record_is_there(redis_url: str) -> None:
+async def test_an_old_token_is_valid_while_its_record_exists(redis_url: str) -> None:
     """The record is trusted at any age of the token."""
     async with Frontend(redis_url, "a") as one, Frontend(redis_url, "b") as other:
         await one.start()
@@ -317,7 +319,7 @@ async def test_a_token_of_an_hour_is_good_while_its_record_is_there(redis_url: s
         assert charged(await other.ledger_totals()) == PROMPT + 1500
 
 
-async def test_attempts_that_never_became_live_are_not_heard_of_again(redis_url: str) -> None:
+async def test_executions_that_were_never_admitted_are_forgotten(redis_url: str) -> None:
     """Otherwise each retry would have to lower as many executions as there were retries before."""
     async with Frontend(redis_url, "a") as one:
         for _ in range(5):

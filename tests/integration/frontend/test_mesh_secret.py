@@ -35,7 +35,7 @@ async def test_every_frontend_takes_the_tokens_of_every_other(redis_url: str) ->
     await redis.close()
 
 
-async def test_a_redis_that_forgot_is_told_again(redis_url: str) -> None:
+async def test_the_secret_is_restored_after_redis_lost_it(redis_url: str) -> None:
     """Tokens survive the loss: the secret in memory is written again, and a new frontend gets the same secret."""
     redis = RedisLink(redis_url)
     first, second = seals(2)
@@ -49,7 +49,7 @@ async def test_a_redis_that_forgot_is_told_again(redis_url: str) -> None:
     await redis.close()
 
 
-async def test_without_redis_tokens_hold_here_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_redis_tokens_are_local_and_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """A frontend that never reached Redis signs with its own secret, and logs the consequence once."""
     redis = RedisLink("redis://127.0.0.1:1")
     (seal,) = seals(1)
@@ -65,7 +65,7 @@ async def test_without_redis_tokens_hold_here_and_that_is_told(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("garbage", [("SET", ""), ("SET", "short"), ("RPUSH", "list")])
-async def test_a_secret_that_is_none_is_not_taken(redis_url: str, garbage: tuple[str, str]) -> None:
+async def test_an_invalid_secret_is_not_used(redis_url: str, garbage: tuple[str, str]) -> None:
     """For any other value in its key: no frontend signs with a guessable secret, and no frontend ends because of it."""
     redis = RedisLink(redis_url)
     command, value = garbage

@@ -39,7 +39,7 @@ def start(redis_url: str) -> subprocess.Popen[bytes]:
     )
 
 
-async def test_a_process_serves_and_leaves_cleanly(redis_url: str, pool: Pool) -> None:
+async def test_a_process_serves_and_stops_cleanly(redis_url: str, pool: Pool) -> None:
     """From its ready line to exit 0; it finds its router through Redis."""
     redis = RedisLink(redis_url)
     process = start(redis_url)

@@ -39,7 +39,7 @@ class Twin:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_one_after_another_is_what_the_twin_says(redis_url: str, seed: int) -> None:
+async def test_sequential_charges_equal_the_model(redis_url: str, seed: int) -> None:
     """Executions begin, die, end, and report late, in any order: each charge is the model's."""
     draw = random.Random(seed)
     twins: dict[str, Twin] = {}
@@ -117,7 +117,7 @@ async def follow(client: Client, frontends: list[Frontend], draw: random.Random)
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_races_charge_what_the_clients_got(redis_url: str, seed: int) -> None:
+async def test_races_charge_the_tokens_of_the_clients(redis_url: str, seed: int) -> None:
     """All at once: the sum of the frontends' counts equals the sum of their clients' tokens, and Redis's."""
     draw = random.Random(seed)
     clients = [Client(f"{seed + 100:08x}{at:024x}", draw.randint(1, 60)) for at in range(60)]
@@ -188,7 +188,7 @@ class Shares:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_whoever_reports_first_every_token_is_paid_once(redis_url: str, seed: int) -> None:
+async def test_for_any_order_of_reports_each_token_is_charged_once(redis_url: str, seed: int) -> None:
     """Up to four executions: successors, some of earlier ones than the last; late, lost and repeated reports in any
     order.
 
@@ -260,7 +260,7 @@ async def _tell(request_id: str, shares: Shares, run: Run, frontend: Frontend, d
         assert replace(charge, is_superseded=expected.is_superseded) == expected, (run, shares.runs)
 
 
-async def test_output_is_left_for_those_who_gave_it_and_nobody_between_them(redis_url: str) -> None:
+async def test_output_is_left_to_its_predecessors_only(redis_url: str) -> None:
     """The second execution starts over; the third continues the first, and the fourth continues the third."""
     request_id = "d" * 32
     lives = [("e0", -1, 0, 10), ("e1", -1, 0, 0), ("e2", 0, 10, 20), ("e3", 2, 20, 30)]
@@ -278,7 +278,7 @@ async def test_output_is_left_for_those_who_gave_it_and_nobody_between_them(redi
     assert paid == {"e3": (0, 10), "e1": (0, 0), "e0": (PROMPT_TOKENS, 10), "e2": (0, 10)}
 
 
-async def test_reports_wait_for_a_redis_that_is_away() -> None:
+async def test_reports_wait_while_redis_is_unavailable() -> None:
     """Waiting reports are bounded, the oldest are dropped first, and drops are counted."""
     redis = RedisLink("redis://127.0.0.1:1")
     settlements = Settlements(redis, MESH, 10.0, lambda _: None)
@@ -292,7 +292,7 @@ async def test_reports_wait_for_a_redis_that_is_away() -> None:
     await redis.close()
 
 
-async def test_one_report_that_redis_refuses_holds_up_no_other(redis_url: str) -> None:
+async def test_one_bad_report_blocks_no_other(redis_url: str) -> None:
     """A key of another type is a mistake of another program."""
     async with Frontend(redis_url, "a") as one:
         await one.redis.execute("SET", f"{MESH}:exec:{'b' * 32}", "x")
@@ -309,7 +309,7 @@ REFUSALS = (
 
 
 @pytest.mark.parametrize(("spoil", "mend"), REFUSALS)
-async def test_reports_wait_for_a_redis_that_takes_none(
+async def test_reports_wait_while_redis_rejects_writes(
     redis_url: str, spoil: tuple[str, str], mend: tuple[str, str]
 ) -> None:
     """Redis is full, or has lost its replicas, for a moment: no charge is lost."""

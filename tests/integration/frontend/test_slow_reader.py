@@ -20,7 +20,7 @@ WRITE_EVERY_S = 0.25
 """Interval between reads of a slow client: shorter than the timeout of one write, and longer in sum."""
 
 
-async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serving, pool: Pool) -> None:
+async def test_an_unread_stream_costs_one_window_and_delays_no_other(serving: Serving, pool: Pool) -> None:
     """The engine continues; the mesh sends one window; the tokens that pile up are sent as one message."""
     asked = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[9, 9, 9]), limits=pb.Limits(max_output_tokens=300))
     stuck = StuckCall(asked.SerializeToString())
@@ -51,7 +51,7 @@ async def test_an_unread_stream_costs_one_window_and_delays_nobody(serving: Serv
 
 
 @pytest.mark.parametrize("written", [0, 1])
-async def test_who_does_not_read_the_end_is_cut(
+async def test_a_client_that_does_not_read_the_end_is_cut(
     serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
     """Its request is over: slot and budget are free a little later, for any behaviour of the client, and not before."""
@@ -72,7 +72,7 @@ async def test_who_does_not_read_the_end_is_cut(
     await serving.until_empty()
 
 
-async def test_who_was_cut_at_decode_has_had_its_time(serving: Serving, pool: Pool) -> None:
+async def test_a_slow_reader_cut_by_decode_gets_no_extra_time(serving: Serving, pool: Pool) -> None:
     """A slow reader that decode has cut: its slot is free at once, not after the 30 s for a finished request.
 
     The other client, which reads, gets all tokens.
@@ -95,7 +95,7 @@ async def test_who_was_cut_at_decode_has_had_its_time(serving: Serving, pool: Po
     await serving.until_empty()
 
 
-async def test_who_reads_slowly_gets_all(
+async def test_a_slow_reader_gets_all_tokens(
     serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest after the end takes many times the timeout of one write: no stream is cut while writes complete."""

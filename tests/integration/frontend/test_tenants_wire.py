@@ -100,7 +100,7 @@ async def until_settled(serving: Serving) -> None:
     assert await serving.frontend.budgets.flush(5.0)
 
 
-async def test_who_calls_decides_what_a_hop_is_told(served: Serving, pool: Pool) -> None:
+async def test_the_budget_of_a_hop_depends_on_the_caller(served: Serving, pool: Pool) -> None:
     """The budget has tenant, class, priority class, weight, headroom and reservation; the client gets class and
     remaining budget.
     """
@@ -125,7 +125,7 @@ async def test_who_calls_decides_what_a_hop_is_told(served: Serving, pool: Pool)
         ("off", "TENANT_DISABLED", "PERMISSION_DENIED"),
     ],
 )
-async def test_who_may_not_call_is_refused_at_once(
+async def test_unknown_callers_are_refused_at_once(
     served: Serving, pool: Pool, tenant: str, reason: str, code: str
 ) -> None:
     """No message is read, no budget is taken, and the error does not reveal which part was wrong."""
@@ -182,7 +182,7 @@ async def test_limits_refuse_with_quota_and_time(served: Serving) -> None:
     await until_settled(served)
 
 
-async def test_concurrency_counts_what_runs_and_nothing_else(served: Serving, pool: Pool) -> None:
+async def test_concurrency_counts_running_requests_only(served: Serving, pool: Pool) -> None:
     """Four at a time; one after another always fits: a slot is free when the client reads the end."""
     pool.hold_at = "queued"
     running = [call(served, request(4)) for _ in range(4)]
@@ -200,7 +200,7 @@ async def test_concurrency_counts_what_runs_and_nothing_else(served: Serving, po
         assert all(each.finished is not None for each in four)
 
 
-async def test_what_cannot_start_in_time_takes_nothing(served: Serving, pool: Pool) -> None:
+async def test_a_request_that_cannot_start_in_time_reserves_nothing(served: Serving, pool: Pool) -> None:
     """50 ms are less than the minimum for a start: the error says so, and no router gets the request."""
     details = from_rpc_error(await error_of(call(served, request(5), timeout=0.08)))
     limits = pb.Limits(ttft_timeout=Duration(nanos=50_000_000))
@@ -229,7 +229,7 @@ async def test_an_output_that_the_deadline_has_no_time_for_is_lowered(served: Se
     assert rest.ids == oracle(PROMPT, 10 + len(rest.ids))[10:]
 
 
-async def test_a_tenant_never_comes_upon_anothers_request(served: Serving, pool: Pool) -> None:
+async def test_a_tenant_never_reaches_the_request_of_another(served: Serving, pool: Pool) -> None:
     """Neither by its idempotency key, which names another request for this tenant, nor by its resume token, which is
     refused.
     """
@@ -248,7 +248,9 @@ async def test_a_tenant_never_comes_upon_anothers_request(served: Serving, pool:
         assert (await answer.read()).ids == oracle(PROMPT, 40)
 
 
-async def test_made_up_output_is_paid_and_jumps_no_queue(served: Serving, pool: Pool, redis_url: str) -> None:
+async def test_made_up_output_is_charged_and_jumps_no_queue(
+    served: Serving, pool: Pool, redis_url: str
+) -> None:
     """The token of a request that never ran, with a long prompt as its received output: it queues and is charged like
     any other.
     """
@@ -267,7 +269,7 @@ async def test_made_up_output_is_paid_and_jumps_no_queue(served: Serving, pool: 
     assert (await shown(redis_url, served, "batch")).ledger_totals.settled == len(PROMPT) + 100
 
 
-async def test_the_client_knows_what_is_left(served: Serving) -> None:
+async def test_the_client_knows_its_remaining_budget(served: Serving) -> None:
     """On success and on refusal; the client's library waits for its budget to grow, unless told not to."""
     async with Client([served.address], key=KEYS["batch"]) as client:
         await client.generate(prompt_tokens=PROMPT, max_output_tokens=800).all()

@@ -90,7 +90,7 @@ class Answer:
         return bisect_right(self._ends, count)
 
 
-async def test_a_reset_at_any_byte_is_charged_what_came_and_at_most_a_window_more(
+async def test_a_reset_is_charged_the_received_output_and_at_most_a_window_more(
     serving: Serving, pool: Pool, reports: list[Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens pile up behind a closed window. The window opens for n bytes, these are read, the stream is reset; for
@@ -124,7 +124,7 @@ async def test_a_reset_at_any_byte_is_charged_what_came_and_at_most_a_window_mor
     await serving.until_empty()
 
 
-async def test_a_window_that_stays_closed_costs_what_was_computed(
+async def test_a_closed_window_is_charged_the_computed_output(
     serving: Serving, pool: Pool, reports: list[Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closed from the first byte, or after the first message: the computed output is charged, read or not."""
