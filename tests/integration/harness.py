@@ -1,7 +1,7 @@
-"""A whole mesh of real processes for tests: start it, kill a part, start it again, and see that nothing is left.
+"""A whole mesh of real processes for tests: start it, kill a part, restart it, and check that nothing is left.
 
-Each part is a child that dies with the test run. Engines are the reference engine in a real tritonserver.
-What can be asked of a mesh once it runs is in `live_mesh`; the same mesh in containers is in `containers`.
+Each part is a child process that dies with the test run. Engines are the reference engine in a real tritonserver.
+Queries to a running mesh are in `live_mesh`; the same mesh in containers is in `containers`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass
 class Part:
-    """One process: how to start it, and it while it runs."""
+    """One process: its command, and the process itself while it runs."""
 
     name: str
     command: Sequence[str]
@@ -56,7 +56,7 @@ class Part:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Start the process; does not wait until it is ready."""
+        """Start the process, without waiting until it is ready."""
         assert self.process is None, f"{self.name} runs already"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -72,12 +72,12 @@ class Part:
 
     @property
     def is_running(self) -> bool:
-        """Started and not ended by us; it may have ended by itself."""
+        """True after `start`, until `stop`; the process may have ended by itself."""
         return self.process is not None
 
     @property
     def has_fallen(self) -> bool:
-        """It was not ended by us, and has ended."""
+        """True if the process has ended without `stop`."""
         return self.process is not None and self.process.poll() is not None
 
     @property
@@ -91,10 +91,12 @@ class Part:
 
 
 class Mesh(LiveMesh[Part]):
-    """A mesh whose parts are processes of this machine."""
+    """A mesh of processes on this machine."""
 
     def __init__(self, config: MeshConfig, folder: Path, engine_options: Sequence[str] = ()) -> None:
-        """Plan it, at an address of its own: beside another test's mesh it could be late for a port that was free."""
+        """Plan the mesh, at an address of its own: beside another test's mesh, a port that was free may be taken at
+        start.
+        """
         config = msgspec.structs.replace(
             config, mesh=msgspec.structs.replace(config.mesh, host=own_loopback())
         )
@@ -118,7 +120,7 @@ class Mesh(LiveMesh[Part]):
             elif process.role == "redis":
                 address = f"{host}:{command[command.index('--port') + 1]}"
             else:
-                # A part that is started again keeps its address.
+                # A restarted part keeps its address.
                 address = f"{host}:{next(ports)}"
                 command[command.index("--listen") + 1] = address
             self.parts[process.name] = Part(
@@ -126,9 +128,10 @@ class Mesh(LiveMesh[Part]):
             )
 
     def second(self, name: str) -> Part:
-        """Return another process with the name of part `name`, at another address and with the same engine; not started.
+        """Return another process with the name of part `name`, at another address and with the same engine; not
+        started.
 
-        The caller ends it: it is no part of the mesh.
+        The caller ends the process: it is not a part of the mesh.
         """
         command = list(self.parts[name].command)
         (port,) = free_ports(self.config.mesh.host, 1)
@@ -151,7 +154,7 @@ class Mesh(LiveMesh[Part]):
             return any(line.startswith('{"ready"') for line in part.log.read_text().splitlines()[-50:])
 
         if not part.name.endswith("-engine") and part.name != "redis":
-            # An earlier start left its own ready line in the log.
+            # An earlier start left its ready line in the log.
             part.log.write_text("")
         try:
             await until(is_ready, START_S_MAX, f"{part.name} ready")
@@ -159,12 +162,12 @@ class Mesh(LiveMesh[Part]):
             raise AssertionError(f"{error}\n{part.tail()}") from None
 
     async def stop(self) -> None:
-        """End everything."""
+        """End all processes."""
         await self.close_channels()
         running = [part for part in reversed(self.parts.values()) if part.process is not None]
         for part in running:
             assert part.process is not None
-            # SIGINT is what tritonserver takes as a clean stop; services drain on SIGTERM, which no test needs here.
+            # SIGINT stops tritonserver gracefully; services drain on SIGTERM, which no test needs here.
             part.process.send_signal(signal.SIGINT if part.name.endswith("-engine") else signal.SIGKILL)
         for part in running:
             assert part.process is not None
@@ -176,12 +179,12 @@ class Mesh(LiveMesh[Part]):
 
 
 def own_loopback() -> str:
-    """Return an address of this machine that no other test listens on: all of 127.0.0.0/8 is its own."""
+    """Return a loopback address that no other test listens on: all of 127.0.0.0/8 belongs to this machine."""
     return f"127.{random.randint(1, 254)}.{random.randint(0, 255)}.{random.randint(1, 254)}"
 
 
 def engine_part(config: MeshConfig, folder: Path, *options: str) -> Part:
-    """Return one decode-sized engine of `config`, on its own; not started."""
+    """Return a stand-alone engine of `config`, sized for decode; not started."""
     alone = msgspec.structs.replace(
         config,
         prefill=msgspec.structs.replace(config.prefill, replicas=0),
@@ -200,7 +203,7 @@ def engine_part(config: MeshConfig, folder: Path, *options: str) -> Part:
 
 @asynccontextmanager
 async def running_engine(config: MeshConfig, folder: Path, *options: str) -> AsyncIterator[str]:
-    """Start one engine on its own, yield its address, and end it."""
+    """Start a stand-alone engine, yield its address, and end it."""
     part = engine_part(config, folder, *options)
     part.start()
     try:
@@ -214,7 +217,7 @@ async def running_engine(config: MeshConfig, folder: Path, *options: str) -> Asy
 async def running_mesh(
     config: MeshConfig, folder: Path, engine_options: Sequence[str] = ()
 ) -> AsyncIterator[Mesh]:
-    """Start a mesh and end it, however the caller leaves."""
+    """Start a mesh, and end it in any case."""
     mesh = Mesh(config, folder, engine_options)
     try:
         await mesh.start()

@@ -1,4 +1,4 @@
-"""One mesh for many tests: whole and idle for each of them, and a new one after a test that broke it."""
+"""One mesh for many tests: complete and idle for each of them, and replaced after a test that broke it."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ LentT = TypeVar("LentT")
 
 
 class Lender(ABC, Generic[MeshT, LentT]):
-    """Lends its mesh to one user at a time. Starts it for the first; starts another when a user left it broken."""
+    """Lends its mesh to one user at a time. The first lease starts a mesh; a broken mesh is replaced for the next
+    lease.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Build it; nothing runs yet. Each mesh writes its logs into a folder of its own below `folder`."""
+        """Set up without starting any process. Each mesh has its logs in a folder of its own below `folder`."""
         self._folder = folder
         self._mesh: MeshT | None = None
         self.built_count = 0
 
     @abstractmethod
     def _new(self, folder: Path) -> MeshT:
-        """Return a mesh with its logs in `folder`; nothing of it runs."""
+        """Return a mesh with its logs in `folder`; none of its processes run."""
 
     @abstractmethod
     def _lent(self, mesh: MeshT) -> AbstractAsyncContextManager[LentT]:
-        """Return what a user gets; afterwards take back what it did to the parts.
+        """Yield the object that a user gets; afterwards undo the user's changes to the parts.
 
-        Raises AssertionError if a part has ended by itself or does not come back.
+        Raises AssertionError if a part has ended by itself or cannot be restored.
         """
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[LentT]:
-        """Yield the mesh, whole and idle. Afterwards bring it in order, and check that it is so again.
+        """Yield the mesh, complete and idle. Afterwards restore it, and check that it is complete and idle again.
 
-        A failure inside the block, a part that ended by itself or that does not come back, or anything
-        still held ends this mesh. Such a violation of an otherwise good user raises AssertionError.
+        The mesh is ended after a failure inside the block, or if a part has ended by itself or cannot be restored, or
+        if any request is still held. Such a violation raises AssertionError for a user without another failure.
         """
         mesh = self._mesh or await self._build()
         try:
@@ -70,14 +72,14 @@ class Lender(ABC, Generic[MeshT, LentT]):
         return mesh
 
     async def close(self) -> None:
-        """End the mesh, if there is one; the next lease builds another."""
+        """End the mesh, if there is one; the next lease starts another."""
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             await mesh.stop()
 
 
 class LentMesh(Lender[Mesh, Mesh]):
-    """Lends a mesh of processes, and starts again what its user ended."""
+    """Lends a mesh of processes, and restarts those that its user ended."""
 
     def __init__(self, config: MeshConfig, folder: Path, engine_options: Sequence[str] = ()) -> None:
         super().__init__(folder)
@@ -99,7 +101,7 @@ class LentMesh(Lender[Mesh, Mesh]):
 
 @contextmanager
 def lent_mesh(config: MeshConfig, folder: Path, engine_options: Sequence[str] = ()) -> Iterator[LentMesh]:
-    """Lend a mesh and end it, outside of any event loop: for fixtures of a wider scope than a test's."""
+    """Lend a mesh and end it, outside of any event loop: for fixtures with a wider scope than a test."""
     made = LentMesh(config, folder, engine_options)
     try:
         yield made

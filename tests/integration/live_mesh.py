@@ -1,4 +1,4 @@
-"""What can be asked of a running mesh, whatever its parts run in: processes of this machine, or containers."""
+"""Queries to a running mesh, with processes of this machine or with containers."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from kvmesh.router.v1 import router_pb2, router_pb2_grpc
 ROOT = Path(__file__).resolve().parents[2]
 START_S_MAX = 60.0
 STATUS_S_MAX = 10.0
-"""A part that does not answer for this long fails the test; it may be cut off or frozen."""
+"""Timeout of a query: a part that does not answer for this long fails the test; it may be cut off or frozen."""
 
 
 class LivePart(Protocol):
-    """One part of a mesh: a process with an address, that can be ended and started again."""
+    """One part of a mesh: a process with an address that can be ended and restarted."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def address(self) -> str:
-        """ "host:port" of its gRPC (Redis: of its protocol); stays the same for life."""
+        """ "host:port" of its gRPC (Redis: of its protocol); stable for the part's life."""
         ...
 
     @property
     def is_running(self) -> bool: ...
 
     def start(self) -> None:
-        """Start it; does not wait until it is ready."""
+        """Start the part, without waiting until it is ready."""
         ...
 
     async def end(self, sig: signal.Signals = signal.SIGKILL) -> int:
@@ -60,20 +60,20 @@ PartT = TypeVar("PartT", bound=LivePart)
 class LiveMesh(ABC, Generic[PartT]):
     """Parts by name: redis, <replica>-engine, prefill-N, decode-N, router-N, frontend-N.
 
-    A subclass fills `parts` in its constructor and says how they start, when they are ready, and how all end.
+    A subclass fills `parts` in its constructor, and implements start, readiness and end.
     """
 
     def __init__(
         self, config: MeshConfig, connect: Callable[[str], grpc.aio.Channel] = server.channel
     ) -> None:
-        """Build it; nothing runs yet. `connect` opens the channel to a service at "host:port"."""
+        """Set up the mesh. `connect` opens the channel to a service at "host:port"."""
         self.config = config
         self.parts: dict[str, PartT] = {}
         self._connect = connect
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def start(self, *names: str) -> None:
-        """Start the named parts, or all, and wait until each is ready and the routers see every replica."""
+        """Start the named parts, or all, and wait until each is ready and all routers see all replicas."""
         wanted = [self.parts[name] for name in names] if names else list(self.parts.values())
         first = [part for part in wanted if part.name == "redis" or part.name.endswith("-engine")]
         services = [part for part in wanted if part not in first]
@@ -85,18 +85,18 @@ class LiveMesh(ABC, Generic[PartT]):
 
     @abstractmethod
     async def launch(self, parts: Sequence[PartT]) -> None:
-        """Start `parts` at once; does not wait until they are ready."""
+        """Start `parts` at once, without waiting until they are ready."""
 
     @abstractmethod
     async def ready(self, part: PartT) -> None:
-        """Wait until `part` serves. Raises AssertionError with its log when it ends or does not get there."""
+        """Wait until `part` serves. Raises AssertionError with its log if it ends or the time runs out."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """End everything."""
+        """End all parts."""
 
     async def placeable(self) -> None:
-        """Wait until every router that runs may place on every replica that runs, and frontends serve."""
+        """Wait until every running router may place on every running replica, and all frontends serve."""
         replicas = set(self.running("prefill", "decode"))
         for name in self.running("router"):
 
@@ -111,13 +111,13 @@ class LiveMesh(ABC, Generic[PartT]):
                 raise AssertionError(f"{error}, but:\n{seen}\n{self.parts[name].tail()}") from None
 
     def channel(self, name: str) -> grpc.aio.Channel:
-        """Return the channel to part `name`; closed by `stop`."""
+        """Return the channel to part `name`; `stop` closes it."""
         if name not in self._channels:
             self._channels[name] = self._connect(self.parts[name].address)
         return self._channels[name]
 
     async def close_channels(self) -> None:
-        """Close every channel; the next call opens new ones."""
+        """Close all channels; the next call opens new ones."""
         while self._channels:
             await self._channels.popitem()[1].close(None)
 
@@ -138,13 +138,13 @@ class LiveMesh(ABC, Generic[PartT]):
         return await decode.GetStatus(decode_pb2.GetStatusRequest(), timeout=STATUS_S_MAX)
 
     def running(self, *roles: str) -> list[str]:
-        """Return the names of the services of these roles that run."""
+        """Return the names of the running services of these roles."""
         return [
             name for name, part in self.parts.items() if part.is_running and name.rpartition("-")[0] in roles
         ]
 
     async def held(self) -> dict[str, int]:
-        """Return what the mesh holds for requests right now; all zero when it is idle."""
+        """Return the resources that the mesh holds for requests now; all zero in an idle mesh."""
         held: dict[str, int] = {}
         for name in self.running("router"):
             router = await self.status(name)
@@ -158,7 +158,8 @@ class LiveMesh(ABC, Generic[PartT]):
             if name.startswith("prefill"):
                 held[f"{name} slots"] = status.slot_count
             else:
-                # Finished logs stay adoptable for the orphan time; they hold 4 bytes a token and nothing of the engine.
+                # Finished logs can be taken over for the detached time (orphan_s); they cost 4 bytes a token and no
+                # engine resource.
                 held[f"{name} pending slots"] = status.pending_slot_count
                 held[f"{name} orphans"] = status.orphan_count
             held[f"{name} engine calls"] = status.engine_call_count
@@ -177,7 +178,7 @@ class LiveMesh(ABC, Generic[PartT]):
         }
 
     async def idle(self, timeout_s: float) -> float:
-        """Wait until the mesh holds nothing and return the seconds it took. Raises AssertionError with what is held."""
+        """Wait until the mesh holds no resources; return the seconds. Raises AssertionError with the resources held."""
         last: dict[str, int] = {}
 
         async def nothing_held() -> bool:
@@ -198,7 +199,7 @@ async def until(
     *,
     every_s: float = 0.005,
 ) -> float:
-    """Wait until `condition` holds and return the seconds it took. Raises AssertionError naming `what`."""
+    """Wait until `condition` is true; return the seconds. Raises AssertionError naming `what`."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     while True:
@@ -212,7 +213,7 @@ async def until(
 
 
 async def engine_ready(address: str) -> bool:
-    """Say whether the model of the engine at `address` is loaded."""
+    """Return whether the model of the engine at `address` is loaded."""
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
     async with grpc.aio.insecure_channel(address) as channel:
@@ -224,7 +225,7 @@ async def engine_ready(address: str) -> bool:
 
 
 async def accepts(address: str) -> bool:
-    """Say whether somebody accepts connections at `address`."""
+    """Return whether a process accepts connections at `address`."""
     host, _, port = address.rpartition(":")
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(1):

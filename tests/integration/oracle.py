@@ -1,4 +1,4 @@
-"""The truth about tokens: one request alone on an engine without prefix reuse, straight through Triton."""
+"""The oracle of tokens: one request alone on an engine without prefix reuse, directly through Triton."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODEL = "tensorrt_llm"
 
 
 class Oracle:
-    """Generates with one engine, one request at a time. Close it with `close`."""
+    """Generates with one engine, one request at a time. The caller closes it with `close`."""
 
     def __init__(self, address: str, end_token_id: int) -> None:
         self._client = triton.InferenceServerClient(address)

@@ -1,4 +1,4 @@
-"""Metrics of the processes of a whole mesh, read from where Prometheus would."""
+"""Metrics of the processes of a whole mesh, scraped from the endpoint for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.integration.harness import Mesh
 
 
 async def sample(mesh: Mesh, name: str, metric: str) -> float:
-    """Return the sum of what process `name` exports as `metric`, over all labels. Raises AssertionError without any."""
+    """Return the sum of metric `metric` of process `name` over all labels. Raises AssertionError if there is none."""
     found = re.findall(rf"^{metric}(?:\{{[^}}]*\}})? (\S+)$", await _scrape(mesh, name), re.MULTILINE)
     assert found, f"{name} exports no {metric}"
     return sum(float(value) for value in found)
 
 
 async def settled(mesh: Mesh) -> dict[str, int]:
-    """Return the settled tokens by kind, summed over the frontends that run."""
+    """Return the settled tokens by kind, summed over the running frontends."""
     sums: dict[str, int] = {}
     for name in mesh.running("frontend"):
         for kind, value in re.findall(

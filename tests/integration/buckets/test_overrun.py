@@ -145,7 +145,7 @@ async def test_free_overrun_of_quota_leases_rejects_no_request(budget: Budget) -
     assert isinstance(drawn, Drawn) and drawn.overrun == 500
     denied = await budget.reserve("large-2", 4000)
     assert isinstance(denied, Denied) and denied.overrun_excess == 300, (
-        "what requests have open is all that can close"
+        "only the open overrun of requests can close"
     )
     assert isinstance(await budget.reserve("chat", 4000, CHAT), Granted)
     budget.now_ms += 16_000
@@ -172,7 +172,7 @@ async def test_a_release_that_counts_no_overruns_may_run_beside(budget: Budget) 
     await budget.reserve("new", 100)
     budget.now_ms += 16_000
     await budget.one(Sweep("acme"))
-    assert await budget.open() == (500, 500), "what was counted before is not given back"
+    assert await budget.open() == (500, 500), "earlier counts are not given back"
     await budget.one(Settle(SEARCH, "lives", 10))
     assert await budget.open() == (0, 0)
 

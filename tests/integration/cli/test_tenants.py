@@ -106,7 +106,7 @@ def test_changes_reach_frontends_and_are_shown(kvmesh: Run, config: Path, redis_
 
 
 def test_a_limit_of_zero_is_shown_as_no_limit(kvmesh: Run, config: Path, redis_url: str) -> None:
-    """An operator who sets 0 removes the limit, and the output says so: text for people, the number for programs."""
+    """Setting 0 removes the limit, and the output says so: text for people, the number for programs."""
     status, out, _ = kvmesh("set", "search", "concurrency=0", "tokens_per_min=0", "weight=2")
     assert status == 0
     assert out.startswith("tenant search: concurrency: no limit, tokens_per_min: no limit, weight = 2.")

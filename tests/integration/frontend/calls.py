@@ -9,7 +9,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 
 
 class StuckCall:
-    """A call whose writes end when the test allows it."""
+    """A call with writes that end when the test allows it."""
 
     def __init__(self, message: bytes) -> None:
         self.message = message

@@ -1,4 +1,4 @@
-"""The images of this working tree: built where they are not current, and looked at from outside."""
+"""The images of this working tree: built if they are not current, and run in containers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LOCKED_DOWN: Final[dict[str, Any]] = {
     "cap_drop": ["ALL"],
     "security_opt": ["no-new-privileges:true"],
 }
-"""How every container of the mesh may be run."""
+"""Restrictions under which every container of the mesh must run."""
 
 
 def build(*arguments: str) -> str:
-    """Build what is not current; return what build.sh said on stderr: a line for each image it built."""
+    """Build the images that are not current; return the stderr of build.sh: a line for each image built."""
     done = subprocess.run(
         [str(BUILD), *arguments], capture_output=True, text=True, timeout=BUILD_S_MAX, check=False
     )
@@ -37,7 +37,7 @@ def build(*arguments: str) -> str:
 
 
 def run(client: docker.DockerClient, image: str, *command: str, entrypoint: str = "") -> str:
-    """Run `command` in a locked down container of `image` to its end; return its output. Fails if it fails."""
+    """Run `command` in a locked-down container of `image` to its end; return its output. Raises an error if it fails."""
     more = {"entrypoint": entrypoint} if entrypoint else {}
     output = client.containers.run(
         image, list(command), remove=True, stdout=True, stderr=True, **LOCKED_DOWN, **more

@@ -1,4 +1,4 @@
-"""The mesh of deploy/compose, started by whichever compose this machine has, under a name of its own."""
+"""The mesh of deploy/compose, started by the compose of this machine, under a project name of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVICE_LABEL: Final = "com.docker.compose.service"
 
 
 def compose_command() -> list[str]:
-    """Return `docker compose` where the plug-in is installed, else `docker-compose`; empty: there is neither."""
+    """Return `docker compose` if the plug-in is installed, else `docker-compose`; empty if there is neither."""
     if shutil.which("docker"):
         plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
         if plugin.returncode == 0:
@@ -33,13 +33,13 @@ class Project:
     """One start of the file, with containers, networks and a port that no other project has."""
 
     def __init__(self, command: list[str], client: docker.DockerClient) -> None:
-        """Start nothing yet. `command` is what `compose_command` found."""
+        """Set up the project without starting it. `command` is the result of `compose_command`."""
         self.name = f"kvmesh-compose-{os.getpid()}-{secrets.token_hex(3)}"
         self._command = command
         self._client = client
 
     def run(self, *arguments: str) -> str:
-        """Run one command of compose to its end; return its output. Fails if it fails."""
+        """Run one command of compose to its end; return its output. Raises an error if it fails."""
         done = subprocess.run(
             [*self._command, "--project-name", self.name, *arguments],
             cwd=FOLDER,
@@ -58,14 +58,14 @@ class Project:
         return "\n".join(f"== {name}\n{one.logs(tail=8).decode(errors='replace')}" for name, one in parts)
 
     def containers(self) -> list[tuple[str, Any]]:
-        """Return name of the service and docker-py's container, of all there are."""
+        """Return the name of the service and docker-py's container, for all containers."""
         found = self._client.containers.list(all=True, filters={"label": f"{PROJECT_LABEL}={self.name}"})
         return sorted(((one.labels[SERVICE_LABEL], one) for one in found), key=lambda pair: pair[0])
 
 
 @contextmanager
 def project(command: list[str], client: docker.DockerClient) -> Iterator[Project]:
-    """Yield a project that is not started yet; remove all that it made afterwards."""
+    """Yield a project that is not started yet; remove all its containers and networks afterwards."""
     made = Project(command, client)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""Images that are current, and a client of the Docker engine that has them."""
+"""Current images, and a client of the Docker engine that has them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.images.compose import Project, compose_command, project
 
 @pytest.fixture(scope="session")
 def images(needs_images: Callable[..., None]) -> None:
-    """Every image is there and made of this working tree."""
+    """All images, built from this working tree."""
     needs_images()
     builds.build("--if-possible")
     needs_images(*builds.ALL)

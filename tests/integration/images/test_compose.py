@@ -22,7 +22,7 @@ SERVICES = {"redis", "router", "frontend", *REPLICAS, *(f"{name}-engine" for nam
 
 
 async def test_up_generate_scale_stop(small_mesh: Project) -> None:
-    """What docs/deploying.md promises, in its order; a stop is asked for while a stream runs."""
+    """The steps of docs/deploying.md, in order; the stop comes while a stream runs."""
     await asyncio.to_thread(small_mesh.run, "up", "--detach")
     await _healthy(small_mesh, len(SERVICES))
     _assert_locked_down(small_mesh)
@@ -48,7 +48,7 @@ async def test_up_generate_scale_stop(small_mesh: Project) -> None:
 
 
 def _assert_locked_down(mesh: Project) -> None:
-    """Read-only, without capabilities, bounded; and all but the frontend out of reach."""
+    """Read-only, without capabilities, with limits; only the frontend can be reached from outside."""
     found = mesh.containers()
     assert {name for name, _ in found} == SERVICES
     for name, container in found:
@@ -80,7 +80,7 @@ async def _healthy(mesh: Project, count: int) -> None:
 
 
 async def _answer(mesh: Project, **options: Any) -> Answer:
-    """Send one request to the port that the first frontend published; it is prefilled and decoded apart."""
+    """Send one request to the published port of the first frontend; prefill and decode are disaggregated."""
     address = (await asyncio.to_thread(mesh.run, "port", "--index", "1", "frontend", "7000")).strip()
     request = token_request(list(range(100, 260)), max_output_tokens=OUTPUT_TOKENS, seed=3, temperature=1.0)
     async with server.channel(address) as channel:

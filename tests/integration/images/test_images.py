@@ -1,4 +1,4 @@
-"""What the images promise to whoever runs them."""
+"""Properties of the images that operators rely on."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ NOWHERE = "redis://127.0.0.1:1/0"
 NO_OP_S_MAX = 10.0
 HEALTHY_S_MAX = 60.0
 LOOK_EVERY_S = 0.2
-"""Between two questions to the engine."""
+"""Interval between two polls of the engine."""
 
 OUTPUT_TOKENS = 120
 STEP_S = 0.03
-"""120 tokens take 4 s: time enough to ask for the end in the middle."""
+"""120 tokens take 4 s: enough time to stop the service in the middle."""
 
 
 @contextmanager
 def running(client: docker.DockerClient, image: str, *command: str, **options: Any) -> Iterator[Container]:
-    """Start a locked down container whose health is asked every second; remove it afterwards."""
-    # An empty test inherits the image's own, as a zero would.
+    """Start a locked-down container with a health check each second; remove it afterwards."""
+    # An empty test inherits the image's own; so does a zero.
     health = {"test": [], "interval": 1_000_000_000, "retries": 2, "start_period": 1_000_000}
     container = client.containers.run(
         image, list(command), detach=True, healthcheck=health, **builds.LOCKED_DOWN, **options
@@ -51,13 +51,13 @@ def running(client: docker.DockerClient, image: str, *command: str, **options: A
 
 
 def health_of(container: Container) -> str:
-    """Return what Docker thinks of the container: starting, healthy or unhealthy."""
+    """Return Docker's view of the container: starting, healthy or unhealthy."""
     container.reload()
     return str(container.attrs["State"]["Health"]["Status"])
 
 
 def test_a_second_build_does_nothing(client: docker.DockerClient) -> None:
-    """Tests and developers ask for the images all the time; only a change may cost anything."""
+    """Tests and developers build often; only a change may cost time."""
     builds.build()
     ids = [client.images.get(name).id for name in builds.ALL]
     began_s = time.monotonic()
@@ -68,7 +68,7 @@ def test_a_second_build_does_nothing(client: docker.DockerClient) -> None:
 
 @pytest.mark.parametrize("image", builds.ALL)
 def test_images_are_small_and_labelled(client: docker.DockerClient, image: str) -> None:
-    """A size that jumps is a dependency nobody meant to ship."""
+    """A jump in size means an unintended dependency."""
     found = client.images.get(image)
     assert found.attrs["Size"] / 1e6 < SIZE_MB_MAX[image]
     labels = found.labels
@@ -90,7 +90,7 @@ def test_nobody_runs_as_root(client: docker.DockerClient, image: str) -> None:
 
 @pytest.mark.parametrize("image", DEPLOYED)
 def test_nothing_to_build_or_fetch_with_is_left(client: docker.DockerClient, image: str) -> None:
-    """What an intruder would look for first: compilers, installers, and tools that download."""
+    """Tools that help an intruder: compilers, installers, and programs that download."""
     tools = "pip pip3 gcc cc ld strip make git curl wget"
     assert run_shell(client, image, f"for tool in {tools}; do command -v $tool; done; true") == ""
     found = "find / -xdev -path /proc -prune -o -type d \\( -name tests -o -name ensurepip -o -name pip \\) -print 2>&1"
@@ -101,7 +101,7 @@ def test_nothing_to_build_or_fetch_with_is_left(client: docker.DockerClient, ima
 
 @pytest.mark.parametrize("image", OURS)
 def test_everything_is_compiled(client: docker.DockerClient, image: str) -> None:
-    """A read-only container cannot keep what Python compiles: each start would compile anew."""
+    """A read-only container cannot keep bytecode: each start would compile again."""
     code = """
 import importlib.util, services.frontend.main, engines.reference.serve, kvmesh.cli.main, sys
 print([name for name, module in sys.modules.items()
@@ -112,7 +112,7 @@ print([name for name, module in sys.modules.items()
 
 @pytest.mark.parametrize("image", OURS)
 def test_the_command_line_is_there(client: docker.DockerClient, image: str) -> None:
-    """`docker run kvmesh kvmesh ...` works for commands with options, and says mistakes in one sentence."""
+    """`docker run kvmesh kvmesh ...` works for commands with options, and reports mistakes in one sentence."""
     assert "Usage: kvmesh" in builds.run(client, image, "kvmesh", "--help")
     assert "--deadline" in builds.run(client, image, "kvmesh", "generate", "--help")
     assert "[router]" in builds.run(client, image, "kvmesh", "config")
@@ -129,20 +129,20 @@ def test_the_command_line_is_there(client: docker.DockerClient, image: str) -> N
 
 
 def test_health_is_found_wherever_a_service_listens(client: docker.DockerClient) -> None:
-    """The check reads the container's own command line: no second place to tell the address."""
+    """The check reads the container's own command line, so the address is given in one place."""
     command = ("router", "--redis", NOWHERE, "--listen=127.0.0.1:7123")
     with running(client, builds.SERVICE, *command) as container:
         wait_for(container, "healthy")
 
 
 def test_a_process_that_does_not_serve_is_unhealthy(client: docker.DockerClient) -> None:
-    """A check that cannot fail says nothing."""
+    """A check that cannot fail would be useless."""
     with running(client, builds.SERVICE, "python", "-c", "import time; time.sleep(600)") as container:
         wait_for(container, "unhealthy")
 
 
 def test_a_stopped_engine_and_redis_end_with_status_0(client: docker.DockerClient) -> None:
-    """Healthy first, by their images' own checks; then gone within their grace."""
+    """Both are healthy by their images' own checks, then end within their grace period."""
     engine = running(client, builds.ENGINE, "engine", "--arithmetic", "hashed", shm_size="128m")
     with engine as one, running(client, builds.REDIS) as other:
         for container in (one, other):
@@ -153,7 +153,7 @@ def test_a_stopped_engine_and_redis_end_with_status_0(client: docker.DockerClien
 
 
 async def test_a_stop_lets_running_streams_end(images: None, tmp_path: Path) -> None:
-    """SIGTERM to each service while a stream runs through it: the stream comes to its end, the status is 0."""
+    """SIGTERM to each service while it carries a stream: the stream ends normally, the status is 0."""
     config = configure(
         engine={"arithmetic": "hashed", "step_s": STEP_S, "kv_blocks": 512, "max_sequence_tokens": 2048},
         prefill={"replicas": 1},
@@ -192,12 +192,12 @@ def _request() -> Any:
 
 
 def run_shell(client: docker.DockerClient, image: str, script: str) -> str:
-    """Run a shell script in a locked down container of `image`; return its output."""
+    """Run a shell script in a locked-down container of `image`; return its output."""
     return builds.run(client, image, "-c", script, entrypoint="sh")
 
 
 def wait_for(container: Container, health: str) -> None:
-    """Wait until Docker says so; fails with the container's log."""
+    """Wait until Docker reports the state; fail with the container's log."""
     began_s = time.monotonic()
     while health_of(container) != health:
         log = container.logs(tail=20).decode(errors="replace")

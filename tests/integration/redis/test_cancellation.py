@@ -1,4 +1,4 @@
-"""A cancelled task that talks to Redis ends, whenever the cancel arrives."""
+"""Cancelled tasks with a Redis command end, at any moment of the cancellation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvmesh.redis_script import Script
 
 
 async def test_no_cancel_is_lost(redis_url: str) -> None:
-    """Cancelled after any number of turns of the loop, a command never returns as if nothing had happened."""
+    """After a cancellation at any turn of the event loop, a command never returns normally."""
     link = RedisLink(redis_url)
     try:
         await link.execute("PING")

@@ -1,4 +1,4 @@
-"""How many connections a process opens to Redis."""
+"""The number of connections of a process to Redis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvmesh.redis_link import CONNECTIONS_MAX, RedisLink
 
 
 async def test_many_commands_at_once_share_few_connections(redis_url: str) -> None:
-    """Redis stalls, some hundred commands pile up: all are answered, over no more connections than there may be."""
+    """Redis stalls and some hundred commands wait: all are answered, over at most the maximum of connections."""
     link, other = RedisLink(redis_url), RedisLink(redis_url)
     try:
         before = len((await other.execute("CLIENT", "LIST")).splitlines())

@@ -1,4 +1,4 @@
-"""The connection for scripts: held, opened again after it broke, and never one answer off."""
+"""The connection for scripts: kept open, reopened after a break, and never off by one answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READ = Script("return redis.call('GET', KEYS[1])")
 
 @pytest_asyncio.fixture
 async def link(redis_url: str) -> AsyncIterator[RedisLink]:
-    """A link whose Redis must answer within 0.5 s."""
+    """A link that waits 0.5 s for an answer."""
     link = RedisLink(f"{redis_url}?socket_timeout=0.5")
     yield link
     await link.close()
@@ -26,19 +26,19 @@ async def link(redis_url: str) -> AsyncIterator[RedisLink]:
 
 @pytest_asyncio.fixture
 async def other(redis_url: str) -> AsyncIterator[RedisLink]:
-    """A link beside it."""
+    """A second link."""
     link = RedisLink(redis_url)
     yield link
     await link.close()
 
 
 async def echo(link: RedisLink, *words: str) -> list[bytes]:
-    """Return `words` as Redis says them."""
+    """Return `words` as Redis formats them."""
     return await link.scripts(ECHO, [((), (word,)) for word in words])
 
 
 async def others(link: RedisLink) -> list[int]:
-    """Return the ids of all connections that Redis has, that of `link` apart."""
+    """Return the ids of all connections of Redis except that of `link`."""
     mine = await link.execute("CLIENT", "ID")
     lines = bytes(await link.execute("CLIENT", "LIST")).decode().splitlines()
     ids = (int(line.split()[0].partition("=")[2]) for line in lines)
@@ -48,7 +48,7 @@ async def others(link: RedisLink) -> list[int]:
 async def test_scripts_share_one_connection_and_those_at_once_find_another(
     link: RedisLink, other: RedisLink
 ) -> None:
-    """One after the other over the same; at the same time each has its own answers."""
+    """Consecutive scripts use the same connection; concurrent scripts get their own answers."""
     await echo(link, "first")
     held = await others(other)
     assert len(held) == 1
@@ -61,7 +61,7 @@ async def test_scripts_share_one_connection_and_those_at_once_find_another(
 
 
 async def test_what_redis_closed_is_opened_again(link: RedisLink, other: RedisLink) -> None:
-    """Whoever asks next does not notice."""
+    """The next caller gets no error."""
     for word in ("a", "b", "c"):
         assert await echo(link, word) == [word.encode()]
         for each in await others(other):
@@ -77,7 +77,7 @@ async def test_what_redis_closed_is_opened_again(link: RedisLink, other: RedisLi
 async def test_an_answer_that_comes_late_is_nobody_elses(
     link: RedisLink, other: RedisLink, ends: str
 ) -> None:
-    """Asked, and not answered: the next that asks is told what it asked for."""
+    """A command without an answer in time: the next command gets its own answer, not the late one."""
     await echo(link, "before")
     (held,) = await others(other)
     await other.execute("CLIENT", "PAUSE", 1000, "WRITE" if ends == "closed" else "ALL")
@@ -107,7 +107,7 @@ async def test_an_answer_that_comes_late_is_nobody_elses(
 
 
 async def test_a_cancel_at_any_turn_leaves_it_in_order(link: RedisLink) -> None:
-    """Before it is open, while it writes, while it waits, as the answer comes."""
+    """Before the connection is open, during the write, during the wait, and when the answer arrives."""
     for turns in range(60):
         if turns % 7 == 0:
             await link.close()
@@ -122,7 +122,7 @@ async def test_a_cancel_at_any_turn_leaves_it_in_order(link: RedisLink) -> None:
 
 
 async def test_user_password_and_database_are_those_of_the_url(redis_url: str, other: RedisLink) -> None:
-    """As for all other commands; a password that is wrong is RedisAway, and not quoted."""
+    """The same as for all other commands; a wrong password raises RedisAway, and is not quoted."""
     place = urlsplit(redis_url).netloc
     await other.execute("ACL", "SETUSER", "liner", "on", ">secret-horse", "~*", "+@all")
     try:
@@ -141,7 +141,7 @@ async def test_user_password_and_database_are_those_of_the_url(redis_url: str, o
 
 
 async def test_a_script_that_fails_is_told_from_a_redis_that_is_away(link: RedisLink) -> None:
-    """The connection stays, and the others of the batch were run."""
+    """The connection stays open, and the other scripts of the batch were run."""
     await echo(link, "x")
     with pytest.raises(RedisUnavailable) as away:
         await link.scripts(Script("return redis.call(ARGV[1])"), [((), ("PING",)), ((), ("NONSENSE",))])
@@ -150,11 +150,11 @@ async def test_a_script_that_fails_is_told_from_a_redis_that_is_away(link: Redis
 
 
 async def test_a_redis_that_takes_no_more_connections_is_away(link: RedisLink, other: RedisLink) -> None:
-    """It says so whatever is asked: no command is wrong."""
+    """The error is the same for all commands: no command is wrong."""
     (_, most) = await other.execute("CONFIG", "GET", "maxclients")
     await other.execute("CONFIG", "SET", "maxclients", 1)
     try:
-        for _ in range(20):  # it may be heard, or the end of the connection before it
+        for _ in range(20):  # the error may be read, or the end of the connection before it
             with pytest.raises(RedisUnavailable) as away:
                 await echo(link, "x")
             assert away.value.may_pass and not link.is_connected, away.value

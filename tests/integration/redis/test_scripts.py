@@ -1,4 +1,6 @@
-"""Every script in a real Redis: it compiles, its digest is the one that is sent, and the members that it uses exist."""
+"""Every script in a real Redis: it compiles, its digest is the one that is sent, and the Redis functions that it uses
+exist.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ async def test_a_script_loads(link: RedisLink, path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["return total", "total = 1"])
 async def test_redis_refuses_undeclared_names(link: RedisLink, text: str) -> None:
-    """At run time, reading and writing; the check of the sources finds them before."""
+    """At run time, for reads and writes; the check of the sources finds such names earlier."""
     assert names(text).undeclared == [(1, "total")]
     with pytest.raises(RedisUnavailable, match=r"global variable|readonly table"):
         await link.execute("EVAL", text, 0)

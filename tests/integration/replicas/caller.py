@@ -1,4 +1,4 @@
-"""A caller of one replica: an Attach stream that collects what comes back, by slot. A router that decides nothing."""
+"""A caller of one replica: an Attach stream that collects the rows received, by slot; a router without placement."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from kvmesh.budget.v1 import budget_pb2
 
 
 class Answers:
-    """Everything one slot was told."""
+    """All rows received for one slot."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, int] = {}
-        """By position; a position told twice is an error."""
+        """By position; a repeated position is an error."""
         self.first: pb.FirstToken | None = None
         self.rows: list[str] = []
-        """Kinds of rows, in order; frames are left out."""
+        """Kinds of rows, in order, without frames."""
         self.finish: pb.Finish | None = None
         self.failure: pb.Failure | None = None
         self.refusal: pb.Refusal | None = None
 
     def is_over(self) -> bool:
-        """True if the slot ended."""
+        """Return whether the slot has ended."""
         return (self.finish or self.failure or self.refusal) is not None
 
     def ids(self) -> list[int]:
-        """Return the tokens in order of position, which must have no gap."""
+        """Return the tokens in order of position; raises an error for a gap."""
         positions = sorted(self.tokens)
         assert not positions or positions == list(range(positions[0], positions[-1] + 1)), positions
         return [self.tokens[position] for position in positions]
@@ -52,7 +52,7 @@ class Caller:
         self._name = name
         self._changed = asyncio.Event()
         self._last_slot = 0
-        self._writing = asyncio.Lock()  # writes at the same time fail
+        self._writing = asyncio.Lock()  # concurrent writes fail
 
     async def __aenter__(self) -> Caller:
         self._channel = grpc.aio.insecure_channel(self._address)
@@ -71,7 +71,7 @@ class Caller:
         await self._channel.close(None)
 
     async def send(self, **parts: object) -> None:
-        """Write one message made of `parts`."""
+        """Write one message with `parts`."""
         await asyncio.shield(self._write(pb.AttachRequest(**parts)))  # type: ignore[arg-type]  # fields by name
 
     async def submit(self, tokens: Sequence[int], phase: pb.Phase.ValueType, **changes: object) -> int:
@@ -81,7 +81,7 @@ class Caller:
         return message.slot
 
     def new_slot(self) -> int:
-        """Return a number this stream has not used."""
+        """Return a number that this stream has not used."""
         self._last_slot += 1
         return self._last_slot
 
@@ -90,18 +90,18 @@ class Caller:
         async with asyncio.timeout(timeout_s):
             while not is_true():
                 if self._reader.done():
-                    await self._reader  # raises what it found wrong
+                    await self._reader  # raises errors that the reading task has found
                     raise ConnectionError("the stream ended")
                 self._changed.clear()
                 await self._changed.wait()
 
     async def over(self, slot: int) -> Answers:
-        """Wait until `slot` ended and return what it was told."""
+        """Wait until `slot` has ended; return its rows."""
         await self.until(self.answers[slot].is_over)
         return self.answers[slot]
 
     async def _write(self, message: pb.AttachRequest) -> None:
-        """Not to be cancelled: grpc.aio ends the stream of a write that is."""
+        """Must not be cancelled: grpc.aio ends the stream of a cancelled write."""
         async with self._writing:
             await self._call.write(message)
 
@@ -142,7 +142,7 @@ class Caller:
 
 
 def submit(slot: int, tokens: Sequence[int], phase: pb.Phase.ValueType, **changes: object) -> pb.Submit:
-    """Return a submit that is right in every field; `changes` replace `output`, `attempt` and others by name."""
+    """Return a valid submit; `changes` replace `output`, `attempt` and other fields by name."""
     token_ids = frames.pack_ids(tokens)
     settings: dict[str, object] = {
         "output": 20,

@@ -1,4 +1,4 @@
-"""The engine port on a real tritonserver: the contract of every port, the errors, and what is derived from the model."""
+"""The engine port on a real tritonserver: the contract of all ports, errors, and capabilities derived from the model."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ async def test_real_engine_keeps_the_contract(tmp_path: Path) -> None:
 async def test_streams_that_follow_each_other_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opened anew after every message, load and KV events come on: no event is lost or told twice, nothing flickers."""
+    """With a new stream after every message, load reports and KV events continue: no event is lost or repeated, and the
+    state does not flap.
+    """
     monkeypatch.setattr(subscription_policy, "RENEW_BYTES", 1)
     opened: list[dict[str, str]] = []
     open_one = SubscriptionPolicy.open
@@ -104,7 +106,7 @@ async def test_streams_that_follow_each_other_make_one(
 
 
 async def test_a_server_keeps_little_of_the_events_it_sent(tmp_path: Path) -> None:
-    """Its memory does not grow with what it told: a tritonserver keeps the responses of a request that goes on."""
+    """tritonserver keeps the responses of an open request; the server's memory must not grow with the events sent."""
     events: list[dict[str, Any]] = []
     part = engine_part(CONFIG, tmp_path)
     part.start()
@@ -120,7 +122,7 @@ async def test_a_server_keeps_little_of_the_events_it_sent(tmp_path: Path) -> No
             before_bytes, told = resident_bytes(part.pid), len(events)
             await asyncio.gather(*(run(range(first, first + 250)) for first in range(1000, 5000, 1000)))
             told_bytes = sum(len(msgspec.json.encode(message)) for message in events[told:])
-            assert told_bytes > 25e6  # how many events a message brings depends on the machine
+            assert told_bytes > 25e6  # the number of events in a message depends on the machine
             assert resident_bytes(part.pid) - before_bytes < 12e6
     finally:
         if part.is_running:
@@ -128,7 +130,7 @@ async def test_a_server_keeps_little_of_the_events_it_sent(tmp_path: Path) -> No
 
 
 async def test_a_cancelled_call_leaves_no_memory_behind(tmp_path: Path) -> None:
-    """Requests that end early are the normal case, and what the engine said after their end must be freed too."""
+    """Requests that end early are the normal case, and the engine's output after their end must be freed, too."""
     config = msgspec.structs.replace(CONFIG, engine=msgspec.structs.replace(CONFIG.engine, step_s=0.005))
     events: list[dict[str, Any]] = []
     chance = random.Random(1)
@@ -140,7 +142,7 @@ async def test_a_cancelled_call_leaves_no_memory_behind(tmp_path: Path) -> None:
                 heard = rig.sink.heard(number)
                 while "tokens" not in heard.events:
                     await asyncio.sleep(0.002)
-                await asyncio.sleep(chance.random() * 0.01)  # anywhere between two answers
+                await asyncio.sleep(chance.random() * 0.01)  # at any moment between two responses
                 rig.engine.cancel(number)
                 del rig.sink.calls[number]
             await rig.until(lambda: not rig.engine.open_calls())
@@ -152,11 +154,11 @@ async def test_a_cancelled_call_leaves_no_memory_behind(tmp_path: Path) -> None:
 
         before = await allocated(range(1, 161))
         after = await allocated(range(1001, 1401))
-        assert after - before < 400 * 200  # 650 bytes and more each, where they leak
+        assert after - before < 400 * 200  # 650 bytes and more each, if they leak
 
 
 async def test_a_call_ends_when_it_is_cancelled_before_it_is_connected(tmp_path: Path) -> None:
-    """The engine takes the connection and says nothing: gRPC waits for it, and whoever waits for gRPC would for ever."""
+    """The engine accepts the connection and sends nothing: gRPC waits without a limit, and so would its callers."""
     silent = socket.create_server(("127.0.0.1", 0))
     silent.setblocking(False)
     client = TritonClient(f"127.0.0.1:{silent.getsockname()[1]}")
@@ -175,7 +177,7 @@ async def test_a_call_ends_when_it_is_cancelled_before_it_is_connected(tmp_path:
 
 
 def prompt_call(number: int, tokens: int) -> EngineCall:
-    """Return a call whose prompt no other number begins with."""
+    """Return a call with a prompt that shares no prefix with the prompts of other numbers."""
     prompt = [number % 4096, number // 4096, *([7] * (tokens - 2))]
     return EngineCall(Kind.CONTEXT_AND_GENERATION, f"{number}", frames.pack_ids(prompt), 2)
 
@@ -187,7 +189,7 @@ def blocks_of(events: list[dict[str, Any]]) -> int:
 
 
 async def _check_errors(rig: Rig) -> None:
-    """Real texts become their types."""
+    """Real error texts map to their types."""
     long = await rig.run(101, call(name="long", max_output_tokens=10_000))
     assert isinstance(long.error, InvalidRequest), long
     token = EngineCall(Kind.CONTEXT_ONLY, "token", frames.pack_ids([1 << 30]), 4)
@@ -203,7 +205,7 @@ async def _check_errors(rig: Rig) -> None:
 
 
 async def _check_refusal(address: str) -> None:
-    """A model of another version is refused with a sentence."""
+    """A model of another version is rejected with one sentence."""
     client = TritonClient(address)
     try:
         with pytest.raises(ModelRefused, match="model_version"):
@@ -213,7 +215,7 @@ async def _check_refusal(address: str) -> None:
 
 
 async def test_dead_engine_is_named_lost() -> None:
-    """Nobody there: a typed error that names the address."""
+    """No process listens: a typed error that names the address."""
     address = f"127.0.0.1:{unused_port()}"
     client = TritonClient(address)
     try:
@@ -226,7 +228,7 @@ async def test_dead_engine_is_named_lost() -> None:
 
 
 async def test_lost_engine_fails_its_calls(tmp_path: Path) -> None:
-    """A tritonserver that dies ends every call with EngineLost, and the sink learns that it is not ready."""
+    """When tritonserver dies, every call ends with EngineLost, and the sink gets the state "not ready"."""
     part = engine_part(CONFIG, tmp_path, "--step-s", "0.05")
     part.start()
     try:

@@ -1,4 +1,4 @@
-"""The engine port on a real tritonserver that is stopped, or loses its model: what fails, when, and what is left."""
+"""The engine port on a real tritonserver that is stopped, or loses its model: errors, their times, and the state left."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from tests.unit.triton.contract import Rig, call
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
 SLACK_S = 2.0
-"""What a busy machine may add to a limit."""
+"""Delay that a busy machine may add to a limit."""
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:
-    """Send a signal to each of `pids` that is there."""
+    """Send a signal to each of `pids` that exists."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 async def test_a_frozen_engine_is_lost_and_serves_again_when_it_thaws(tmp_path: Path) -> None:
-    """Server and model stopped: calls fail typed within the limit; thawed, it serves and holds nothing of them."""
+    """Server and model stopped: calls fail with a typed error within the limit. After SIGCONT the engine serves and
+    holds no blocks of them.
+    """
     engine = engine_part(CONFIG, tmp_path, "--step-s", "0.05", "--handoff-timeout-s", "60")
     engine.start()
     frozen: list[int] = []
@@ -46,10 +48,10 @@ async def test_a_frozen_engine_is_lost_and_serves_again_when_it_thaws(tmp_path: 
             frozen = family(engine.pid)
             assert len(frozen) > 1, "the model runs in a process of its own"
             send(frozen, signal.SIGSTOP)
-            # Its answer, and with it the handoff, will be made after the thaw, for nobody.
+            # The response with the handoff is made after SIGCONT, and no caller waits for it.
             rig.engine.start(10, call(Kind.CONTEXT_ONLY, "c-10"))
             lost_s = await until(lambda: not rig.sink.is_ready, SILENCE_S + SLACK_S, "the engine is lost")
-            assert lost_s > SILENCE_S - 1.3, "a load report was late, and nothing else"
+            assert lost_s > SILENCE_S - 1.3, "a load report was late, and no other message"
             for number in (0, 1, 2, 3, 10):
                 assert isinstance(rig.sink.heard(number).error, EngineLost), number
             late = await rig.run(20, call(name="late"))
@@ -67,7 +69,7 @@ async def test_a_frozen_engine_is_lost_and_serves_again_when_it_thaws(tmp_path: 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 async def test_a_model_is_lost_behind_a_living_server(tmp_path: Path, number: signal.Signals) -> None:
-    """The stub alone is gone: its calls fail typed, however long tritonserver would keep them open."""
+    """Only the stub is dead: its calls fail with a typed error, however long tritonserver would keep them open."""
     engine = engine_part(CONFIG, tmp_path, "--step-s", "0.02")
     engine.start()
     model: list[int] = []
@@ -86,7 +88,7 @@ async def test_a_model_is_lost_behind_a_living_server(tmp_path: Path, number: si
 
 
 async def idle(rig: Rig) -> None:
-    """Wait until the engine holds nothing of any call."""
+    """Wait until the engine holds no blocks of any call."""
 
     def is_idle() -> bool:
         load = rig.sink.load

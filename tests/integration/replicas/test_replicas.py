@@ -1,4 +1,4 @@
-"""A prefill and a decode process on real tritonservers, spoken to as a router would."""
+"""A prefill and a decode process on real tritonservers, called in the way of a router."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class Pair:
     prefill: Part
     decode: Part
     kv_address: str
-    """Of the prefill's engine."""
+    """The address of the prefill replica's engine."""
     _prefill_status: Any  # the stubs' types are those of the sync API
     _decode_status: Any
 
     async def status(self) -> tuple[prefill_pb2.GetStatusResponse, decode_pb2.GetStatusResponse]:
-        """Return what both hold."""
+        """Return the resources that both hold."""
         return (
             await self._prefill_status.GetStatus(prefill_pb2.GetStatusRequest()),
             await self._decode_status.GetStatus(decode_pb2.GetStatusRequest()),
         )
 
     async def is_clean(self) -> bool:
-        """True if neither replicas nor engines hold anything."""
+        """Return whether replicas and engines hold no resources."""
         prefill, decode = await self.status()
         loads = (prefill.load_report, decode.load_report)
         return (
@@ -80,7 +80,7 @@ def service(role: str, engine: str, redis_url: str, folder: Path, *more: str) ->
 
 
 async def is_serving(part: Part) -> bool:
-    """True if the health service says SERVING."""
+    """Return whether the health service says SERVING."""
     async with grpc.aio.insecure_channel(part.address) as channel:
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
@@ -158,7 +158,7 @@ async def disaggregated(
 
 
 async def test_pair_serves_cancels_and_drains(tmp_path: Path, redis_url: str) -> None:
-    """Handed over or local, the tokens are the same; cancels and lost streams leave nothing; SIGTERM ends with 0."""
+    """Disaggregated or local, the tokens are the same; cancels and lost streams leave nothing; SIGTERM ends with 0."""
     rng = random.Random(11)
     async with running_pair(tmp_path, redis_url, "--step-s", "0.004") as pair:
         async with Caller(pair.prefill.address) as prefill, Caller(pair.decode.address) as decode:
@@ -188,7 +188,7 @@ async def _check_unregistered_source(pair: Pair, decode: Caller) -> None:
 
 
 async def _check_cancels(pair: Pair, prefill: Caller, decode: Caller, rng: random.Random) -> None:
-    """Cancel on both sides at a random moment, many times; then everything is back within a second."""
+    """Cancel on both sides at random moments, many times; then all resources are free within a second."""
 
     async def one() -> None:
         prompt = [rng.randrange(512) for _ in range(rng.randrange(1, 400))]
@@ -207,7 +207,7 @@ async def _check_cancels(pair: Pair, prefill: Caller, decode: Caller, rng: rando
 
 
 async def _check_adoption(pair: Pair, rng: random.Random) -> None:
-    """A slot outlives the stream that started it; another stream reads on from any position."""
+    """A slot survives the stream that started it (detached stream); a second stream takes over from any position."""
     request_id = secrets.token_hex(16)
     prompt = [rng.randrange(512) for _ in range(50)]
     async with Caller(pair.decode.address, "router-a") as first:
@@ -226,7 +226,7 @@ async def _check_adoption(pair: Pair, rng: random.Random) -> None:
 
 
 async def _check_drain(pair: Pair) -> None:
-    """What runs finishes, what comes is refused, health turns first, the exit status is 0."""
+    """Running requests finish, new ones are refused, health changes first, the exit status is 0."""
     async with Caller(pair.decode.address) as decode:
         running = await decode.submit([5] * 40, LOCAL, output=150)
         await decode.until(lambda: decode.answers[running].first is not None)
@@ -245,8 +245,8 @@ async def _check_drain(pair: Pair) -> None:
 
 
 async def test_bad_starts_say_one_sentence_and_exit_with_2(tmp_path: Path) -> None:
-    """A missing engine, an unreadable configuration: the sentence names the culprit, the exit status is 2."""
-    redis_url = "redis://127.0.0.1:1"  # neither gets as far as Redis
+    """A missing engine, an unreadable configuration: the sentence names the cause, the exit status is 2."""
+    redis_url = "redis://127.0.0.1:1"  # neither start reaches Redis
     missing = service("decode", f"127.0.0.1:{unused_port()}", redis_url, tmp_path)
     broken = tmp_path / "broken.toml"
     broken.write_text("[decode]\nslots_maximum = 3\n")
@@ -267,7 +267,7 @@ async def _outcome(command: Sequence[str]) -> tuple[int, str]:
 
 
 def test_submit_of_the_caller_is_within_the_protocol() -> None:
-    """What these tests send is what the protocol allows."""
+    """The requests of these tests are valid in the protocol."""
     from kvmesh.attach import rules
 
     rules.check_submit(submit(1, [1, 2, 3], LOCAL), last_slot=0)

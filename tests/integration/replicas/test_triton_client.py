@@ -1,4 +1,4 @@
-"""The client's streams against a scripted Triton server: what is sent, how it is read, how it ends."""
+"""The client's streams against a scripted Triton server: requests, responses, and ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INPUTS = frozenset({"input_ids", "input_lengths", "request_output_len", "streami
 
 
 class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # made without types
-    """Keeps the requests of a stream, waits for its half-close, answers as the test says."""
+    """Keeps the requests of a stream, waits for its half-close, responds as the test says."""
 
     def __init__(self, answer: Callable[[Any], AsyncIterator[Any]]) -> None:
         self.answer = answer
@@ -72,7 +72,7 @@ def stream(client: TritonClient, timeout_s: float = 10.0) -> Any:
 
 
 async def two(context: Any) -> AsyncIterator[Any]:
-    """Answer twice."""
+    """Send two responses."""
     for number in range(2):
         yield service_pb2.ModelStreamInferResponse(
             infer_response=service_pb2.ModelInferResponse(id="r-1", model_version=str(number))
@@ -80,7 +80,7 @@ async def two(context: Any) -> AsyncIterator[Any]:
 
 
 async def test_a_stream_carries_one_request_and_is_half_closed() -> None:
-    """Id, parameters, tensors and their bytes arrive as they were made; every answer comes back, then the end."""
+    """Id, parameters, tensors and their bytes arrive unchanged; every response comes back, then the end."""
     triton = Triton(two)
     async with serving(triton) as client, opened(stream(client)) as responses:
         versions = [response.model_version async for response in responses]
@@ -97,7 +97,7 @@ async def test_a_stream_carries_one_request_and_is_half_closed() -> None:
 
 
 async def test_an_error_message_has_no_code_and_is_known_by_its_text() -> None:
-    """It ends the reading with a typed error, whatever comes behind it."""
+    """The message ends the iteration with a typed error, for any messages after it."""
 
     async def refuse(context: Any) -> AsyncIterator[Any]:
         yield service_pb2.ModelStreamInferResponse(error_message="KV cache transfer failed: gone")
@@ -116,7 +116,7 @@ async def test_an_error_message_has_no_code_and_is_known_by_its_text() -> None:
     [(grpc.StatusCode.UNAVAILABLE, EngineLost), (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest)],
 )
 async def test_a_status_is_known_by_its_code(code: grpc.StatusCode, kind: type[CallError]) -> None:
-    """Also after answers."""
+    """Also after responses."""
 
     async def abort(context: Any) -> AsyncIterator[Any]:
         async for response in two(context):
@@ -131,7 +131,7 @@ async def test_a_status_is_known_by_its_code(code: grpc.StatusCode, kind: type[C
 
 
 async def test_a_call_that_is_over_before_its_request_is_written_says_why() -> None:
-    """Its time was up, or nobody is there: the same typed errors as later."""
+    """The deadline has passed, or no process listens: the same typed errors as later."""
     async with serving(Triton(two)) as client:
         responses = stream(client, timeout_s=0.0)
         await until(responses._call.done, 5.0, "the call is over")
@@ -145,7 +145,7 @@ async def test_a_call_that_is_over_before_its_request_is_written_says_why() -> N
 
 
 class Breaking:
-    """A call of gRPC's core whose transport breaks under one of its operations."""
+    """A call of gRPC's core with a transport that breaks during one of its operations."""
 
     def __init__(self, inner: Any, operation: str) -> None:
         self._inner = inner
@@ -165,7 +165,7 @@ class Breaking:
 
 @pytest.mark.parametrize("operation", ["send_serialized_message", "send_receive_close"])
 async def test_an_engine_is_lost_where_the_transport_breaks_under_a_request(operation: str) -> None:
-    """Whether under the request or under its half-close; grpc.aio has an error of its own for each."""
+    """During the request or during its half-close; grpc.aio has an error of its own for each."""
 
     async def abort(context: Any) -> AsyncIterator[Any]:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
@@ -179,7 +179,7 @@ async def test_an_engine_is_lost_where_the_transport_breaks_under_a_request(oper
 
 @pytest.mark.parametrize("when", ["unread", "writing", "reading", "answered"])
 async def test_a_cancel_ends_the_call_once_and_leaves_nothing(when: str) -> None:
-    """Whenever it comes, the call is over, the server hears of it at most once, and no task is left."""
+    """At any moment: the call ends, the server sees at most one cancellation, and no task is left."""
 
     async def hold(context: Any) -> AsyncIterator[Any]:
         if when == "answered":

@@ -15,7 +15,7 @@ from kvmesh.redis_link import RedisLink, RedisUnavailable
 
 
 class RedisServer:
-    """One redis-server process on a free port; `stop` and `start` it at will. It keeps nothing on disk."""
+    """One redis-server process on a free port, with `stop` and `start`. It stores nothing on disk."""
 
     def __init__(self, folder: Path) -> None:
         self.port = next(free_ports("127.0.0.1", 1))

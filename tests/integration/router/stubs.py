@@ -1,4 +1,4 @@
-"""Replicas whose prompts start and end when a test says so, and frontends that submit what it says: around real routers."""
+"""Stub replicas and scripted frontends around real routers; the test says when a stub's prompts start and end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BLOCKS_TOTAL = 1_000_000
 
 @dataclass(eq=False)
 class Prompt:
-    """One that a stub has."""
+    """A prompt at a stub."""
 
     session: StubSession
     submit: pb.Submit
@@ -40,7 +40,7 @@ class Prompt:
 
 
 class Stub:
-    """A prefill or decode replica without an engine. Forgets what came over a stream when that breaks."""
+    """A prefill or decode replica without an engine. State that came over a stream is dropped when the stream breaks."""
 
     def __init__(self, name: str, role: Literal["prefill", "decode"]) -> None:
         self.name = name
@@ -69,12 +69,12 @@ class Stub:
                 session.report()
 
     def start(self, prompt: Prompt) -> None:
-        """Its engine has it."""
+        """Report the prompt as started by the engine."""
         prompt.is_started = True
         prompt.session.outbox.start(prompt.submit.slot, 10)
 
     def finish(self, prompt: Prompt) -> None:
-        """It is computed, and its output is one token."""
+        """Report the prompt as computed, with one output token."""
         self.prompts.remove(prompt)
         tokens = len(prompt.submit.token_ids) // 4
         prompt.session.outbox.first_token(
@@ -90,7 +90,7 @@ class Stub:
 
 
 class StubSession:
-    """One router's stream."""
+    """The stream of one router."""
 
     def __init__(self, stub: Stub, outbox: DownwardOutbox) -> None:
         self.outbox = outbox
@@ -159,7 +159,7 @@ async def serving(
 
 
 class Caller:
-    """A frontend's stream to one router. Forgets what it hears."""
+    """A frontend's stream to one router. Drops all responses."""
 
     def __init__(self, config: MeshConfig, router: str, address: str) -> None:
         self._config = config

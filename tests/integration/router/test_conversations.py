@@ -1,4 +1,6 @@
-"""Conversations on a whole mesh of processes: they keep their place while every router is killed and started again."""
+"""Session affinity on a whole mesh of processes: conversations keep their replica while every router is killed and
+restarted.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ BLOCK = 32
 
 
 async def test_conversations_keep_their_place_over_a_restart_of_every_router(tmp_path: Path) -> None:
-    """Each turn finds the whole blocks of the turn before in cache, whichever router places it and how new that is."""
+    """Each turn finds all full blocks of the turn before in the prefix cache, for any router that places it, new or
+    old.
+    """
     config = configure(
         engine={
             "arithmetic": "hashed",
@@ -62,7 +66,7 @@ async def test_conversations_keep_their_place_over_a_restart_of_every_router(tmp
                 await mesh.parts[name].end(signal.SIGKILL)
                 await mesh.start(name)
             known = [len(history) - OUTPUT_TOKENS for history in histories]
-            if round_:  # one by one: in front of a queue a router may do better elsewhere
+            if round_:  # one by one: with a queue a router may choose another replica
                 answers = [await turn(number) for number in range(CONVERSATIONS)]
             else:
                 answers = await asyncio.gather(*(turn(number) for number in range(CONVERSATIONS)))
@@ -74,7 +78,7 @@ async def test_conversations_keep_their_place_over_a_restart_of_every_router(tmp
                 assert attempt.candidates[0].replica == attempt.prefill_replica and attempt.reason
                 if round_ and answer.finished.usage.cached_token_count < known[number] // BLOCK * BLOCK:
                     moved.append(f"turn {round_} of {number}: {attempt.reason}")
-            # The machine may stand still under one replica, which is then the slower one for a moment.
+            # The machine may stall one replica, which is then slower for a moment.
             assert len(moved) <= 1, moved
             if not round_:
                 places = now

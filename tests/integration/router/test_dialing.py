@@ -1,4 +1,4 @@
-"""What is registered in Redis makes a process dial: no more than its budget, and only inside its networks."""
+"""Limits on dialing registered addresses: a rate limit (token bucket) for connections, and the allowed networks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOCK = MonotonicClock()
 
 
 class Listener:
-    """Takes connections and says nothing."""
+    """Accepts connections and sends nothing."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -52,7 +52,7 @@ async def listening() -> AsyncIterator[Listener]:
 
 
 async def test_a_thousand_forged_members_are_dialled_at_the_rate_of_the_budget() -> None:
-    """They lead to a listener that never speaks; a replica that registers after them does not wait for their retries."""
+    """They point to a listener that sends nothing; a replica that registers after them does not wait for their retries."""
     async with listening() as listener, linked() as (links, relay), replica("decode-0", "A") as (_, real):
         forged = [member(f"forged-{number}", listener.address, "x") for number in range(1000)]
         began_s = CLOCK.now_s()
@@ -69,7 +69,7 @@ async def test_a_thousand_forged_members_are_dialled_at_the_rate_of_the_budget()
 
 
 async def test_a_mesh_of_64_replicas_is_attached_within_one_burst() -> None:
-    """No attempt waits: the bucket of a process that starts holds two connections for each."""
+    """No attempt waits: at start the token bucket of a process holds two connections for each."""
     async with AsyncExitStack() as stack:
         members = []
         for number in range(64):
@@ -84,7 +84,9 @@ async def test_a_mesh_of_64_replicas_is_attached_within_one_burst() -> None:
 
 
 async def test_a_name_is_resolved_and_judged_before_it_is_dialled() -> None:
-    """The address inside is dialled, not the name; none inside is refused with what was found, no answer is a lost peer."""
+    """The address inside the networks is dialed, not the name. A name without such an address is refused with the
+    addresses found; a name without an answer is a lost peer.
+    """
     inside, outside = Dialer(CLOCK, Networks(["127.0.0.0/8"])), Dialer(CLOCK, Networks(["10.0.0.0/8"]))
     assert await inside.resolve("localhost:7") == "127.0.0.1:7"
     assert await Dialer(CLOCK).resolve("localhost:7") == "localhost:7"
@@ -98,7 +100,7 @@ async def test_a_name_is_resolved_and_judged_before_it_is_dialled() -> None:
 
 
 async def test_a_cancelled_attempt_gives_its_turn_to_the_next() -> None:
-    """A link that is closed while it waits holds nobody up."""
+    """A link that is closed while it waits delays no other link."""
     dialer = Dialer(CLOCK)
     queue = dialer.queue(is_known=False)
     waiting = [asyncio.create_task(queue.turn(0)) for _ in range(70)]
@@ -111,7 +113,7 @@ async def test_a_cancelled_attempt_gives_its_turn_to_the_next() -> None:
 
 
 class Hello(attach_pb2_grpc.AttachServiceServicer):
-    """A peer that says hello; then it hangs up, or holds the stream."""
+    """A peer that sends a hello; then it closes the stream, or keeps it open."""
 
     def __init__(self, *, hangs_up: bool) -> None:
         self.hangs_up = hangs_up
@@ -125,7 +127,7 @@ class Hello(attach_pb2_grpc.AttachServiceServicer):
 
 
 class Counting:
-    """A sink that counts."""
+    """A sink that counts its events."""
 
     def __init__(self) -> None:
         self.attached = 0
@@ -172,14 +174,14 @@ def _channel(address: str) -> grpc.aio.Channel:
 
 
 async def closed_port(stack: AsyncExitStack) -> str:
-    """Return an address that is bound and takes no connections."""
+    """Return an address that is bound and accepts no connections."""
     bound = stack.enter_context(socket.socket())
     bound.bind(("127.0.0.1", 0))
     return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 async def test_peers_that_say_hello_and_hang_up_are_dialled_at_the_rate_of_new_ones() -> None:
-    """The clock of the budget stands still: one burst, whatever they said. A member that registers then is next."""
+    """The clock of the budget stands still: one burst, whatever they send. A member that registers then is next."""
     async with AsyncExitStack() as stack:
         clock = VirtualClock()
         dialer = Dialer(clock)
@@ -197,7 +199,9 @@ async def test_peers_that_say_hello_and_hang_up_are_dialled_at_the_rate_of_new_o
 
 
 async def test_an_attempt_at_a_closed_port_costs_one_connection() -> None:
-    """gRPC's own is not opened and goes back: of a burst, all but the last connection are probes."""
+    """gRPC's own connection is not opened, and its token is returned: all connections of a burst but the last are
+    probes.
+    """
     async with AsyncExitStack() as stack:
         dialer = Dialer(VirtualClock())
         address = await closed_port(stack)
@@ -208,7 +212,7 @@ async def test_an_attempt_at_a_closed_port_costs_one_connection() -> None:
 
 @pytest.mark.parametrize("lasted_s", [STEADY_S, STEADY_S - 0.1])
 async def test_a_known_peer_is_dialled_again_beside_new_ones_that_wait(lasted_s: float) -> None:
-    """A stream of STEADY_S makes a peer known; one that lasted less leaves it among the new ones."""
+    """A stream of STEADY_S makes a peer known; after a shorter stream the peer counts as new."""
     async with AsyncExitStack() as stack:
         dialer, clock = Dialer(VirtualClock()), VirtualClock()
         server, _, address = await serve(stack, hangs_up=False)
@@ -226,7 +230,7 @@ async def test_a_known_peer_is_dialled_again_beside_new_ones_that_wait(lasted_s:
 
 
 async def test_known_peers_have_a_bound_too() -> None:
-    """One that was attached for long and takes no connections then: the clock of the budget stands still, so one burst."""
+    """A known peer that accepts no more connections: the clock of the budget stands still, so there is one burst."""
     async with AsyncExitStack() as stack:
         dialer, clock = Dialer(VirtualClock()), VirtualClock()
         for _ in range(int(KNOWN_BURST / CONNECTIONS) - 2):
@@ -241,9 +245,10 @@ async def test_known_peers_have_a_bound_too() -> None:
 
 
 async def test_a_name_that_does_not_resolve_is_looked_up_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Failed answers and none in time are those of a lost peer, not of one outside; then its addresses are tried in turns.
+    """A failed or late lookup is a lost peer, not an address outside the networks; then its addresses are tried in
+    turn.
 
-    A lookup counts as one connection, so names that never resolve are bounded as dead addresses are.
+    A lookup counts as one connection, so names that never resolve have the same rate limit as dead addresses.
     """
     async with AsyncExitStack() as stack:
         _, _, address = await serve(stack, hangs_up=False)

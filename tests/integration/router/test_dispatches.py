@@ -1,4 +1,4 @@
-"""Two routers see each other's dispatches over a real Redis."""
+"""Gossip of dispatches between two routers, over a real Redis."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(redis_server: Any) -> None:
-    """They are overlay and backlog here; a finish takes them away and tells the hit; a death takes the rest."""
+    """They count as in-flight blocks and as backlog here. A finish removes them and reports the hit; a death removes
+    the rest.
+    """
     one, two = Side(redis_server.url, "router-0"), Side(redis_server.url, "router-1")
     everybody = [("router-0", "boot-router-0"), ("router-1", "boot-router-1")]
     for side in (one, two):
@@ -68,7 +70,7 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
     a, b = "a" * 32, "b" * 32
     now_s = 5.0
     heard = False
-    while not heard:  # until the reader of the other side has found its place in the stream
+    while not heard:  # until the other side's reader has its position in the stream
         one.dispatches.note(Dispatched("router-0", a, "prefill-0", (1, 2, 3), 0.5, now_s, now_s + 60))
         with suppress(TimeoutError):
             async with asyncio.timeout(0.3):
@@ -82,7 +84,7 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
     await until(lambda: len(two.policy.backlog) == 1)
     assert two.policy.mirror.blocks_of("prefill-0") == 3
     assert two.policy.backlog.queue_s("prefill-0", 1.0, 1e9) == 0.25
-    assert len(one.policy.backlog) == 0, "own notes come back as nobody's"
+    assert len(one.policy.backlog) == 0, "own gossip messages count for no other router"
     two.dispatches.set_routers([("router-1", "boot-router-1")])
     assert len(two.policy.backlog) == 0
     list(two.policy.mirror.upkeep())
@@ -93,7 +95,7 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
 
 
 class SlowLink(RedisLink):
-    """What is written takes its time."""
+    """Writes take 0.1 s."""
 
     async def execute(self, *command: Any) -> Any:
         if command[0] == "XADD":
@@ -102,7 +104,7 @@ class SlowLink(RedisLink):
 
 
 class JumpingClock(MonotonicClock):
-    """May be set forward."""
+    """A clock that may be set forward."""
 
     ahead_s = 0.0
 
@@ -111,7 +113,7 @@ class JumpingClock(MonotonicClock):
 
 
 async def test_how_long_entries_take_is_measured_on_own_ones(redis_server: Any) -> None:
-    """A tenth of a second to write is one for others to hear."""
+    """A write of 0.1 s is the propagation delay for other routers."""
     side = Side(redis_server.url, "router-0", SlowLink(redis_server.url))
     side.dispatches.set_routers([("router-0", "boot-router-0"), ("router-1", "boot-router-1")])
     await until(lambda: side.dispatches.exchange.transit.seconds >= 0.1)
@@ -120,7 +122,7 @@ async def test_how_long_entries_take_is_measured_on_own_ones(redis_server: Any) 
 
 
 async def test_the_stream_is_bounded_though_its_entries_do_not_age(redis_server: Any) -> None:
-    """The clock of Redis was once an hour ahead: until then all entries are as young as the last one."""
+    """The clock of Redis was once an hour ahead: until that hour has passed all entries are as young as the last one."""
     clock = JumpingClock()
     side = Side(redis_server.url, "router-0", clock=clock)
     await side.link.execute("XADD", "m:dispatches", f"{round(time.time() + 3600) * 1000}-0", "b", b"x")
@@ -136,7 +138,7 @@ async def test_the_stream_is_bounded_though_its_entries_do_not_age(redis_server:
 
 
 async def test_the_stream_goes_when_no_router_is_left(redis_server: Any) -> None:
-    """Whatever a mesh leaves in Redis ends by itself."""
+    """All keys that a mesh leaves in Redis expire."""
     side = Side(redis_server.url, "router-0")
     side.dispatches.set_routers([("router-0", "boot-router-0"), ("router-1", "boot-router-1")])
     try:

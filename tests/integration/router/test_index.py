@@ -1,4 +1,6 @@
-"""From an engine's events to the router's mirror, over a real Redis that is trimmed, stopped and emptied."""
+"""The prefix index, from an engine's events to the router's local replica, over a Redis that is trimmed, stopped and
+emptied.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SALT = "m"
 
 
 class Engine:
-    """Makes events of chains of blocks, and knows what it holds."""
+    """Publishes events of chains of blocks, and tracks the blocks that it holds."""
 
     def __init__(self, seed: int, boot_id: str = "boot") -> None:
         self.rng = random.Random(seed)
@@ -126,7 +128,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
 
 
 async def test_events_reach_the_mirror(redis_server: Any) -> None:
-    """Snapshot, then stored and removed blocks of two replicas, are seen as they are."""
+    """Snapshot, then stored and removed blocks of two replicas, reach the local index unchanged."""
     async with mesh_on(redis_server) as mesh:
         engines = {name: Engine(index, f"boot-{name}") for index, name in enumerate(("a", "b"))}
         for name, engine in engines.items():
@@ -147,7 +149,7 @@ async def test_events_reach_the_mirror(redis_server: Any) -> None:
 
 
 async def test_a_router_started_later_knows_everything(redis_server: Any) -> None:
-    """Cold start: snapshots, then what the stream tells since them; also of a replica that left cleanly."""
+    """Cold start: snapshots, then the later entries of the stream; also for a replica that has left cleanly."""
     async with mesh_on(redis_server) as mesh:
         engines = {name: Engine(index, f"boot-{name}") for index, name in enumerate(("a", "b"))}
         for name, engine in engines.items():
@@ -166,7 +168,7 @@ async def test_a_router_started_later_knows_everything(redis_server: Any) -> Non
 
 
 async def test_an_engine_that_boots_anew_has_an_empty_cache(redis_server: Any) -> None:
-    """A new epoch replaces everything of its replica and nothing of others."""
+    """A new epoch replaces all blocks of its replica and none of others."""
     async with mesh_on(redis_server) as mesh:
         engine, other = Engine(1, "boot-1"), Engine(2, "boot-o")
         engine.store(50)
@@ -184,7 +186,7 @@ async def test_an_engine_that_boots_anew_has_an_empty_cache(redis_server: Any) -
 
 
 async def test_lost_entries_are_noticed_and_healed_by_that_replicas_snapshot(redis_server: Any) -> None:
-    """Entries deleted under the reader leave a gap in the chain: only that replica is loaded again."""
+    """Entries deleted before they were read leave a gap in the chain: only that replica is loaded again."""
     async with mesh_on(redis_server, interval_s=0.5) as mesh:
         engine, other = Engine(1), Engine(2)
         mesh.publish("a", engine)
@@ -208,7 +210,9 @@ async def test_lost_entries_are_noticed_and_healed_by_that_replicas_snapshot(red
 async def test_redis_away_freezes_the_mirror_and_back_catches_up(
     redis_server: Any, is_reader_first: bool
 ) -> None:
-    """Redis dies and comes back empty: lookups go on meanwhile, and afterwards the mirror is right again."""
+    """Redis dies and comes back empty: lookups continue meanwhile (stale reads), and afterwards the local index is
+    right again.
+    """
     async with mesh_on(redis_server) as mesh:
         engine = Engine(1)
         engine.store(10)
@@ -227,7 +231,7 @@ async def test_redis_away_freezes_the_mirror_and_back_catches_up(
 
 
 async def test_nonsense_in_redis_is_skipped(redis_server: Any) -> None:
-    """Foreign entries and a damaged snapshot are counted and cost nothing else."""
+    """Foreign entries and a damaged snapshot are counted and have no other effect."""
     async with mesh_on(redis_server, interval_s=0.3) as mesh:
         engine = Engine(1)
         await mesh.link.execute("SET", "m:snap:a", b"KVS1 nonsense")
@@ -249,7 +253,7 @@ async def test_nonsense_in_redis_is_skipped(redis_server: Any) -> None:
 
 
 async def test_the_stream_is_trimmed_but_keeps_three_intervals(redis_server: Any) -> None:
-    """Old entries go, so that Redis does not grow; what is younger than three snapshot intervals stays."""
+    """Old entries are removed, so that Redis does not grow; entries younger than three snapshot intervals stay."""
     async with mesh_on(redis_server, interval_s=0.1) as mesh:
         engine = Engine(1)
         publisher = mesh.publish("a", engine)
@@ -267,7 +271,7 @@ async def test_the_stream_is_trimmed_but_keeps_three_intervals(redis_server: Any
 
 
 async def test_the_stream_is_trimmed_while_the_clock_of_redis_stands_still(redis_server: Any) -> None:
-    """A clock that ran an hour ahead leaves an entry from then, and all that come later carry its time."""
+    """A clock that ran an hour ahead leaves an entry of that time, and all later entries get its time."""
     async with mesh_on(redis_server, interval_s=0.05) as mesh:
         seconds, _ = await mesh.link.execute("TIME")
         ahead_ms = (int(seconds) + 3600) * 1000
@@ -289,7 +293,7 @@ async def test_the_stream_is_trimmed_while_the_clock_of_redis_stands_still(redis
 
 
 async def test_no_key_of_the_index_outlives_the_mesh_for_good(redis_server: Any) -> None:
-    """The stream of events ends as the snapshots do: a mesh that is gone leaves nothing behind."""
+    """The stream of events expires as the snapshots do: a mesh that has ended leaves no keys behind."""
     async with mesh_on(redis_server) as mesh:
         engine = Engine(3)
         publisher = mesh.publish("prefill-0", engine)

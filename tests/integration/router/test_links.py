@@ -1,4 +1,4 @@
-"""A router's links follow processes, not names: who restarted has a stream of its own, who is somebody else has none."""
+"""Links of a router follow processes, not names: a restarted process has its own stream, a foreign process has none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from services.router.placement.cost_policy import CostPolicy
 
 
 class Quiet:
-    """A replica that answers nothing."""
+    """A replica that sends no response."""
 
     def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> Quiet:
         return self
@@ -90,7 +90,9 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 async def test_a_living_process_that_lost_its_name_is_left_when_nothing_runs_there() -> None:
-    """Its stream stays while a slot of ours is open there and is closed after that, however often the name moves."""
+    """Its stream stays while one of this router's slots is open there, and is closed after that, however often the name
+    moves.
+    """
     async with (
         replica("decode-0", "A") as (old, old_member),
         replica("decode-0", "B") as (new, new_member),
@@ -105,7 +107,7 @@ async def test_a_living_process_that_lost_its_name_is_left_when_nothing_runs_the
         await until(lambda: new.stream_count == 1 and relay.replicas["decode-0"].is_up)
         assert first.is_retired and relay.replicas["decode-0"] is not first
         await asyncio.sleep(0)
-        links.update([new_member])  # makes it look at once
+        links.update([new_member])  # makes the router poll at once
         await until(lambda: not links._changed.is_set())
         assert old.stream_count == 1 and first.is_up
         del first.slots[1]
@@ -118,7 +120,7 @@ async def test_a_living_process_that_lost_its_name_is_left_when_nothing_runs_the
 
 
 async def test_another_process_at_the_address_is_not_the_replica() -> None:
-    """An address that somebody else has now, or a later boot, takes no request."""
+    """An address that another process or a later boot has now gets no request."""
     async with replica("prefill-9", "C") as (_, other), linked() as (links, relay):
         links.update([member("decode-7", other.address, "C"), member("prefill-9", other.address, "old")])
         await until(
@@ -136,7 +138,7 @@ def _channel(address: str, role: str) -> grpc.aio.Channel:
 async def test_a_bug_with_one_replica_ends_neither_the_links_nor_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fails while the links are brought in line is logged and tried again; the other streams live on."""
+    """An error while the links are updated is logged and retried; the other streams stay open."""
     monkeypatch.setattr("services.router.forwarding.replica_links.LOOK_S", 0.05)
     async with (
         replica("decode-0", "A") as (_, known),

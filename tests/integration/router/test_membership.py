@@ -54,7 +54,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 async def test_members_appear_change_and_leave(redis_server: Any) -> None:
-    """A registration is seen by nudge, its changes too, and a deregistration removes it at once."""
+    """A registration and its changes are seen by notification, and a deregistration removes the member at once."""
     link, seen = RedisLink(redis_server.url), list[Any]()
     one, two = Registration(link, "m", member("a")), Registration(link, "m", member("b"))
     membership = Membership(link, "m", seen.append)
@@ -73,7 +73,7 @@ async def test_members_appear_change_and_leave(redis_server: Any) -> None:
 
 
 async def test_the_view_survives_a_redis_that_forgets(redis_server: Any) -> None:
-    """Redis is killed and comes back empty: nobody is missed for a moment, and the leases are there again."""
+    """Redis is killed and comes back empty: the view loses no member, and the leases are restored."""
     link = RedisLink(redis_server.url)
     seen: list[list[Member]] = []
     registration = Registration(link, "m", member("a"))
@@ -99,7 +99,7 @@ async def test_the_view_survives_a_redis_that_forgets(redis_server: Any) -> None
 
 
 async def test_an_old_process_does_not_take_its_successors_lease(redis_server: Any) -> None:
-    """A restarted process has its lease when the old one says goodbye late."""
+    """A restarted process keeps its lease when the old process deregisters late."""
     link = RedisLink(redis_server.url)
     old, new = Registration(link, "m", member("a")), Registration(link, "m", boot("a", "boot-new"))
     task = asyncio.create_task(new.run())
@@ -117,7 +117,9 @@ async def test_an_old_process_does_not_take_its_successors_lease(redis_server: A
 
 
 async def test_a_newer_process_keeps_the_name(redis_server: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Two processes with one name: the one started later has the lease, also after a flush; the older one says so once."""
+    """Two processes with one name: the one started later has the lease, also after a flush; the older one logs that
+    once.
+    """
     link = RedisLink(redis_server.url)
     old, new = Registration(link, "m", boot("a", "old")), Registration(link, "m", boot("a", "new"))
     tasks = [asyncio.create_task(old.run())]
@@ -126,7 +128,7 @@ async def test_a_newer_process_keeps_the_name(redis_server: Any, caplog: pytest.
         tasks.append(asyncio.create_task(new.run()))
         await until_holder(link, "new")
         await link.execute("FLUSHALL")
-        old.update(kv_address="x")  # the older one may well be the first to write again
+        old.update(kv_address="x")  # the older one may be the first to write again
         await until(lambda: old.is_superseded)
         await until_holder(link, "new")
         old.update(kv_address="y")
@@ -146,7 +148,7 @@ async def test_a_newer_process_keeps_the_name(redis_server: Any, caplog: pytest.
 
 
 async def test_a_lease_that_comes_back_is_announced(redis_server: Any) -> None:
-    """Whoever stood still until its lease expired is found at once when it goes on, not at the next poll."""
+    """A process that was frozen until its lease expired is found at once after SIGCONT, not at the next poll."""
     link = RedisLink(redis_server.url)
     registration = Registration(link, "m", member("a"))
     task = asyncio.create_task(registration.run())
@@ -157,7 +159,7 @@ async def test_a_lease_that_comes_back_is_announced(redis_server: Any) -> None:
                 await asyncio.sleep(0.01)
             await subscription.subscribe("m:proc-news")
             for _ in range(3):
-                assert await subscription.get_message(timeout=0.6) is None, "a renewal is no news"
+                assert await subscription.get_message(timeout=0.6) is None, "a renewal sends no notification"
             await link.execute("DEL", "m:proc:a")
             news = None
             while news is None:
@@ -172,7 +174,9 @@ async def test_a_lease_that_comes_back_is_announced(redis_server: Any) -> None:
 
 @pytest.mark.parametrize("how", ["term", "kill", "forged"])
 async def test_the_name_comes_back_to_the_process_that_lost_it(redis_server: Any, how: str) -> None:
-    """A second process of the same name takes it, and gives it back by its end; a forged lease lasts for its life."""
+    """A second process of the same name takes the name, and releases it at its end; a forged lease lasts until it
+    expires.
+    """
     link = RedisLink(redis_server.url)
     old, new = Registration(link, "m", boot("a", "old")), Registration(link, "m", boot("a", "new"))
     membership = Membership(link, "m", lambda members: None, own=old)

@@ -1,4 +1,4 @@
-"""A Redis that answers with errors ends nothing: every task goes on and catches up when it takes commands again."""
+"""A Redis that answers with errors ends no task: all tasks retry, and catch up when commands work again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ async def control(redis_server: Any) -> AsyncIterator[RedisLink]:
 async def test_every_loop_outlives_a_redis_that_refuses(
     fault: tuple[tuple[str, ...], tuple[str, ...]], redis_server: Any, control: RedisLink
 ) -> None:
-    """Longer than a lease nothing can be written: nobody ends, nobody is missed, and all is back afterwards."""
+    """For longer than a lease no write succeeds: no process ends, no member is missed, and all state is back
+    afterwards.
+    """
     link = RedisLink(redis_server.url)
     registrations = [Registration(link, "m", member(name)) for name in ("a", "b")]
     views: list[list[str]] = []
@@ -112,7 +114,7 @@ async def test_every_loop_outlives_a_redis_that_refuses(
 
 
 async def test_every_error_of_redis_is_redis_away(redis_server: Any, control: RedisLink) -> None:
-    """Whatever way a command goes, its refusal is the one error that callers know."""
+    """For every kind of command the error is RedisAway, the one error that callers handle."""
     link = RedisLink(redis_server.url)
     command = ("SET", "x", "1")
     script = ("EVAL", "redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], 1)", 1, "x")
@@ -143,7 +145,7 @@ async def test_every_error_of_redis_is_redis_away(redis_server: Any, control: Re
 async def test_a_refusal_is_told_once(
     redis_server: Any, control: RedisLink, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What goes on being refused is one line in the log, however often it is tried and whatever else works."""
+    """A repeated error is one line in the log, however often the command is tried and whatever else succeeds."""
     caplog.set_level(logging.INFO)
     link = RedisLink(redis_server.url)
     for command, level in ((OOM, "WARNING"), (NO_REPLICAS, "WARNING")):

@@ -1,6 +1,6 @@
-"""Routers beside each other: real processes and a real Redis, in front of a replica that keeps its prompts waiting.
+"""Concurrent routers: real processes and a real Redis, in front of a replica that keeps its prompts waiting.
 
-What a router expects there is the queue it tells in its status; prompts that wait do not shrink, so that all must agree.
+The queue that a router expects is in its status. Waiting prompts do not shrink, so all routers must agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDING_US = 100
 
 @dataclass
 class Routers:
-    """Router processes, the replicas they place on, and a frontend's stream to each."""
+    """Router processes, the replicas that they place on, and a frontend's stream to each."""
 
     mesh: Mesh
     prefill: Stub
@@ -39,7 +39,7 @@ class Routers:
                 self.callers[name] = Caller(self.mesh.config, name, part.address)
 
     async def submit(self, router: str, count: int = 1) -> None:
-        """Submit prompts that share nothing, and wait until the replica has them."""
+        """Submit prompts without a shared prefix, and wait until the replica has them."""
         link = self.callers[router].link
         await until(lambda: link.is_up, 10, f"{router} takes requests")
         wanted = len(self.prefill.prompts) + count
@@ -66,7 +66,7 @@ class Routers:
         return len(self.prefill.prompts) * (PROMPT_TOKENS // self.mesh.config.engine.block_tokens)
 
     async def agree(self) -> bool:
-        """Say whether all routers expect what is there."""
+        """Return whether all routers expect the actual queue and blocks."""
         seen = [await self.seen(name) for name in self.mesh.running("router")]
         queues_us = [queue_us for queue_us, _ in seen]
         is_same = max(queues_us) - min(queues_us) <= ROUNDING_US
@@ -103,12 +103,12 @@ async def routers(folder: Path, count: int) -> AsyncIterator[Routers]:
 
 
 async def test_routers_that_join_leave_die_and_come_back_expect_the_same(tmp_path: Path) -> None:
-    """Whoever serves knows what the others have dispatched, from its first moment; what the dead had is forgotten."""
+    """A router knows the dispatches of the others from the moment that it serves; those of dead routers are forgotten."""
     async with routers(tmp_path, 4) as all_of:
         await all_of.start("router-0")
         await all_of.submit("router-0", 3)
         await all_of.start("router-1")
-        await all_of.settle(2, "a router that joins knows what the one before it has dispatched")
+        await all_of.settle(2, "a router that joins knows the earlier router's dispatches")
         await all_of.submit("router-1", 2)
         await all_of.settle(5, "dispatches of the newer router are known to the older")
         await all_of.start("router-2", "router-3")
@@ -121,9 +121,9 @@ async def test_routers_that_join_leave_die_and_come_back_expect_the_same(tmp_pat
         await until(
             lambda: len(all_of.prefill.prompts) == 4, 10, "the replica forgets what the dead one sent"
         )
-        await all_of.settle(5, "nothing of the dead is expected, though its lease stands")
+        await all_of.settle(5, "no dispatch of the dead router counts, though its lease is valid")
         await all_of.start("router-3")
-        await all_of.settle(2, "one that is started again knows what its neighbours do")
+        await all_of.settle(2, "a restarted router knows the dispatches of its peers")
         await all_of.submit("router-3", 1)
         await all_of.settle(5, "and is heard")
 
@@ -132,7 +132,7 @@ async def test_routers_that_join_leave_die_and_come_back_expect_the_same(tmp_pat
             lambda: len(all_of.prefill.prompts) == 3, 10, "the replica forgets what the dead one sent"
         )
         await all_of.start("router-1")
-        await all_of.settle(2, "its old self is forgotten as soon as the new one is there")
+        await all_of.settle(2, "the old boot is forgotten as soon as the new one is there")
         for name in ("router-0", "router-0", "router-3"):
             all_of.finish(name)
         await all_of.settle(5, "nothing is left")
@@ -140,12 +140,14 @@ async def test_routers_that_join_leave_die_and_come_back_expect_the_same(tmp_pat
 
 
 async def test_a_redis_that_comes_back_empty_is_caught_up_with(tmp_path: Path) -> None:
-    """While it is away each router counts its own; what was started and finished meanwhile is known when it is back."""
+    """Without Redis each router counts its own dispatches; starts and finishes of that time are known when Redis is
+    back.
+    """
     async with routers(tmp_path, 2) as both:
         await both.start("router-0", "router-1")
         await both.submit("router-0", 3)
         await both.submit("router-1", 2)
-        await both.settle(5, "both know both")
+        await both.settle(5, "both routers know all dispatches")
         redis = both.mesh.parts["redis"]
         await redis.end(signal.SIGKILL)
 
@@ -153,11 +155,11 @@ async def test_a_redis_that_comes_back_empty_is_caught_up_with(tmp_path: Path) -
             blocks = [(await both.seen(name))[1] for name in ("router-0", "router-1")]
             return sum(blocks) == both.expected_blocks() and all(blocks)
 
-        await until(only_own, 10, "each counts its own alone")
+        await until(only_own, 10, "each router counts its own dispatches only")
         await both.submit("router-0", 1)
         both.finish("router-1")
         await until(only_own, 5, "own dispatches go on")
         await both.mesh.launch([redis])
         await both.mesh.ready(redis)
-        await both.settle(8, "both know both again")
+        await both.settle(8, "both routers know all dispatches again")
         assert both.expected_blocks() > 0

@@ -1,4 +1,6 @@
-"""What docs/security.md gives to the mesh's user of Redis is enough for tenants and their budgets, and no more is given."""
+"""The rights of the mesh's Redis user in docs/security.md suffice for tenants and their budgets, and none is
+superfluous.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from kvmesh.tenants.store import CatalogueStore, change, restore
 
 
 async def test_the_documented_rights_are_enough(redis_url: str) -> None:
-    """Changes of tenants, news, and every way of the script."""
+    """Changes of tenants, notifications, and all paths of the script."""
     said = re.search(
         r"^user mesh on >PASSWORD (.*)$", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""What operators change reaches every frontend, through a Redis that goes away, forgets and returns."""
+"""Operators' changes reach all frontends, through outages and data loss of Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.router.conftest import RedisServer
 CONFIG = build({"tenants": {"search": {"weight": 2.0}, "mail": {}}, "classes": {"batch": {}}})
 TENANTS = "kvmesh:tenants"
 WITHIN_S = 10.0
-"""Far above what is promised, 2 s, which a busy machine may miss; `test_news_arrive_at_once` holds the promise."""
+"""Far above the promised 2 s, which a busy machine may miss; `test_news_arrive_at_once` checks the promise."""
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -38,7 +38,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 @asynccontextmanager
 async def following(url: str, config: MeshConfig = CONFIG) -> AsyncIterator[CatalogueStore]:
-    """A frontend's store, following."""
+    """A frontend's store that follows changes."""
     link = RedisLink(url)
     store = CatalogueStore(link, config)
     await store.start()
@@ -70,13 +70,13 @@ def setting(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 async def test_a_change_reaches_every_frontend(redis_url: str) -> None:
-    """The news says so; a store that starts later finds it; nothing else of the tenant changes."""
+    """A notification announces the change; a store that starts later finds it; no other setting of the tenant changes."""
     async with linked(redis_url) as link, following(redis_url) as first, following(redis_url) as second:
         before = first.catalogue
         await change(link, "kvmesh", "tenant:search", setting(weight=7.0))
         await change(link, "kvmesh", "tenant:search", setting(disabled=True))
         for store in (first, second):
-            await until(lambda store=store: _is_disabled(store, "search"), "both changes are there")  # type: ignore[misc]
+            await until(lambda store=store: _is_disabled(store, "search"), "both changes have arrived")  # type: ignore[misc]
             assert (weight(store), weight(store, "mail")) == (7.0, 1.0)
         assert before is not first.catalogue
         async with following(redis_url) as third:
@@ -84,7 +84,7 @@ async def test_a_change_reaches_every_frontend(redis_url: str) -> None:
 
 
 async def test_news_arrive_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without waiting for the next look."""
+    """Without waiting for the next poll."""
     monkeypatch.setattr("kvmesh.tenants.store.POLL_S", 3600.0)
     async with linked(redis_url) as link, following(redis_url) as store:
         await until(_subscribed(store), "it listens")
@@ -94,7 +94,7 @@ async def test_news_arrive_at_once(redis_url: str, monkeypatch: pytest.MonkeyPat
 
 
 async def test_no_change_is_lost_when_many_make_one(redis_url: str) -> None:
-    """Each is made of what the one before wrote."""
+    """Each change is based on the result of the previous one (compare-and-set)."""
     async with linked(redis_url) as link:
         versions = [(await change(link, "kvmesh", "tenant:search", setting(weight=1.0))).version]
         keys = ("requests_per_min", "tokens_per_min", "concurrency", "strict")
@@ -119,7 +119,7 @@ async def test_no_change_is_lost_when_many_make_one(redis_url: str) -> None:
 
 
 async def test_a_bad_entry_harms_no_other(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is told once and left out; who is disabled in it stays disabled."""
+    """The error is logged once and the entry left out; a tenant disabled by the entry stays disabled."""
     bad = {
         "tenant:nobody": '{"version": 1, "changes": {}}',
         "tenant:mail": '{"version": 1, "changes": {"disabled": true, "weight": "much"}}',
@@ -143,7 +143,7 @@ async def test_a_bad_entry_harms_no_other(redis_url: str, caplog: pytest.LogCapt
 
 
 async def test_an_entry_that_cannot_be_read_any_more_holds_as_it_was(redis_url: str) -> None:
-    """A newer release may write what this one does not know; nobody is enabled by that."""
+    """A newer release may write an entry that this release cannot read; that must enable no tenant or key."""
     async with linked(redis_url) as link, following(redis_url) as store:
         await change(link, "kvmesh", "tenant:search", setting(disabled=True))
         await until(lambda: _is_disabled(store, "search"), "disabled")
@@ -155,7 +155,9 @@ async def test_an_entry_that_cannot_be_read_any_more_holds_as_it_was(redis_url: 
 
 
 async def test_redis_away_forgetful_and_back(tmp_path: Path) -> None:
-    """Away: the last that was known. Back and empty: frontends put it back, and the newest of what they knew wins."""
+    """During the outage the last known state holds. After data loss frontends restore it, and the newest known state
+    wins.
+    """
     server = RedisServer(tmp_path)
     await server.start()
     try:
@@ -164,7 +166,7 @@ async def test_redis_away_forgetful_and_back(tmp_path: Path) -> None:
             await until(lambda: _is_disabled(early, "search") and _is_disabled(other, "search"), "both know")
             server.stop()
             async with following(server.url) as late:
-                assert weight(late) == 2.0, "what starts without Redis serves its configuration"
+                assert weight(late) == 2.0, "a frontend started without Redis serves its configuration"
                 assert _is_disabled(early, "search")
                 await server.start()
                 await until(lambda: weight(late) == 5.0 and _is_disabled(late, "search"), "put back")
@@ -176,7 +178,7 @@ async def test_redis_away_forgetful_and_back(tmp_path: Path) -> None:
 
 
 async def test_of_two_states_the_newer_one_is_put_back(redis_url: str) -> None:
-    """A frontend that was away longer does not undo what was changed meanwhile."""
+    """A frontend with a longer outage does not undo changes made meanwhile."""
     async with linked(redis_url) as link:
         old, new = CatalogueStore(link, CONFIG), CatalogueStore(link, CONFIG)
         await change(link, "kvmesh", "tenant:search", setting(weight=3.0))
@@ -197,7 +199,7 @@ async def test_of_two_states_the_newer_one_is_put_back(redis_url: str) -> None:
 
 
 async def test_only_what_is_older_is_replaced(redis_url: str) -> None:
-    """Another frontend may have put back something newer in between, and another release something of its own."""
+    """Another frontend may have restored a newer entry in between, and another release an entry of its own."""
     async with linked(redis_url) as link:
         mine = {"tenant:search": Override(version=5, changes={"weight": 5.0})}
         newer, foreign = b'{"version": 6, "changes": {}}', b"of another release"
@@ -222,7 +224,7 @@ async def test_a_new_key_works_until_it_is_disabled(redis_url: str) -> None:
 
 
 async def test_without_tenants_redis_is_not_asked(redis_url: str) -> None:
-    """Such a mesh is as it was."""
+    """Such a mesh sends no commands to Redis."""
     async with linked(redis_url) as link:
         store = CatalogueStore(link, MeshConfig())
         await store.start()
@@ -245,7 +247,7 @@ def _key_of(store: CatalogueStore, secret: str) -> str:
 
 
 def _subscribed(store: CatalogueStore) -> Callable[[], bool]:
-    """Return what tells whether the store has looked since it subscribed: then no news is missed."""
+    """Return whether the store has polled since its subscription: from then on no notification is missed."""
     looks = 0
     poll = store.poll
 

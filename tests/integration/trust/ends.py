@@ -1,4 +1,4 @@
-"""Two ends of an Attach stream, each with certificates of its own, for tests of who takes whom."""
+"""Two ends of an Attach stream, each with its own certificates, for tests of mutual authentication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ATTACH = "kvmesh.attach.v1.AttachService"
 
 @dataclass
 class Quiet:
-    """A service that takes every session and answers nothing."""
+    """A service that accepts every session and sends no response."""
 
     opened: list[str] = field(default_factory=list)
 
@@ -45,7 +45,7 @@ class Quiet:
 
 @dataclass
 class Seen:
-    """A sink that keeps what became of its link."""
+    """A sink that records the end of its link."""
 
     attached: int = 0
     lost: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ def config_of(folder: Folder | None, mesh: str = "kvmesh") -> MeshConfig:
 
 @asynccontextmanager
 async def serving(trust: Trust, role: str = "router") -> AsyncIterator[tuple[str, Quiet]]:
-    """Serve Attach as `role` with what `trust` shows; yield the address and the service."""
+    """Serve Attach as `role` with the certificates of `trust`; yield the address and the service."""
     quiet = Quiet()
     server = MeshServer(
         role, f"{role}-0", (ATTACH,), credentials=trust.server_credentials(), guards=trust.guards()
@@ -86,7 +86,7 @@ async def serving(trust: Trust, role: str = "router") -> AsyncIterator[tuple[str
 
 @asynccontextmanager
 async def linked(trust: Trust, address: str, role: str = "router") -> AsyncIterator[tuple[AttachLink, Seen]]:
-    """Keep a link to `address`, where a `role` is expected."""
+    """Keep a link to `address`, with `role` as the expected role."""
     seen = Seen()
     link = AttachLink(
         f"{role}-0",

@@ -1,4 +1,4 @@
-"""Who calls, over a real connection: by key, by certificate, or named by a gateway."""
+"""Authentication of callers over a real connection: by key, by certificate, or by the name from a gateway."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def config_of(folder: Folder | None) -> MeshConfig:
 
 @asynccontextmanager
 async def asked(config: MeshConfig) -> AsyncIterator[str]:
-    """A server that answers with the tenant that calls."""
+    """A server that answers with the caller's tenant."""
     catalogue = Catalogue(config)
 
     async def ask(_: bytes, context: Any) -> bytes:
@@ -91,13 +91,15 @@ async def answer(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> str:
     ],
 )
 async def test_keys_on_a_plain_connection(metadata: list[tuple[str, str]], wanted: str) -> None:
-    """The scheme has no case; whatever is no key of ours is unknown, however near it comes."""
+    """The scheme is case-insensitive; any value that is not exactly a key of the mesh is unknown."""
     async with asked(config_of(None)) as address, grpc.aio.insecure_channel(address) as channel:
         assert await answer(channel, *metadata) == wanted
 
 
 async def test_certificates_name_tenants_and_gateways(tmp_path: Path) -> None:
-    """A verified name stands for its tenant; a gateway's for whom it says; a key goes before both."""
+    """A verified name stands for its tenant, a gateway's certificate for the tenant that it names; a key takes
+    precedence over both.
+    """
     folder = Folder(tmp_path / "certificates", roles=["frontend"])
     for name in CLIENTS:
         folder.sign(name)
@@ -120,7 +122,7 @@ async def test_certificates_name_tenants_and_gateways(tmp_path: Path) -> None:
 
 
 def test_the_common_name_counts_only_without_alternative_names() -> None:
-    """RFC 6125, 6.4.4: else a certificate would stand for a name that its authority did not look at as one."""
+    """RFC 6125, 6.4.4: otherwise a certificate would stand for a name that its authority did not verify."""
 
     class Context:
         def __init__(self, **properties: list[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""A whole mesh under mutual TLS: serves token by token what it serves without, and renews its certificates under load."""
+"""A whole mesh under mutual TLS: the same tokens as without TLS, and renewal of certificates under load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTPUT_TOKENS = 200
 
 
 class TrustedMesh(Mesh):
-    """A mesh that is asked with the operator's certificate."""
+    """A mesh with a client that uses the operator's certificate."""
 
     def channel(self, name: str) -> grpc.aio.Channel:
         if name not in self._channels:
@@ -37,7 +37,7 @@ class TrustedMesh(Mesh):
 
 
 def config_of(folder: Folder) -> MeshConfig:
-    """Two prefill and two decode replicas, all with certificates, the frontend's clients too."""
+    """Two prefill and two decode replicas, all with certificates, and clients with certificates, too."""
     return configure(
         engine={
             "arithmetic": "hashed",
@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 async def mesh(folder: Folder, tmp_path: Path) -> AsyncIterator[TrustedMesh]:
-    """The mesh, started."""
+    """The running mesh."""
     made = TrustedMesh(config_of(folder), tmp_path)
     try:
         await made.start()
@@ -89,7 +89,7 @@ def requests(seed: int) -> list[pb.GenerateRequest]:
 
 
 async def alone(config: MeshConfig, wanted: list[pb.GenerateRequest], folder: Path) -> list[list[int]]:
-    """Return what each request gives alone on an engine, which has no TLS."""
+    """Return the output of each request alone on an engine, which has no TLS."""
     end_token_id = json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"]
     async with running_engine(config, folder, "--no-prefix-reuse", "--step-s", "0") as address:
         oracle = Oracle(address, end_token_id)
@@ -101,7 +101,7 @@ async def alone(config: MeshConfig, wanted: list[pb.GenerateRequest], folder: Pa
 async def test_a_mesh_under_tls_serves_exactly_and_renews_under_load(
     folder: Folder, mesh: TrustedMesh, tmp_path: Path
 ) -> None:
-    """Every hop is verified. Certificates are renewed and every process is made to connect anew: no stream is lost."""
+    """Every hop is verified. Certificates are renewed and all processes connect anew: no stream is lost."""
     wanted = requests(3)
     expected = await alone(mesh.config, wanted, tmp_path)
     answers = await generate_all(mesh.client(), wanted, concurrency=STREAMS)
@@ -121,7 +121,7 @@ async def test_a_mesh_under_tls_serves_exactly_and_renews_under_load(
             lambda: len(progress) == STREAMS and min(progress.values()) >= 5, 60, "all streams have 5 tokens"
         )
         await asyncio.to_thread(folder.renew, "frontend", "router", "prefill", "decode")
-        # Who runs keeps its connections; the router's end breaks them all, and what comes next is new.
+        # Running processes keep their connections; the router's end breaks all of them, and the next ones are new.
         await mesh.parts["router-0"].end()
         assert not any(task.done() for task in tasks)
         await mesh.start("router-0")
@@ -138,7 +138,9 @@ async def test_a_mesh_under_tls_serves_exactly_and_renews_under_load(
 
 
 async def test_a_replica_without_certificates_takes_no_part(mesh: TrustedMesh, tmp_path: Path) -> None:
-    """It is in Redis like the others, and nobody attaches to it: said in the router's log, and no request fails."""
+    """The replica is registered in Redis like the others, and no process attaches to it: a line in the router's log,
+    and no failed request.
+    """
     await mesh.parts["decode-1"].end(signal.SIGTERM)
     part = mesh.parts["decode-1"]
     plain = tmp_path / "plain.toml"
@@ -164,7 +166,7 @@ async def test_a_replica_without_certificates_takes_no_part(mesh: TrustedMesh, t
 
 
 async def test_a_client_without_a_certificate_gets_nothing(mesh: TrustedMesh, folder: Folder) -> None:
-    """Plain text, an unknown certificate, none at all: refused at once, where the frontend asks for one."""
+    """Plain text, an unknown certificate, no certificate: refused at once by a frontend that requires certificates."""
     address = mesh.parts["frontend-0"].address
     authority = (folder.path / "authority.pem").read_bytes()
     named = [("grpc.ssl_target_name_override", "frontend.kvmesh.internal")]

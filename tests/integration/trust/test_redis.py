@@ -1,4 +1,4 @@
-"""A Redis with users that speaks TLS: the mesh serves on it with the rights it needs, and shows its password nowhere."""
+"""A Redis with users and TLS: the mesh runs on it with the documented rights, and no output shows its password."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ RIGHTS = (
     "~kvmesh:* ~{kvmesh:* resetchannels &kvmesh:* "
     "+@read +@write +@scripting +@pubsub +@connection +@transaction +time -@dangerous"
 )
-"""What docs/security.md gives to the mesh's user."""
+"""The rights of the mesh's user in docs/security.md."""
 
 
 def _knows_tls(binary: Path) -> bool:
-    """Say whether this Redis was built with TLS: it refuses the option otherwise, and ends for want of a port if not."""
+    """Return whether this Redis was built with TLS: a build without TLS rejects the option, a build with TLS ends for
+    want of a port.
+    """
     command = [str(binary), "--port", "0", "--tls-port", "0"]
     return "Bad directive" not in subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.fixture
 async def redis_url(tmp_path: Path) -> AsyncIterator[str]:
-    """URL of a Redis that speaks TLS alone, wants a client's certificate, and knows one user."""
+    """URL of a Redis with TLS only, mandatory client certificates, and one user."""
     binaries = [binary for binary in redis_binaries() if _knows_tls(binary)]
     if not binaries:
         pytest.skip("NOT TESTED: no Redis of this machine speaks TLS (Debian's redis-server does)")
@@ -80,7 +82,7 @@ def _start(binary: Path, port: int, folder: Folder, rights: Path, log: Path) -> 
 async def test_a_mesh_serves_on_a_redis_with_tls_and_a_user(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command it needs is among the rights, and neither logs nor arguments have the password."""
+    """All commands of the mesh are within the rights, and neither logs nor arguments have the password."""
     monkeypatch.setenv(VARIABLE, redis_url)
     config = configure(
         engine={"arithmetic": "hashed"},
@@ -110,7 +112,7 @@ async def test_a_mesh_serves_on_a_redis_with_tls_and_a_user(
 
 
 async def test_scripts_go_over_tls_as_the_same_user(redis_url: str) -> None:
-    """The connection that is held for them reads the same of the URL."""
+    """The connection for scripts reads the same settings from the URL."""
     link = RedisLink(redis_url)
     try:
         async with asyncio.timeout(10):

@@ -1,4 +1,6 @@
-"""Who is not believed is refused at once, with a reason in the log; and is believed as soon as its files are mended."""
+"""Untrusted peers are refused at once, with a reason in the log; they are accepted as soon as their files are
+corrected.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ from tests.integration.harness import until
 from tests.integration.trust.ends import config_of, linked, serving
 
 AT_ONCE_S = 5.0
-"""A refusal takes milliseconds; the machine may be busy."""
+"""Timeout for a refusal: it takes milliseconds, but the machine may be busy."""
 
 
 @dataclass
 class Case:
-    """Who calls whom, and what the caller's log says."""
+    """Caller, server, and the expected text in the caller's log."""
 
     name: str
     caller: Callable[[Folder, Folder], Trust]
@@ -49,13 +51,13 @@ def _of_other(role: str) -> Callable[[Folder, Folder], Trust]:
 
 
 def _over(role: str) -> Callable[[Folder, Folder], Trust]:
-    """A process whose certificate ended while it ran."""
+    """A process with a certificate that expired while it ran."""
 
     def trust(own: Folder, _: Folder) -> Trust:
         made = Trust(config_of(own), role)
         old = own.files(role)
         own.expire(role)
-        # What a process holds that was not renewed in time.
+        # the certificate of a process that did not renew in time
         assert made._keeper is not None
         made._keeper._material = type(made._keeper._material)(
             Path(old.certificate).read_bytes(),
@@ -71,7 +73,7 @@ def _over(role: str) -> Callable[[Folder, Folder], Trust]:
 
 
 def _believing_both(own: Folder, other: Folder) -> Trust:
-    """A caller whose own certificate is of another authority."""
+    """A caller with a certificate of another authority."""
     mixed = Folder(own.path / "mixed")
     mixed.take_from(other, "frontend")
     (mixed.path / "authority.pem").write_bytes(
@@ -125,7 +127,7 @@ def own(tmp_path: Path) -> Folder:
 async def test_who_is_not_believed_is_refused_at_once_and_with_a_reason(
     case: Case, own: Folder, other: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No stream comes up, the caller's log says why, and the attempts leave nothing behind."""
+    """No stream is opened, the caller's log has the reason, and the attempts leave nothing behind."""
     server, caller = case.server(own, other), case.caller(own, other)
     async with serving(server) as (address, service):
         async with linked(caller, address) as (link, seen):
@@ -146,7 +148,7 @@ async def test_who_is_not_believed_is_refused_at_once_and_with_a_reason(
 
 
 async def test_who_is_believed_is_attached(own: Folder) -> None:
-    """The cases above fail for their reasons: with the right certificates on both ends the same stream comes up."""
+    """The cases above fail for their reasons: with the right certificates on both ends the stream is opened."""
     async with (
         serving(Trust(config_of(own), "router")) as (address, service),
         linked(Trust(config_of(own), "frontend"), address) as (link, _),
@@ -157,7 +159,7 @@ async def test_who_is_believed_is_attached(own: Folder) -> None:
 
 @pytest.mark.parametrize("side", ["frontend", "router"])
 async def test_a_mended_file_is_taken_without_a_restart(own: Folder, other: Folder, side: str) -> None:
-    """A process that was refused is believed as soon as its certificate is in place, on either end."""
+    """A refused process is accepted as soon as its certificate is in place, on either end."""
     server, caller = Trust(config_of(own), "router"), Trust(config_of(own), "frontend")
     spoiled = _over(side)(own, other)
     server, caller = (spoiled, caller) if side == "router" else (server, spoiled)
@@ -169,7 +171,9 @@ async def test_a_mended_file_is_taken_without_a_restart(own: Folder, other: Fold
 
 
 async def test_an_authority_is_changed_without_a_restart(own: Folder, other: Folder) -> None:
-    """Old and new authority in one file, then new certificates, then the old one taken out: each step while serving."""
+    """Old and new authority in one file, then new certificates, then the old authority removed: each step while
+    serving.
+    """
     server, caller = Trust(config_of(own), "router"), Trust(config_of(own), "frontend")
     authority = own.path / "authority.pem"
     new = (other.path / "authority.pem").read_bytes()
@@ -191,7 +195,7 @@ async def test_an_authority_is_changed_without_a_restart(own: Folder, other: Fol
 
 
 async def test_health_is_for_every_role_and_only_with_a_certificate(own: Folder) -> None:
-    """A health check comes with the process's own certificate; one without gets no answer and does not wait."""
+    """A health check uses the process's own certificate; a check without one gets no answer and does not wait."""
 
     async def check(channel: grpc.aio.Channel) -> grpc.StatusCode:
         async with channel:
@@ -214,13 +218,15 @@ async def test_health_is_for_every_role_and_only_with_a_certificate(own: Folder)
 async def test_a_container_checks_its_health_with_its_own_certificate(
     own: Folder, tmp_path: Path, role: str
 ) -> None:
-    """`kvmesh health` needs the configuration alone; one that is over makes it say so."""
+    """`kvmesh health` needs the configuration alone; an expired certificate is reported."""
     path = tmp_path / "kvmesh.toml"
     path.write_text(section(own.path))
     probe = Probe("", role=role, config=str(path))
     async with serving(Trust(config_of(own), role), role) as (address, _):
         probe = replace(probe, address=address)
-        assert "does not serve now" in await asyncio.to_thread(health, probe)  # nobody said that it serves
+        assert "does not serve now" in await asyncio.to_thread(
+            health, probe
+        )  # no process says that it serves
         own.expire(role)
         with pytest.raises(ConfigError, match="expired"):
             await asyncio.to_thread(health, probe)

@@ -1,4 +1,4 @@
-"""Streams that never stop while processes are replaced under them, each compared with what it must say."""
+"""Continuous streams while processes are replaced, each compared with its expected output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE_S: Final = 90.0
 
 
 def streams(seed: int) -> list[Stream]:
-    """Return requests whose prompts begin alike by half, greedy and sampled, short and long."""
+    """Return requests, half of them with a shared prefix, greedy and sampled, short and long."""
     chance = random.Random(seed)
     shared = [chance.randrange(FIRST_TOKEN_ID, VOCABULARY) for _ in range(300)]
 
@@ -54,7 +54,7 @@ def request_of(stream: Stream) -> pb.GenerateRequest:
 
 @dataclass
 class Load:
-    """So many clients, one stream each, one after the other. `failures` says what went wrong, in words."""
+    """`clients` clients with one stream each, one after the other. `failures` has the errors in words."""
 
     addresses: Sequence[str]
     truth: Truth
@@ -64,13 +64,13 @@ class Load:
     resumes: int = 0
     recomputed: int = 0
     pause_s_max: float = 0.0
-    """Longest silence within a stream."""
+    """Longest pause within a stream."""
     failures: list[str] = field(default_factory=list)
     _is_over: bool = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the streams coming inside the block; afterwards wait for the last ones."""
+        """Keep starting streams inside the block; afterwards wait for the last ones."""
         expected = await asyncio.to_thread(self.truth.of, self.wanted)
         order = itertools.cycle(self.wanted)
         async with Client(self.addresses) as client, asyncio.TaskGroup() as group:

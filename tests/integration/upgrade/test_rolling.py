@@ -1,6 +1,7 @@
-"""This release beside the last one: processes are replaced one by one under running streams, and no stream is lost.
+"""Rolling upgrade from the last release: processes are replaced one by one under running streams, and no stream is
+lost.
 
-`deploy/images/previous-release` names the last one.
+`deploy/images/previous-release` names the last release.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ ROLES: Final = ("frontend", "router", "prefill", "decode")
 THEN: Final = {**dict.fromkeys(ROLES, "kvmesh:previous"), "engine": "kvmesh-engine:previous"}
 NOW: Final = {**dict.fromkeys(ROLES, "kvmesh:dev"), "engine": "kvmesh-engine:dev"}
 NOT_HERE: Final = 3
-"""Exit status of previous.sh where the clone does not reach back to the last release."""
+"""Exit status of previous.sh in a clone without the commit of the last release."""
 
 
 def settings() -> MeshConfig:
-    """Two of each role; engines that make some 25 tokens a second and stream."""
+    """Two of each role; engines that make some 25 tokens a second per stream."""
     return configure(
         engine={"arithmetic": "hashed", "step_s": 0.04, "prefill_token_s": 0.0001},
         router={"replicas": 2},
@@ -41,7 +42,7 @@ def settings() -> MeshConfig:
 
 
 def only_what_differs(config: MeshConfig) -> str:
-    """Return `config` as TOML without the keys that keep their defaults: the last release refuses keys it does not know."""
+    """Return `config` as TOML without the keys that have their defaults: the last release rejects unknown keys."""
     default, lines = MeshConfig(), []
     for name, kind in sections().items():
         values = {key: getattr(getattr(config, name), key) for key, _, _ in keys(kind)}
@@ -56,7 +57,7 @@ def only_what_differs(config: MeshConfig) -> str:
 
 @pytest.fixture(scope="module")
 def images(needs_images: Callable[..., None]) -> None:
-    """The images of both releases. Where the last one's commit is not in this clone: a loud skip; on CI a failure."""
+    """The images of both releases. Without the last one's commit in this clone: a visible skip; on CI a failure."""
     needs_images("kvmesh:dev", "kvmesh-engine:dev", "kvmesh-redis:dev")
     built = subprocess.run(
         [str(ROOT / "deploy/images/previous.sh")], capture_output=True, text=True, check=False
@@ -67,10 +68,10 @@ def images(needs_images: Callable[..., None]) -> None:
 
 
 class Replacement:
-    """A mesh whose parts change their images while it serves.
+    """A mesh with parts that change their images while it serves.
 
-    The first process of each role drains, as in an upgrade that goes well. The second is killed, as one whose node goes
-    away meanwhile: what ran there is taken over or resumed by processes of the other release.
+    The first process of each role drains, as in an upgrade without faults. The second is killed, as if its node had
+    failed: processes of the other release take over or resume its requests.
     """
 
     def __init__(self, mesh: ContainerMesh, load: Load, images: dict[str, str]) -> None:
@@ -79,7 +80,7 @@ class Replacement:
         self._images = images
 
     async def role(self, role: str) -> None:
-        """Replace the processes of `role`, one after the other, each after the one before serves streams."""
+        """Replace the processes of `role` one by one; each after the one before serves streams."""
         for name in self._mesh.running(role):
             if role in ("frontend", "router"):
                 await self._swap(name)
@@ -88,7 +89,7 @@ class Replacement:
             await self._load.more(4)
 
     async def _replica(self, name: str) -> None:
-        """The first of its role with its engine; of the others first the service, on the engine it had."""
+        """Replace the first of its role together with its engine; of the others first the service, with its old engine."""
         engine = f"{name}-engine"
         if not name.endswith("-0"):
             await self._swap(name)
@@ -103,7 +104,7 @@ class Replacement:
         await self._begin(name)
 
     async def _end(self, name: str) -> None:
-        """End part `name`: by a drain the first of its role, by force the others."""
+        """End part `name`: the first of its role by a drain, the others by SIGKILL."""
         part = self._mesh.parts[name]
         if not name.removesuffix("-engine").endswith("-0"):
             await part.end(signal.SIGKILL)
@@ -113,7 +114,7 @@ class Replacement:
             assert status == 0, f"{name} ended with {status}:\n{part.tail()}"
 
     async def _begin(self, name: str) -> None:
-        """Start part `name` from the other image and wait until it takes part."""
+        """Start part `name` from the other image and wait until it serves."""
         mesh, part = self._mesh, self._mesh.parts[name]
         role = "engine" if name.endswith("-engine") else name.rpartition("-")[0]
         await mesh.replace(name, self._images[role])
@@ -124,7 +125,7 @@ class Replacement:
 
 
 async def replaced(folder: Path, before: dict[str, str], after: dict[str, str], order: Sequence[str]) -> None:
-    """Start a mesh from `before`, replace it role by role under load by `after`, and check that nothing was lost."""
+    """Start a mesh from `before`, replace it by `after` role by role under load, and check that nothing was lost."""
     config = settings()
     mesh = ContainerMesh(config, folder, Options(images=before))
     (folder / "kvmesh.toml").write_text(only_what_differs(config))
@@ -163,12 +164,12 @@ async def replaced(folder: Path, before: dict[str, str], after: dict[str, str], 
 async def test_an_upgrade_loses_nothing_whichever_role_goes_first(
     images: None, tmp_path: Path, first: str
 ) -> None:
-    """Old and new processes work beside each other in every pairing that an upgrade makes."""
+    """Old and new processes work together in each combination that an upgrade makes."""
     at = ROLES.index(first)
     await replaced(tmp_path, THEN, NOW, ROLES[at:] + ROLES[:at])
 
 
 @pytest.mark.upgrade
 async def test_a_rollback_loses_nothing(images: None, tmp_path: Path) -> None:
-    """What the new release left behind, in Redis and in engines, the old one can read."""
+    """The old release can read the state that the new release left in Redis and in engines."""
     await replaced(tmp_path, NOW, THEN, ROLES)

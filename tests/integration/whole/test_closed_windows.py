@@ -1,4 +1,4 @@
-"""Clients that never read hold half of a decode replica's slots and no more; all others are served beside them."""
+"""Clients that never read hold at most half of a decode replica's slots (bulkhead); all others are served meanwhile."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
 SLOTS, UNREAD = 8, 24
 FIRST = 256
-"""Bytes of window: the first message of an answer and some tokens fit. Without its first message a call has no status."""
+"""Bytes of the flow-control window: the first message of an answer and some tokens fit. Without its first message a
+call has no status.
+"""
 LONG = 8_000
-"""Tokens that take longer than the test."""
+"""Number of tokens that take longer than the test."""
 
 
 async def test_clients_that_never_read_leave_half_of_the_slots_to_others(tmp_path: Path) -> None:
-    """24 such streams on 8 slots: every other call is answered, four of them stay, and go on once they are read."""
+    """24 such streams on 8 slots: every other call is answered, four of the streams stay, and continue once they are
+    read.
+    """
     config = configure(
         engine={"arithmetic": "hashed", "step_s": 0.02, "kv_blocks": 8192, "max_sequence_tokens": LONG + 100},
         frontend={"max_output_tokens_max": LONG},
@@ -48,7 +52,7 @@ async def test_clients_that_never_read_leave_half_of_the_slots_to_others(tmp_pat
                 live = await sample(mesh, "frontend-0", "kvmesh_frontend_live_requests")
                 return held == live == SLOTS / 2
 
-            await until(half_is_left, 20, "the others gave up their slots, and their places at the frontend")
+            await until(half_is_left, 20, "the others gave up their slots, at decode and at the frontend")
             assert await sample(mesh, "decode-0", "kvmesh_decode_closed_window_slots") == SLOTS / 2
             assert (
                 await sample(mesh, "decode-0", "kvmesh_decode_slow_reader_cuts_total") == UNREAD - SLOTS / 2
@@ -72,5 +76,5 @@ async def test_clients_that_never_read_leave_half_of_the_slots_to_others(tmp_pat
 
 
 def tokens_of(stream: RawStream) -> int:
-    """Return how many tokens came."""
+    """Return the number of tokens received."""
     return sum(len(message.tokens.ids) for message in stream.decoded(pb.GenerateResponse.FromString))

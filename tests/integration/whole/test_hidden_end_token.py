@@ -1,4 +1,4 @@
-"""An engine that leaves the end token out of its answers, as TensorRT-LLM's C++ backend does: they end well."""
+"""An engine that omits the end token from its output, as TensorRT-LLM's C++ backend does: the requests end normally."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
 MAX_TOKENS, END_PROBABILITY = 12, 0.15
 SHORT, LONG = 8, 80
-"""Prompts: the decode replica runs the short ones itself, the long ones come with a handoff."""
+"""Prompt lengths: the decode replica runs the short ones itself, the long ones come with a handoff."""
 
 
 async def test_answers_whose_end_token_is_left_out_end_well_with_every_token(tmp_path: Path) -> None:
-    """Each answer is the truth without its end token: some are empty, some end in the middle, some at their limit."""
+    """Each output is the oracle's without the end token: some are empty, some end early, some at their limit."""
     config = configure(
         engine={"arithmetic": "hashed", "max_sequence_tokens": 1024},
         prefill={"replicas": 1},
         decode={"replicas": 1},
-        # Moving blocks is dear: what may run at decode does.
+        # KV transfer is expensive, so the router runs prompts at decode if it may.
         router={"local_prefill_tokens_max": SHORT, "transfer_block_us": 50_000.0},
     )
     end_token = int(json.loads((config.mesh.model_path / "model.json").read_text())["stop_token_id"])
@@ -59,11 +59,11 @@ async def test_answers_whose_end_token_is_left_out_end_well_with_every_token(tmp
         assert reason == (pb.FINISH_REASON_LENGTH if len(shown) == MAX_TOKENS else pb.FINISH_REASON_END_TOKEN)
         assert answer.finished.usage.output_token_count == len(shown)
         kinds.add((ran_at_decode(answer), "empty" if not shown else pb.FinishReason.Name(reason)))
-    assert len(kinds) == 6, kinds  # both ways of a prompt, each with the three ends
+    assert len(kinds) == 6, kinds  # local and disaggregated prefill, each with the three ends
 
 
 def ran_at_decode(answer: Answer) -> bool:
-    """Whether the decode replica ran the prompt itself; no attempt was lost."""
+    """Return whether the decode replica ran the prompt itself; no attempt was lost."""
     assert answer.finished is not None
     (attempt,) = answer.finished.explanation.attempts
     return not attempt.prefill_replica

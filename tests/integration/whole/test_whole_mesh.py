@@ -1,4 +1,4 @@
-"""What only a whole mesh shows: slow readers, a second frontend, traces through every service."""
+"""Behaviour of a whole mesh: slow readers, failover to a second frontend, traces through all services."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from tests.raw_http2 import RawConnection
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
 LONG = 12_000
-"""Far more tokens than windows and buffers between an engine and a client take."""
+"""Far more tokens than fit into windows and buffers between an engine and a client."""
 
 UNREAD = 3_000
-"""Tokens that take the engine more than the 2 s for which a window may be closed."""
+"""Number of tokens that take the engine more than the 2 s for which a window may be closed."""
 
 
 async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path: Path) -> None:
-    """A client that stops reading holds back its own stream only; later it gets every token.
+    """A client that stops reading delays its own stream only; later it gets every token.
 
-    Another one reads nothing and leaves in the end: it pays for what the engine made for it.
+    Another client reads nothing and leaves in the end: it is charged for the tokens that the engine computed.
     """
     config = configure(
         engine={
@@ -49,7 +49,7 @@ async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path
         decode={"replicas": 1, "slow_reader_s": 60.0},
     )
     async with running_mesh(config, tmp_path) as mesh:
-        # A fixed window: gRPC would else grow it until the whole answer lay in the client's memory.
+        # A fixed window: otherwise gRPC would grow it until the whole output is in the client's memory.
         options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
         address = mesh.parts["frontend-0"].address
         async with (
@@ -66,7 +66,7 @@ async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path
                 status = await mesh.status("decode-0")
                 return bool(status.log_bytes >= 8 * LONG + 4 * UNREAD)
 
-            # The engine makes all tokens and frees its blocks, read or not; the log keeps them.
+            # The engine makes all tokens and frees its blocks, read or not; the log keeps the tokens.
             await until(blocked, 60, "decode has made every token")
 
             async def engine_is_done() -> bool:
@@ -79,7 +79,7 @@ async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path
             async def settled_all() -> bool:
                 return (await settled(mesh))["output"] == UNREAD
 
-            await until(settled_all, 10, "who left pays for what was computed")
+            await until(settled_all, 10, "the client that left is charged the computed tokens")
             # With log-probabilities a token costs 8 bytes, without 4.
             assert (await mesh.status("decode-0")).log_bytes <= 8 * LONG
             others = [token_request([n] * 40, max_output_tokens=50) for n in range(20, 36)]
@@ -98,7 +98,9 @@ async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path
 
 
 async def test_a_reader_that_never_comes_back_is_ended_with_a_type(tmp_path: Path) -> None:
-    """No credit for the slow-reader time: RESOURCE_EXHAUSTED with reason SLOW_READER, and nothing is left."""
+    """A closed flow-control window for the slow-reader time: RESOURCE_EXHAUSTED with reason SLOW_READER, and nothing is
+    left.
+    """
     config = configure(
         engine={"arithmetic": "hashed", "kv_blocks": 2048, "max_sequence_tokens": LONG + 1000},
         frontend={"max_output_tokens_max": LONG},
@@ -122,13 +124,13 @@ async def test_a_reader_that_never_comes_back_is_ended_with_a_type(tmp_path: Pat
         async def paid() -> bool:
             return bool(
                 made <= (await settled(mesh))["output"] <= made + 1
-            )  # the first token may be prefill's
+            )  # the first token may be that of prefill
 
         await until(paid, 10, f"it pays for the {made:g} tokens that were computed")
 
 
 async def test_a_client_goes_on_at_another_frontend(tmp_path: Path) -> None:
-    """kill -9 of the client's frontend: UNAVAILABLE at once; with the resume token another one goes on exactly."""
+    """kill -9 of the client's frontend: UNAVAILABLE at once; with the resume token another frontend continues exactly."""
     config = configure(
         engine={"arithmetic": "hashed", "step_s": 0.01},
         frontend={"replicas": 2},
@@ -227,7 +229,7 @@ async def test_one_trace_leads_through_every_service(tmp_path: Path) -> None:
 
 
 def alone(prompt: list[int], max_output_tokens: int) -> Stream:
-    """Return the greedy stream of `prompt`, for the truth."""
+    """Return the greedy output of `prompt`, as the oracle."""
     return Stream(0, "", 0.0, tuple(prompt), max_output_tokens, 1, 0.0, 0, is_plain=False, frontend=0)
 
 
@@ -238,7 +240,7 @@ def _details(error: grpc.aio.AioRpcError) -> bytes:
 
 
 async def read_some(call: Any, tokens: int) -> list[int]:
-    """Read messages until `tokens` tokens came or the stream ended; return the tokens."""
+    """Read messages until `tokens` tokens or the end; return the tokens."""
     ids: list[int] = []
     while len(ids) < tokens:
         message = await call.read()
