@@ -79,7 +79,7 @@ def test_images_are_small_and_labelled(client: docker.DockerClient, image: str) 
 
 
 @pytest.mark.parametrize("image", DEPLOYED)
-def test_nobody_runs_as_root(client: docker.DockerClient, image: str) -> None:
+def test_no_container_runs_as_root(client: docker.DockerClient, image: str) -> None:
     """The image's own user is an account without a home, and cannot write into the image."""
     assert client.images.get(image).attrs["Config"]["User"] == "10001:10001"
     assert run_shell(client, image, "id -u; id -g").split() == ["10001", "10001"]
@@ -89,7 +89,7 @@ def test_nobody_runs_as_root(client: docker.DockerClient, image: str) -> None:
 
 
 @pytest.mark.parametrize("image", DEPLOYED)
-def test_nothing_to_build_or_fetch_with_is_left(client: docker.DockerClient, image: str) -> None:
+def test_no_build_or_download_tool_is_left(client: docker.DockerClient, image: str) -> None:
     """Tools that help an intruder: compilers, installers, and programs that download."""
     tools = "pip pip3 gcc cc ld strip make git curl wget"
     assert run_shell(client, image, f"for tool in {tools}; do command -v $tool; done; true") == ""
@@ -128,7 +128,7 @@ def test_the_command_line_is_there(client: docker.DockerClient, image: str) -> N
         assert sentence in said
 
 
-def test_health_is_found_wherever_a_service_listens(client: docker.DockerClient) -> None:
+def test_the_health_check_finds_the_address_of_a_service(client: docker.DockerClient) -> None:
     """The check reads the container's own command line, so the address is given in one place."""
     command = ("router", "--redis", NOWHERE, "--listen=127.0.0.1:7123")
     with running(client, builds.SERVICE, *command) as container:

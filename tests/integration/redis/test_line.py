@@ -74,9 +74,7 @@ async def test_what_redis_closed_is_opened_again(link: RedisLink, other: RedisLi
 
 
 @pytest.mark.parametrize("ends", ["silence", "closed", "cancelled"])
-async def test_an_answer_that_comes_late_is_nobody_elses(
-    link: RedisLink, other: RedisLink, ends: str
-) -> None:
+async def test_a_late_answer_reaches_no_other_caller(link: RedisLink, other: RedisLink, ends: str) -> None:
     """A command without an answer in time: the next command gets its own answer, not the late one."""
     await echo(link, "before")
     (held,) = await others(other)
@@ -106,7 +104,7 @@ async def test_an_answer_that_comes_late_is_nobody_elses(
     assert held not in await others(other)
 
 
-async def test_a_cancel_at_any_turn_leaves_it_in_order(link: RedisLink) -> None:
+async def test_a_cancel_at_any_turn_leaves_the_connection_in_order(link: RedisLink) -> None:
     """Before the connection is open, during the write, during the wait, and when the answer arrives."""
     for turns in range(60):
         if turns % 7 == 0:
@@ -140,7 +138,7 @@ async def test_user_password_and_database_are_those_of_the_url(redis_url: str, o
         await other.execute("ACL", "DELUSER", "liner")
 
 
-async def test_a_script_that_fails_is_told_from_a_redis_that_is_away(link: RedisLink) -> None:
+async def test_a_failed_script_differs_from_an_unavailable_redis(link: RedisLink) -> None:
     """The connection stays open, and the other scripts of the batch were run."""
     await echo(link, "x")
     with pytest.raises(RedisUnavailable) as away:
@@ -149,7 +147,7 @@ async def test_a_script_that_fails_is_told_from_a_redis_that_is_away(link: Redis
     assert await echo(link, "y") == [b"y"]
 
 
-async def test_a_redis_that_takes_no_more_connections_is_away(link: RedisLink, other: RedisLink) -> None:
+async def test_a_redis_at_its_connection_limit_is_unavailable(link: RedisLink, other: RedisLink) -> None:
     """The error is the same for all commands: no command is wrong."""
     (_, most) = await other.execute("CONFIG", "GET", "maxclients")
     await other.execute("CONFIG", "SET", "maxclients", 1)

@@ -77,9 +77,7 @@ async def test_real_engine_keeps_the_contract(tmp_path: Path) -> None:
         await _check_refusal(address)
 
 
-async def test_streams_that_follow_each_other_make_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_consecutive_streams_form_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a new stream after every message, load reports and KV events continue: no event is lost or repeated, and the
     state does not flap.
     """
@@ -105,7 +103,7 @@ async def test_streams_that_follow_each_other_make_one(
     assert ready and all(ready)
 
 
-async def test_a_server_keeps_little_of_the_events_it_sent(tmp_path: Path) -> None:
+async def test_the_memory_of_a_server_does_not_grow_with_events(tmp_path: Path) -> None:
     """tritonserver keeps the responses of an open request; the server's memory must not grow with the events sent."""
     events: list[dict[str, Any]] = []
     part = engine_part(CONFIG, tmp_path)

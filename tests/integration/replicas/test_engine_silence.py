@@ -32,7 +32,7 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-async def test_a_frozen_engine_is_lost_and_serves_again_when_it_thaws(tmp_path: Path) -> None:
+async def test_a_frozen_engine_is_lost_and_serves_again_after_sigcont(tmp_path: Path) -> None:
     """Server and model stopped: calls fail with a typed error within the limit. After SIGCONT the engine serves and
     holds no blocks of them.
     """
@@ -68,7 +68,7 @@ async def test_a_frozen_engine_is_lost_and_serves_again_when_it_thaws(tmp_path: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-async def test_a_model_is_lost_behind_a_living_server(tmp_path: Path, number: signal.Signals) -> None:
+async def test_a_lost_model_of_a_running_server_is_detected(tmp_path: Path, number: signal.Signals) -> None:
     """Only the stub is dead: its calls fail with a typed error, however long tritonserver would keep them open."""
     engine = engine_part(CONFIG, tmp_path, "--step-s", "0.02")
     engine.start()

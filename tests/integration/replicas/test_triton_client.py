@@ -96,7 +96,7 @@ async def test_a_stream_carries_one_request_and_is_half_closed() -> None:
         assert [list(one.shape) for one in request.inputs if one.name == "input_ids"] == [[1, 2]]
 
 
-async def test_an_error_message_has_no_code_and_is_known_by_its_text() -> None:
+async def test_an_error_message_without_a_code_is_typed_by_its_text() -> None:
     """The message ends the iteration with a typed error, for any messages after it."""
 
     async def refuse(context: Any) -> AsyncIterator[Any]:
@@ -115,7 +115,7 @@ async def test_an_error_message_has_no_code_and_is_known_by_its_text() -> None:
     ("code", "kind"),
     [(grpc.StatusCode.UNAVAILABLE, EngineLost), (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest)],
 )
-async def test_a_status_is_known_by_its_code(code: grpc.StatusCode, kind: type[CallError]) -> None:
+async def test_a_status_is_typed_by_its_code(code: grpc.StatusCode, kind: type[CallError]) -> None:
     """Also after responses."""
 
     async def abort(context: Any) -> AsyncIterator[Any]:
@@ -130,7 +130,7 @@ async def test_a_status_is_known_by_its_code(code: grpc.StatusCode, kind: type[C
             await anext(responses)
 
 
-async def test_a_call_that_is_over_before_its_request_is_written_says_why() -> None:
+async def test_a_call_that_ends_before_its_request_has_a_typed_error() -> None:
     """The deadline has passed, or no process listens: the same typed errors as later."""
     async with serving(Triton(two)) as client:
         responses = stream(client, timeout_s=0.0)
@@ -164,7 +164,7 @@ class Breaking:
 
 
 @pytest.mark.parametrize("operation", ["send_serialized_message", "send_receive_close"])
-async def test_an_engine_is_lost_where_the_transport_breaks_under_a_request(operation: str) -> None:
+async def test_a_transport_that_breaks_during_a_request_loses_the_engine(operation: str) -> None:
     """During the request or during its half-close; grpc.aio has an error of its own for each."""
 
     async def abort(context: Any) -> AsyncIterator[Any]:
@@ -178,7 +178,7 @@ async def test_an_engine_is_lost_where_the_transport_breaks_under_a_request(oper
 
 
 @pytest.mark.parametrize("when", ["unread", "writing", "reading", "answered"])
-async def test_a_cancel_ends_the_call_once_and_leaves_nothing(when: str) -> None:
+async def test_a_cancel_ends_the_call_once_and_leaks_nothing(when: str) -> None:
     """At any moment: the call ends, the server sees at most one cancellation, and no task is left."""
 
     async def hold(context: Any) -> AsyncIterator[Any]:

@@ -25,7 +25,7 @@ OUTPUT_TOKENS = 8
 BLOCK = 32
 
 
-async def test_conversations_keep_their_place_over_a_restart_of_every_router(tmp_path: Path) -> None:
+async def test_conversations_keep_their_replica_over_a_restart_of_every_router(tmp_path: Path) -> None:
     """Each turn finds all full blocks of the turn before in the prefix cache, for any router that places it, new or
     old.
     """

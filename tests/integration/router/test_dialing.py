@@ -51,7 +51,7 @@ async def listening() -> AsyncIterator[Listener]:
         server.close()
 
 
-async def test_a_thousand_forged_members_are_dialled_at_the_rate_of_the_budget() -> None:
+async def test_a_thousand_forged_members_are_dialed_within_the_rate_limit() -> None:
     """They point to a listener that sends nothing; a replica that registers after them does not wait for their retries."""
     async with listening() as listener, linked() as (links, relay), replica("decode-0", "A") as (_, real):
         forged = [member(f"forged-{number}", listener.address, "x") for number in range(1000)]
@@ -83,7 +83,7 @@ async def test_a_mesh_of_64_replicas_is_attached_within_one_burst() -> None:
         )
 
 
-async def test_a_name_is_resolved_and_judged_before_it_is_dialled() -> None:
+async def test_a_name_is_resolved_and_checked_before_it_is_dialed() -> None:
     """The address inside the networks is dialed, not the name. A name without such an address is refused with the
     addresses found; a name without an answer is a lost peer.
     """
@@ -180,7 +180,7 @@ async def closed_port(stack: AsyncExitStack) -> str:
     return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-async def test_peers_that_say_hello_and_hang_up_are_dialled_at_the_rate_of_new_ones() -> None:
+async def test_peers_that_close_after_hello_are_rate_limited_as_new_ones() -> None:
     """The clock of the budget stands still: one burst, whatever they send. A member that registers then is next."""
     async with AsyncExitStack() as stack:
         clock = VirtualClock()
@@ -211,7 +211,7 @@ async def test_an_attempt_at_a_closed_port_costs_one_connection() -> None:
 
 
 @pytest.mark.parametrize("lasted_s", [STEADY_S, STEADY_S - 0.1])
-async def test_a_known_peer_is_dialled_again_beside_new_ones_that_wait(lasted_s: float) -> None:
+async def test_a_known_peer_is_dialed_again_while_new_ones_wait(lasted_s: float) -> None:
     """A stream of STEADY_S makes a peer known; after a shorter stream the peer counts as new."""
     async with AsyncExitStack() as stack:
         dialer, clock = Dialer(VirtualClock()), VirtualClock()
@@ -229,7 +229,7 @@ async def test_a_known_peer_is_dialled_again_beside_new_ones_that_wait(lasted_s:
         assert (link.is_up, again.count > 0) == (is_known, is_known)
 
 
-async def test_known_peers_have_a_bound_too() -> None:
+async def test_known_peers_have_a_rate_limit_too() -> None:
     """A known peer that accepts no more connections: the clock of the budget stands still, so there is one burst."""
     async with AsyncExitStack() as stack:
         dialer, clock = Dialer(VirtualClock()), VirtualClock()

@@ -112,7 +112,7 @@ class JumpingClock(MonotonicClock):
         return super().now_s() + self.ahead_s
 
 
-async def test_how_long_entries_take_is_measured_on_own_ones(redis_server: Any) -> None:
+async def test_propagation_delay_is_measured_on_own_messages(redis_server: Any) -> None:
     """A write of 0.1 s is the propagation delay for other routers."""
     side = Side(redis_server.url, "router-0", SlowLink(redis_server.url))
     side.dispatches.set_routers([("router-0", "boot-router-0"), ("router-1", "boot-router-1")])

@@ -127,7 +127,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_events_reach_the_mirror(redis_server: Any) -> None:
+async def test_events_reach_the_local_index(redis_server: Any) -> None:
     """Snapshot, then stored and removed blocks of two replicas, reach the local index unchanged."""
     async with mesh_on(redis_server) as mesh:
         engines = {name: Engine(index, f"boot-{name}") for index, name in enumerate(("a", "b"))}
@@ -148,7 +148,7 @@ async def test_events_reach_the_mirror(redis_server: Any) -> None:
         assert mesh.reader.reload_total == 2
 
 
-async def test_a_router_started_later_knows_everything(redis_server: Any) -> None:
+async def test_a_router_started_later_has_the_full_index(redis_server: Any) -> None:
     """Cold start: snapshots, then the later entries of the stream; also for a replica that has left cleanly."""
     async with mesh_on(redis_server) as mesh:
         engines = {name: Engine(index, f"boot-{name}") for index, name in enumerate(("a", "b"))}
@@ -185,7 +185,7 @@ async def test_an_engine_that_boots_anew_has_an_empty_cache(redis_server: Any) -
         assert mesh.mirror.position_of("a")[0] == "boot-2"
 
 
-async def test_lost_entries_are_noticed_and_healed_by_that_replicas_snapshot(redis_server: Any) -> None:
+async def test_lost_entries_are_detected_and_repaired_by_a_snapshot(redis_server: Any) -> None:
     """Entries deleted before they were read leave a gap in the chain: only that replica is loaded again."""
     async with mesh_on(redis_server, interval_s=0.5) as mesh:
         engine, other = Engine(1), Engine(2)
@@ -207,7 +207,7 @@ async def test_lost_entries_are_noticed_and_healed_by_that_replicas_snapshot(red
 
 
 @pytest.mark.parametrize("is_reader_first", [True, False])
-async def test_redis_away_freezes_the_mirror_and_back_catches_up(
+async def test_the_local_index_is_stale_without_redis_and_catches_up(
     redis_server: Any, is_reader_first: bool
 ) -> None:
     """Redis dies and comes back empty: lookups continue meanwhile (stale reads), and afterwards the local index is
@@ -230,7 +230,7 @@ async def test_redis_away_freezes_the_mirror_and_back_catches_up(
         await until(lambda: mesh.agrees("a", engine))
 
 
-async def test_nonsense_in_redis_is_skipped(redis_server: Any) -> None:
+async def test_foreign_entries_in_redis_are_skipped(redis_server: Any) -> None:
     """Foreign entries and a damaged snapshot are counted and have no other effect."""
     async with mesh_on(redis_server, interval_s=0.3) as mesh:
         engine = Engine(1)

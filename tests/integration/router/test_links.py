@@ -89,7 +89,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_living_process_that_lost_its_name_is_left_when_nothing_runs_there() -> None:
+async def test_a_process_that_lost_its_name_is_left_when_it_runs_no_slot() -> None:
     """Its stream stays while one of this router's slots is open there, and is closed after that, however often the name
     moves.
     """

@@ -72,7 +72,7 @@ async def test_members_appear_change_and_leave(redis_server: Any) -> None:
     await link.close()
 
 
-async def test_the_view_survives_a_redis_that_forgets(redis_server: Any) -> None:
+async def test_the_view_survives_the_loss_of_redis_data(redis_server: Any) -> None:
     """Redis is killed and comes back empty: the view loses no member, and the leases are restored."""
     link = RedisLink(redis_server.url)
     seen: list[list[Member]] = []

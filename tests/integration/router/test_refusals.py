@@ -64,7 +64,7 @@ async def control(redis_server: Any) -> AsyncIterator[RedisLink]:
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-async def test_every_loop_outlives_a_redis_that_refuses(
+async def test_every_loop_survives_a_redis_that_rejects_writes(
     fault: tuple[tuple[str, ...], tuple[str, ...]], redis_server: Any, control: RedisLink
 ) -> None:
     """For longer than a lease no write succeeds: no process ends, no member is missed, and all state is back
@@ -113,7 +113,7 @@ async def test_every_loop_outlives_a_redis_that_refuses(
         await link.close()
 
 
-async def test_every_error_of_redis_is_redis_away(redis_server: Any, control: RedisLink) -> None:
+async def test_every_error_of_redis_raises_redis_away(redis_server: Any, control: RedisLink) -> None:
     """For every kind of command the error is RedisAway, the one error that callers handle."""
     link = RedisLink(redis_server.url)
     command = ("SET", "x", "1")
@@ -142,7 +142,7 @@ async def test_every_error_of_redis_is_redis_away(redis_server: Any, control: Re
     await link.close()
 
 
-async def test_a_refusal_is_told_once(
+async def test_a_repeated_error_is_logged_once(
     redis_server: Any, control: RedisLink, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A repeated error is one line in the log, however often the command is tried and whatever else succeeds."""

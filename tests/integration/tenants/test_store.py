@@ -118,7 +118,7 @@ async def test_no_change_is_lost_when_many_make_one(redis_url: str) -> None:
         assert problems == []
 
 
-async def test_a_bad_entry_harms_no_other(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bad_entry_affects_no_other(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """The error is logged once and the entry left out; a tenant disabled by the entry stays disabled."""
     bad = {
         "tenant:nobody": '{"version": 1, "changes": {}}',
@@ -154,7 +154,7 @@ async def test_an_entry_that_cannot_be_read_any_more_holds_as_it_was(redis_url: 
         assert await link.execute("HGET", TENANTS, "tenant:search") == newer.encode()
 
 
-async def test_redis_away_forgetful_and_back(tmp_path: Path) -> None:
+async def test_state_survives_an_outage_and_data_loss_of_redis(tmp_path: Path) -> None:
     """During the outage the last known state holds. After data loss frontends restore it, and the newest known state
     wins.
     """
@@ -177,7 +177,7 @@ async def test_redis_away_forgetful_and_back(tmp_path: Path) -> None:
         server.stop()
 
 
-async def test_of_two_states_the_newer_one_is_put_back(redis_url: str) -> None:
+async def test_the_newer_of_two_states_is_restored(redis_url: str) -> None:
     """A frontend with a longer outage does not undo changes made meanwhile."""
     async with linked(redis_url) as link:
         old, new = CatalogueStore(link, CONFIG), CatalogueStore(link, CONFIG)
@@ -223,7 +223,7 @@ async def test_a_new_key_works_until_it_is_disabled(redis_url: str) -> None:
         assert not any(secret.encode() in entry for entry in stored)
 
 
-async def test_without_tenants_redis_is_not_asked(redis_url: str) -> None:
+async def test_without_tenants_redis_is_not_used(redis_url: str) -> None:
     """Such a mesh sends no commands to Redis."""
     async with linked(redis_url) as link:
         store = CatalogueStore(link, MeshConfig())

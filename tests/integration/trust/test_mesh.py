@@ -137,7 +137,7 @@ async def test_a_mesh_under_tls_serves_exactly_and_renews_under_load(
     await mesh.idle(10)
 
 
-async def test_a_replica_without_certificates_takes_no_part(mesh: TrustedMesh, tmp_path: Path) -> None:
+async def test_a_replica_without_certificates_is_not_attached(mesh: TrustedMesh, tmp_path: Path) -> None:
     """The replica is registered in Redis like the others, and no process attaches to it: a line in the router's log,
     and no failed request.
     """

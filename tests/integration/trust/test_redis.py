@@ -129,7 +129,7 @@ async def _indexed(mesh: Mesh) -> bool:
 
 
 @pytest.mark.parametrize("spoil", ["password", "user", "certificate", "authority", "plain"])
-async def test_a_redis_that_refuses_is_away_and_the_reason_has_no_password(
+async def test_a_rejected_login_raises_redis_away_without_the_password(
     redis_url: str, spoil: str, tmp_path: Path
 ) -> None:
     """Wrong password, unknown user, no certificate, another authority, plain text: RedisAway, at once."""

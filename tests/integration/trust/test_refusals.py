@@ -124,7 +124,7 @@ def own(tmp_path: Path) -> Folder:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-async def test_who_is_not_believed_is_refused_at_once_and_with_a_reason(
+async def test_untrusted_peers_are_refused_at_once_with_a_reason(
     case: Case, own: Folder, other: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No stream is opened, the caller's log has the reason, and the attempts leave nothing behind."""
@@ -147,7 +147,7 @@ async def test_who_is_not_believed_is_refused_at_once_and_with_a_reason(
         assert len([each for each in caplog.records if each.message == "cannot attach"]) == 1, "told once"
 
 
-async def test_who_is_believed_is_attached(own: Folder) -> None:
+async def test_trusted_peers_are_attached(own: Folder) -> None:
     """The cases above fail for their reasons: with the right certificates on both ends the stream is opened."""
     async with (
         serving(Trust(config_of(own), "router")) as (address, service),
@@ -158,7 +158,7 @@ async def test_who_is_believed_is_attached(own: Folder) -> None:
 
 
 @pytest.mark.parametrize("side", ["frontend", "router"])
-async def test_a_mended_file_is_taken_without_a_restart(own: Folder, other: Folder, side: str) -> None:
+async def test_a_corrected_file_is_used_without_a_restart(own: Folder, other: Folder, side: str) -> None:
     """A refused process is accepted as soon as its certificate is in place, on either end."""
     server, caller = Trust(config_of(own), "router"), Trust(config_of(own), "frontend")
     spoiled = _over(side)(own, other)

@@ -161,7 +161,7 @@ async def replaced(folder: Path, before: dict[str, str], after: dict[str, str], 
     "first",
     [pytest.param(role, marks=() if role == "decode" else pytest.mark.upgrade) for role in ROLES],
 )
-async def test_an_upgrade_loses_nothing_whichever_role_goes_first(
+async def test_an_upgrade_in_any_order_of_roles_loses_nothing(
     images: None, tmp_path: Path, first: str
 ) -> None:
     """Old and new processes work together in each combination that an upgrade makes."""

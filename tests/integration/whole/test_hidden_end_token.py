@@ -21,7 +21,7 @@ SHORT, LONG = 8, 80
 """Prompt lengths: the decode replica runs the short ones itself, the long ones come with a handoff."""
 
 
-async def test_answers_whose_end_token_is_left_out_end_well_with_every_token(tmp_path: Path) -> None:
+async def test_outputs_without_their_end_token_are_complete(tmp_path: Path) -> None:
     """Each output is the oracle's without the end token: some are empty, some end early, some at their limit."""
     config = configure(
         engine={"arithmetic": "hashed", "max_sequence_tokens": 1024},

@@ -32,7 +32,7 @@ UNREAD = 3_000
 """Number of tokens that take the engine more than the 2 s for which a window may be closed."""
 
 
-async def test_a_slow_reader_delays_nobody_and_costs_four_bytes_a_token(tmp_path: Path) -> None:
+async def test_a_slow_reader_delays_no_other_and_costs_four_bytes_a_token(tmp_path: Path) -> None:
     """A client that stops reading delays its own stream only; later it gets every token.
 
     Another client reads nothing and leaves in the end: it is charged for the tokens that the engine computed.
@@ -129,7 +129,7 @@ async def test_a_reader_that_never_comes_back_is_ended_with_a_type(tmp_path: Pat
         await until(paid, 10, f"it pays for the {made:g} tokens that were computed")
 
 
-async def test_a_client_goes_on_at_another_frontend(tmp_path: Path) -> None:
+async def test_a_client_continues_at_another_frontend(tmp_path: Path) -> None:
     """kill -9 of the client's frontend: UNAVAILABLE at once; with the resume token another frontend continues exactly."""
     config = configure(
         engine={"arithmetic": "hashed", "step_s": 0.01},
@@ -195,7 +195,7 @@ async def collecting() -> AsyncIterator[tuple[Collector, str]]:
         await server.stop(0)
 
 
-async def test_one_trace_leads_through_every_service(tmp_path: Path) -> None:
+async def test_one_trace_spans_all_services(tmp_path: Path) -> None:
     """A traced request leaves spans of frontend, router, prefill and decode under the client's trace id."""
     rng = random.Random(3)
     trace_id = f"{rng.getrandbits(128):032x}"
