@@ -158,8 +158,8 @@ class LiveMesh(ABC, Generic[PartT]):
             if name.startswith("prefill"):
                 held[f"{name} slots"] = status.slot_count
             else:
-                # Finished logs can be taken over for the detached time (orphan_s); they cost 4 bytes a token and no
-                # engine resource.
+                # Finished logs can be taken over for some time (detached streams); they cost 4 bytes a token.
+                # They hold no engine resource.
                 held[f"{name} pending slots"] = status.pending_slot_count
                 held[f"{name} orphans"] = status.orphan_count
             held[f"{name} engine calls"] = status.engine_call_count
