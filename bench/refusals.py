@@ -16,11 +16,13 @@ import grpc
 from bench import control
 from bench.generation import bearer
 from kvmesh import config as configuration
+from kvmesh.advertise import AS_LISTENED
 from kvmesh.errors import MeshError, to_status
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.redis_link import RedisLink
-from services.frontend.main import Frontend, Place
+from kvmesh.service_options import ServiceOptions
+from services.frontend.assembly import Frontend
 from services.frontend.surface.tokenizer import ModelTokenizer
 
 KEY = "kvm_bench"
@@ -127,8 +129,9 @@ class Own:
         for name, table in TABLES.items():
             kind, _, key = name.partition(".")
             tables.setdefault(kind, {})[key] = table
-        place = Place("bench", "127.0.0.1:0", redis_url, 0)
-        self._frontend = Frontend(configuration.build(tables), place, tokenizer, RedisLink(redis_url))
+        config = configuration.build(tables)
+        options = ServiceOptions(config, "bench", "127.0.0.1:0", redis_url, 0, AS_LISTENED)
+        self._frontend = Frontend(options, tokenizer, RedisLink(redis_url))
         self._data = request().SerializeToString()
 
     async def measure(self, case: str, seconds: float) -> Mapping[str, Any]:

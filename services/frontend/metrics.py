@@ -9,8 +9,7 @@ from kvmesh.errors import TABLE, MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.metrics import Counter, Metrics
 from kvmesh.tenants.caller import Caller
-from services.frontend.accounts.executions import Executions
-from services.frontend.accounts.settlement import Charge, Settlements
+from services.frontend.accounts.settlement import Charge
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.outcome import outcome_of
@@ -74,17 +73,6 @@ class RequestMetrics:
         """Count a request that was refused before it became live."""
         self._outcomes[error.reason].value += 1
         self._tenants.on_refused(error, caller)
-
-
-def watch_executions(metrics: Metrics, executions: Executions, settlements: Settlements) -> None:
-    """Export what Redis was not asked in time, or did not take."""
-    metrics.total(
-        "unfenced_requests",
-        "Requests that started without a number of Redis's.",
-        lambda: executions.unfenced_total,
-    )
-    metrics.gauge("settlements_waiting", "Reports that wait for Redis.", lambda: len(settlements))
-    metrics.total("settlements_dropped", "Reports that were given up.", lambda: settlements.dropped_total)
 
 
 def watch_core(metrics: Metrics, core: FrontendCore) -> None:

@@ -13,11 +13,13 @@ import grpc
 import pytest
 
 from kvmesh import config as configuration
+from kvmesh.advertise import AS_LISTENED
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.membership.member import Member
 from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisLink
-from services.frontend.main import Frontend, Place
+from kvmesh.service_options import ServiceOptions
+from services.frontend.assembly import Frontend
 from services.frontend.surface.tokenizer import ModelTokenizer
 from tests.integration.frontend.scripted_router import Pool, serving_router
 
@@ -93,14 +95,12 @@ async def serving_frontend(
     tokenizer = ModelTokenizer.load(CONFIG.mesh.model_path)
     config = configuration.build({"frontend": section, **tables})
     redis = RedisLink(redis_url or f"redis://127.0.0.1:{next(free_ports('127.0.0.1', 1))}")
-    frontend = Frontend(
-        config, Place("frontend-0", "127.0.0.1:0", redis.shown, 0), tokenizer, redis, answer_s=ANSWER_S
-    )
+    options = ServiceOptions(config, "frontend-0", "127.0.0.1:0", redis.shown, 0, AS_LISTENED)
+    frontend = Frontend(options, tokenizer, redis, answer_s=ANSWER_S)
     address = await frontend.server.listen("127.0.0.1:0")
     running = [asyncio.create_task(frontend.links.run())]
     if redis_url:
-        parts = (frontend.executions, frontend.settlements, frontend.budgets, frontend.tenants)
-        running += [asyncio.create_task(each.run()) for each in parts]
+        running += [asyncio.create_task(each.run()) for each in (frontend.accounts, frontend.tenants)]
     channel = grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
     try:
         yield Serving(frontend, address, channel, inference_pb2_grpc.InferenceServiceStub(channel))

@@ -110,7 +110,7 @@ async def test_a_stream_that_breaks_twice_continues_at_its_tenants_limit(served:
     place = resume_token.unpack(stream.token, served.frontend.seal).place
     assert place is not None and place.decode_replica == "decode-0"
     await served.until_empty()
-    await until(lambda: not served.frontend.budgets.open_count, "settled")
+    await until(lambda: not served.frontend.accounts.budgets.open_count, "settled")
     rest = Stream(served, "strict", request(700))
     await rest.read(1, cut=False)  # all tokens of the tenant
     await stream.read(len(stream.ids) + 5)
@@ -123,7 +123,10 @@ async def test_progress_of_a_named_request_is_reported_to_redis(served: Serving,
     """
     stream = Stream(served, "strict", request(700, idempotency_key="k"))
     await stream.read(NOTE_TOKENS + CREDIT_WINDOW, cut=False)
-    redis, key = served.frontend.executions._redis, execution_key("kvmesh", stream.started.request_id)
+    redis, key = (
+        served.frontend.accounts.executions._redis,
+        execution_key("kvmesh", stream.started.request_id),
+    )
 
     async def note() -> int:
         names = [name for name in await redis.execute("HKEYS", key) if name.startswith(b"given:")]
@@ -134,7 +137,7 @@ async def test_progress_of_a_named_request_is_reported_to_redis(served: Serving,
     assert NOTE_TOKENS <= given <= 700
     await stream.read(len(stream.ids) + 1)  # another execution takes it over, and its client leaves
     await served.until_empty()
-    assert await served.frontend.settlements.flush(5)
+    assert await served.frontend.accounts.settlements.flush(5)
     assert not await note(), "one that has reported needs no note"
 
 
@@ -151,11 +154,11 @@ async def test_a_token_older_than_its_record_is_no_way_around_the_limits(
     token = resume_token.unpack(stream.token, served.frontend.seal)
     assert token.place is not None and 0 <= wall_s() - token.issued_s < 60
     await served.until_empty()
-    await until(lambda: not served.frontend.budgets.open_count, "settled")
+    await until(lambda: not served.frontend.accounts.budgets.open_count, "settled")
     rest = Stream(served, "strict", request(700))
     await rest.read(1, cut=False)  # all tokens of the tenant
-    assert await served.frontend.settlements.flush(5)
-    await served.frontend.executions._redis.execute("DEL", execution_key("kvmesh", token.request_id))
+    assert await served.frontend.accounts.settlements.flush(5)
+    await served.frontend.accounts.executions._redis.execute("DEL", execution_key("kvmesh", token.request_id))
     if is_dated:
         monkeypatch.setattr(intake, "wall_s", lambda: wall_s() + 3600)
     else:

@@ -96,8 +96,11 @@ async def shown(redis_url: str, serving: Serving, tenant: str) -> Shown:
 async def until_settled(serving: Serving) -> None:
     """Wait until nothing is reserved in Redis either."""
     await serving.until_empty()
-    await until(lambda: not serving.frontend.budgets.open_count, f"settled: {serving.frontend.budgets}")
-    assert await serving.frontend.budgets.flush(5.0)
+    await until(
+        lambda: not serving.frontend.accounts.budgets.open_count,
+        f"settled: {serving.frontend.accounts.budgets}",
+    )
+    assert await serving.frontend.accounts.budgets.flush(5.0)
 
 
 async def test_the_budget_of_a_hop_depends_on_the_caller(served: Serving, pool: Pool) -> None:
@@ -208,7 +211,7 @@ async def test_a_request_that_cannot_start_in_time_reserves_nothing(served: Serv
     if details.reason:  # otherwise the client's timer was faster
         assert details.reason == "INFEASIBLE_DEADLINE" and details.metadata["start_min_ms"] == "100"
     assert (other.reason, other.code.name) == ("INFEASIBLE_DEADLINE", "DEADLINE_EXCEEDED")
-    assert not pool.submits and not served.frontend.budgets.open_count
+    assert not pool.submits and not served.frontend.accounts.budgets.open_count
 
 
 async def test_an_output_that_the_deadline_has_no_time_for_is_lowered(served: Serving, pool: Pool) -> None:

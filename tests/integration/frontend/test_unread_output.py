@@ -30,13 +30,13 @@ BATCH = 96
 def reports(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Report]:
     """Settlements of the frontend, in the order in which its streams end."""
     found: list[Report] = []
-    add = serving.frontend.settlements.add
+    add = serving.frontend.accounts.settlements.add
 
     def note(report: Report, *rest: object) -> None:
         found.append(report)
         add(report, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(serving.frontend.settlements, "add", note)
+    monkeypatch.setattr(serving.frontend.accounts.settlements, "add", note)
     return found
 
 

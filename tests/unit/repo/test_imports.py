@@ -38,10 +38,8 @@ FRONTEND_ORDER = {
     "readiness": ("requests",),
     "routers": ("requests",),
     "metrics": ("requests", "accounts"),
-    "main": (
-        *("requests", "accounts", "surface"),
-        *("draining", "mesh_secret", "readiness", "routers", "metrics"),
-    ),
+    "assembly": ("requests", "accounts", "surface", "draining", "routers", "metrics"),
+    "main": ("surface", "mesh_secret", "readiness", "assembly"),
     "__main__": ("main",),
 }
 """The same of the frontend: bytes become messages above accounts, and live requests know of neither."""

@@ -1,0 +1,258 @@
+"""One frontend, built but not started: everything but its sockets, Redis and tasks."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from kvmesh import server as shell
+from kvmesh import telemetry
+from kvmesh.attach.dialing import Dialer
+from kvmesh.attach.link_manager import LinkManager
+from kvmesh.attach.server import PROTOCOL_VERSION
+from kvmesh.attach.v1 import attach_pb2
+from kvmesh.clock import MonotonicClock
+from kvmesh.config import Frontend as FrontendSection
+from kvmesh.config import MeshConfig
+from kvmesh.membership.member import Member
+from kvmesh.metrics import Metrics
+from kvmesh.redis_link import RedisLink
+from kvmesh.request_reader import RequestReader, watch_request_reader
+from kvmesh.service_options import ServiceOptions
+from kvmesh.tenants.store import CatalogueStore
+from kvmesh.timer import Timer
+from kvmesh.trust.edge import Edge
+from kvmesh.trust.networks import Networks
+from kvmesh.trust.peers import EXPIRES, Trust
+from services.frontend.accounts.accounts import Accounts
+from services.frontend.accounts.budgets.batcher import ANSWER_S
+from services.frontend.accounts.tenant_metrics import TenantMetrics
+from services.frontend.draining import drain
+from services.frontend.metrics import RequestMetrics, watch_core
+from services.frontend.requests.core import FrontendCore, Observer
+from services.frontend.requests.resume_token import SECRET_BYTES, Seal
+from services.frontend.requests.retry_budget import RetryBudget
+from services.frontend.requests.retry_state import Limits
+from services.frontend.requests.watchdog import Watchdog
+from services.frontend.routers import Router, router_links
+from services.frontend.surface.call_reader import CallReader
+from services.frontend.surface.identity import identify
+from services.frontend.surface.intake import Intake
+from services.frontend.surface.messages import Messages
+from services.frontend.surface.request_parser import RequestParser
+from services.frontend.surface.service import SERVICE_NAME, InferenceService
+from services.frontend.surface.tokenizer import ModelTokenizer
+from services.frontend.surface.validation import Bounds
+
+log = logging.getLogger(__name__)
+
+REGION: Final = "local"
+"""Until the control plane names regions there is one."""
+
+CLIENT_KEEPALIVE_S: Final = 20.0
+"""Clients may be far away and asleep; the hops inside the mesh are watched every second."""
+
+FLUSH_S: Final = 2.0
+"""Time at the end of a drain for clients to go on elsewhere and for the last settlements."""
+
+SEEDED: Final = "seeded_resume"
+
+STREAMS_MIN: Final = 1_000
+"""Open calls that one connection may always have: stock clients see UNAVAILABLE where it is few."""
+
+MESSAGE_SLACK_BYTES: Final = 64 << 10
+"""Messages that are too long by less than this are refused by the frontend, which says so better than gRPC."""
+
+
+class Frontend:
+    """See the module. `budgets_redis`: of the budgets, if another. `answer_s`: longest wait for an answer of Redis."""
+
+    def __init__(
+        self,
+        options: ServiceOptions,
+        tokenizer: ModelTokenizer,
+        redis: RedisLink,
+        budgets_redis: RedisLink | None = None,
+        *,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        config, clock = options.config, MonotonicClock()
+        self._config = config
+        self._clock = clock
+        self._name = options.process_id
+        self._boot_id = f"{secrets.randbits(64):016x}"
+        self._is_seeded = True
+        self._has_other = False
+        self.metrics = Metrics("frontend")
+        self.tracing = telemetry.tracing_of(config.telemetry, "frontend", self._name)
+        self.seal = Seal(secrets.token_bytes(SECRET_BYTES))
+        self.tenants = CatalogueStore(redis, config)
+        counts = RequestMetrics(self.metrics, TenantMetrics(self.metrics, config.tenants))
+        self.core = _core(config, clock, counts)
+        watch_core(self.metrics, self.core)
+        self._timer = Timer(self.core, clock, lambda error: log.error("bug in a timer", exc_info=error))
+        self.core.on_event = self._timer.update
+        self.accounts = Accounts(
+            config,
+            redis,
+            budgets_redis or redis,
+            self._boot_id,
+            clock,
+            self.metrics,
+            on_news=lambda request_id, epoch, owner: self.core.supersede(
+                request_id, epoch, clock.now_s(), owner
+            ),
+            on_charge=counts.on_charge,
+            answer_s=answer_s,
+        )
+        self.networks = Networks(config.trust.networks)
+        trust = Trust(config, "frontend")
+        self.links = self._links(trust)
+        self.service = self._service(tokenizer, counts)
+        self.server = self._server(trust)
+        self.service.register(self.server.grpc)
+
+    def _links(self, trust: Trust) -> LinkManager[Router]:
+        dialer = Dialer(self._clock, self.networks)
+        dialer.export(self.metrics)
+        self.metrics.gauge("certificate_expires_seconds", EXPIRES, trust.expires_s)
+        hello = attach_pb2.Hello(
+            process_id=self._name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION
+        )
+        return router_links(
+            self.core,
+            hello,
+            self._config.engine.salt,
+            self._clock,
+            trust.channels_to("router"),
+            partial(trust.explain, role="router"),
+            dialer,
+        )
+
+    def _service(self, tokenizer: ModelTokenizer, counts: RequestMetrics) -> InferenceService:
+        section = self._config.frontend
+        reader = RequestReader(
+            section.message_bytes_max + MESSAGE_SLACK_BYTES,
+            calls_max=section.unread_calls_max,
+            timeout_s=section.request_timeout_s,
+            setting="frontend.request_timeout_s",
+            clock=self._clock,
+        )
+        watch_request_reader(self.metrics, reader)
+        parser = RequestParser(
+            tokenizer,
+            _bounds(self._config, tokenizer),
+            self.seal,
+            message_bytes_max=section.message_bytes_max,
+        )
+        return InferenceService(
+            self.core,
+            CallReader(lambda call: identify(call, self.tenants.catalogue), reader),
+            Intake(
+                self.core,
+                parser,
+                self.accounts.executions,
+                self.seal,
+                self._clock,
+                start_min_s=section.start_min_s,
+            ),
+            self.accounts.accounting,
+            Messages(tokenizer.token_bytes, self.seal, self._name, REGION, lambda: self._is_seeded),
+            self.tracing,
+            self._clock,
+            on_refused=counts.on_refused,
+        )
+
+    def _server(self, trust: Trust) -> shell.MeshServer:
+        edge = Edge(self._config, trust)
+        self.metrics.gauge("client_certificate_expires_seconds", EXPIRES, edge.expires_s)
+        return shell.MeshServer(
+            "frontend",
+            self._name,
+            [SERVICE_NAME],
+            keepalive_s=CLIENT_KEEPALIVE_S,
+            credentials=edge.server_credentials(),
+            limits=limits_of(self._config.frontend),
+        )
+
+    def member(self, address: str) -> Member:
+        """Return what this process registers as."""
+        return Member(
+            process_id=self._name,
+            role="frontend",
+            address=address,
+            boot_id=self._boot_id,
+            model_version=self._config.engine.salt,
+            block_tokens=self._config.engine.block_tokens,
+        )
+
+    def on_members(self, members: Sequence[Member]) -> None:
+        """Take a new view of the mesh."""
+        self.links.update(members)
+        replicas = [member for member in members if member.role in ("prefill", "decode")]
+        self._is_seeded = all(SEEDED in member.capabilities for member in replicas)
+        others = [
+            member
+            for member in members
+            if member.role == "frontend" and member.process_id != self._name and not member.draining
+        ]
+        self._has_other = bool(others)
+        self.core.retries.share(1 + len(others), self._clock.now_s())
+        place = sum(other.process_id < self._name for other in others)
+        self.accounts.budgets.on_members(1 + len(others), place)
+
+    async def drain(self) -> None:
+        """Refuse new requests, and return when the last one ended or was told to go on elsewhere."""
+        await drain(self.core, self._clock, lambda: self._has_other, shell.DRAIN_S - FLUSH_S)
+
+    def close(self) -> None:
+        """Stop the timer and export the last spans."""
+        self._timer.close()
+        self.tracing.close()
+
+
+def _core(config: MeshConfig, clock: MonotonicClock, observer: Observer) -> FrontendCore:
+    section = config.frontend
+    watchdog = Watchdog(
+        section.first_token_silence_s, section.token_silence_s, config.router.queue_max_wait_s
+    )
+    return FrontendCore(
+        Limits(
+            section.attempts_max,
+            config.decode.detached_s,
+            config.engine.block_tokens,
+            watchdog,
+            section.start_min_s,
+        ),
+        places=section.max_live_requests,
+        retries=RetryBudget(section.retry_budget_ratio, section.retry_budget_per_s, clock.now_s()),
+        jitter=random.random,
+        observer=observer,
+    )
+
+
+def _bounds(config: MeshConfig, tokenizer: ModelTokenizer) -> Bounds:
+    return Bounds(
+        model=config.mesh.model,
+        model_version=config.engine.salt,
+        vocab_size=tokenizer.vocab_size,
+        token_bytes_max=tokenizer.token_bytes_max,
+        max_sequence_tokens=config.engine.max_sequence_tokens,
+        max_output_tokens_default=config.frontend.max_output_tokens_default,
+        max_output_tokens_max=config.frontend.max_output_tokens_max,
+    )
+
+
+def limits_of(section: FrontendSection) -> shell.ServerLimits:
+    """Return what gRPC holds for clients. One connection can fill the frontend and is still told so by the frontend."""
+    streams = max(STREAMS_MIN, section.max_live_requests + section.unread_calls_max)
+    return shell.ServerLimits(
+        message_bytes_max=section.message_bytes_max + MESSAGE_SLACK_BYTES,
+        connections_max=section.connections_max,
+        streams_max=streams,
+        pending_max=max(shell.ServerLimits().pending_max, streams),
+    )
