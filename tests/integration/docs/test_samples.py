@@ -1,6 +1,7 @@
 """Every program and command of the documents runs as it stands, in a checkout with a small mesh that `kvmesh up` started.
 
-What is not run, and why: `tests.samples.NOT_RUN`. The blocks of a page share the checkout, from its first to its last.
+`tests.samples.NOT_RUN` lists the commands that are not run, with the reason. The blocks of a page share the checkout,
+from its first to its last.
 """
 
 from __future__ import annotations

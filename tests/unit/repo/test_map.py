@@ -34,7 +34,7 @@ def named_in_the_map() -> list[Path]:
 
 
 def test_the_map_shows_the_tree_as_it_is() -> None:
-    """What it names exists, and every package and shared module is named."""
+    """Each name in it exists, and every package and shared module is named."""
     named = named_in_the_map()
     assert [str(path) for path in named if not path.exists()] == []
     packages = {

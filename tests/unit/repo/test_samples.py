@@ -51,7 +51,7 @@ def command_line() -> TyperGroup:
 
 def parser_of(words: list[str]) -> tuple[Any, list[str]]:
     """Return the parser of the subcommand that `words` name, and the words behind its name."""
-    command: Any = command_line()  # typer's own copy of click, whose types are private
+    command: Any = command_line()  # the types of typer's own copy of click are private
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         name, *words = words
         assert name in command.commands, f"kvmesh has no command {name}: it has {sorted(command.commands)}"
