@@ -12,6 +12,7 @@ from kvmesh.clock import Clock
 from kvmesh.redis_link import RedisLink
 from kvmesh.router.v1 import router_pb2 as pb
 from kvmesh.router.v1 import router_pb2_grpc
+from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
 from services.router.placement.cost_policy import CostPolicy
@@ -67,7 +68,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             uncached_tokens_max=most,
         )
 
-    def _view(self, replica: Replica, now_s: float) -> pb.ReplicaView:
+    def _view(self, replica: Replica[Attempt], now_s: float) -> pb.ReplicaView:
         is_prefill = replica.role == "prefill"
         view = pb.ReplicaView(
             replica=replica.name,
@@ -85,7 +86,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
                 else self._policy.local_speeds.factor(replica.name, now_s)
             ),
         )
-        if replica.report is not None:
-            view.load_report.CopyFrom(replica.report)
-            view.load_report_age_ms = round(max(0.0, now_s - replica.reported_s) * 1000)
+        if replica.load.report is not None:
+            view.load_report.CopyFrom(replica.load.report)
+            view.load_report_age_ms = round(max(0.0, now_s - replica.load.reported_s) * 1000)
         return view

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvmesh import blocks
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.deadlines import from_remaining_ms
@@ -15,9 +16,9 @@ from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.attempt import Attempt, Stage, Submission
 from services.router.forwarding.attempt_table import Holdings
 from services.router.forwarding.dispatcher import Dispatcher
-from services.router.forwarding.frontend_session import FrontendSession
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import MS_MAX
+from services.router.forwarding.work_reports import WorkReports
 from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, PRIORITY_CLASS_MAX
 
 MISSED_S: Final = 2.0
@@ -58,8 +59,9 @@ class Admission:
     def __init__(
         self,
         holdings: Holdings,
+        work: WorkReports,
         releases: Dispatcher,
-        replicas: Mapping[str, Replica],
+        replicas: Mapping[str, Replica[Attempt]],
         limits: ForwardingLimits,
         model_version: str,
         block_tokens: int,
@@ -68,13 +70,14 @@ class Admission:
         self.refusals: Counter[pb.Refusal.Reason.ValueType] = Counter()
         """New attempts refused at the door, by reason."""
         self._holdings = holdings
+        self._work = work
         self._releases = releases
         self._replicas = replicas
         self._limits = limits
         self._model_version = model_version
         self._block_tokens = block_tokens
 
-    def submit(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> None:
+    def submit(self, session: CallerSession[Attempt], submit: pb.Submit, now_s: float) -> None:
         """Queue or refuse one attempt."""
         known = self._holdings.live.get(submit.request_id)
         if known is not None and known.submitted.attempt >= submit.attempt:
@@ -104,7 +107,7 @@ class Admission:
         for victim in victims or ():
             self._evict(victim, now_s)
         submitted = item.submitted
-        self._holdings.shares.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
+        self._work.shares.touch((submitted.tenant, submitted.priority_class), submitted.weight, now_s)
         self._holdings.add(item)
         self._holdings.live[submitted.request_id] = item
         self._holdings.queue.add(item)
@@ -112,7 +115,7 @@ class Admission:
         self._holdings.is_news = True
         session.outbox.accept(submit.slot, urgent=False)
 
-    def adopt(self, session: FrontendSession, adopt: pb.Adopt, now_s: float) -> None:
+    def adopt(self, session: CallerSession[Attempt], adopt: pb.Adopt, now_s: float) -> None:
         """Ask the decode replica for a running attempt."""
         decode = self._replicas.get(adopt.decode_replica)
         if decode is None or decode.role != "decode":
@@ -159,10 +162,10 @@ class Admission:
 
     def cancel(self, item: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
         """End `item` everywhere, without a word to its frontend."""
-        self._holdings.cancel(item, reason)
+        item.cancel(reason)
         self._holdings.end(item, now_s, "cancelled")
 
-    def close_session(self, session: FrontendSession, now_s: float) -> None:
+    def close_session(self, session: CallerSession[Attempt], now_s: float) -> None:
         """The stream of `session` is gone."""
         for item in list(session.slots.values()):
             is_running = item.stage in (Stage.TRANSFERRING, Stage.GENERATING)
@@ -175,7 +178,7 @@ class Admission:
             else:
                 self.cancel(item, pb.Cancel.REASON_ABANDONED, now_s)
 
-    def _take(self, session: FrontendSession, submit: pb.Submit, now_s: float) -> Attempt:
+    def _take(self, session: CallerSession[Attempt], submit: pb.Submit, now_s: float) -> Attempt:
         budget = submit.budget
         tokens = len(submit.token_ids) // 4
         deadline_s = from_remaining_ms(budget.remaining_ms, now_s)
@@ -223,7 +226,7 @@ class Admission:
 
     def _supersede(self, item: Attempt, now_s: float) -> None:
         """A higher attempt took its place."""
-        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
+        item.cancel(pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_SUPERSEDED)
         self._holdings.end(item, now_s, "REASON_SUPERSEDED")

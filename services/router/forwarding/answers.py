@@ -14,7 +14,8 @@ from services.router.forwarding.dispatcher import Dispatcher
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.reports import VERDICTS, blame, clamp, handed_over, hit_of
 from services.router.forwarding.rows import US_MAX
-from services.router.placement.policy import LoadSeen, ReplicaGone
+from services.router.forwarding.work_reports import WorkReports
+from services.router.placement.policy import LoadSeen, PlacementPolicy, ReplicaGone
 
 PLACE_AGAIN: Final = (
     pb.Refusal.REASON_KV_FULL,
@@ -33,13 +34,21 @@ class Answers:
     """Takes the rows of replicas. `replica` is always the one whose slot it is: the decode or the prefill of `item`."""
 
     def __init__(
-        self, holdings: Holdings, releases: Dispatcher, endings: Completion, block_tokens: int
+        self,
+        holdings: Holdings,
+        work: WorkReports,
+        policy: PlacementPolicy,
+        releases: Dispatcher,
+        endings: Completion,
+        block_tokens: int,
     ) -> None:
         self._holdings = holdings
+        self._work = work
+        self._policy = policy
         self._releases = releases
         self._endings = endings
         self._block_tokens = block_tokens
-        self.takers: Mapping[str, Callable[[Attempt, Replica, Any, float], None]] = {
+        self.takers: Mapping[str, Callable[[Attempt, Replica[Attempt], Any, float], None]] = {
             "acceptances": self.on_accepted,
             "starts": self.on_start,
             "first_tokens": self.on_first_token,
@@ -50,11 +59,11 @@ class Answers:
         }
         """Who takes the rows of a field of AttachResponse."""
 
-    def on_accepted(self, item: Attempt, replica: Replica, _: pb.Acceptance, now_s: float) -> None:
+    def on_accepted(self, item: Attempt, replica: Replica[Attempt], _: pb.Acceptance, now_s: float) -> None:
         """Decode holds KV blocks: prefill may start. Prefill's own acceptance tells nothing new."""
         if replica is not item.decode.replica:
             return
-        replica.answered(item.decode.slot)
+        replica.load.on_answered(item.decode.slot)
         if item.stage is Stage.ADOPTING:
             self._adopted(item, now_s)
         elif item.stage is Stage.RESERVING and item.prefill.replica is None:
@@ -70,14 +79,18 @@ class Answers:
                     item, pb.Failure.CODE_REPLICA_LOST, "its stream broke", item.prefill.replica.name, now_s
                 )
 
-    def on_start(self, item: Attempt, replica: Replica, start: pb.Start, now_s: float) -> None:
+    def on_start(self, item: Attempt, replica: Replica[Attempt], start: pb.Start, now_s: float) -> None:
         """The engine has the prompt. Decode's start of a generation is no news to a frontend."""
         if replica is item.prefill.replica or item.is_local:
-            self._holdings.started(item, now_s)
+            item.outcome.was_taken = True
+            self._holdings.is_news = True
+            self._work.started(item, now_s)
             if item.outbox is not None:
                 item.outbox.start(item.slot, min(start.queue_us, US_MAX))
 
-    def on_first_token(self, item: Attempt, replica: Replica, first: pb.FirstToken, now_s: float) -> None:
+    def on_first_token(
+        self, item: Attempt, replica: Replica[Attempt], first: pb.FirstToken, now_s: float
+    ) -> None:
         """The prompt is computed: pass the token on, the handoff to decode; or end it, if the token did."""
         is_prefill = replica is item.prefill.replica
         if is_prefill and item.stage is not Stage.PREFILLING:
@@ -94,7 +107,8 @@ class Answers:
         clamp(first, item, now_s)
         item.outcome.cached_tokens = first.cached_token_count
         item.next_position += 1
-        self._holdings.settle(item, now_s, hit_of(first, replica, self._block_tokens, now_s))
+        hit = hit_of(first, replica, self._block_tokens, now_s)
+        self._holdings.is_news |= self._work.settle(item, now_s, hit)
         item.hashes = ()
         handoff, first.context_phase_params = first.context_phase_params, b""
         first.slot = item.slot
@@ -114,17 +128,19 @@ class Answers:
         else:
             self._hand_over(item, replica, handoff)
 
-    def on_transfer(self, item: Attempt, replica: Replica, transfer: pb.Transfer, now_s: float) -> None:
+    def on_transfer(
+        self, item: Attempt, replica: Replica[Attempt], transfer: pb.Transfer, now_s: float
+    ) -> None:
         """Decode has the KV blocks: prefill may forget them."""
         if item.stage is Stage.TRANSFERRING:
             item.stage = Stage.GENERATING
         item.decode.is_transferred = True
         handed_over(item, replica, now_s)
-        self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
+        item.cancel_prefill(pb.Cancel.REASON_TRANSFERRED)
         if item.outbox is not None:
             item.outbox.transfer(item.slot, min(transfer.transfer_us, US_MAX))
 
-    def on_finish(self, item: Attempt, replica: Replica, finish: pb.Finish, now_s: float) -> None:
+    def on_finish(self, item: Attempt, replica: Replica[Attempt], finish: pb.Finish, now_s: float) -> None:
         """The attempt is over at `replica`."""
         reason = finish.reason
         if replica is item.prefill.replica:
@@ -134,8 +150,8 @@ class Answers:
                 return
             if reason == pb.Finish.REASON_END_TOKEN:  # before its first token, which the engine left out
                 replica.ended_well(item.routing.released_s)
-            self._holdings.detach_prefill(item)
-            self._holdings.cancel_decode(item, SUPERSEDED)
+            item.detach_prefill()
+            item.cancel_decode(SUPERSEDED)
         elif reason == pb.Finish.REASON_ADOPTED:
             self._endings.adopted_away(item, now_s)
             return
@@ -146,18 +162,18 @@ class Answers:
         else:
             if reason in (pb.Finish.REASON_LENGTH, pb.Finish.REASON_END_TOKEN):
                 replica.ended_well(item.routing.released_s)
-            self._holdings.detach_decode(item)
-            self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
+            item.detach_decode()
+            item.cancel_prefill(pb.Cancel.REASON_COMPLETE)
         self._endings.finish(item, reason, now_s)
 
-    def on_failure(self, item: Attempt, replica: Replica, failure: pb.Failure, now_s: float) -> None:
+    def on_failure(self, item: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_s: float) -> None:
         """Something broke at `replica`."""
         if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
             self._endings.prefill_over(item, now_s)
             return
         untouched = failure.untouched and not (replica is item.decode.replica and item.outcome.first_token_s)
         blame(item, replica, failure, now_s)
-        self._holdings.detach(item, replica)
+        item.detach(replica)
         message, name = failure.message, failure.replica or replica.name
         if untouched and failure.code not in NEVER_AGAIN and self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)
@@ -167,22 +183,22 @@ class Answers:
             item, failure.code, message, name, now_s, untouched=untouched, contestable=contestable
         )
 
-    def on_refusal(self, item: Attempt, replica: Replica, refusal: pb.Refusal, now_s: float) -> None:
+    def on_refusal(self, item: Attempt, replica: Replica[Attempt], refusal: pb.Refusal, now_s: float) -> None:
         """`replica` does not take it. Decode's refusal is answered by another placement, everything else goes on up."""
         if replica is item.decode.replica and item.stage in (Stage.RESERVING, Stage.PREFILLING):
             if refusal.reason in PLACE_AGAIN:
-                self._holdings.cancel_prefill(item, SUPERSEDED)
+                item.cancel_prefill(SUPERSEDED)
                 self._releases.requeue(item, now_s)
                 return
         elif replica is item.decode.replica and item.stage is Stage.TRANSFERRING:
             # Its prompt was computed before decode said no: tokens are out, so this is no refusal any more.
-            self._holdings.detach(item, replica)
+            item.detach(replica)
             self._endings.fail(item, pb.Failure.CODE_HANDOFF_LOST, refusal.message, replica.name, now_s)
             return
         if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
             self._endings.prefill_over(item, now_s)
             return
-        self._holdings.detach(item, replica)
+        item.detach(replica)
         if refusal.reason == pb.Refusal.REASON_DRAINING and self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)
             return
@@ -191,7 +207,7 @@ class Answers:
             message = "it still holds what was taken from it"
             self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, message, replica.name, now_s)
             return
-        self._holdings.cancel(item, SUPERSEDED)
+        item.cancel(SUPERSEDED)
         if item.outbox is not None:
             item.outbox.refuse(
                 item.slot,
@@ -204,17 +220,17 @@ class Answers:
             )
         self._holdings.end(item, now_s, name_of(pb.Refusal.Reason, refusal.reason))
 
-    def on_gap(self, item: Attempt, replica: Replica, message: str, now_s: float) -> None:
+    def on_gap(self, item: Attempt, replica: Replica[Attempt], message: str, now_s: float) -> None:
         """Tokens are missing: the attempt has failed."""
         replica.failed(item.routing.released_s, now_s, message)
         self._endings.fail(item, pb.Failure.CODE_GAP, message, replica.name, now_s)
 
     def on_load(self, seen: LoadSeen) -> None:
         """A replica reported its load."""
-        self._holdings.policy.observe(seen)
+        self._policy.observe(seen)
         self._holdings.is_news = True
 
-    def on_lost(self, replica: Replica, items: Sequence[Attempt], reason: str, now_s: float) -> None:
+    def on_lost(self, replica: Replica[Attempt], items: Sequence[Attempt], reason: str, now_s: float) -> None:
         """The stream to `replica` broke; `items` were on it."""
         for item in items:
             if replica is item.prefill.replica and item.stage is not Stage.PREFILLING:
@@ -223,22 +239,22 @@ class Answers:
             elif item.stage is Stage.TRANSFERRING:
                 self._endings.fail_softly(item, reason, now_s)
             elif item.stage is Stage.ADOPTING:
-                self._holdings.detach(item, replica)
+                item.detach(replica)
                 if item.outbox is not None:
                     message = f"{replica.name} cannot be reached: {reason}"
                     item.outbox.refuse(item.slot, pb.Refusal.REASON_UNKNOWN_REQUEST, message)
                 self._holdings.end(item, now_s, "REPLICA_LOST")
             elif self._releases.can_place_again(item):
-                self._holdings.detach(item, replica)
+                item.detach(replica)
                 self._releases.again(item, replica.name, now_s)
             else:
-                self._holdings.detach(item, replica)
+                item.detach(replica)
                 self._endings.fail(item, pb.Failure.CODE_REPLICA_LOST, reason, replica.name, now_s)
         if not replica.is_retired:
-            self._holdings.policy.observe(ReplicaGone(replica.name))
+            self._policy.observe(ReplicaGone(replica.name))
         self._holdings.is_news = True
 
-    def _hand_over(self, item: Attempt, prefill: Replica, handoff: bytes) -> None:
+    def _hand_over(self, item: Attempt, prefill: Replica[Attempt], handoff: bytes) -> None:
         """Give decode the handoff."""
         assert item.decode.replica is not None, item
         item.stage, item.message = Stage.TRANSFERRING, None
@@ -255,14 +271,14 @@ class Answers:
         """The first token ended it: nobody is needed any more."""
         if item.prefill.replica is not None:
             item.prefill.replica.ended_well(item.routing.released_s)
-        self._holdings.cancel(item, pb.Cancel.REASON_COMPLETE)
+        item.cancel(pb.Cancel.REASON_COMPLETE)
         self._endings.finish(item, reason, now_s)
 
     def _adopted(self, item: Attempt, now_s: float) -> None:
         """Decode gave it to us - too late, if a higher attempt came through here meanwhile."""
         known = self._holdings.live.get(item.submitted.request_id)
         if known is not None and known.submitted.attempt > item.submitted.attempt:
-            self._holdings.cancel_decode(item, SUPERSEDED)
+            item.cancel_decode(SUPERSEDED)
             if item.outbox is not None:
                 message = f"attempt {known.submitted.attempt} of the request is known here"
                 item.outbox.refuse(item.slot, pb.Refusal.REASON_SUPERSEDED, message)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from kvmesh.attach.caller_session import CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import Placement
 from services.router.placement.precedence import USUAL, Precedence
 from services.router.queue.prompts import Prompt
 from services.router.queue.waiting import PRIORITY_CLASS_DEFAULT, Ticket
-
-if TYPE_CHECKING:
-    from services.router.forwarding.frontend_session import FrontendSession
-    from services.router.forwarding.replicas import Replica
 
 
 class Stage(Enum):
@@ -114,7 +111,7 @@ class Routing:
 class DecodeLeg:
     """An attempt at its decode replica. `slot`: its number in the replica's stream; 0: it has none there."""
 
-    replica: Replica | None = None
+    replica: Replica[Attempt] | None = None
     slot: int = 0
     blocks: int = 0
     """KV blocks it will need."""
@@ -126,7 +123,7 @@ class DecodeLeg:
 class PrefillLeg:
     """An attempt at its prefill replica. `slot`: its number in the replica's stream; 0: it has none there."""
 
-    replica: Replica | None = None
+    replica: Replica[Attempt] | None = None
     """Set from the placement on; `slot` only from the submit on."""
     slot: int = 0
     start_by_s: float = float("inf")
@@ -158,7 +155,7 @@ class Attempt:
 
     submitted: Submission
     slot: int
-    session: FrontendSession | None
+    session: CallerSession[Attempt] | None
     """None: an orphan, its frontend's stream broke."""
     outbox: DownwardOutbox | None
     next_position: int
@@ -189,6 +186,54 @@ class Attempt:
     def is_orphan(self) -> bool:
         """True if nobody reads it and it still runs."""
         return self.session is None and self.stage not in (Stage.LINGERING, Stage.ENDED)
+
+    def detach_session(self) -> None:
+        """Take it off its frontend's stream: nobody reads it any more."""
+        if self.session is not None:
+            self.session.slots.pop(self.slot, None)
+        self.session = self.outbox = None
+
+    def detach_decode(self) -> None:
+        """Take it off its decode, which holds it no more, or will not be heard about it."""
+        leg = self.decode
+        if leg.replica is not None:
+            leg.replica.forget(leg.slot, leg.blocks)
+            leg.replica, leg.slot = None, 0
+
+    def detach_prefill(self) -> None:
+        """Take it off its prefill, which holds it no more, or will not be heard about it."""
+        leg = self.prefill
+        if leg.replica is not None:
+            leg.replica.slots.pop(leg.slot, None)
+            leg.replica.left(self)  # also one that waits for decode's word: it may be the trial
+            leg.replica, leg.slot = None, 0
+
+    def detach(self, replica: Replica[Attempt]) -> None:
+        """Take it off `replica`, its prefill or its decode."""
+        if replica is self.prefill.replica:
+            self.detach_prefill()
+        else:
+            self.detach_decode()
+
+    def cancel(self, reason: pb.Cancel.Reason.ValueType) -> None:
+        """Tell the replicas that have it that it is not wanted any more."""
+        self.cancel_decode(reason)
+        self.cancel_prefill(reason)
+
+    def cancel_decode(self, reason: pb.Cancel.Reason.ValueType) -> None:
+        """Tell decode that it is not wanted any more."""
+        leg = self.decode
+        if leg.replica is not None:
+            leg.replica.outbox.cancel(leg.slot, reason)
+            self.detach_decode()
+
+    def cancel_prefill(self, reason: pb.Cancel.Reason.ValueType) -> None:
+        """Tell prefill, if it has it, that it is not wanted any more."""
+        leg = self.prefill
+        if leg.replica is not None:
+            if leg.slot:
+                leg.replica.outbox.cancel(leg.slot, reason)
+            self.detach_prefill()
 
     def __repr__(self) -> str:
         submitted, decode, prefill = self.submitted, self.decode, self.prefill

@@ -37,7 +37,7 @@ class Completion:
         if untouched is None:
             untouched = not item.outcome.was_taken
         self._holdings.failed_places.add(item.submitted.request_id, failed_at(item, code, replica), now_s)
-        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
+        item.cancel(pb.Cancel.REASON_SUPERSEDED)
         if item.outbox is not None:
             item.outbox.fail(
                 item.slot, code, message, replica=replica, untouched=untouched, contestable=contestable
@@ -49,20 +49,20 @@ class Completion:
         assert item.decode.replica is not None, item
         name = item.decode.replica.name
         self._holdings.failed_places.add(item.submitted.request_id, (name,), now_s)
-        self._holdings.detach_decode(item)
+        item.detach_decode()
         if item.outbox is not None:
             item.outbox.fail(item.slot, pb.Failure.CODE_REPLICA_LOST, reason, replica=name)
         self._linger(item, now_s, "CODE_REPLICA_LOST")
 
     def adopted_away(self, item: Attempt, now_s: float) -> None:
         """Another stream reads it now, perhaps another one of ours. Its handoff may still be on the move."""
-        self._holdings.detach_decode(item)
+        item.detach_decode()
         if item.outbox is not None:
             item.outbox.finish(item.slot, item.next_position, pb.Finish.REASON_ADOPTED)
         heir = self._holdings.live.get(item.submitted.request_id)
         prefill = item.prefill.replica
         if heir is not None and heir.decode.is_transferred:
-            self._holdings.cancel_prefill(item, pb.Cancel.REASON_TRANSFERRED)
+            item.cancel_prefill(pb.Cancel.REASON_TRANSFERRED)
         elif prefill is not None and heir is not None and heir is not item and heir.stage is Stage.GENERATING:
             heir.prefill.replica, heir.prefill.slot, heir.stage = (
                 prefill,
@@ -79,7 +79,7 @@ class Completion:
 
     def prefill_over(self, item: Attempt, now_s: float) -> None:
         """Prefill holds nothing for it any more; decode has what it needs, or will say so."""
-        self._holdings.detach_prefill(item)
+        item.detach_prefill()
         if item.stage is Stage.LINGERING:
             self._holdings.end(item, now_s, item.outcome.name)
 

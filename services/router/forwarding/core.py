@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.outbox import DownwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.deadlines import earliest
@@ -19,10 +20,11 @@ from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.attempt_table import Holdings, Record
 from services.router.forwarding.completion import Completion
 from services.router.forwarding.dispatcher import Dispatcher, Forecast
-from services.router.forwarding.frontend_session import FrontendSession
+from services.router.forwarding.eligible_replicas import EligibleReplicas
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_us
 from services.router.forwarding.timeouts import Timeouts
+from services.router.forwarding.work_reports import WorkReports
 from services.router.placement.policy import Note, PlacementPolicy, ReplicaGone
 from services.router.queue.release_queue import ReleaseQueue
 
@@ -35,7 +37,7 @@ def _unrecorded(item: Attempt, outcome: str, now_s: float) -> None:
     """Nobody counts."""
 
 
-class ForwardingCore:
+class ForwardingCore(AttachedCore[Attempt]):
     """An Attachable (see kvmesh.attach.server). Owns all attempts, replicas and sessions of the router."""
 
     def __init__(
@@ -58,16 +60,20 @@ class ForwardingCore:
         self.policy = policy
         self.on_change: Callable[[], None] = lambda: None
         """Called after every event: the place to look at `next_wake_s`."""
-        self.replicas: dict[str, Replica] = {}
-        self.sessions: list[FrontendSession] = []
+        self.replicas: dict[str, Replica[Attempt]] = {}
+        self.sessions: list[CallerSession[Attempt]] = []
         self.queue: ReleaseQueue[Attempt] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
-        self.holdings = Holdings(router, policy, self.queue, note, record)
+        self.work = WorkReports(router, policy, self.queue, note)
+        self.holdings = Holdings(self.queue, self.work, record)
+        self.eligible = EligibleReplicas(self.replicas)
         endings = Completion(self.holdings, limits.detached_s)
-        self.releases = Dispatcher(self.holdings, self.replicas, endings, forecast)
-        self.answers = Answers(self.holdings, self.releases, endings, block_tokens)
+        self.releases = Dispatcher(
+            self.holdings, self.work, policy, self.eligible, self.replicas, endings, forecast
+        )
+        self.answers = Answers(self.holdings, self.work, policy, self.releases, endings, block_tokens)
         self.timeouts = Timeouts(self.holdings, self.releases, endings)
         self.admission = Admission(
-            self.holdings, self.releases, self.replicas, limits, model_version, block_tokens
+            self.holdings, self.work, self.releases, self.replicas, limits, model_version, block_tokens
         )
         self.ejection_total = 0
         self.contradiction_total = 0
@@ -81,30 +87,60 @@ class ForwardingCore:
 
     def add_replica(
         self, name: str, role: Literal["prefill", "decode"], *, address: str = "", kv_address: str = ""
-    ) -> Replica:
+    ) -> Replica[Attempt]:
         """Return a new replica of that name; connect a link to it. One that had the name must have been removed."""
         assert name not in self.replicas, f"{name} is there already"
-        replica = self.replicas[name] = Replica(self, name, role, address=address, kv_address=kv_address)
+        replica = self.replicas[name] = Replica[Attempt](
+            self, name, role, address=address, kv_address=kv_address
+        )
         return replica
 
-    def retire_replica(self, replica: Replica) -> None:
+    def retire_replica(self, replica: Replica[Attempt]) -> None:
         """A newer process takes the name of `replica`, which goes on with what it has until its stream is lost."""
         replica.is_retired = True
         for item in replica.slots.values():  # they are no work of the newer one
             if item.routing.placement is not None and replica.name == (
                 item.routing.placement.prefill or item.routing.placement.decode
             ):
-                self.holdings.settle(item, self._now_s)
+                self.holdings.is_news |= self.work.settle(item, self._now_s)
         self.policy.observe(ReplicaGone(replica.name))
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
-        self.releases.roster.changed()
+        self.eligible.changed()
 
-    def remove_replica(self, replica: Replica, now_s: float) -> None:
+    def remove_replica(self, replica: Replica[Attempt], now_s: float) -> None:
         """Forget `replica`, whose stream is lost or will not be read any more: what ran there has failed."""
         replica.on_lost(None, "removed", now_s)
         if self.replicas.get(replica.name) is replica:
             del self.replicas[replica.name]
+
+    # Attachable
+
+    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> CallerSession[Attempt]:
+        """See kvmesh.attach.server.Attachable."""
+        session = CallerSession[Attempt](self, peer.process_id, outbox)
+        self.sessions.append(session)
+        self._pulse.is_heard = True
+        outbox.load(self.load_report())
+        return session
+
+    def close_session(self, session: CallerSession[Attempt], now_s: float) -> None:
+        """The stream of `session` is gone: what waits or is in prefill ends, what runs becomes an orphan."""
+        self.sessions.remove(session)
+        self._pulse.is_heard = bool(self.sessions)
+        self.admission.close_session(session, now_s)
+
+    def cancel(self, slot: Attempt, reason: pb.Cancel.Reason.ValueType, now_s: float) -> None:
+        """See AttachedCore."""
+        self.admission.cancel(slot, reason, now_s)
+
+    def adopt(self, session: CallerSession[Attempt], adopt: pb.Adopt, now_s: float) -> None:
+        """See AttachedCore."""
+        self.admission.adopt(session, adopt, now_s)
+
+    def submit(self, session: CallerSession[Attempt], submit: pb.Submit, now_s: float) -> None:
+        """See AttachedCore."""
+        self.admission.submit(session, submit, now_s)
 
     def contradict(self, contradiction: pb.Contradiction, now_s: float) -> None:
         """A frontend says that another replica served what one called invalid."""
@@ -113,28 +149,35 @@ class ForwardingCore:
         if replica is not None:
             replica.contradicted(now_s - contradiction.age_ms / 1000, now_s)
 
-    # Attachable
+    def grant(self, slot: Attempt, position: int, now_s: float) -> None:
+        """Pass the flow-control window of the client on to decode."""
+        if position <= slot.credit and not slot.is_window_closed:
+            return
+        slot.credit = max(position, slot.credit)
+        if slot.is_window_closed:
+            self.holdings.set_window(slot, is_closed=False)
+        if slot.decode.replica is not None:
+            slot.decode.replica.outbox.credit(slot.decode.slot, slot.credit)
 
-    def open_session(self, peer: pb.Hello, outbox: DownwardOutbox, now_s: float) -> FrontendSession:
-        """See kvmesh.attach.server.Attachable."""
-        session = FrontendSession(self, peer.process_id, outbox)
-        self.sessions.append(session)
-        self._pulse.is_heard = True
-        outbox.load(self.load_report())
-        return session
+    def close_window(self, slot: Attempt, now_s: float) -> None:
+        """Tell decode that the client's flow-control window is closed."""
+        if not slot.is_window_closed:
+            self.holdings.set_window(slot, is_closed=True)
+            if slot.decode.replica is not None:
+                slot.decode.replica.outbox.close_window(slot.decode.slot)
 
-    def advance(self, now_s: float) -> None:
-        """Move the relay's time forward to that of an event; the shell calls `after_event` when it has taken all of it."""
+    def after_message(self, now_s: float) -> None:
+        """Move the time forward; the shell calls `after_event` when the core has taken all of the event."""
         self._now_s = max(self._now_s, now_s)
+
+    # Timer and effects
 
     def after_event(self, now_s: float | None = None) -> None:
         """Release what may go now, and tell the shell. Called once after each event."""
         if now_s is not None:
-            self.advance(now_s)
+            self.after_message(now_s)
         self.releases.pump(self._now_s)
         self.on_change()
-
-    # Timer
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` is to be called, or None."""
@@ -161,7 +204,7 @@ class ForwardingCore:
             engine_ready=True,
             queue_delay_us=self.queue_delay_us(),
             step_p95_us=max(
-                (one.step_p95_us(self._now_s) for one in self.replicas.values() if one.role == "decode"),
+                (one.load.step_p95_us(self._now_s) for one in self.replicas.values() if one.role == "decode"),
                 default=0,
             ),
         )
@@ -183,12 +226,6 @@ class ForwardingCore:
         """True if everything frontends read here can be adopted through another router, and nothing computed again."""
         return all(item.stage is Stage.GENERATING for one in self.sessions for item in one.slots.values())
 
-    def close_session(self, session: FrontendSession, now_s: float) -> None:
-        """The stream of `session` is gone."""
-        self.sessions.remove(session)
-        self._pulse.is_heard = bool(self.sessions)
-        self.admission.close_session(session, now_s)
-
     @property
     def relayed_count(self) -> int:
         """Attempts that were placed and have not ended."""
@@ -197,7 +234,7 @@ class ForwardingCore:
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count or an index disagrees with what it counts."""
         self.holdings.assert_consistent()
-        self.releases.roster.assert_consistent()
+        self.eligible.assert_consistent()
         for replica in self.replicas.values():
             trial = replica.ejection.trial
             if trial is not None:

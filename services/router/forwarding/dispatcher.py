@@ -13,7 +13,15 @@ from services.router.forwarding.completion import Completion
 from services.router.forwarding.eligible_replicas import EligibleReplicas
 from services.router.forwarding.replicas import Replica
 from services.router.forwarding.rows import as_ms, as_us, placement_row
-from services.router.placement.policy import Placement, PlacementRequest, PoolView, ReplicaState, Wait
+from services.router.forwarding.work_reports import WorkReports
+from services.router.placement.policy import (
+    Placement,
+    PlacementPolicy,
+    PlacementRequest,
+    PoolView,
+    ReplicaState,
+    Wait,
+)
 from services.router.queue.queue_delay import QueueDelay
 from services.router.queue.release_queue import anybody
 from services.router.queue.tenant_queues import MayGo
@@ -67,15 +75,20 @@ class Dispatcher:
     def __init__(
         self,
         holdings: Holdings,
-        replicas: Mapping[str, Replica],
+        work: WorkReports,
+        policy: PlacementPolicy,
+        eligible: EligibleReplicas,
+        replicas: Mapping[str, Replica[Attempt]],
         endings: Completion,
         forecast: Forecast | None = None,
     ) -> None:
         self.drain = QueueDelay()
         self.forecast = forecast
         self._holdings = holdings
+        self._work = work
+        self._policy = policy
+        self._eligible = eligible
         self._endings = endings
-        self.roster = EligibleReplicas(replicas)
         self._replicas = replicas
         self._pump_at_s = float("inf")
         self._not_before_s = float("-inf")
@@ -94,7 +107,7 @@ class Dispatcher:
         if self.forecast is None:
             item.ticket.work = item.submitted.token_count
         else:
-            prefill, _ = self.roster.look(item.submitted.arrived_s)
+            prefill, _ = self._eligible.look(item.submitted.arrived_s)
             item.ticket.work, item.routing.expected_s = self.forecast.expected(
                 item.hashes, item.submitted.token_count, prefill
             )
@@ -203,7 +216,7 @@ class Dispatcher:
 
     def _has_place(self, now_s: float) -> MayGo:
         """Return the question whether a tenant may have another prompt at some replica: False saves asking the policy."""
-        shares = self._holdings.shares
+        shares = self._work.shares
         if len(shares) < 2:
             return anybody
         names = [one.name for one in self.view(now_s).prefill]
@@ -240,16 +253,16 @@ class Dispatcher:
             precedence=submitted.precedence,
             waited_s=now_s - submitted.arrived_s,
         )
-        shares = self._holdings.shares
+        shares = self._work.shares
         if submitted.is_resumed or not view.prefill or not (submitted.tenant or len(shares) > 1):
-            return self._holdings.policy.place(request, view, now_s)
+            return self._policy.place(request, view, now_s)
         tenant = (submitted.tenant, submitted.priority_class)
         waiting = self._holdings.queue.waiting_tokens(*tenant)
         allowed = shares.may_hold(tenant, [one.name for one in view.prefill], now_s, waiting)
         if len(allowed) < len(view.prefill):
             prefill = [one for one in view.prefill if one.name in allowed]
             view = PoolView(prefill, view.decode, view.waiting_requests)
-        answer = self._holdings.policy.place(request, view, now_s)
+        answer = self._policy.place(request, view, now_s)
         if isinstance(answer, Placement) and answer.prefill is not None:
             wait_s = shares.wait_s(tenant, answer.prefill, now_s)
             if wait_s > 0:
@@ -267,14 +280,14 @@ class Dispatcher:
                 avoided |= names & failed
         return avoided
 
-    def has_other(self, replica: Replica, now_s: float) -> bool:
+    def has_other(self, replica: Replica[Attempt], now_s: float) -> bool:
         """Return whether a new request may go to another replica of the role of `replica`."""
-        prefill, decode = self.roster.look(now_s)
+        prefill, decode = self._eligible.look(now_s)
         return any(one.name != replica.name for one in (prefill if replica.role == "prefill" else decode))
 
     def view(self, now_s: float) -> PoolView:
         """Return the replicas that may be sent new requests now. The last ones of a role are not ejected."""
-        prefill, decode = self.roster.look(now_s)
+        prefill, decode = self._eligible.look(now_s)
         return PoolView(prefill, decode, max(0, len(self._holdings.queue) - 1))
 
     def _release(self, item: Attempt, placement: Placement, now_s: float) -> None:
@@ -288,7 +301,7 @@ class Dispatcher:
         item.decode.replica, item.prefill.replica = decode, prefill
         slot = item.decode.slot = decode.outbox.new_slot()
         decode.slots[slot] = item
-        decode.reserve(slot, item.decode.blocks)
+        decode.load.reserve(slot, item.decode.blocks)
         decode.sent(item, now_s)
         if prefill is not None:  # now, not when decode has accepted it: others are placed meanwhile
             prefill.sent(item, now_s)
@@ -299,8 +312,8 @@ class Dispatcher:
         if item.is_window_closed:
             decode.outbox.close_window(slot)
         item.outbox.placement(placement_row(item, placement, now_s))
-        self._holdings.dispatched(item, now_s)
-        if prefill is not None and decode.state.has_ample_room():
+        self._work.dispatched(item, now_s)
+        if prefill is not None and decode.load.state.has_ample_room():
             # Decode will not refuse: waiting for its word would cost a round trip before every first token.
             self.prefill(item, now_s)
 
@@ -328,17 +341,18 @@ class Dispatcher:
             routing.excluded = frozenset((refused_by,))
         self._enqueue(item, now_s)
 
-    def may_leave(self, prefill: Replica, now_s: float) -> bool:
+    def may_leave(self, prefill: Replica[Attempt], now_s: float) -> bool:
         """Return whether a prompt that waits at a busy prefill goes to another, which has fewer: one each LEAVE_S.
 
         All at once would be the other's queue, and come back.
         """
         if now_s - prefill.left_s < LEAVE_S:
             return False
-        load = prefill.load()
+        load = prompts_at(prefill)
         others = [one for one in self._replicas.values() if one.role == "prefill" and one is not prefill]
         may_leave = any(
-            one.is_placeable() and one.ejection.may_take(now_s) and one.load() + 1 < load for one in others
+            one.is_placeable() and one.ejection.may_take(now_s) and prompts_at(one) + 1 < load
+            for one in others
         )
         if may_leave:
             prefill.left_s = now_s
@@ -356,16 +370,16 @@ class Dispatcher:
     def again(self, item: Attempt, by: str, now_s: float) -> None:
         """Replica `by` did not take it, and holds nothing of it any more: to others at once, without a retry."""
         assert self.can_place_again(item), item
-        self._holdings.cancel(item, pb.Cancel.REASON_SUPERSEDED)
+        item.cancel(pb.Cancel.REASON_SUPERSEDED)
         item.routing.rescheduled_requests += 1
         item.routing.excluded = frozenset((by,))
         self._enqueue(item, now_s)
 
     def _enqueue(self, item: Attempt, now_s: float) -> None:
         holdings = self._holdings
-        holdings.settle(item, now_s)
-        holdings.detach_decode(item)
-        holdings.detach_prefill(item)
+        self._work.settle(item, now_s)
+        item.detach_decode()
+        item.detach_prefill()
         item.routing.placement = None
         item.stage = Stage.QUEUED
         if item.outbox is not None:
@@ -387,3 +401,8 @@ class Dispatcher:
         if not is_probe and (self.forecast is None or self.forecast.knows_costs()):
             submit.prefill_estimate_us = as_us(placement.prefill_s)
         return submit
+
+
+def prompts_at(replica: Replica[Attempt]) -> int:
+    """Return how many prompts `replica` has, as reported or as known here."""
+    return replica.load.prompt_count(sum(one.stage is Stage.PREFILLING for one in replica.slots.values()))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
+from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.replicas import Replica
 from services.router.placement.policy import ReplicaState
 
@@ -19,12 +20,12 @@ STALE_S: Final = 1.25
 class EligibleReplicas:
     """The replicas of both roles, as views have them: the same lists until one changed."""
 
-    def __init__(self, replicas: Mapping[str, Replica]) -> None:
+    def __init__(self, replicas: Mapping[str, Replica[Attempt]]) -> None:
         """`replicas`: by name, kept by the caller, who tells what is `changed`."""
         self._replicas = replicas
         self._is_known = False
-        self._prefill: list[Replica] = []
-        self._decode: list[Replica] = []
+        self._prefill: list[Replica[Attempt]] = []
+        self._decode: list[Replica[Attempt]] = []
         self._states: tuple[list[ReplicaState], list[ReplicaState]] | None = None
         """What is to be answered as long as nothing changes; None: trust has changed."""
         self._trusted_s = 0.0
@@ -62,7 +63,7 @@ class EligibleReplicas:
     def _mark_stale(self, now_s: float) -> None:
         oldest_s = now_s
         for one in (*self._prefill, *self._decode):
-            state = one.state
+            state = one.load.state
             reported_s = state.reported_at_s
             state.is_stale = now_s - reported_s > STALE_S
             if reported_s < oldest_s and not state.is_stale:
@@ -82,18 +83,18 @@ class EligibleReplicas:
                 assert [*map(id, kept)] == [*map(id, found)], "a change of trust was not told"
 
 
-def trusted(replicas: list[Replica], now_s: float) -> list[ReplicaState]:
+def trusted(replicas: list[Replica[Attempt]], now_s: float) -> list[ReplicaState]:
     """Return those that are not ejected, and of the others so many that half of all are there; all, if none is trusted.
 
     Failures of most replicas at a time tell of the load, or of the network, and the rest could not carry it alone.
     """
-    trusted: list[Replica] = []
-    ejected: list[Replica] = []
+    trusted: list[Replica[Attempt]] = []
+    ejected: list[Replica[Attempt]] = []
     for one in replicas:
         (trusted if one.ejection.may_take(now_s) else ejected).append(one)
     if not trusted:
-        return [one.state for one in replicas]
+        return [one.load.state for one in replicas]
     missing = len(replicas) - len(replicas) // 2 - len(trusted)
     if missing > 0:
         trusted += sorted(ejected, key=lambda one: one.ejection.until_s or 0.0)[:missing]
-    return [one.state for one in trusted]
+    return [one.load.state for one in trusted]

@@ -19,6 +19,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.membership.member import Member
 from kvmesh.tasks import end
+from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
 
@@ -33,7 +34,7 @@ GONE_S: Final = 5.0
 class Linked:
     """A replica's process, its stream and the task that keeps it."""
 
-    replica: Replica
+    replica: Replica[Attempt]
     boot_id: str
     link: AttachLink
     task: asyncio.Task[None]

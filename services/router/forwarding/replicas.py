@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from kvmesh.attach import frames
-from kvmesh.attach.outbox import UpwardOutbox
+from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.rules import check_computed
 from kvmesh.attach.token_log import Gap, admit
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.attempt import Attempt, Stage
 from services.router.forwarding.outlier_ejection import OutlierEjection
-from services.router.placement.policy import LoadSeen, ReplicaState
-
-if TYPE_CHECKING:
-    from services.router.forwarding.core import ForwardingCore
-
+from services.router.forwarding.replica_load import ReplicaLoad
+from services.router.placement.policy import LoadSeen
 
 log = logging.getLogger(__name__)
-
-STEPS_KEPT: Final = 64
-"""Reports of the engine's step that the slow ones are looked for in."""
-
-STEPS_KEPT_S: Final = 60.0
-"""How long they are: an older one tells of a load that is gone."""
-
-REPORT_FRESH_S: Final = 3.0
-"""A load report comes each second; after this silence the replica is lost."""
 
 
 class Link(Protocol):
@@ -37,22 +25,74 @@ class Link(Protocol):
     outbox: UpwardOutbox
 
 
+class ForwardedSlot(Protocol):
+    """An attempt as its replica's frames reach it: the way to its frontend. `slot`: the frontend's number of it."""
+
+    slot: int
+    outbox: DownwardOutbox | None
+    next_position: int
+
+
+Slot = TypeVar("Slot", bound=ForwardedSlot)
+
+
+class Eligibility(Protocol):
+    """Is told what decides whether replicas may be sent new requests."""
+
+    def changed(self) -> None: ...
+    def trust_changed(self) -> None: ...
+
+
+class AnswerTaker(Protocol[Slot]):
+    """Takes what a replica answers about its slots. `takers`: by field of AttachResponse."""
+
+    @property
+    def takers(self) -> Mapping[str, Callable[[Slot, Replica[Slot], Any, float], None]]: ...
+    def on_gap(self, slot: Slot, replica: Replica[Slot], message: str, now_s: float, /) -> None: ...
+    def on_load(self, seen: LoadSeen, /) -> None: ...
+    def on_lost(
+        self, replica: Replica[Slot], slots: Sequence[Slot], reason: str, now_s: float, /
+    ) -> None: ...
+
+
+class ReplicaOwner(Protocol[Slot]):
+    """What a replica calls of the router's core."""
+
+    ejection_total: int
+
+    @property
+    def answers(self) -> AnswerTaker[Slot]: ...
+    @property
+    def eligible(self) -> Eligibility: ...
+    def after_event(self, now_s: float) -> None: ...
+
+
+@dataclass(slots=True)
+class HandoffHistory:
+    """What the router saw of a replica's handoffs; tells whether prefill or decode is to blame for a lost one."""
+
+    gave_s: float = float("-inf")
+    """When a decode last said that it has KV blocks of this prefill."""
+    lost: dict[str, float] = field(default_factory=dict)
+    """Prefills whose handoffs this decode lost since it last got one, and when it lost the first of each."""
+
+
 class _Flag:
     """Something that decides whether a replica may be sent new requests. Who keeps those that may hears of a change."""
 
-    def __set_name__(self, owner: type[Replica], name: str) -> None:
+    def __set_name__(self, owner: type[Replica[Any]], name: str) -> None:
         self._name = name
 
-    def __get__(self, replica: Replica, owner: type[Replica]) -> bool:
+    def __get__(self, replica: Replica[Any], owner: type[Replica[Any]]) -> bool:
         return bool(replica.__dict__[self._name])
 
-    def __set__(self, replica: Replica, value: bool) -> None:
+    def __set__(self, replica: Replica[Any], value: bool) -> None:
         if replica.__dict__.get(self._name) != value:
             replica.__dict__[self._name] = value
-            replica.placeable_changed()
+            replica.eligibility_changed()
 
 
-class Replica:
+class Replica(Generic[Slot]):
     """A Sink of its link (see kvmesh.attach.client). `connect` the link before the first event.
 
     `slots`: attempts by our number of them in the present stream. A lost lease (`is_listed`) masks it for new
@@ -69,22 +109,20 @@ class Replica:
 
     def __init__(
         self,
-        relay: ForwardingCore,
+        core: ReplicaOwner[Slot],
         name: str,
         role: Literal["prefill", "decode"],
         *,
         address: str = "",
         kv_address: str = "",
     ) -> None:
-        self._relay = relay
+        self._core = core
         self.name = name
         self.role = role
         self.address = address
         self.kv_address = kv_address
-        self.slots: dict[int, Attempt] = {}
-        self.state = ReplicaState(name)
-        self.report: pb.LoadReport | None = None
-        self.reported_s = 0.0
+        self.slots: dict[int, Slot] = {}
+        self.load = ReplicaLoad(name)
         self.heard_s = 0.0
         """When its present stream last brought something."""
         self.is_up = False
@@ -98,17 +136,9 @@ class Replica:
         self.ejection = OutlierEjection()
         self.left_s = float("-inf")
         """When a prompt last left it for a shorter queue."""
-        self.gave_s = float("-inf")
-        """When a decode last said that it has KV blocks of this prefill."""
-        self.lost_handoffs: dict[str, float] = {}
-        """Prefills whose handoffs this decode lost since it last got one, and when it lost the first of each."""
+        self.handoffs = HandoffHistory()
         self.computed_s = float("-inf")
         """When this decode last had computed a prompt of its own."""
-        self._engine_boot_id = ""
-        self._unanswered: dict[int, int] = {}
-        """KV blocks of submits that decode has not answered, by slot: no report counts them yet."""
-        self._steps_us: deque[tuple[float, int]] = deque(maxlen=STEPS_KEPT)
-        """When each was told, and what it was."""
         self._link: Link | None = None
 
     def __repr__(self) -> str:
@@ -132,36 +162,12 @@ class Replica:
         """True if it may be sent new requests, whether it is trusted with them or not."""
         return self.is_up and self.is_here() and self.is_ready
 
-    def placeable_changed(self) -> None:
+    def eligibility_changed(self) -> None:
         """Another answer of `is_placeable`, or another state."""
-        self._relay.releases.roster.changed()
+        self._core.eligible.changed()
 
     def _trust_changed(self) -> None:
-        self._relay.releases.roster.trust_changed()
-
-    def step_p95_us(self, now_s: float) -> int:
-        """Return the engine's step that 95 of 100 reports of the last minute keep; 0 if none told."""
-        told = self._steps_us
-        while told and now_s - told[0][0] > STEPS_KEPT_S:
-            told.popleft()
-        steps = sorted(step_us for _, step_us in told)
-        return steps[(95 * len(steps) - 1) // 100] if steps else 0
-
-    def is_at_work(self, now_s: float) -> bool:
-        """True if it just said that its engine runs requests."""
-        report = self.report
-        return (
-            report is not None
-            and report.running_request_count > 0
-            and now_s - self.reported_s < REPORT_FRESH_S
-        )
-
-    def load(self) -> int:
-        """Return how many prompts it has, as it said or as we know."""
-        ours = sum(item.stage is Stage.PREFILLING for item in self.slots.values())
-        if self.report is None:
-            return ours
-        return max(ours, self.report.queued_request_count + self.report.running_request_count)
+        self._core.eligible.trust_changed()
 
     # Whether it is trusted.
 
@@ -177,7 +183,7 @@ class Replica:
 
     def _ejected(self, now_s: float, why: str) -> None:
         self._trust_changed()
-        self._relay.ejection_total += 1
+        self._core.ejection_total += 1
         for_s = (self.ejection.until_s or now_s) - now_s
         log.warning("replica ejected", extra={"replica": self.name, "for_s": round(for_s, 3), "why": why})
 
@@ -193,40 +199,22 @@ class Replica:
             self._trust_changed()
             log.info("replica readmitted", extra={"replica": self.name})
 
-    def sent(self, item: Attempt, now_s: float) -> None:
+    def sent(self, item: Slot, now_s: float) -> None:
         """`item` is placed here."""
         if self.ejection.sent(item, now_s):
             self._trust_changed()
 
-    def left(self, item: Attempt) -> None:
+    def left(self, item: Slot) -> None:
         """`item` is not here any more."""
         if self.ejection.left(item):
             self._trust_changed()
-
-    # Blocks at decode, between two load reports.
-
-    def reserve(self, slot: int, blocks: int) -> None:
-        """A submit that needs `blocks` is on its way."""
-        self._unanswered[slot] = blocks
-        self.state.block_reserved += blocks
-        self.state.block_own += blocks
-
-    def answered(self, slot: int) -> None:
-        """It was accepted or refused: the next report counts it, or does not."""
-        self._unanswered.pop(slot, None)
-
-    def is_unanswered(self, slot: int) -> bool:
-        """True if a submit to decode was neither accepted nor refused."""
-        return slot in self._unanswered
 
     def forget(self, slot: int, blocks: int) -> None:
         """A slot is over; its `blocks` come back."""
         item = self.slots.pop(slot, None)
         if item is not None:
             self.left(item)
-            self.answered(slot)
-            self.state.block_reserved = max(0, self.state.block_reserved - blocks)
-            self.state.block_own = max(0, self.state.block_own - blocks)
+            self.load.release(slot, blocks)
 
     # Sink.
 
@@ -236,25 +224,25 @@ class Replica:
         self.heard_s = now_s
         self.open_failures = 0
         self.down_since_s = None
-        self._relay.after_event(now_s)
+        self._core.after_event(now_s)
 
     def on_response(self, link: Link, message: pb.AttachResponse, now_s: float) -> None:
         """Take one message, in the protocol's order. Raises FrameError."""
         self.heard_s = now_s
         if message.computed_slots:
             self._on_computed(message)
-        slots, takers = self.slots, self._relay.answers.takers
-        for field, value in message.ListFields():  # what is there, by number: the protocol's order
-            take = takers.get(field.name)
+        slots, takers = self.slots, self._core.answers.takers
+        for column, value in message.ListFields():  # what is there, by number: the protocol's order
+            take = takers.get(column.name)
             if take is not None:
                 for row in value:
                     if (item := slots.get(row.slot)) is not None:
                         take(item, self, row, now_s)
-            elif field.name == "frame":
+            elif column.name == "frame":
                 self._on_frame(value, now_s)
-            elif field.name == "load_report":
+            elif column.name == "load_report":
                 self._on_load(value, now_s)
-        self._relay.after_event(now_s)
+        self._core.after_event(now_s)
 
     def on_lost(self, link: Link | None, reason: str, now_s: float) -> None:
         """Every slot of the stream is void."""
@@ -265,13 +253,13 @@ class Replica:
         elif not self.is_up:
             self.open_failures += 1
         self.is_up, self.is_ready = False, True
-        self.report = None
+        self.load.report = None
         lost = list(self.slots.values())
-        self._relay.answers.on_lost(self, lost, reason, now_s)
-        assert not self.slots and not self._unanswered, f"{self} kept slots of a lost stream"
-        self.state = ReplicaState(self.name)
-        self.placeable_changed()
-        self._relay.after_event(now_s)
+        self._core.answers.on_lost(self, lost, reason, now_s)
+        assert not self.slots, f"{self} kept slots of a lost stream"
+        self.load.reset()
+        self.eligibility_changed()
+        self._core.after_event(now_s)
 
     def _on_frame(self, frame: pb.StepFrame, now_s: float) -> None:
         """Pass the rows on. The hottest loop of the router: rows are looked at by their columns."""
@@ -295,39 +283,25 @@ class Replica:
         check_computed(message)
         for slot, position in zip(message.computed_slots, message.computed_positions, strict=True):
             item = self.slots.get(slot)
-            if item is not None and item.outbox is not None and item.decode.replica is self:
+            if item is not None and item.outbox is not None and self.role == "decode":
                 item.outbox.computed(item.slot, position)
 
-    def _on_odd_row(self, item: Attempt, row: frames.Row, now_s: float) -> None:
+    def _on_odd_row(self, item: Slot, row: frames.Row, now_s: float) -> None:
         """Drop what is known already; tokens missing in between end the attempt."""
         try:
             rest = admit(row, item.next_position)
         except Gap as gap:
-            self._relay.answers.on_gap(item, self, str(gap), now_s)
+            self._core.answers.on_gap(item, self, str(gap), now_s)
             return
         if rest is not None and item.outbox is not None:
             item.next_position = rest.position + rest.count
             item.outbox.tokens(item.slot, rest.position, rest.token_ids, rest.logprobs)
 
     def _on_load(self, report: pb.LoadReport, now_s: float) -> None:
-        self.report = report
         self.is_ready = report.engine_ready and not report.draining
-        self.reported_s = now_s
-        if report.engine_boot_id and report.engine_boot_id != self._engine_boot_id:
-            if self._engine_boot_id:
-                self.ejection = OutlierEjection(now_s)
-                self._trust_changed()
-            self._engine_boot_id = report.engine_boot_id
-        state = self.state
-        state.block_total = report.block_total_count
-        state.block_reserved = report.block_reserved_count + sum(self._unanswered.values())
-        state.queued_requests = report.queued_request_count
-        state.running_requests = report.running_request_count
-        state.reported_at_s = now_s
-        state.is_stale = False
-        if report.step_us:
-            self._steps_us.append((now_s, report.step_us))
+        if self.load.take(report, now_s):  # the restarted engine starts clean
+            self.ejection = OutlierEjection(now_s)
+            self._trust_changed()
         if not self.is_retired:
-            self._relay.answers.on_load(
-                LoadSeen(self.name, report.queued_request_count, report.running_request_count, now_s)
-            )
+            queued, running = report.queued_request_count, report.running_request_count
+            self._core.answers.on_load(LoadSeen(self.name, queued, running, now_s))

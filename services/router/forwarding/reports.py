@@ -36,7 +36,7 @@ def clamp(first: pb.FirstToken, item: Attempt, now_s: float) -> None:
         first.prefill_us = prefill_us
 
 
-def hit_of(first: pb.FirstToken, replica: Replica, block_tokens: int, now_s: float) -> Hit:
+def hit_of(first: pb.FirstToken, replica: Replica[Attempt], block_tokens: int, now_s: float) -> Hit:
     """Return what the prompt's computation by `replica` teaches."""
     prefill_s, local_s = first.prefill_us / 1e6, 0.0
     if replica.role == "decode":
@@ -50,7 +50,7 @@ def hit_of(first: pb.FirstToken, replica: Replica, block_tokens: int, now_s: flo
     )
 
 
-def _local_s(seconds: float, decode: Replica, now_s: float) -> float:
+def _local_s(seconds: float, decode: Replica[Attempt], now_s: float) -> float:
     """Return what of `seconds` `decode` can have spent on it: not the time before it had computed the prompt before.
 
     0: not known. Prompts that an engine computes in one step are told one after another, but took it as long as the first.
@@ -61,7 +61,7 @@ def _local_s(seconds: float, decode: Replica, now_s: float) -> float:
     return gap_s if gap_s > TOGETHER_S else 0.0
 
 
-def blame(item: Attempt, replica: Replica, failure: pb.Failure, now_s: float) -> None:
+def blame(item: Attempt, replica: Replica[Attempt], failure: pb.Failure, now_s: float) -> None:
     """Count what failed against whose doing it was."""
     if failure.untouched and not (item.is_local and item.outcome.was_taken):
         return  # it had no room, or gave back what it had not begun
@@ -77,18 +77,18 @@ def blame(item: Attempt, replica: Replica, failure: pb.Failure, now_s: float) ->
         # either, or that prefill could give elsewhere.
         prefill = item.prefill.replica
         prefill.failed(item.routing.released_s, now_s, name)
-        since_s = replica.lost_handoffs.setdefault(prefill.name, now_s)
-        if len(replica.lost_handoffs) > 1 or prefill.gave_s > since_s:
+        since_s = replica.handoffs.lost.setdefault(prefill.name, now_s)
+        if len(replica.handoffs.lost) > 1 or prefill.handoffs.gave_s > since_s:
             replica.failed(item.routing.released_s, now_s, name)
 
 
-def handed_over(item: Attempt, decode: Replica, now_s: float) -> None:
+def handed_over(item: Attempt, decode: Replica[Attempt], now_s: float) -> None:
     """`decode` has the KV blocks: that is the good end of what prefill does, and a good beginning at decode."""
     decode.answered_well(item.routing.released_s)
-    decode.lost_handoffs.clear()
+    decode.handoffs.lost.clear()
     if item.prefill.replica is not None:
         item.prefill.replica.ended_well(item.routing.released_s)
-        item.prefill.replica.gave_s = now_s
+        item.prefill.replica.handoffs.gave_s = now_s
 
 
 def failed_at(item: Attempt, code: pb.Failure.Code.ValueType, replica: str) -> tuple[str, ...]:

@@ -47,14 +47,14 @@ class Timeouts:
 
     def _expire(self, item: Attempt, now_s: float) -> None:
         """Nobody adopted it, or nobody needs its handoff any more."""
-        self._holdings.cancel_decode(item, pb.Cancel.REASON_ABANDONED)
-        self._holdings.cancel_prefill(item, pb.Cancel.REASON_COMPLETE)
+        item.cancel_decode(pb.Cancel.REASON_ABANDONED)
+        item.cancel_prefill(pb.Cancel.REASON_COMPLETE)
         self._holdings.end(item, now_s, "abandoned")
 
     def _look_at_placed(self, item: Attempt, now_s: float) -> None:
         """Give a placed attempt up where a replica says nothing about it, though its stream is up."""
         decode, prefill = item.decode.replica, item.prefill.replica
-        if decode is not None and decode.is_unanswered(item.decode.slot):
+        if decode is not None and decode.load.is_unanswered(item.decode.slot):
             if item.routing.released_s + ACCEPT_S <= now_s:
                 self._give_up(item, decode, "no answer to a submit", now_s)
                 return
@@ -62,7 +62,7 @@ class Timeouts:
         if prefill is not None and item.stage is Stage.PREFILLING and self._releases.can_place_again(item):
             if item.prefill.start_by_s > now_s:
                 self._holdings.timetable.by(item, item.prefill.start_by_s)
-            elif not prefill.is_at_work(now_s):
+            elif not prefill.load.is_running(now_s):
                 self._give_up(item, prefill, "a prompt was not started", now_s)
             elif self._releases.may_leave(prefill, now_s):
                 self._releases.again(item, prefill.name, now_s)
@@ -70,7 +70,7 @@ class Timeouts:
                 item.prefill.start_by_s = now_s + LEAVE_S
                 self._holdings.timetable.by(item, item.prefill.start_by_s)
 
-    def _give_up(self, item: Attempt, replica: Replica, why: str, now_s: float) -> None:
+    def _give_up(self, item: Attempt, replica: Replica[Attempt], why: str, now_s: float) -> None:
         replica.failed(item.routing.released_s, now_s, why)
         if self._releases.can_place_again(item):
             self._releases.again(item, replica.name, now_s)

@@ -11,6 +11,7 @@ from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.queue_order import OrderKey, shortest
 from services.router.forwarding.admission import ForwardingLimits
+from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.core import ForwardingCore
 from services.router.forwarding.replicas import Replica
 from services.router.index.local_index import LocalPrefixIndex
@@ -58,7 +59,7 @@ class Desk:
             ForwardingLimits(queue, max_wait_s, 3.0, order_key=order_key),
             record=lambda item, outcome, now_s: self.ended.append(outcome),
         )
-        self.links: dict[str, tuple[Replica, Link]] = {}
+        self.links: dict[str, tuple[Replica[Attempt], Link]] = {}
         for index in range(prefills):
             self.add(f"prefill-{index}", "prefill")
         for index in range(2):
@@ -181,7 +182,7 @@ class Desk:
         assert not self.relay.holdings.items
         assert not self.relay.holdings.live
         assert not any(replica.slots for replica, _ in self.links.values())
-        assert not any(replica.state.block_reserved for replica, _ in self.links.values())
+        assert not any(replica.load.state.block_reserved for replica, _ in self.links.values())
         assert not len(self.policy.backlog)
         assert self.policy.mirror.expected_block_count == 0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvmesh import blocks
 from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
 from kvmesh.attach.v1 import attach_pb2 as pb
+from services.router.forwarding.attempt import Attempt
 from services.router.forwarding.replicas import Replica
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def token(request_id: str, position: int) -> int:
 class Link:
     """A link of the router: the outbox, the wire, the peer. See kvmesh.attach.client.AttachLink."""
 
-    def __init__(self, world: World, sink: Replica, peer: Peer) -> None:
+    def __init__(self, world: World, sink: Replica[Attempt], peer: Peer) -> None:
         self.world, self.sink, self.peer = world, sink, peer
         self.outbox = UpwardOutbox()
         self.down_outbox: DownwardOutbox | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvmesh.attach.v1 import attach_pb2 as pb
-from services.router.forwarding.replicas import STEPS_KEPT_S
+from services.router.forwarding.replica_load import STEPS_KEPT_S
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.decode_choice import DecodeChoice

@@ -20,7 +20,7 @@ def plain(desk: Desk, role: str) -> list[tuple[str, bool]]:
     if trusted and missing > 0:
         ejected = [one for one in there if one not in trusted]
         trusted += sorted(ejected, key=lambda one: one.ejection.until_s or 0.0)[:missing]
-    return [(one.name, desk.now_s - one.state.reported_at_s > STALE_S) for one in trusted or there]
+    return [(one.name, desk.now_s - one.load.state.reported_at_s > STALE_S) for one in trusted or there]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -38,7 +38,7 @@ def assert_nothing_left(world: World) -> None:
     for replica in relay.replicas.values():
         assert not replica.slots
         assert replica.ejection.trial is None
-        assert replica.state.block_reserved == 0
+        assert replica.load.state.block_reserved == 0
     for session in relay.sessions:
         assert not session.slots
     for peer in world.peers.values():

@@ -1,0 +1,94 @@
+"""What the policy and the other routers are told of this router's work: each dispatch, start and finish. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from services.router.forwarding.attempt import Attempt
+from services.router.placement.policy import (
+    DISPATCH_LIFE_S,
+    Dispatched,
+    Finished,
+    Hit,
+    Note,
+    PlacementPolicy,
+    Started,
+)
+from services.router.queue.release_queue import ReleaseQueue
+from services.router.queue.replica_reservation import ReplicaReservation
+
+
+class WorkReports:
+    """Reports the prompts of attempts, and charges tenants for what was computed.
+
+    Each dispatch is followed by one finish. `shares`: the prompts at replicas, by tenant.
+    """
+
+    def __init__(
+        self,
+        router: str,
+        policy: PlacementPolicy,
+        queue: ReleaseQueue[Attempt],
+        note: Callable[[Note], None],
+    ) -> None:
+        """`note`: takes each event for the other routers."""
+        self.shares = ReplicaReservation()
+        self._router = router
+        self._policy = policy
+        self._queue = queue
+        self._note = note
+
+    def dispatched(self, item: Attempt, now_s: float) -> None:
+        """Report that `item` was sent to the replica that runs its prompt."""
+        submitted, routing = item.submitted, item.routing
+        placement = routing.placement
+        assert placement is not None, item
+        routing.is_dispatched = True
+        if placement.prefill is not None:
+            tenant, tokens = (submitted.tenant, submitted.priority_class), submitted.token_count
+            routing.share = self.shares.dispatch(
+                tenant, submitted.weight, placement.prefill, placement.prefill_s, tokens, now_s
+            )
+        self._tell(
+            Dispatched(
+                self._router,
+                submitted.request_id,
+                placement.prefill or placement.decode,
+                item.hashes,
+                placement.prefill_s,
+                now_s,
+                now_s + DISPATCH_LIFE_S + 10 * placement.prefill_s,
+                submitted.precedence,
+                submitted.token_count,
+            )
+        )
+
+    def started(self, item: Attempt, now_s: float) -> None:
+        """Report that the engine has the prompt of `item`."""
+        routing = item.routing
+        if routing.share is not None:
+            self.shares.start(routing.share, now_s)
+        if routing.is_dispatched:
+            self._tell(Started(self._router, item.submitted.request_id, now_s))
+
+    def settle(self, item: Attempt, now_s: float, hit: Hit | None = None) -> bool:
+        """Report that the prompt of `item` was computed, or never will be. Return False if that is reported already."""
+        routing = item.routing
+        if not routing.is_dispatched:
+            return False
+        routing.is_dispatched = False
+        if routing.share is not None:
+            alone_s = self.shares.end(routing.share, now_s)
+            routing.share = None
+            if hit is not None and hit.prefill_s > alone_s:
+                # The rest of it the engine was busy with the prompts before.
+                hit = replace(hit, prefill_s=alone_s)
+        if hit is not None:
+            self._queue.settle_prefill(item, hit.computed_tokens)
+        self._tell(Finished(self._router, item.submitted.request_id, now_s, hit))
+        return True
+
+    def _tell(self, event: Note) -> None:
+        self._policy.observe(event)
+        self._note(event)
