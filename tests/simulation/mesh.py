@@ -269,8 +269,8 @@ class Mesh:
             if relay.holdings.items or relay.queue:
                 left.append(f"{name}: {relay.holdings.items}")
         for name in (*self.decode_names, *self.prefill_names):
-            if self.cores[name].holdings.slots:
-                left.append(f"{name}: {self.cores[name].holdings.slots}")
+            if self.cores[name].slot_table.slots:
+                left.append(f"{name}: {self.cores[name].slot_table.slots}")
         return left
 
 
