@@ -79,8 +79,8 @@ def test_sheddable_work_goes_first() -> None:
     rate = 2 * CAPACITY / PREFILLS
     asked = pool.run(
         merged(
-            poisson(draw, "batch", rate, TOKENS, start_s, start_s + 30.0, sheddable=True, priority_class=2),
-            poisson(draw, "chat", rate, TOKENS, start_s, start_s + 30.0, priority_class=4),
+            poisson(draw, "batch", rate, TOKENS, start_s, start_s + 30.0, sheddable=True, band=2),
+            poisson(draw, "chat", rate, TOKENS, start_s, start_s + 30.0, band=4),
         )
     )
     evicted = [one for one in asked if one.refusal is not None and one.refusal.evicted]
