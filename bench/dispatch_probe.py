@@ -47,7 +47,7 @@ class DispatchProbe:
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=0,
         )
-        self.policy.mirror.add(REPLICA)
+        self.policy.local_index.add(REPLICA)
         self.redis = RedisLink(redis_url)
         self.dispatches = DispatchGossip(
             self.redis,

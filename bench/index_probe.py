@@ -71,7 +71,7 @@ class IndexProbe:
     """A mirror and its measurements."""
 
     def __init__(self, seed: int) -> None:
-        self.mirror = LocalPrefixIndex(BLOCKS_MAX)
+        self.local_index = LocalPrefixIndex(BLOCKS_MAX)
         self._reader: IndexReader | None = None
         self._draw = random.Random(seed)
 
@@ -112,13 +112,13 @@ class IndexProbe:
         """
         link = RedisLink(redis)
         await link.execute("PING")
-        reader = self._reader = IndexReader(link, MESH, self.mirror)
+        reader = self._reader = IndexReader(link, MESH, self.local_index)
         gc.collect()
         before = accounting.rss_bytes(os.getpid())
         reader.set_replicas(name_of(replica) for replica in range(REPLICAS))
         figures = await self._read_until(lambda: reader.reload_total == REPLICAS)  # counts are all it tells
         gc.collect()
-        count = self.mirror.block_count
+        count = self.local_index.block_count
         if count != blocks // CHAIN_BLOCKS * CHAIN_BLOCKS:
             raise RuntimeError(f"{count} of {blocks} blocks were loaded")
         grown = accounting.rss_bytes(os.getpid()) - before
@@ -127,11 +127,11 @@ class IndexProbe:
     async def burst(self, entries: int) -> Mapping[str, Any]:
         """Read the {entries} that were written to the stream since `load`; tell the same but memory."""
         last = [1 + len(range(replica, entries, REPLICAS)) for replica in range(REPLICAS)]
-        before = self.mirror.block_count
+        before = self.local_index.block_count
         figures = await self._read_until(
-            lambda: [self.mirror.position_of(name_of(replica))[1] for replica in range(REPLICAS)] == last
+            lambda: [self.local_index.position_of(name_of(replica))[1] for replica in range(REPLICAS)] == last
         )
-        if self.mirror.block_count != before + entries * BURST_BLOCKS:
+        if self.local_index.block_count != before + entries * BURST_BLOCKS:
             raise RuntimeError(f"{self.mirror.block_count - before} blocks were read")
         return figures
 
@@ -165,9 +165,9 @@ class IndexProbe:
             asked = [self._query(self._draw.randrange(chains), depth) for _ in range(LOOKUPS)]
             started_ns = time.thread_time_ns()
             for hashes in asked:
-                self.mirror.matched(hashes)
+                self.local_index.matched(hashes)
             rounds_us.append((time.thread_time_ns() - started_ns) / 1e3 / LOOKUPS)
-            hit = self.mirror.matched(asked[0])
+            hit = self.local_index.matched(asked[0])
             if list(hit.values()) != [depth // 2]:
                 raise RuntimeError(f"the index answered {hit} for {depth // 2} known blocks")
         return {"us": statistics.median(rounds_us)}

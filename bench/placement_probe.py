@@ -57,10 +57,10 @@ class PlacementProbe:
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
-        self._mirror = LocalPrefixIndex(BLOCKS_MAX)
+        self._local_index = LocalPrefixIndex(BLOCKS_MAX)
         self._policy = CostPolicy(
             ROUTER,
-            self._mirror,
+            self._local_index,
             self._draw,
             block_tokens=BLOCK_TOKENS,
             dispatch_ahead_s=60.0,
@@ -83,26 +83,26 @@ class PlacementProbe:
         )
         names = prefill + decode
         for name in names:
-            self._mirror.add(name)
+            self._local_index.add(name)
         gc.collect()
         before = accounting.rss_bytes(os.getpid())
         for prompt in range(SYSTEM_PROMPTS):
             for name in self._draw.sample(names, len(names) // 2):
-                self._mirror.store(name, _hashes(-1 - prompt, SYSTEM_BLOCKS))
+                self._local_index.store(name, _hashes(-1 - prompt, SYSTEM_BLOCKS))
         self._chains = blocks // CHAIN_BLOCKS
         for chain in range(self._chains):
             hashes = _hashes(chain, CHAIN_BLOCKS)
-            self._mirror.store(self._draw.choice(names), hashes)
+            self._local_index.store(self._draw.choice(names), hashes)
             if not chain % SHARED_CHAINS:
-                self._mirror.store(self._draw.choice(names), hashes[: CHAIN_BLOCKS // 2])
-        for _ in self._mirror.upkeep():
+                self._local_index.store(self._draw.choice(names), hashes[: CHAIN_BLOCKS // 2])
+        for _ in self._local_index.upkeep():
             pass
         gc.collect()
         grown = accounting.rss_bytes(os.getpid()) - before
         for _ in range(BACKLOG * len(prefill)):
             self._dispatch(self._request(), self._draw.choice(prefill), 0.2)
         gc.freeze()  # as a router does before it serves
-        return {"bytes_per_block": grown / self._mirror.block_count}
+        return {"bytes_per_block": grown / self._local_index.block_count}
 
     async def decide(self, requests: int) -> Mapping[str, Any]:
         """Place {requests}, each told of as it is; tell us of CPU of a decision, and of what is learnt of a request."""

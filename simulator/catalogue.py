@@ -22,12 +22,12 @@ from simulator.rivals.seen import Given
 
 def kvmesh(given: Given) -> PlacementPolicy:
     """Return the policy the router runs, made as the router makes it; decode runs no prompts here."""
-    mirror = LocalPrefixIndex()
+    local_index = LocalPrefixIndex()
     for name in given.names:
-        mirror.add(name)
+        local_index.add(name)
     return CostPolicy(
         given.router,
-        mirror,
+        local_index,
         given.rng,
         block_tokens=given.block_tokens,
         dispatch_ahead_s=given.dispatch_ahead_s,

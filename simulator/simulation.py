@@ -53,7 +53,7 @@ SLOW_REPLICA: Final = 0
 class LocalIndexed(Protocol):
     """A policy with a mirror of the caches: the simulation, as the index reader does, adds and drops its replicas."""
 
-    mirror: LocalPrefixIndex
+    local_index: LocalPrefixIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,14 +368,14 @@ class Simulation:
         for policy in self._policies:
             policy.observe(ReplicaGone(name))
             if isinstance(policy, LocalIndexed):
-                policy.mirror.drop(name)
+                policy.local_index.drop(name)
         for index in lost:
             self._arrive(index)
 
     def _return(self, replica: int) -> None:
         for policy in self._policies:
             if isinstance(policy, LocalIndexed):
-                policy.mirror.add(self._names[replica])
+                policy.local_index.add(self._names[replica])
         here = {one.name for one in self._replicas} | {self._names[replica]}
         self._replicas = [one for one in self._states if one.name in here]
         self._pump_all()

@@ -163,10 +163,10 @@ class Router:
         dialer.export(self.metrics)
         self._tracing = tracing_of(config.telemetry, "router", place.name)
         self.redis = RedisLink(place.redis_url)
-        mirror = LocalPrefixIndex(section.index_blocks_max)
+        local_index = LocalPrefixIndex(section.index_blocks_max)
         policy = CostPolicy(
             place.name,
-            mirror,
+            local_index,
             random.Random(),
             block_tokens=self._block_tokens,
             dispatch_ahead_s=section.dispatch_ahead_s,
@@ -204,7 +204,7 @@ class Router:
         )
         self._alarm = Timer(self.relay, clock, _log_bug)
         self.relay.on_change = self._alarm.update
-        self.index = IndexReader(self.redis, mesh, mirror, clock)
+        self.index = IndexReader(self.redis, mesh, local_index, clock)
         hello = attach_pb2.Hello(
             process_id=place.name, boot_id=self._boot_id, protocol_version=PROTOCOL_VERSION
         )

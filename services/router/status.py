@@ -36,7 +36,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetStatusResponse:
         """See router.proto."""
-        relay, mirror = self._relay, self._policy.mirror
+        relay, local_index = self._relay, self._policy.local_index
         now_s = self._clock.now_s()
         return pb.GetStatusResponse(
             router=relay.router,
@@ -44,12 +44,12 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             queued_request_count=len(relay.queue),
             relayed_request_count=relay.relayed_count,
             orphan_count=relay.holdings.orphan_count,
-            index_block_count=mirror.block_count,
-            overlay_block_count=mirror.expected_block_count,
+            index_block_count=local_index.block_count,
+            overlay_block_count=local_index.expected_block_count,
             stream_count=self._attach.stream_count,
             task_count=len(asyncio.all_tasks()),
             redis_connected=self._redis.is_connected,
-            healed_block_total=mirror.healed_block_total,
+            healed_block_total=local_index.healed_block_total,
             ejection_total=relay.ejection_total,
             prefill_costs=self._costs(),
         )
@@ -75,7 +75,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             role=pb.ReplicaView.ROLE_PREFILL if is_prefill else pb.ReplicaView.ROLE_DECODE,
             address=replica.address,
             placeable=replica.is_placeable(),
-            index_block_count=self._policy.mirror.blocks_of(replica.name),
+            index_block_count=self._policy.local_index.blocks_of(replica.name),
             queue_us=round(self._policy.queue_s(replica.name, now_s) * 1e6),
             dispatched_request_count=len(replica.slots),
             ejected=replica.ejection.is_ejected,

@@ -152,7 +152,7 @@ def export(
     clock: Clock,
 ) -> None:
     """Export what the core holds, read at each scrape."""
-    holdings, mirror = relay.holdings, policy.mirror
+    holdings, local_index = relay.holdings, policy.local_index
     metrics.gauge("queued_requests", "Attempts that wait to be released.", lambda: len(relay.queue))
     export_queue(relay, metrics)
     export_sharing(dispatches, policy, metrics)
@@ -163,10 +163,12 @@ def export(
     )
     metrics.gauge("live_requests", "Attempts placed and not ended.", lambda: relay.relayed_count)
     metrics.gauge("detached_requests", "Attempts whose frontend is lost.", lambda: holdings.orphan_count)
-    metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: mirror.block_count)
-    metrics.total("evicted_blocks", "Blocks forgotten at the bound.", lambda: mirror.evicted_block_total)
-    metrics.gauge("in_flight_blocks", "Blocks expected soon.", lambda: mirror.expected_block_count)
-    metrics.total("repaired_blocks", "Blocks that real hits corrected.", lambda: mirror.healed_block_total)
+    metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: local_index.block_count)
+    metrics.total("evicted_blocks", "Blocks forgotten at the bound.", lambda: local_index.evicted_block_total)
+    metrics.gauge("in_flight_blocks", "Blocks expected soon.", lambda: local_index.expected_block_count)
+    metrics.total(
+        "repaired_blocks", "Blocks that real hits corrected.", lambda: local_index.healed_block_total
+    )
     metrics.total("index_reloads", "Snapshots loaded.", lambda: index.reload_total)
     metrics.total("unreadable_entries", "Entries that could not be read.", lambda: index.unreadable_total)
     metrics.total("estimated_seconds", "Prefill seconds expected.", lambda: policy.estimate_total_s)

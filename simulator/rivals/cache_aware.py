@@ -71,7 +71,7 @@ class SmgEvents(Rival):
             key=lambda name: (
                 -asked.depths.get(name, 0),
                 counts[name],
-                self.mirror.blocks_of(name),
+                self.local_index.blocks_of(name),
                 self.rng.random(),
             ),
         )

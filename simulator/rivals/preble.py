@@ -75,14 +75,14 @@ class Preble(Rival):
     def _cost(self, name: str, request: PlacementRequest, depth: int) -> float:
         window = self._windows[name]
         missing = len(request.hashes) - depth
-        evicted = max(0.0, self.mirror.blocks_of(name) + missing - self.given.capacity)
+        evicted = max(0.0, self.local_index.blocks_of(name) + missing - self.given.capacity)
         reuse = window.hits / window.blocks if window.blocks else 0.0
         lost_s = evicted * reuse * self.cost.a_s * self.given.block_tokens
         return window.seconds + lost_s + self.prefill_s(request, depth)
 
     def dispatched(self, event: Dispatched) -> None:
         """Remember the work of the last minutes."""
-        depth = self.mirror.matched(event.hashes).get(event.replica, 0)
+        depth = self.local_index.matched(event.hashes).get(event.replica, 0)
         self._windows[event.replica].add(event.at_s, event.prefill_s, len(event.hashes), depth)
         super().dispatched(event)
 

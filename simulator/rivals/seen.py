@@ -111,16 +111,16 @@ class Rival(ABC):
         self.rng = given.rng
         self.cost = given.cost
         self.loads: dict[str, Load] = {name: Load() for name in given.names}
-        self.mirror = LocalPrefixIndex()
+        self.local_index = LocalPrefixIndex()
         for name in given.names:
-            self.mirror.add(name)
+            self.local_index.add(name)
         self._replica_of: dict[tuple[str, str], str] = {}
         self._chosen: dict[str, tuple[int, int]] = {}
         """Request -> its tokens, and those that were not cached when it was placed here."""
 
     def place(self, request: PlacementRequest, view: PoolView, now_s: float) -> Placement:
         """Choose by `choose`."""
-        depths = self.mirror.matched(request.hashes) if self.uses_index else {}
+        depths = self.local_index.matched(request.hashes) if self.uses_index else {}
         name = self.choose(Asked(request, view.prefill, depths, now_s))
         depth = depths.get(name, 0)
         uncached = max(1, request.token_count - depth * self.given.block_tokens)
@@ -155,9 +155,9 @@ class Rival(ABC):
             case Finished():
                 self.finished(event)
             case Stored() if self.uses_index:
-                self.mirror.store(event.replica, event.hashes)
+                self.local_index.store(event.replica, event.hashes)
             case Removed() if self.uses_index:
-                self.mirror.remove(event.replica, event.hashes)
+                self.local_index.remove(event.replica, event.hashes)
             case ReplicaGone():
                 self.gone(event.replica)
 
@@ -168,13 +168,13 @@ class Rival(ABC):
             tokens = len(event.hashes) * self.given.block_tokens
             uncached = tokens
             if self.uses_index:
-                depth = self.mirror.matched(event.hashes).get(event.replica, 0)
+                depth = self.local_index.matched(event.hashes).get(event.replica, 0)
                 uncached = max(1, tokens - depth * self.given.block_tokens)
         job = Job(event, tokens, uncached, event.prefill_s)
         self.loads[event.replica].jobs[event.router, event.request_id] = job
         self._replica_of[event.router, event.request_id] = event.replica
         if self.uses_overlay:
-            self.mirror.expect(event.replica, event.hashes)
+            self.local_index.expect(event.replica, event.hashes)
 
     def finished(self, event: Finished) -> None:
         """A prompt was computed."""
@@ -182,14 +182,14 @@ class Rival(ABC):
         if replica is not None:
             job = self.loads[replica].jobs.pop((event.router, event.request_id))
             if self.uses_overlay:
-                self.mirror.unexpect(replica, job.event.hashes)
+                self.local_index.unexpect(replica, job.event.hashes)
 
     def gone(self, replica: str) -> None:
         """A replica lost its queue and its cache. It may come back, empty."""
         for key, job in self.loads.pop(replica).jobs.items():
             del self._replica_of[key]
             if self.uses_overlay:
-                self.mirror.unexpect(replica, job.event.hashes)
+                self.local_index.unexpect(replica, job.event.hashes)
         self.loads[replica] = Load()
 
     def _job(self, router: str, request_id: str) -> Job | None:

@@ -265,7 +265,7 @@ class Pool:
         stream = Stream(name, "router-0", replica)
         replica.connect(stream)
         self.streams.append(stream)
-        self.policy.mirror.add(name)
+        self.policy.local_index.add(name)
 
     def _flow(self) -> None:
         """Deliver everything, and run the timers that are due, until nothing moves."""

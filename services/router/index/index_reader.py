@@ -1,6 +1,6 @@
 """Keeps the mirror up to date from Redis: snapshots first, then the stream of batches.
 
-A shell around `mirror`. One reader, strictly in the order of the stream, also while snapshots are loaded: events of other
+A shell around `local_index`. One reader, strictly in the order of the stream, also while snapshots are loaded: events of other
 replicas do not wait for that. While Redis is away the mirror stays as it is.
 Whatever is read, the event loop gets its turns.
 """
@@ -55,7 +55,7 @@ class IndexReader:
     """Owned by who calls `run`. `set_replicas` says whose caches are wanted."""
 
     def __init__(
-        self, redis: RedisLink, mesh: str, mirror: LocalPrefixIndex, clock: Clock | None = None
+        self, redis: RedisLink, mesh: str, local_index: LocalPrefixIndex, clock: Clock | None = None
     ) -> None:
         self.reload_total = 0
         self.unreadable_total = 0
@@ -64,7 +64,7 @@ class IndexReader:
         self._redis = redis
         self._mesh = mesh
         self._stream = key(mesh, "kv")
-        self._mirror = mirror
+        self._local_index = local_index
         self._clock = clock or MonotonicClock()
         self._turns = Turns(self._clock)
         self._position: StreamId = (0, 0)
@@ -86,11 +86,11 @@ class IndexReader:
         """Follow these replicas and no others."""
         wanted = set(names)
         for name in self._wanted - wanted:
-            self._mirror.drop(name)
+            self._local_index.drop(name)
             self._to_load.pop(name, None)
             self._loading.discard(name)
         for name in wanted - self._wanted:
-            self._mirror.add(name)
+            self._local_index.add(name)
             self._to_load[name] = float("-inf")
             self._loading.discard(name)
             self.is_caught_up = False
@@ -132,7 +132,7 @@ class IndexReader:
     async def _read(self, *, may_wait: bool = True) -> None:
         # Replicas may be named at any moment of the wait: a router that starts learns them just after this has begun.
         timeout_ms = BLOCK_MS if self._wanted and not self._to_load else BLOCK_MS // 10
-        waiting = ("BLOCK", timeout_ms) if may_wait and not self._mirror.needs_upkeep else ()
+        waiting = ("BLOCK", timeout_ms) if may_wait and not self._local_index.needs_upkeep else ()
         answer = await self._redis.execute(
             *("XREAD", "COUNT", READ_COUNT, *waiting),
             *("STREAMS", self._stream, events.format_stream_id(self._position)),
@@ -150,7 +150,7 @@ class IndexReader:
             return
         if name in self._to_load:
             return  # its snapshot and what follows will be read together
-        if await self._turns.through(self._mirror.applying(batch, entry_id)) is Outcome.RELOAD:
+        if await self._turns.through(self._local_index.applying(batch, entry_id)) is Outcome.RELOAD:
             log.info("index of %s is loaded again", name, extra={"epoch": batch.epoch, "seq": batch.seq})
             self._to_load[name] = float("-inf")
 
@@ -202,7 +202,7 @@ class IndexReader:
             for data in starts:
                 with suppress(EventError):  # told when it is loaded
                     heads.append(events.decode_snapshot_head(data))
-        self._mirror.foresee(heads)
+        self._local_index.foresee(heads)
 
     async def _load(self, name: str) -> SnapshotHead | None:
         """Load the snapshot of `name`; None if there is none of use."""
@@ -213,7 +213,7 @@ class IndexReader:
                 if not first:
                     return None
                 head = events.decode_snapshot_head(first)
-                load = self._mirror.begin_load(head) if head.replica == name else None
+                load = self._local_index.begin_load(head) if head.replica == name else None
                 if load is None:
                     return None
                 if await self._fill(load, first):
@@ -238,7 +238,7 @@ class IndexReader:
                 usable = len(data) // 8 * 8
                 for slice_at in range(0, usable, 8 * SLICE_BLOCKS):
                     packed = data[slice_at : min(usable, slice_at + 8 * SLICE_BLOCKS)]
-                    if not self._mirror.take(load, blocks.unpack(packed)):
+                    if not self._local_index.take(load, blocks.unpack(packed)):
                         return False
                     await self._turns.breathe()
                 await self._keep_up(UPKEEP_S)
@@ -263,19 +263,19 @@ class IndexReader:
             is_whole = True
         finally:
             if is_whole:
-                self._mirror.end_load(load)
+                self._local_index.end_load(load)
             else:
-                self._mirror.cancel_load(load)
+                self._local_index.cancel_load(load)
         return True
 
     async def _keep_up(self, for_s: float) -> None:
         """Do upkeep of the mirror for that long, or for as long as it cannot wait."""
         if self._upkeep is None:
-            if not self._mirror.needs_upkeep:
+            if not self._local_index.needs_upkeep:
                 return
-            self._upkeep = self._mirror.upkeep()
+            self._upkeep = self._local_index.upkeep()
         end_s = self._clock.now_s() + for_s
-        while self._clock.now_s() < end_s or self._mirror.is_far_over:
+        while self._clock.now_s() < end_s or self._local_index.is_far_over:
             try:
                 next(self._upkeep)
             except StopIteration:
@@ -295,7 +295,7 @@ class IndexReader:
                 start = entry_id
                 await self._turns.breathe()
                 if batch is not None and batch.replica in names:
-                    outcome = await self._turns.through(self._mirror.applying(batch, entry_id))
+                    outcome = await self._turns.through(self._local_index.applying(batch, entry_id))
                     if outcome is Outcome.RELOAD:
                         incomplete.add(batch.replica)
                     elif outcome is Outcome.APPLIED:

@@ -72,7 +72,7 @@ class CostPolicy:
     def __init__(
         self,
         router: str,
-        mirror: LocalPrefixIndex,
+        local_index: LocalPrefixIndex,
         rng: random.Random,
         *,
         block_tokens: int,
@@ -85,7 +85,7 @@ class CostPolicy:
 
         `transfer_block_s`: seconds in which a KV block moves from prefill to decode.
         """
-        self.mirror = mirror
+        self.local_index = local_index
         self.backlog = Backlog(router, order_key)
         self.reconciliation = Reconciliation(self.backlog)
         self.costs = CostModel()
@@ -108,7 +108,7 @@ class CostPolicy:
         if not view.decode:
             return Wait("no decode replica", now_s + RECHECK_S)
         prefills, decodes = self.prefills, self._decodes
-        match = Match(self.mirror, request.hashes)
+        match = Match(self.local_index, request.hashes)
         fitting = decodes.fitting(request, view, match)
         if not fitting:
             return Wait("no decode replica has room", now_s + RECHECK_S)
@@ -163,9 +163,9 @@ class CostPolicy:
                 self.reconciliation.on_load(event)
                 self._expire(event.at_s)
             case Stored():
-                self.mirror.store(event.replica, event.hashes)
+                self.local_index.store(event.replica, event.hashes)
             case Removed():
-                self.mirror.remove(event.replica, event.hashes)
+                self.local_index.remove(event.replica, event.hashes)
             case ReplicaGone():
                 self._forget(self.backlog.of(event.replica))
                 for each in (
@@ -203,7 +203,7 @@ class CostPolicy:
 
         That is one of `prefill`, or decode, which may hold the last reply too, if it ran what is left itself.
         """
-        match = Match(self.mirror, hashes)
+        match = Match(self.local_index, hashes)
         depth = match.deepest
         if prefill and max(1, token_count - depth * self._block_tokens) > self._local_tokens_max:
             depth = self.prefills.deepest(prefill, match)
@@ -256,19 +256,19 @@ class CostPolicy:
         )
         old = self.backlog.add(work)
         if old is not None:
-            self.mirror.unexpect(old.replica, old.hashes)
-        self.mirror.expect(work.replica, work.hashes)
+            self.local_index.unexpect(old.replica, old.hashes)
+        self.local_index.expect(work.replica, work.hashes)
         self.prefills.dispatched(event, is_own=work.is_own)
 
     def _finished(self, event: Finished) -> None:
         work = self.backlog.remove((event.router, event.request_id), event.at_s)
         if work is None:
             return
-        self.mirror.unexpect(work.replica, work.hashes)
+        self.local_index.unexpect(work.replica, work.hashes)
         hit = event.hit
         if hit is None:
             return
-        self.mirror.heal(
+        self.local_index.heal(
             work.replica, work.hashes, min(hit.cached_blocks, len(work.hashes)), len(work.hashes)
         )
         if hit.prefill_s > 0:
@@ -299,15 +299,15 @@ class CostPolicy:
     def _expire(self, now_s: float) -> None:
         for work in self.backlog.expired(now_s):
             self.backlog.remove(work.key)
-            self.mirror.unexpect(work.replica, work.hashes)
+            self.local_index.unexpect(work.replica, work.hashes)
 
     def _forget(self, works: Sequence[Work]) -> None:
         """They may be thousands: their blocks are left to the mirror's upkeep."""
         for work in works:
             self.backlog.remove(work.key)
-            self.mirror.unexpect_later(work.replica, work.hashes)
+            self.local_index.unexpect_later(work.replica, work.hashes)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if the overlay and the backlog disagree."""
         self.backlog.assert_consistent()
-        self.mirror.assert_consistent()
+        self.local_index.assert_consistent()

@@ -37,9 +37,9 @@ Entry = tuple[ReplicaState, int]
 class Match:
     """Who holds how much of one prompt; looked up once, when it is first asked for."""
 
-    def __init__(self, mirror: LocalPrefixIndex, hashes: Sequence[int]) -> None:
-        self._mirror = mirror
-        self.groups = groups = mirror.groups(hashes)
+    def __init__(self, local_index: LocalPrefixIndex, hashes: Sequence[int]) -> None:
+        self._local_index = local_index
+        self.groups = groups = local_index.groups(hashes)
         self.deepest = groups[0].depth if groups else 0
         """Blocks held by who holds most."""
         self._depths: dict[str, int] | None = None
@@ -51,21 +51,21 @@ class Match:
         if self._depths is None:
             self._depths = {}
             for depth, mask in self.groups:
-                self._depths.update(dict.fromkeys(self._mirror.names_of(mask), depth))
+                self._depths.update(dict.fromkeys(self._local_index.names_of(mask), depth))
         return self._depths
 
     def names(self, group: Group) -> list[str]:
         """Return the names in the mask of one of `groups`."""
         names = self._names.get(group.depth)
         if names is None:
-            names = self._names[group.depth] = self._mirror.names_of(group.mask)
+            names = self._names[group.depth] = self._local_index.names_of(group.mask)
         return names
 
     def depths_of(self, names: list[str]) -> dict[str, int]:
         """Return the blocks that `names` hold: few are looked for in the masks, which need not be named for it."""
         depths = dict.fromkeys(names, 0)
         if self.groups:
-            bits = [(name, self._mirror.bit_of(name)) for name in names]
+            bits = [(name, self._local_index.bit_of(name)) for name in names]
             for depth, mask in self.groups:
                 for name, bit in bits:
                     if mask & bit:

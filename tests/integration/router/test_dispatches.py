@@ -33,7 +33,7 @@ class Side:
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=0,
         )
-        self.policy.mirror.add("prefill-0")
+        self.policy.local_index.add("prefill-0")
         self.dispatches = DispatchGossip(
             self.link,
             "m",
@@ -76,19 +76,19 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
             async with asyncio.timeout(0.3):
                 await until(lambda: len(two.policy.backlog) == 1)
                 heard = True
-    assert two.policy.mirror.matched((1, 2, 3)) == {"prefill-0": 3}
+    assert two.policy.local_index.matched((1, 2, 3)) == {"prefill-0": 3}
     one.dispatches.note(Dispatched("router-0", b, "prefill-0", (7,), 0.25, now_s, now_s + 60))
     one.dispatches.note(Started("router-0", a, now_s))
     await until(lambda: len(two.policy.backlog) == 2)
     one.dispatches.note(Finished("router-0", a, now_s, Hit(8, 4, 2, 0.5)))
     await until(lambda: len(two.policy.backlog) == 1)
-    assert two.policy.mirror.blocks_of("prefill-0") == 3
+    assert two.policy.local_index.blocks_of("prefill-0") == 3
     assert two.policy.backlog.queue_s("prefill-0", 1.0, 1e9) == 0.25
     assert len(one.policy.backlog) == 0, "own gossip messages count for no other router"
     two.dispatches.set_routers([("router-1", "boot-router-1")])
     assert len(two.policy.backlog) == 0
-    list(two.policy.mirror.upkeep())
-    assert two.policy.mirror.expected_block_count == 0
+    list(two.policy.local_index.upkeep())
+    assert two.policy.local_index.expected_block_count == 0
     two.policy.assert_consistent()
     await one.close()
     await two.close()

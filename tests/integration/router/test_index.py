@@ -73,8 +73,8 @@ class Mesh:
         self.server = server
         self.interval_s = interval_s
         self.link, self.reader_link = RedisLink(server.url), RedisLink(server.url)
-        self.mirror = LocalPrefixIndex()
-        self.reader = IndexReader(self.reader_link, "m", self.mirror)
+        self.local_index = LocalPrefixIndex()
+        self.reader = IndexReader(self.reader_link, "m", self.local_index)
         self.publishers: dict[str, Publisher] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -98,10 +98,10 @@ class Mesh:
 
     def agrees(self, name: str, engine: Engine) -> bool:
         wanted = {value for chain in engine.chains for value in engine.hashes(chain)}
-        if self.mirror.blocks_of(name) != len(wanted):
+        if self.local_index.blocks_of(name) != len(wanted):
             return False
         return all(
-            self.mirror.matched(engine.hashes(chain)).get(name, 0) == len(chain) // BLOCK
+            self.local_index.matched(engine.hashes(chain)).get(name, 0) == len(chain) // BLOCK
             for chain in engine.chains
         )
 
@@ -144,7 +144,7 @@ async def test_events_reach_the_local_index(redis_server: Any) -> None:
             await asyncio.sleep(0)
         for name, engine in engines.items():
             await until(lambda name=name, engine=engine: mesh.agrees(name, engine))  # type: ignore[misc]
-        mesh.mirror.assert_consistent()
+        mesh.local_index.assert_consistent()
         assert mesh.reader.reload_total == 2
 
 
@@ -182,7 +182,7 @@ async def test_an_engine_that_boots_anew_has_an_empty_cache(redis_server: Any) -
         mesh.publishers["a"].on_engine_message(fresh.store(2))
         await until(lambda: mesh.agrees("a", fresh))
         assert mesh.agrees("b", other)
-        assert mesh.mirror.position_of("a")[0] == "boot-2"
+        assert mesh.local_index.position_of("a")[0] == "boot-2"
 
 
 async def test_lost_entries_are_detected_and_repaired_by_a_snapshot(redis_server: Any) -> None:
@@ -224,7 +224,7 @@ async def test_the_local_index_is_stale_without_redis_and_catches_up(
             mesh.publishers["a"].on_engine_message(engine.store())
         first = mesh.reader_link if is_reader_first else mesh.link
         await until(lambda: not first.is_connected)
-        assert mesh.mirror.blocks_of("a") == 10
+        assert mesh.local_index.blocks_of("a") == 10
         await redis_server.start()
         mesh.publishers["a"].on_engine_message(engine.store())
         await until(lambda: mesh.agrees("a", engine))

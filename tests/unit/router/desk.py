@@ -71,7 +71,7 @@ class Desk:
     def add(self, name: str, role: Any) -> None:
         replica, link = self.relay.add_replica(name, role, kv_address=f"{name}:9"), Link()
         replica.connect(link)
-        self.policy.mirror.add(name)
+        self.policy.local_index.add(name)
         self.links[name] = (replica, link)
         replica.on_attached(link, pb.Hello(), self.now_s)
 
@@ -184,7 +184,7 @@ class Desk:
         assert not any(replica.slots for replica, _ in self.links.values())
         assert not any(replica.load.state.block_reserved for replica, _ in self.links.values())
         assert not len(self.policy.backlog)
-        assert self.policy.mirror.expected_block_count == 0
+        assert self.policy.local_index.expected_block_count == 0
 
 
 def first(slot: int, token_id: int = 1, position: int = 0) -> pb.FirstToken:

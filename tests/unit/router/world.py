@@ -37,10 +37,10 @@ class World:
         self.now_s = 100.0
         self.pulled: set[str] = set()
         self.ended: list[tuple[str, str]] = []
-        self.mirror = LocalPrefixIndex()
+        self.local_index = LocalPrefixIndex()
         self.policy = CostPolicy(
             "router-0",
-            self.mirror,
+            self.local_index,
             self.rng,
             block_tokens=BLOCK,
             dispatch_ahead_s=1.0,
@@ -65,7 +65,7 @@ class World:
 
     def add_peer(self, peer: Peer) -> Link:
         self.peers[peer.name] = peer
-        self.mirror.add(peer.name)
+        self.local_index.add(peer.name)
         replica = self.relay.add_replica(peer.name, peer.role, kv_address=f"{peer.name}:1")
         link = Link(self, replica, peer)
         self.links.append(link)

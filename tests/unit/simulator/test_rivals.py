@@ -254,8 +254,8 @@ def test_a_replica_that_is_gone_and_comes_back_has_no_past() -> None:
             scene.send("a", fresh(30), starts=True)
         scene.policy.observe(ReplicaGone("a"))
         assert isinstance(scene.policy, Rival)
-        scene.policy.mirror.drop("a")
-        scene.policy.mirror.add("a")
+        scene.policy.local_index.drop("a")
+        scene.policy.local_index.add("a")
         assert scene.where(fresh(10, 70_000), tries=60) == set(NAMES), policy
 
 

@@ -359,12 +359,12 @@ def test_a_long_prompt_goes_though_more_short_ones_come_than_can_be_served(route
     cluster = Cluster(4, 1e9, FLAT, Order.SHORTEST, 0.002)
     policies = []
     for router in range(routers):
-        mirror = LocalPrefixIndex()
+        local_index = LocalPrefixIndex()
         for name in cluster.names():
-            mirror.add(name)
+            local_index.add(name)
         policy = CostPolicy(
             f"router-{router}",
-            mirror,
+            local_index,
             random.Random(router),
             block_tokens=100,
             dispatch_ahead_s=ahead_s,

@@ -35,7 +35,7 @@ def test_a_request_goes_its_way() -> None:
     assert [(row.slot, row.token_id, row.context_phase_params) for row in told.first_tokens] == [
         (slot, 1, b"")
     ]
-    assert desk.policy.mirror.blocks_of("prefill-0") == 5
+    assert desk.policy.local_index.blocks_of("prefill-0") == 5
     desk.down(
         decode, starts=[pb.Start(slot=submit.slot)], transfers=[pb.Transfer(slot=submit.slot, transfer_us=4)]
     )

@@ -125,7 +125,7 @@ def test_resumed_attempts_go_by_length_and_are_bounded_too() -> None:
 def test_a_short_prompt_overtakes_a_long_one_that_waits(order: str, released: str) -> None:
     """Short is what takes little where most of it is in cache. After its time nobody overtakes the long one any more."""
     desk = Desk(order_key=ORDERS[order])
-    desk.policy.mirror.store("prefill-0", blocks.chain(pack_ids(range(8000)), 4, "m"))
+    desk.policy.local_index.store("prefill-0", blocks.chain(pack_ids(range(8000)), 4, "m"))
     desk.reserved(request_id="0" * 32)
     desk.relay.releases.forecast = desk.policy
     cold = blocks.pack(blocks.chain(pack_ids(range(4000)), 4, "other"))
@@ -160,7 +160,7 @@ def test_the_drain_is_told_of_what_is_to_be_computed(monkeypatch: pytest.MonkeyP
     """Of a prompt of 404 tokens with 400 in cache 4: in the unit in which those that wait are counted."""
     desk, told = Desk(), []
     desk.relay.releases.forecast = desk.policy
-    desk.policy.mirror.store("prefill-0", blocks.chain(pack_ids(range(400)), 4, "m"))
+    desk.policy.local_index.store("prefill-0", blocks.chain(pack_ids(range(400)), 4, "m"))
     monkeypatch.setattr(QueueDelay, "released", lambda _, tokens, now_s: told.append(tokens))
     desk.submit(tokens=404)
     assert told == [4]

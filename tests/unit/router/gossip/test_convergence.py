@@ -60,17 +60,17 @@ class Router:
     roll_s: float = float("-inf")
 
     def __post_init__(self) -> None:
-        mirror = LocalPrefixIndex()
+        local_index = LocalPrefixIndex()
         self.policy = CostPolicy(
             self.name,
-            mirror,
+            local_index,
             random.Random(1),
             block_tokens=4,
             dispatch_ahead_s=1.0,
             local_prefill_tokens_max=0,
         )
         for replica in self.world.replicas:
-            mirror.add(replica)
+            local_index.add(replica)
         neighbours = PeerRouters(
             self.name,
             self.boot_id,
@@ -94,7 +94,7 @@ class Router:
             self.roll_s = self.now_s + ROLL_S
             self.exchange.call_roll()
         self.exchange.neighbours.look(self.now_s)
-        for _ in zip(range(self.world.rng.randrange(3)), self.policy.mirror.upkeep(), strict=False):
+        for _ in zip(range(self.world.rng.randrange(3)), self.policy.local_index.upkeep(), strict=False):
             pass  # what is left stays for another time
         while (entry := self.exchange.next_entry(self.now_s)) is not None:
             self.world.send(self.exchange.encoded(entry, self.now_s))
@@ -278,8 +278,8 @@ def test_estimates_are_the_truth_a_moment_after_the_last_loss(seed: int, loss: f
     world.rest(0.1)
     for router in world.routers.values():
         assert len(router.policy.backlog) == 0
-        list(router.policy.mirror.upkeep())
-        assert router.policy.mirror.expected_block_count == 0
+        list(router.policy.local_index.upkeep())
+        assert router.policy.local_index.expected_block_count == 0
 
 
 @settings(max_examples=20)
@@ -493,7 +493,7 @@ def _policy() -> tuple[Backlog, CostPolicy]:
         dispatch_ahead_s=1.0,
         local_prefill_tokens_max=0,
     )
-    policy.mirror.add(REPLICA)
+    policy.local_index.add(REPLICA)
     return policy.backlog, policy
 
 
@@ -507,5 +507,5 @@ def test_a_fresh_dispatch_is_not_denied_by_a_report_that_came_before_it() -> Non
     assert len(backlog.of(REPLICA)) == 1
     policy.observe(LoadSeen(REPLICA, 0, 0, 11.0))
     policy.observe(Finished("r1", name, 11.01, Hit(8, 0, 2, 0.0)))
-    assert policy.mirror.blocks_of(REPLICA) == 2
+    assert policy.local_index.blocks_of(REPLICA) == 2
     assert len(backlog) == 0

@@ -15,9 +15,9 @@ from services.router.index import masks
 from services.router.index.local_index import Load, LocalPrefixIndex, Outcome
 
 
-def apply(mirror: LocalPrefixIndex, batch: Batch, entry_id: tuple[int, int]) -> Outcome:
+def apply(local_index: LocalPrefixIndex, batch: Batch, entry_id: tuple[int, int]) -> Outcome:
     """Apply a batch in one go."""
-    slices = mirror.applying(batch, entry_id)
+    slices = local_index.applying(batch, entry_id)
     while True:
         try:
             next(slices)
@@ -76,9 +76,9 @@ class Cache:
         return Batch(self.name, self.epoch, self.told, self.seq, Op.SNAPSHOT, (), len(self.held))
 
 
-def deepest(mirror: LocalPrefixIndex, hashes: Sequence[int]) -> int:
+def deepest(local_index: LocalPrefixIndex, hashes: Sequence[int]) -> int:
     """Return how many leading blocks the replica has that has most."""
-    return max(mirror.matched(hashes).values(), default=0)
+    return max(local_index.matched(hashes).values(), default=0)
 
 
 def depth(request: list[int], held: set[int]) -> int:
@@ -91,10 +91,10 @@ def depth(request: list[int], held: set[int]) -> int:
 class Twin:
     """Caches that tell a mirror what they do, by a way that loses, repeats and delays; and what each truly holds."""
 
-    def __init__(self, seed: int, mirror: LocalPrefixIndex) -> None:
+    def __init__(self, seed: int, local_index: LocalPrefixIndex) -> None:
         self.rng = rng = random.Random(seed)
         self.tree = Tree(rng)
-        self.mirror = mirror
+        self.local_index = local_index
         names = ("a", "b", "c", "d", "e", "f", "g", "h", "i")[: rng.randint(1, 9)]
         self.caches = {name: Cache(name, rng, self.tree) for name in names}
         self.overlay: dict[str, Counter[int]] = {name: Counter() for name in names}
@@ -105,7 +105,7 @@ class Twin:
         """Snapshots half taken, and the entries of their replicas since."""
         self.entry = 0
         for name in names:
-            mirror.add(name)
+            local_index.add(name)
 
     def step(self) -> None:
         """Do one thing."""
@@ -125,7 +125,7 @@ class Twin:
         elif kind < 0.58:
             self.cancel(name)
             snapshot = self.caches[name].snapshot(self.entry)
-            load = self.mirror.begin_load(snapshot.head)
+            load = self.local_index.begin_load(snapshot.head)
             assert load is not None
             self.loads[name] = load, snapshot, []
         elif kind < 0.66 and self.loads:
@@ -138,12 +138,12 @@ class Twin:
             self.drop(name)
         elif kind < 0.85:
             request = self.tree.request(rng)
-            self.mirror.expect(name, request)
+            self.local_index.expect(name, request)
             self.overlay[name].update(request)
             self.dispatched.append((name, request))
         elif self.dispatched:
             other, request = self.dispatched.pop(rng.randrange(len(self.dispatched)))
-            self.mirror.unexpect(other, request)
+            self.local_index.unexpect(other, request)
             self.overlay[other] -= Counter(request)
 
     def tell(self, batch: Batch) -> None:
@@ -152,7 +152,7 @@ class Twin:
         if name in self.loads:
             self.loads[name][2].append((self.entry, batch))
             return
-        outcome = apply(self.mirror, batch, (self.entry, 0))
+        outcome = apply(self.local_index, batch, (self.entry, 0))
         if batch.op is Op.SNAPSHOT:
             assert (outcome is Outcome.RELOAD) == (name in self.dirty)
         else:
@@ -163,33 +163,33 @@ class Twin:
         load, snapshot, waiting = self.loads[name]
         hashes = blocks.unpack(snapshot.packed)[load.position :]
         if hashes and self.rng.random() < 0.8:
-            assert self.mirror.take(load, hashes[: self.rng.randint(1, 20)])
+            assert self.local_index.take(load, hashes[: self.rng.randint(1, 20)])
             return
         while load.position < snapshot.block_count:
-            self.mirror.take(load, blocks.unpack(snapshot.packed)[load.position :][:20])
-        self.mirror.end_load(load)
+            self.local_index.take(load, blocks.unpack(snapshot.packed)[load.position :][:20])
+        self.local_index.end_load(load)
         del self.loads[name]
         self.dirty.discard(name)
         for entry, batch in waiting:
-            assert apply(self.mirror, batch, (entry, 0)) is not Outcome.RELOAD
+            assert apply(self.local_index, batch, (entry, 0)) is not Outcome.RELOAD
 
     def cancel(self, name: str) -> None:
         """Give up taking a snapshot: what it would have healed stays as it is."""
         if name in self.loads:
             load, _, waiting = self.loads.pop(name)
-            self.mirror.cancel_load(load)
+            self.local_index.cancel_load(load)
             self.dirty.update({name} if waiting else ())
-            if self.mirror.position_of(name)[0] != self.caches[name].epoch:
+            if self.local_index.position_of(name)[0] != self.caches[name].epoch:
                 self.dirty.add(name)
 
     def drop(self, name: str) -> None:
         """A replica leaves, and another comes by its name."""
-        self.mirror.drop(name)
+        self.local_index.drop(name)
         if name in self.loads:
             load, _, _ = self.loads.pop(name)
-            assert not self.mirror.take(load, [1])
-            self.mirror.end_load(load)
-        self.mirror.add(name)
+            assert not self.local_index.take(load, [1])
+            self.local_index.end_load(load)
+        self.local_index.add(name)
         self.dirty.add(name)
         self.overlay[name].clear()
         self.dispatched = [(other, request) for other, request in self.dispatched if other != name]
@@ -207,28 +207,30 @@ class Twin:
 @pytest.mark.parametrize("seed", range(40))
 def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) -> None:
     """In whatever order events, losses, repeats, reboots and slices of reloads come, a replica without a gap is exact."""
-    mirror = LocalPrefixIndex()
-    twin = Twin(seed, mirror)
+    local_index = LocalPrefixIndex()
+    twin = Twin(seed, local_index)
     upkeep: Iterator[None] = iter(())
     request = twin.tree.request(twin.rng)
     for index in range(300):
-        mirror.groups(request)
+        local_index.groups(request)
         twin.step()
-        assert mirror.groups(request) == mirror.groups(list(request)), "an old answer is given again"
-        if next(upkeep, 0) is not None and mirror.needs_upkeep and twin.rng.random() < 0.3:
-            upkeep = mirror.upkeep()
+        assert local_index.groups(request) == local_index.groups(list(request)), (
+            "an old answer is given again"
+        )
+        if next(upkeep, 0) is not None and local_index.needs_upkeep and twin.rng.random() < 0.3:
+            upkeep = local_index.upkeep()
         for _ in range(twin.rng.choice((0, 0, 50))):
             next(upkeep, None)
         if index % 5 == 0:
-            mirror.assert_consistent()
+            local_index.assert_consistent()
         request = twin.tree.request(twin.rng)
-        found = mirror.matched(request)
+        found = local_index.matched(request)
         for name, wanted in twin.true_depths(request).items():
             assert found.get(name, 0) == wanted, f"{seed=}"
-        groups = mirror.groups(request)
+        groups = local_index.groups(request)
         assert [group.depth for group in groups] == sorted(set(found.values()), reverse=True)
         for name, its_depth in found.items():
-            masks = [group.mask for group in groups if group.mask & mirror.bit_of(name)]
+            masks = [group.mask for group in groups if group.mask & local_index.bit_of(name)]
             assert masks == [group.mask for group in groups if group.depth == its_depth]
 
 
@@ -237,199 +239,199 @@ def test_a_bounded_index_promises_no_block_that_is_not_there(seed: int) -> None:
     """Above its bound the mirror finds less than there is, never more; and what is missing asks for no reload."""
     rng = random.Random(f"bound {seed}")  # not the twin's: its tree's blocks would come again as fresh ones
     bound = rng.choice((8, 20, 40))
-    mirror = LocalPrefixIndex(bound)
-    twin = Twin(seed, mirror)
+    local_index = LocalPrefixIndex(bound)
+    twin = Twin(seed, local_index)
     for index in range(300):
         twin.step()
-        if rng.random() < 0.5 or mirror.is_far_over:
-            while mirror.needs_upkeep:
-                list(mirror.upkeep())
-            assert mirror.block_count <= bound, f"{seed=}"
+        if rng.random() < 0.5 or local_index.is_far_over:
+            while local_index.needs_upkeep:
+                list(local_index.upkeep())
+            assert local_index.block_count <= bound, f"{seed=}"
         if index % 5 == 0:
-            mirror.assert_consistent()
+            local_index.assert_consistent()
         request = twin.tree.request(rng)
-        found = mirror.matched(request)
+        found = local_index.matched(request)
         for name, wanted in twin.true_depths(request).items():
             assert found.get(name, 0) <= wanted, f"{seed=}"
-    assert mirror.evicted_block_total or bound > 20
+    assert local_index.evicted_block_total or bound > 20
 
 
-def keep_within(mirror: LocalPrefixIndex) -> None:
-    while mirror.needs_upkeep:
-        list(mirror.upkeep())
+def keep_within(local_index: LocalPrefixIndex) -> None:
+    while local_index.needs_upkeep:
+        list(local_index.upkeep())
 
 
 def test_what_is_used_outlives_what_is_not() -> None:
     """Chains that requests go on hitting stay whole however much comes after them; the others are gone."""
     rng = random.Random(5)
     chains = [[rng.getrandbits(64) for _ in range(30)] for _ in range(100)]
-    mirror = LocalPrefixIndex(4000)
-    mirror.add("a")
+    local_index = LocalPrefixIndex(4000)
+    local_index.add("a")
     packed = blocks.pack([value for chain in chains for value in chain])
-    list(mirror.load(Snapshot("a", "e", 1, (1, 0), packed)))
+    list(local_index.load(Snapshot("a", "e", 1, (1, 0), packed)))
     for _ in range(400):
-        mirror.store("a", [rng.getrandbits(64) for _ in range(30)])
-        mirror.heal("a", chains[rng.randrange(10)], 30)
-        if mirror.is_far_over:
-            keep_within(mirror)
-    assert [deepest(mirror, chain) for chain in chains[:10]] == [30] * 10
-    assert sum(deepest(mirror, chain) for chain in chains[10:]) < 0.05 * 90 * 30
-    mirror.assert_consistent()
+        local_index.store("a", [rng.getrandbits(64) for _ in range(30)])
+        local_index.heal("a", chains[rng.randrange(10)], 30)
+        if local_index.is_far_over:
+            keep_within(local_index)
+    assert [deepest(local_index, chain) for chain in chains[:10]] == [30] * 10
+    assert sum(deepest(local_index, chain) for chain in chains[10:]) < 0.05 * 90 * 30
+    local_index.assert_consistent()
 
 
 def test_of_snapshots_beyond_the_bound_every_replica_keeps_the_first_blocks() -> None:
     """No replica is left out because it was loaded late; ancestors stay, so that what is kept can be found."""
     rng = random.Random(6)
-    mirror = LocalPrefixIndex(4000)
+    local_index = LocalPrefixIndex(4000)
     caches = {
         f"r{index}": [[rng.getrandbits(64) for _ in range(20)] for _ in range(100)] for index in range(8)
     }
     for name, chains in caches.items():
-        mirror.add(name)
+        local_index.add(name)
         packed = blocks.pack([chain[at] for at in range(20) for chain in chains])
-        for _ in mirror.load(Snapshot(name, "e", 1, (1, 0), packed)):
-            if mirror.is_far_over:
-                keep_within(mirror)
-    keep_within(mirror)
-    assert min(mirror.blocks_of(name) for name in caches) >= 4000 / 8 / 2
-    found = sum(deepest(mirror, chain) for chains in caches.values() for chain in chains)
-    assert found >= 0.7 * mirror.block_count
-    mirror.assert_consistent()
+        for _ in local_index.load(Snapshot(name, "e", 1, (1, 0), packed)):
+            if local_index.is_far_over:
+                keep_within(local_index)
+    keep_within(local_index)
+    assert min(local_index.blocks_of(name) for name in caches) >= 4000 / 8 / 2
+    found = sum(deepest(local_index, chain) for chains in caches.values() for chain in chains)
+    assert found >= 0.7 * local_index.block_count
+    local_index.assert_consistent()
 
 
 def test_an_old_entry_is_not_applied_behind_its_snapshot() -> None:
     """Entries up to the snapshot's place in the stream are history, even of another epoch."""
-    mirror = LocalPrefixIndex()
-    mirror.add("a")
-    list(mirror.load(Snapshot("a", "new", 5, (10, 0), blocks.pack((1, 2)))))
-    assert apply(mirror, Batch("a", "old", 0, 9, Op.STORED, (3,)), (9, 7)) is Outcome.STALE
-    assert apply(mirror, Batch("a", "new", 4, 5, Op.STORED, (3,)), (11, 0)) is Outcome.STALE
-    assert apply(mirror, Batch("a", "new", 5, 6, Op.STORED, (3,)), (11, 0)) is Outcome.APPLIED
-    assert apply(mirror, Batch("a", "newer", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.RELOAD
-    assert apply(mirror, Batch("nobody", "e", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.STALE
-    assert mirror.matched([1, 2, 3]) == {"a": 3}
+    local_index = LocalPrefixIndex()
+    local_index.add("a")
+    list(local_index.load(Snapshot("a", "new", 5, (10, 0), blocks.pack((1, 2)))))
+    assert apply(local_index, Batch("a", "old", 0, 9, Op.STORED, (3,)), (9, 7)) is Outcome.STALE
+    assert apply(local_index, Batch("a", "new", 4, 5, Op.STORED, (3,)), (11, 0)) is Outcome.STALE
+    assert apply(local_index, Batch("a", "new", 5, 6, Op.STORED, (3,)), (11, 0)) is Outcome.APPLIED
+    assert apply(local_index, Batch("a", "newer", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.RELOAD
+    assert apply(local_index, Batch("nobody", "e", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.STALE
+    assert local_index.matched([1, 2, 3]) == {"a": 3}
 
 
 def test_a_drifted_count_asks_for_a_reload() -> None:
     """Bits that no event would ever clear are found by the audit in each snapshot's note."""
-    mirror = LocalPrefixIndex()
-    mirror.add("a")
-    list(mirror.load(Snapshot("a", "e", 5, (1, 0), blocks.pack(tuple(range(100))))))
-    mirror.store("a", list(range(1000, 1016)))
-    assert apply(mirror, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (2, 0)) is Outcome.APPLIED
-    mirror.store("a", [2000])
-    assert apply(mirror, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (3, 0)) is Outcome.RELOAD
+    local_index = LocalPrefixIndex()
+    local_index.add("a")
+    list(local_index.load(Snapshot("a", "e", 5, (1, 0), blocks.pack(tuple(range(100))))))
+    local_index.store("a", list(range(1000, 1016)))
+    assert apply(local_index, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (2, 0)) is Outcome.APPLIED
+    local_index.store("a", [2000])
+    assert apply(local_index, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (3, 0)) is Outcome.RELOAD
 
 
 def test_real_hits_correct_the_index() -> None:
     """A hit sets what was missing, clears what was not there, counts both, and leaves no false depth elsewhere."""
-    mirror = LocalPrefixIndex()
-    mirror.add("a")
-    mirror.add("b")
-    mirror.store("a", [1, 2, 3, 4])
-    mirror.store("b", [1, 2])
-    assert mirror.heal("a", [1, 2, 3, 4], 4) == 0
-    assert mirror.heal("b", [1, 2, 3, 4], 3) == 1
-    assert mirror.matched([1, 2, 3, 4]) == {"a": 4, "b": 3}
-    mirror.store("a", [5])  # child of 2, on the chain 1 2 5
-    assert mirror.heal("a", [1, 2, 3, 4], 1) == 3
-    assert mirror.matched([1, 2, 5]) == {"a": 1, "b": 2}
-    assert mirror.heal("a", [1, 2, 3, 4], 1, held=4) == 0
-    assert mirror.matched([1, 2, 3, 4]) == {"a": 4, "b": 3}
-    assert mirror.healed_block_total == 4
-    mirror.assert_consistent()
+    local_index = LocalPrefixIndex()
+    local_index.add("a")
+    local_index.add("b")
+    local_index.store("a", [1, 2, 3, 4])
+    local_index.store("b", [1, 2])
+    assert local_index.heal("a", [1, 2, 3, 4], 4) == 0
+    assert local_index.heal("b", [1, 2, 3, 4], 3) == 1
+    assert local_index.matched([1, 2, 3, 4]) == {"a": 4, "b": 3}
+    local_index.store("a", [5])  # child of 2, on the chain 1 2 5
+    assert local_index.heal("a", [1, 2, 3, 4], 1) == 3
+    assert local_index.matched([1, 2, 5]) == {"a": 1, "b": 2}
+    assert local_index.heal("a", [1, 2, 3, 4], 1, held=4) == 0
+    assert local_index.matched([1, 2, 3, 4]) == {"a": 4, "b": 3}
+    assert local_index.healed_block_total == 4
+    local_index.assert_consistent()
 
 
 def test_a_cleared_block_in_the_middle_of_other_chains_is_not_jumped_over() -> None:
     """After a hit showed that an ancestor is missing, long chains are scanned, not bisected, until the next snapshot."""
-    mirror = LocalPrefixIndex()
-    mirror.add("a")
+    local_index = LocalPrefixIndex()
+    local_index.add("a")
     chain, branch = list(range(1, 40)), [*range(1, 20), *range(100, 120)]
-    mirror.store("a", [*chain, *branch[19:]])
-    mirror.heal("a", chain, 10)
-    assert mirror.matched(branch) == {"a": 10}
-    list(mirror.load(Snapshot("a", "e", 1, (1, 0), blocks.pack(tuple(branch)))))
-    assert mirror.matched(branch) == {"a": 39}
+    local_index.store("a", [*chain, *branch[19:]])
+    local_index.heal("a", chain, 10)
+    assert local_index.matched(branch) == {"a": 10}
+    list(local_index.load(Snapshot("a", "e", 1, (1, 0), blocks.pack(tuple(branch)))))
+    assert local_index.matched(branch) == {"a": 39}
 
 
 def test_content_of_an_engine_that_is_gone_answers_nothing_while_the_new_is_loaded() -> None:
     """A load of another epoch hides the old blocks at once, one of the same epoch only when it is complete."""
-    mirror = LocalPrefixIndex()
-    mirror.add("a")
-    list(mirror.load(Snapshot("a", "one", 1, (1, 0), blocks.pack((1, 2, 3)))))
+    local_index = LocalPrefixIndex()
+    local_index.add("a")
+    list(local_index.load(Snapshot("a", "one", 1, (1, 0), blocks.pack((1, 2, 3)))))
     fresh = blocks.pack(tuple(range(10_000, 20_000)))
-    same = mirror.load(Snapshot("a", "one", 2, (2, 0), fresh))
+    same = local_index.load(Snapshot("a", "one", 2, (2, 0), fresh))
     next(same)
-    assert mirror.matched([1, 2, 3]) == {"a": 3}
+    assert local_index.matched([1, 2, 3]) == {"a": 3}
     list(same)
-    assert mirror.matched([1, 2, 3]) == {}
-    other = mirror.load(Snapshot("a", "two", 1, (3, 0), blocks.pack((1, 2))))
+    assert local_index.matched([1, 2, 3]) == {}
+    other = local_index.load(Snapshot("a", "two", 1, (3, 0), blocks.pack((1, 2))))
     next(other)
-    assert mirror.matched([10_000]) == {}
+    assert local_index.matched([10_000]) == {}
     list(other)
-    assert mirror.matched([1, 2, 3]) == {"a": 2}
-    mirror.assert_consistent()
+    assert local_index.matched([1, 2, 3]) == {"a": 2}
+    local_index.assert_consistent()
 
 
 def test_a_dropped_replicas_bit_is_given_away_only_after_the_sweep() -> None:
     """A new replica never inherits blocks of a dead one, swept or not."""
-    mirror = LocalPrefixIndex()
+    local_index = LocalPrefixIndex()
     for name in ("a", "b"):
-        mirror.add(name)
-        mirror.store(name, range(1, 500))
-    mirror.drop("a")
-    mirror.add("c")
-    assert mirror.matched([1, 2]) == {"b": 2}
-    for _ in mirror.upkeep():
-        assert mirror.matched([1, 2]) == {"b": 2}
-    assert not mirror.needs_upkeep
-    mirror.add("d")
-    assert mirror.matched([1, 2]) == {"b": 2}
-    mirror.drop("b")
-    list(mirror.upkeep())
-    assert mirror.block_count == 0
-    mirror.assert_consistent()
+        local_index.add(name)
+        local_index.store(name, range(1, 500))
+    local_index.drop("a")
+    local_index.add("c")
+    assert local_index.matched([1, 2]) == {"b": 2}
+    for _ in local_index.upkeep():
+        assert local_index.matched([1, 2]) == {"b": 2}
+    assert not local_index.needs_upkeep
+    local_index.add("d")
+    assert local_index.matched([1, 2]) == {"b": 2}
+    local_index.drop("b")
+    list(local_index.upkeep())
+    assert local_index.block_count == 0
+    local_index.assert_consistent()
 
 
 def test_a_replica_dropped_while_it_loads_leaves_nothing() -> None:
     """A load that is overtaken by a drop ends, and a sweep removes what it had set."""
-    mirror = LocalPrefixIndex()
-    mirror.add("a")
-    mirror.store("a", [1])
-    loading = mirror.load(Snapshot("a", "", 5, (1, 0), blocks.pack(tuple(range(5000)))))
+    local_index = LocalPrefixIndex()
+    local_index.add("a")
+    local_index.store("a", [1])
+    loading = local_index.load(Snapshot("a", "", 5, (1, 0), blocks.pack(tuple(range(5000)))))
     next(loading)
-    mirror.drop("a")
+    local_index.drop("a")
     assert list(loading) == []
-    list(mirror.upkeep())
-    assert mirror.block_count == 0
-    mirror.add("b")
-    assert mirror.blocks_of("b") == 0
-    mirror.assert_consistent()
+    list(local_index.upkeep())
+    assert local_index.block_count == 0
+    local_index.add("b")
+    assert local_index.blocks_of("b") == 0
+    local_index.assert_consistent()
 
 
 def test_masks_that_were_seen_once_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under many replicas that come to share blocks in all combinations, what is kept beside the blocks is bounded."""
     monkeypatch.setattr(masks, "MASKS_MIN", 50)
     rng = random.Random(4)
-    mirror = LocalPrefixIndex()
+    local_index = LocalPrefixIndex()
     for index in range(9):
-        mirror.add(f"idle{index}")  # Python keeps the integers up to 256 itself
+        local_index.add(f"idle{index}")  # Python keeps the integers up to 256 itself
     names = [f"p{index}" for index in range(12)]
     held: dict[str, set[int]] = {name: set() for name in names}
     for name in names:
-        mirror.add(name)
+        local_index.add(name)
     for _ in range(3000):
         name, value = rng.choice(names), rng.randrange(20)
         if value in held[name]:
             held[name].remove(value)
-            assert mirror.remove(name, [value]) == 1
+            assert local_index.remove(name, [value]) == 1
         else:
             held[name].add(value)
-            assert mirror.store(name, [value]) == 1
-        if mirror.needs_upkeep:
-            list(mirror.upkeep())
-        used = {id(mask) for shard in mirror._table.shards for mask in shard.values()}
-        assert len(mirror._table.masks.known) <= 50
-        assert used <= {id(mask) for mask in mirror._table.masks.known}, "equal masks are not shared"
-    assert {name: mirror.blocks_of(name) for name in names} == {name: len(held[name]) for name in names}
-    mirror.assert_consistent()
+            assert local_index.store(name, [value]) == 1
+        if local_index.needs_upkeep:
+            list(local_index.upkeep())
+        used = {id(mask) for shard in local_index._table.shards for mask in shard.values()}
+        assert len(local_index._table.masks.known) <= 50
+        assert used <= {id(mask) for mask in local_index._table.masks.known}, "equal masks are not shared"
+    assert {name: local_index.blocks_of(name) for name in names} == {name: len(held[name]) for name in names}
+    local_index.assert_consistent()

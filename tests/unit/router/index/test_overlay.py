@@ -62,20 +62,20 @@ def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
 
 def test_no_slice_takes_out_more_than_its_share() -> None:
     """A thousand blocks leave in a slice, of however many requests, and none before its descendants."""
-    mirror = LocalPrefixIndex()
-    mirror.add("p0")
+    local_index = LocalPrefixIndex()
+    local_index.add("p0")
     prompts = [tuple(range(index << 20, (index << 20) + 3000)) for index in range(20)]
     for prompt in prompts:
-        mirror.expect("p0", prompt)
+        local_index.expect("p0", prompt)
     for prompt in prompts:
-        mirror.unexpect_later("p0", prompt)
-    left = mirror.expected_block_count
+        local_index.unexpect_later("p0", prompt)
+    left = local_index.expected_block_count
     assert left == 60_000, "it takes no time to say so"
-    assert mirror.needs_upkeep
-    for _ in mirror.upkeep():
-        assert left - mirror.expected_block_count <= SLICE_BLOCKS
-        left = mirror.expected_block_count
+    assert local_index.needs_upkeep
+    for _ in local_index.upkeep():
+        assert left - local_index.expected_block_count <= SLICE_BLOCKS
+        left = local_index.expected_block_count
         for prompt in prompts:
-            is_there = [value in mirror._overlay.masks for value in prompt]
+            is_there = [value in local_index._overlay.masks for value in prompt]
             assert is_there == sorted(is_there, reverse=True)
-    assert left == 0 and not mirror.needs_upkeep
+    assert left == 0 and not local_index.needs_upkeep

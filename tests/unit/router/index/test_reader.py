@@ -57,8 +57,8 @@ class StoredRedis:
         return [await self.execute(*command) for command in commands]
 
 
-async def follow(redis: StoredRedis, mirror: LocalPrefixIndex) -> tuple[IndexReader, asyncio.Task[None]]:
-    reader = IndexReader(redis, "m", mirror, SlowClock())  # type: ignore[arg-type]  # what it needs of a link
+async def follow(redis: StoredRedis, local_index: LocalPrefixIndex) -> tuple[IndexReader, asyncio.Task[None]]:
+    reader = IndexReader(redis, "m", local_index, SlowClock())  # type: ignore[arg-type]  # what it needs of a link
     reader.set_replicas(["p"])
     return reader, asyncio.create_task(reader.run())
 
@@ -73,19 +73,19 @@ async def caught_up(reader: IndexReader) -> int:
     return turns
 
 
-async def kept_up(mirror: LocalPrefixIndex) -> None:
+async def kept_up(local_index: LocalPrefixIndex) -> None:
     """Return when the reader has nothing left to tidy."""
     async with asyncio.timeout(5):
-        while mirror.needs_upkeep:
+        while local_index.needs_upkeep:
             await asyncio.sleep(0)
 
 
 async def test_a_replay_is_cut_into_slices() -> None:
     """A page of batches that costs 255 ms is not taken in one turn of the loop."""
-    mirror = LocalPrefixIndex()
-    reader, task = await follow(StoredRedis(), mirror)
+    local_index = LocalPrefixIndex()
+    reader, task = await follow(StoredRedis(), local_index)
     turns = await caught_up(reader)
-    assert mirror.block_count == READ_COUNT - 1
+    assert local_index.block_count == READ_COUNT - 1
     assert turns >= (READ_COUNT - 1) * 0.001 / (2 * SLICE_S)
     task.cancel()
     await asyncio.wait([task])
@@ -93,24 +93,24 @@ async def test_a_replay_is_cut_into_slices() -> None:
 
 async def test_a_replica_that_comes_back_while_it_is_loaded_is_loaded_again() -> None:
     """What was read for its predecessor does not count for it, and one that left is not waited for."""
-    mirror, redis = LocalPrefixIndex(), StoredRedis()
-    reader, task = await follow(redis, mirror)
+    local_index, redis = LocalPrefixIndex(), StoredRedis()
+    reader, task = await follow(redis, local_index)
     async with asyncio.timeout(5):
-        while mirror.blocks_of("p") < READ_COUNT // 2:
+        while local_index.blocks_of("p") < READ_COUNT // 2:
             await asyncio.sleep(0)
     reader.set_replicas([])
     reader.set_replicas(["p"])
-    assert mirror.blocks_of("p") == 0 and not reader.is_caught_up
+    assert local_index.blocks_of("p") == 0 and not reader.is_caught_up
     await caught_up(reader)
-    assert reader.reload_total == 2 and mirror.blocks_of("p") == READ_COUNT - 1
+    assert reader.reload_total == 2 and local_index.blocks_of("p") == READ_COUNT - 1
     async with asyncio.timeout(5):
         reader.set_replicas([])
         reader.set_replicas(["p"])
-        while mirror.blocks_of("p") < READ_COUNT // 2:
+        while local_index.blocks_of("p") < READ_COUNT // 2:
             await asyncio.sleep(0)
     reader.set_replicas([])
     async with asyncio.timeout(5):
-        while mirror.block_count:
+        while local_index.block_count:
             await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
@@ -144,15 +144,17 @@ class RewrittenRedis(StoredRedis):
 async def test_a_snapshot_read_in_parts_is_never_a_mixture(rewrites: int, reads_whole: bool) -> None:
     """One that is written anew meanwhile is read again, and in one go if that does not stop."""
     block_count = 3 * CHUNK_BYTES // 8 + 5
-    mirror, redis = LocalPrefixIndex(), RewrittenRedis(block_count)
+    local_index, redis = LocalPrefixIndex(), RewrittenRedis(block_count)
     redis.rewrites_left = rewrites
-    reader, task = await follow(redis, mirror)
+    reader, task = await follow(redis, local_index)
     await caught_up(reader)
-    await kept_up(mirror)
-    assert mirror.blocks_of("p") == mirror.block_count == block_count
-    assert all(mirror.matched([redis.written << 60 | index << 30]) for index in range(0, block_count, 997))
+    await kept_up(local_index)
+    assert local_index.blocks_of("p") == local_index.block_count == block_count
+    assert all(
+        local_index.matched([redis.written << 60 | index << 30]) for index in range(0, block_count, 997)
+    )
     assert (redis.written > 2) is reads_whole
-    mirror.assert_consistent()
+    local_index.assert_consistent()
     task.cancel()
     await asyncio.wait([task])
 
@@ -160,7 +162,7 @@ async def test_a_snapshot_read_in_parts_is_never_a_mixture(rewrites: int, reads_
 @pytest.mark.parametrize("change", ["cut", "longer", "foreign"])
 async def test_a_damaged_snapshot_leaves_what_was_known(change: str) -> None:
     """Whatever its first part promised, one that does not keep it changes nothing and is counted."""
-    mirror, redis = LocalPrefixIndex(), RewrittenRedis(CHUNK_BYTES // 8 + 100)
+    local_index, redis = LocalPrefixIndex(), RewrittenRedis(CHUNK_BYTES // 8 + 100)
     redis.rewrites_left = 0
     if change == "cut":
         redis.snapshot = redis.snapshot[:-11]
@@ -168,17 +170,17 @@ async def test_a_damaged_snapshot_leaves_what_was_known(change: str) -> None:
         redis.snapshot += b"12345678"
     else:
         redis.snapshot = b"KVS2" + redis.snapshot[4:]
-    mirror.add("p")
-    list(mirror.load(Snapshot("p", "e", 0, (0, 0), blocks.pack((7, 8)))))
-    reader, task = await follow(redis, mirror)
+    local_index.add("p")
+    list(local_index.load(Snapshot("p", "e", 0, (0, 0), blocks.pack((7, 8)))))
+    reader, task = await follow(redis, local_index)
     await caught_up(reader)
     task.cancel()
     await asyncio.wait([task])
     assert reader.unreadable_total >= 1 and reader.reload_total == 0
-    assert mirror.matched([7, 8]) == {"p": 2}
-    list(mirror.upkeep())
-    assert mirror.block_count == 2
-    mirror.assert_consistent()
+    assert local_index.matched([7, 8]) == {"p": 2}
+    list(local_index.upkeep())
+    assert local_index.block_count == 2
+    local_index.assert_consistent()
 
 
 class AwayRedis(StoredRedis):
@@ -190,12 +192,12 @@ class AwayRedis(StoredRedis):
 
 async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
     """What is expected no more is taken out all the same."""
-    mirror, many = LocalPrefixIndex(), tuple(range(100_000))
-    _, task = await follow(AwayRedis(), mirror)
-    mirror.expect("p", many)
-    mirror.unexpect_later("p", many)
-    await kept_up(mirror)
-    assert not mirror.expected_block_count
+    local_index, many = LocalPrefixIndex(), tuple(range(100_000))
+    _, task = await follow(AwayRedis(), local_index)
+    local_index.expect("p", many)
+    local_index.unexpect_later("p", many)
+    await kept_up(local_index)
+    assert not local_index.expected_block_count
     task.cancel()
     await asyncio.wait([task])
 
@@ -203,11 +205,11 @@ async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
 async def test_a_batch_of_many_blocks_is_cut_into_slices() -> None:
     """One entry with 60,000 blocks does not take the loop for itself, be it replayed or read as news."""
     many = tuple(index << 40 for index in range(60_000))
-    mirror, redis = LocalPrefixIndex(), StoredRedis()
+    local_index, redis = LocalPrefixIndex(), StoredRedis()
     redis.entries = [(b"5-1", {events.FIELD: events.encode_batch(Batch("p", "e", 0, 1, Op.STORED, many))})]
-    reader, task = await follow(redis, mirror)
+    reader, task = await follow(redis, local_index)
     turns = await caught_up(reader)
-    assert mirror.block_count == len(many)
+    assert local_index.block_count == len(many)
     assert turns >= len(many) / SLICE_BLOCKS * 0.001 / (2 * SLICE_S)
     task.cancel()
     await asyncio.wait([task])
@@ -215,17 +217,17 @@ async def test_a_batch_of_many_blocks_is_cut_into_slices() -> None:
 
 async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
     """A snapshot of many times the bound never makes the mirror much larger than the bound."""
-    mirror, redis = LocalPrefixIndex(20_000), RewrittenRedis(CHUNK_BYTES // 8 * 3)
+    local_index, redis = LocalPrefixIndex(20_000), RewrittenRedis(CHUNK_BYTES // 8 * 3)
     redis.rewrites_left = 0
-    reader, task = await follow(redis, mirror)
+    reader, task = await follow(redis, local_index)
     most = 0
     async with asyncio.timeout(20):
-        while not reader.is_caught_up or mirror.needs_upkeep:
+        while not reader.is_caught_up or local_index.needs_upkeep:
             await asyncio.sleep(0)
-            most = max(most, mirror.block_count)
+            most = max(most, local_index.block_count)
     assert most <= 20_000 * 17 // 16 + CHUNK_BYTES // 8
-    assert 10_000 <= mirror.block_count <= 20_000
-    mirror.assert_consistent()
+    assert 10_000 <= local_index.block_count <= 20_000
+    local_index.assert_consistent()
     task.cancel()
     await asyncio.wait([task])
 
@@ -233,9 +235,9 @@ async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
 class TalkingRedis(MemoryRedis):
     """Tells a block of "b" with each command, and notes with each how many of them the mirror has."""
 
-    def __init__(self, mirror: LocalPrefixIndex) -> None:
+    def __init__(self, local_index: LocalPrefixIndex) -> None:
         super().__init__()
-        self.mirror = mirror
+        self.local_index = local_index
         self.seq = 0
         self.seen: list[tuple[str, int]] = []
         """Command, and how many blocks the mirror lags behind."""
@@ -252,7 +254,7 @@ class TalkingRedis(MemoryRedis):
 
     def answer(self, command: Any) -> Any:
         if command[0] in ("GETRANGE", "XRANGE"):
-            self.seen.append((command[0], self.seq - self.mirror.blocks_of("b")))
+            self.seen.append((command[0], self.seq - self.local_index.blocks_of("b")))
             self.seq += 1
             self.tell(Batch("b", "e", self.seq - 1, self.seq, Op.STORED, (1 << 63 | self.seq,)))
         return super().answer(command)
@@ -261,13 +263,13 @@ class TalkingRedis(MemoryRedis):
 async def reloaded(redis: TalkingRedis, *names: str) -> None:
     """Load `names`, and then "a" again, which has missed something."""
     link: Any = redis
-    reader = IndexReader(link, "m", redis.mirror, SlowClock())
+    reader = IndexReader(link, "m", redis.local_index, SlowClock())
     reader.set_replicas(names)
     task = asyncio.create_task(reader.run())
     await caught_up(reader)
     redis.seen.clear()
     reload_total = reader.reload_total
-    head = events.encode_snapshot_head("a", "e", 6, (0, 0), redis.mirror.blocks_of("a"))
+    head = events.encode_snapshot_head("a", "e", 6, (0, 0), redis.local_index.blocks_of("a"))
     redis.keys["m:snap:a"] = head + redis.keys["m:snap:a"][len(head) :]
     redis.tell(Batch("a", "e", 5, 6, Op.STORED, (3,)))
     async with asyncio.timeout(5):
@@ -275,8 +277,8 @@ async def reloaded(redis: TalkingRedis, *names: str) -> None:
             await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
-    assert redis.mirror.position_of("a") == ("e", 6)
-    redis.mirror.assert_consistent()
+    assert redis.local_index.position_of("a") == ("e", 6)
+    redis.local_index.assert_consistent()
 
 
 async def test_events_of_others_do_not_wait_for_a_snapshot() -> None:
@@ -311,19 +313,19 @@ async def test_who_is_loaded_does_not_wait_for_all_others(monkeypatch: pytest.Mo
     for index, name in enumerate(["b", *names]):
         redis.store(name, 2000, index)
     link: Any = redis
-    reader = IndexReader(link, "m", redis.mirror, SlowClock())
+    reader = IndexReader(link, "m", redis.local_index, SlowClock())
     reader.set_replicas(["b", *names])
     task = asyncio.create_task(reader.run())
     lags = []
     async with asyncio.timeout(10):
         while reader.reload_total < len(names):
             await asyncio.sleep(0)
-            lags.append(redis.seq - max(0, redis.mirror.blocks_of("b") - 2000))
+            lags.append(redis.seq - max(0, redis.local_index.blocks_of("b") - 2000))
         while not reader.is_caught_up:
             await asyncio.sleep(0)
     assert min(lags[len(lags) // 2 :]) < 10
     assert reader.reload_total == len(names) + 1
-    assert redis.mirror.blocks_of("b") > 2000
+    assert redis.local_index.blocks_of("b") > 2000
     task.cancel()
     await asyncio.wait([task])
 
@@ -340,11 +342,11 @@ async def test_a_load_that_never_helps_does_not_keep_others_from_theirs(
     for name in ("b", "c"):
         redis.store(name, 5, 2)
     link: Any = redis
-    reader = IndexReader(link, "m", redis.mirror, SlowClock())
+    reader = IndexReader(link, "m", redis.local_index, SlowClock())
     reader.set_replicas(["a", "b", "c"])
     task = asyncio.create_task(reader.run())
     async with asyncio.timeout(5):
-        while not (reader.unreadable_total > 2 and redis.mirror.blocks_of("c")):
+        while not (reader.unreadable_total > 2 and redis.local_index.blocks_of("c")):
             await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])

@@ -179,7 +179,7 @@ def history(seed: int) -> Iterator[Placement]:
         local_prefill_tokens_max=rng.choice((0, 300)),
     )
     for one in (*prefill, *decode):
-        policy.mirror.add(one.name)
+        policy.local_index.add(one.name)
     now_s, running, has_others = 0.0, list[Dispatched](), rng.random() < 0.5
     for index in range(200):
         now_s += rng.expovariate(3 * len(prefill))

@@ -46,9 +46,9 @@ def policy_of(
         local_prefill_tokens_max=local,
     )
     for index in range(prefills):
-        policy.mirror.add(f"p{index}")
+        policy.local_index.add(f"p{index}")
     for index in range(decodes):
-        policy.mirror.add(f"d{index}")
+        policy.local_index.add(f"d{index}")
     return policy
 
 
@@ -119,7 +119,7 @@ def test_what_was_dispatched_is_expected_there() -> None:
     answer = placed(policy.place(request(2), view_of(), 0.0))
     assert (answer.prefill, answer.matched_blocks) == ("p1", 100)
     policy.observe(Finished("router-0", f"{1:032x}", 1.0))
-    assert policy.mirror.matched(range(100)) == {}
+    assert policy.local_index.matched(range(100)) == {}
 
 
 def test_release_stops_at_the_dispatch_ahead_or_one_request() -> None:
@@ -182,7 +182,7 @@ def test_only_a_place_that_can_run_a_prompt_tells_what_it_will_take() -> None:
     """Decode has the last reply too, but does not run what is long; a replica that drains has it for nobody."""
     policy, view = policy_of(2, 1, local=100), view_of(2, 1)
     for name, depth in (("d0", 90), ("p1", 50), ("p0", 20)):
-        policy.mirror.store(name, tuple(range(depth)))
+        policy.local_index.store(name, tuple(range(depth)))
     whole, some = tuple(range(100)), tuple(range(99))
     assert policy.expected(whole, 1005, view.prefill)[0] == 505
     assert policy.expected(some[:95], 955, view.prefill)[0] == 55, "decode runs it"
@@ -202,7 +202,7 @@ def test_decode_that_is_short_enough_runs_a_prompt_though_a_longer_one_there_wer
     """One decode replica has less left, behind a prompt that runs; the other is idle, and has too much left to run it."""
     policy, view = policy_of(1, 2, local=512), view_of(1, 2)
     hashes = tuple(range(18))
-    policy.mirror.store("d0", hashes)
+    policy.local_index.store("d0", hashes)
     policy.observe(dispatched(1, "d0", 0.06))
     policy.observe(Started("router-0", f"{1:032x}", 0.0))
     for name in range(2, 12):
@@ -231,13 +231,13 @@ def test_decode_goes_where_most_is_free_counting_what_it_holds() -> None:
 
 def test_blocks_that_decode_holds_need_not_move() -> None:
     """Beside a prefill elsewhere it costs the handoff, the blocks that it lacks, and how full it would be."""
-    mirror = LocalPrefixIndex()
-    mirror.add("holder")
-    mirror.store("holder", (1, 2, 3))
+    local_index = LocalPrefixIndex()
+    local_index.add("holder")
+    local_index.store("holder", (1, 2, 3))
     choice = DecodeChoice(BLOCK, 0.5, random.Random(1))
     pool = [ReplicaState("holder", 1000, block_reserved=300), ReplicaState("empty", 1000)]
     request = PlacementRequest("r", (1, 2, 3, 4), 4 * BLOCK + 1, BLOCK)
-    fitting = choice.fitting(request, PoolView((), pool), Match(mirror, request.hashes))
+    fitting = choice.fitting(request, PoolView((), pool), Match(local_index, request.hashes))
     best, cost_s = choice.beside_prefill(fitting)
     assert best.name == "holder" and cost_s == pytest.approx(HANDOFF_S + 2 * 0.5 + 0.304)
 
@@ -258,8 +258,8 @@ def test_a_first_token_teaches_cost_and_index() -> None:
     policy = policy_of()
     policy.observe(dispatched(1, "p0", 0.06, tuple(range(100))))
     policy.observe(Finished("router-0", f"{1:032x}", 1.0, Hit(400, 600, 40, 0.6)))
-    assert policy.mirror.matched(range(100)) == {"p0": 100}
-    assert policy.mirror.healed_block_total == 40
+    assert policy.local_index.matched(range(100)) == {"p0": 100}
+    assert policy.local_index.healed_block_total == 40
     assert policy.estimate_total_s == 0.06 and policy.measured_total_s == 0.6
     assert policy.costs.estimate_s(600, 1000) == pytest.approx(0.6, rel=0.1)
 
@@ -283,8 +283,8 @@ def test_nothing_of_the_dead_is_waited_for() -> None:
     policy.observe(dispatched(8, "p2", 1.0, (6,)))
     policy.observe(ReplicaGone("p2"))
     assert len(policy.backlog) == 0
-    list(policy.mirror.upkeep())
-    assert policy.mirror.expected_block_count == 0
+    list(policy.local_index.upkeep())
+    assert policy.local_index.expected_block_count == 0
     policy.assert_consistent()
 
 

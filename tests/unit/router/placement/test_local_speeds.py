@@ -80,7 +80,7 @@ class Mesh:
             [ReplicaState(name, block_total=10_000, reported_at_s=1e9) for name in ("d0", "d1")],
         )
         for one in (*self.view.prefill, *self.view.decode):
-            self.policy.mirror.add(one.name)
+            self.policy.local_index.add(one.name)
         self.now_s = 100.0
         self._count = 0
 
@@ -174,7 +174,7 @@ def test_what_was_learnt_against_a_guess_is_forgotten_with_it() -> None:
     for _ in range(100):
         mesh.run(0.2)
     mesh.view = PoolView([ReplicaState("p0")], mesh.view.decode)
-    mesh.policy.mirror.add("p0")
+    mesh.policy.local_index.add("p0")
     for _ in range(60):
         mesh.run(0.2, prefill_s=0.2)
     assert sum(mesh.run(0.2, prefill_s=0.2).prefill is None for _ in range(60)) > 50

@@ -47,7 +47,7 @@ def policy_of(
         order_key=order_key,
     )
     for name in names:
-        policy.mirror.add(name)
+        policy.local_index.add(name)
     return policy
 
 
@@ -119,10 +119,10 @@ def test_nobody_remembers_a_replica_that_is_gone() -> None:
                 end(policy, told, index + 0.5, 0.3)
         policy.observe(LoadSeen("p0", 1, 1, float(index)))
     assert len(policy.prefills._wishes) and remembered(policy, "p0", set())
-    policy.mirror.drop("p0")
+    policy.local_index.drop("p0")
     policy.observe(ReplicaGone("p0"))
     policy.place(request_of(9, (7, 8)), PoolView([ReplicaState("p1")], view.decode, 0), 9.0)
-    assert list(policy.mirror.upkeep())
+    assert list(policy.local_index.upkeep())
     assert not remembered(policy, "p0", set())
 
 
@@ -362,7 +362,7 @@ def test_shortest_first_only_those_who_come_for_a_cache_are_regulars(
         hashes = tuple(range(50)) if is_cached else tuple(range(1000 * index, 1000 * index + 50))
         request = request_of(100 + index, hashes)
         if is_cached:
-            policy.mirror.store("p0", hashes)
+            policy.local_index.store("p0", hashes)
         answer = policy.place(request, view, now_s)
         assert isinstance(answer, Placement) and answer.prefill == "p0"
         end(policy, send(policy, request, answer, now_s), now_s + 0.05, 0.05)

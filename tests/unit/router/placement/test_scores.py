@@ -78,7 +78,7 @@ class Twin:
             work.prefill_s for name in everybody for work in policy.backlog.of(name) if work.started_s is None
         )
         kappa = min(KAPPA_MAX, (waiting_s / typical_s + view.waiting_requests) / len(view.prefill))
-        depths = policy.mirror.matched(request.hashes)
+        depths = policy.local_index.matched(request.hashes)
         scores, queues, ends = {}, {}, {}
         for one in view.prefill:
             uncached = max(1, request.token_count - depths.get(one.name, 0) * BLOCK)
@@ -138,7 +138,7 @@ def test_scores_are_those_of_the_formula(seed: int, *, is_in_order: bool) -> Non
         order_key=fifo if is_in_order else shortest,
     )
     for one in prefill:
-        policy.mirror.add(one.name)
+        policy.local_index.add(one.name)
     view = PoolView(prefill, [ReplicaState("d0")], rng.choice((0, 3)))
     twin, running, now_s, compared = Twin(policy, is_in_order=is_in_order), list[Dispatched](), 0.0, 0
     others = rng.random() < 0.5

@@ -35,7 +35,7 @@ def test_an_idle_holder_of_a_block_less_is_compared(seed: int) -> None:
     policy = policy_of(count, 1, seed=seed)
     shared = tuple(range(90))
     for index in range(count):
-        policy.mirror.store(
+        policy.local_index.store(
             f"p{index}", shared[: 90 if index < deepest else 89 if index < deepest + 5 else 0]
         )
     for index in range(count):
@@ -51,16 +51,16 @@ def test_an_idle_holder_of_a_block_less_is_compared(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_holders_are_few_and_the_deepest_is_among_them(seed: int) -> None:
     """No more are compared than is said, nobody twice, each with what it holds."""
-    rng, mirror = random.Random(seed), LocalPrefixIndex()
+    rng, local_index = random.Random(seed), LocalPrefixIndex()
     replicas = [ReplicaState(f"p{index}") for index in range(rng.randint(ALL + 1, 120))]
     hashes = tuple(range(60))
     held = {one.name: rng.choice((0, 0, 0, 1, 59, rng.randint(0, 60))) for one in replicas}
     for name, depth in held.items():
-        mirror.add(name)
-        mirror.store(name, hashes[:depth])
+        local_index.add(name)
+        local_index.store(name, hashes[:depth])
     shortlist = Shortlist(rng)
     for load in (NO_LOAD, {one.name: rng.random() for one in replicas}):
-        found = shortlist.of(replicas, Match(mirror, hashes), load)
+        found = shortlist.of(replicas, Match(local_index, hashes), load)
         names = [one.name for one, _ in found]
         assert len(set(names)) == len(names) <= HOLDERS + LIGHT
         assert all(held[one.name] == depth for one, depth in found)
