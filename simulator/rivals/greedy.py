@@ -26,7 +26,7 @@ class Ttft(Rival):
 class TtftOptimistic(Ttft):
     """The same; what queued prompts will leave in cache counts as there."""
 
-    uses_overlay = True
+    counts_in_flight = True
 
 
 class Mooncake(Ttft):

@@ -53,7 +53,7 @@ class _Fading:
 class KappaRho(Rival):
     """The formula above."""
 
-    uses_overlay = True
+    counts_in_flight = True
 
     def __init__(self, given: Given) -> None:
         super().__init__(given)

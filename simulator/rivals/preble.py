@@ -44,7 +44,7 @@ class _Window:
 class Preble(Rival):
     """E2: exploitation and exploration, on a tree of what was sent where, corrected by KV events."""
 
-    uses_overlay = True
+    counts_in_flight = True
 
     def __init__(self, given: Given) -> None:
         super().__init__(given)

@@ -103,7 +103,7 @@ class Rival(ABC):
     """False spares the work of keeping one."""
     learns_at_start = True
     """The start tells what was cached: what is left of the prompt is known exactly then, but for noise."""
-    uses_overlay = False
+    counts_in_flight = False
     """True: the blocks of dispatched and unfinished prompts count as cached."""
 
     def __init__(self, given: Given) -> None:
@@ -173,7 +173,7 @@ class Rival(ABC):
         job = Job(event, tokens, uncached, event.prefill_s)
         self.loads[event.replica].jobs[event.router, event.request_id] = job
         self._replica_of[event.router, event.request_id] = event.replica
-        if self.uses_overlay:
+        if self.counts_in_flight:
             self.local_index.expect(event.replica, event.hashes)
 
     def finished(self, event: Finished) -> None:
@@ -181,14 +181,14 @@ class Rival(ABC):
         replica = self._replica_of.pop((event.router, event.request_id), None)
         if replica is not None:
             job = self.loads[replica].jobs.pop((event.router, event.request_id))
-            if self.uses_overlay:
+            if self.counts_in_flight:
                 self.local_index.unexpect(replica, job.event.hashes)
 
     def gone(self, replica: str) -> None:
         """A replica lost its queue and its cache. It may come back, empty."""
         for key, job in self.loads.pop(replica).jobs.items():
             del self._replica_of[key]
-            if self.uses_overlay:
+            if self.counts_in_flight:
                 self.local_index.unexpect(replica, job.event.hashes)
         self.loads[replica] = Load()
 

@@ -85,7 +85,7 @@ class LocalPrefixIndex:
         self.healed_block_total = 0
         """Blocks that the hits of real requests corrected."""
         self._table = BlockTable(blocks_max)
-        self._overlay = InFlightBlocks()
+        self._in_flight = InFlightBlocks()
         self._bits = ReplicaBits()
         self._replicas: dict[str, _Replica] = {}
         self._live = 0
@@ -109,7 +109,7 @@ class LocalPrefixIndex:
     @property
     def expected_block_count(self) -> int:
         """Distinct blocks in the overlay."""
-        return len(self._overlay.masks)
+        return len(self._in_flight.masks)
 
     def blocks_of(self, name: str) -> int:
         """Blocks of the index that `name` holds; 0 if it is unknown."""
@@ -131,7 +131,7 @@ class LocalPrefixIndex:
         """Forget `name`; its bits are swept later."""
         replica = self._replicas.pop(name, None)
         if replica is not None:
-            self._overlay.drop(name, replica.bit)
+            self._in_flight.drop(name, replica.bit)
             self._retire(replica.number)
 
     # Lookup
@@ -142,12 +142,14 @@ class LocalPrefixIndex:
         Replicas of equal depth are one mask; those with no block are in none: see `names_of`, `bit_of`. `hashes` must not
         change afterwards. The answer is the mirror's own: leave it as it is.
         """
-        table, overlay, last = self._table, self._overlay, self._answer
-        state = table.changes + overlay.changes, self._live, self._unclosed
+        table, in_flight, last = self._table, self._in_flight, self._answer
+        state = table.changes + in_flight.changes, self._live, self._unclosed
         # A decision asks several times. A caller that changes its list in place would get an old answer.
         if last is None or last[0] is not hashes or last[1] != state:
             unclosed = self._unclosed & self._live
-            found = prefix_lookup.groups(table.shards, overlay.masks, hashes, self._live ^ unclosed, unclosed)
+            found = prefix_lookup.groups(
+                table.shards, in_flight.masks, hashes, self._live ^ unclosed, unclosed
+            )
             last = self._answer = hashes, state, found
         return last[2]
 
@@ -271,7 +273,7 @@ class LocalPrefixIndex:
         """True if `upkeep` would find something."""
         table = self._table
         is_table = bool(self._dead) or table.is_short or table.is_over or table.masks.needs_purge
-        return is_table or self._overlay.is_leaving
+        return is_table or self._in_flight.is_leaving
 
     @property
     def is_far_over(self) -> bool:
@@ -284,7 +286,7 @@ class LocalPrefixIndex:
 
         In slices, between which anything else may happen.
         """
-        yield from self._overlay.take_out(self.bit_of)
+        yield from self._in_flight.take_out(self.bit_of)
         if self._dead:
             dead = self._dead
             yield from self._table.sweep(dead)
@@ -321,18 +323,18 @@ class LocalPrefixIndex:
         """A request was dispatched: its blocks will be at `name` soon. Undone by `unexpect` with the same hashes."""
         replica = self._replicas.get(name)
         if replica is not None:
-            self._overlay.expect(name, replica.bit, hashes)
+            self._in_flight.expect(name, replica.bit, hashes)
 
     def unexpect(self, name: str, hashes: Sequence[int]) -> None:
         """The request has finished, or will not. Harmless for a replica that was dropped since."""
         replica = self._replicas.get(name)
         if replica is not None:
-            self._overlay.unexpect(name, replica.bit, hashes)
+            self._in_flight.unexpect(name, replica.bit, hashes)
 
     def unexpect_later(self, name: str, hashes: Sequence[int]) -> None:
         """As `unexpect`, but in the slices of `upkeep`: for many requests at once."""
         if name in self._replicas:
-            self._overlay.unexpect_later(name, hashes)
+            self._in_flight.unexpect_later(name, hashes)
 
     # Bits
 
@@ -354,7 +356,7 @@ class LocalPrefixIndex:
     def _move(self, replica: _Replica, number: int) -> None:
         """Give `replica` another bit; its expected blocks move along, its index blocks stay behind."""
         old, replica.number = replica.number, number
-        self._overlay.move(replica.name, 1 << old, replica.bit)
+        self._in_flight.move(replica.name, 1 << old, replica.bit)
         self._live |= replica.bit
         self._retire(old)
 
@@ -373,4 +375,4 @@ class LocalPrefixIndex:
             held |= mask
         nobodys = {number for number, name in enumerate(names) if not name}
         assert not any(held >> number & 1 for number in nobodys), "a block is held by nobody"
-        self._overlay.assert_consistent({one.name: one.bit for one in self._replicas.values()})
+        self._in_flight.assert_consistent({one.name: one.bit for one in self._replicas.values()})

@@ -97,7 +97,7 @@ class Twin:
         self.local_index = local_index
         names = ("a", "b", "c", "d", "e", "f", "g", "h", "i")[: rng.randint(1, 9)]
         self.caches = {name: Cache(name, rng, self.tree) for name in names}
-        self.overlay: dict[str, Counter[int]] = {name: Counter() for name in names}
+        self.in_flight: dict[str, Counter[int]] = {name: Counter() for name in names}
         self.dispatched: list[tuple[str, list[int]]] = []
         self.dirty = set(names)
         """Replicas with an open gap, and those without a lease."""
@@ -139,12 +139,12 @@ class Twin:
         elif kind < 0.85:
             request = self.tree.request(rng)
             self.local_index.expect(name, request)
-            self.overlay[name].update(request)
+            self.in_flight[name].update(request)
             self.dispatched.append((name, request))
         elif self.dispatched:
             other, request = self.dispatched.pop(rng.randrange(len(self.dispatched)))
             self.local_index.unexpect(other, request)
-            self.overlay[other] -= Counter(request)
+            self.in_flight[other] -= Counter(request)
 
     def tell(self, batch: Batch) -> None:
         """An entry of the stream, which waits while the snapshot of its replica is being taken."""
@@ -191,14 +191,14 @@ class Twin:
             self.local_index.end_load(load)
         self.local_index.add(name)
         self.dirty.add(name)
-        self.overlay[name].clear()
+        self.in_flight[name].clear()
         self.dispatched = [(other, request) for other, request in self.dispatched if other != name]
 
     def true_depths(self, request: list[int]) -> dict[str, int]:
         """Return what a lookup should find, of the replicas without an open gap and of which no entry waits."""
         behind = {name for name, (_, _, waiting) in self.loads.items() if waiting}
         return {
-            name: depth(request, set(cache.held) | set(self.overlay[name]))
+            name: depth(request, set(cache.held) | set(self.in_flight[name]))
             for name, cache in self.caches.items()
             if name not in self.dirty | behind
         }

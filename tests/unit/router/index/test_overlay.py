@@ -17,7 +17,7 @@ def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
     would be if all had left at once; before that more is expected, never less.
     """
     rng = random.Random(seed)
-    overlay, bits, free = InFlightBlocks(), {"a": 1, "b": 2}, [4, 8, 16]
+    in_flight, bits, free = InFlightBlocks(), {"a": 1, "b": 2}, [4, 8, 16]
     expected: list[tuple[str, tuple[int, ...]]] = []
     slices: Iterator[None] = iter(())
 
@@ -33,31 +33,31 @@ def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
         if kind < 0.4:
             start = rng.randrange(4 * SLICE_BLOCKS)
             hashes = tuple(range(start, start + rng.randrange(3 * SLICE_BLOCKS)))
-            overlay.expect(name, bits[name], hashes)
+            in_flight.expect(name, bits[name], hashes)
             expected.append((name, hashes))
         elif kind < 0.7 and expected:
             left, hashes = expected.pop(rng.randrange(len(expected)))
             if rng.random() < 0.3:
-                overlay.unexpect(left, bits[left], hashes)
+                in_flight.unexpect(left, bits[left], hashes)
             else:
-                overlay.unexpect_later(left, hashes)
+                in_flight.unexpect_later(left, hashes)
         elif kind < 0.8:
             old, bits[name] = bits[name], free.pop()
             if rng.random() < 0.5:
-                overlay.move(name, old, bits[name])
+                in_flight.move(name, old, bits[name])
             else:
-                overlay.drop(name, old)
+                in_flight.drop(name, old)
                 expected = [one for one in expected if one[0] != name]
             free.append(old)
         else:
             for _ in range(rng.randrange(4)):
                 if next(slices, 0) is not None:
-                    slices = overlay.take_out(bits.__getitem__)
-        overlay.assert_consistent(bits)
-        here = overlay.masks
+                    slices = in_flight.take_out(bits.__getitem__)
+        in_flight.assert_consistent(bits)
+        here = in_flight.masks
         assert all(here.get(value, 0) & mask == mask for value, mask in masks().items())
-    list(overlay.take_out(bits.__getitem__))
-    assert overlay.masks == masks() and not overlay.is_leaving
+    list(in_flight.take_out(bits.__getitem__))
+    assert in_flight.masks == masks() and not in_flight.is_leaving
 
 
 def test_no_slice_takes_out_more_than_its_share() -> None:
@@ -76,6 +76,6 @@ def test_no_slice_takes_out_more_than_its_share() -> None:
         assert left - local_index.expected_block_count <= SLICE_BLOCKS
         left = local_index.expected_block_count
         for prompt in prompts:
-            is_there = [value in local_index._overlay.masks for value in prompt]
+            is_there = [value in local_index._in_flight.masks for value in prompt]
             assert is_there == sorted(is_there, reverse=True)
     assert left == 0 and not local_index.needs_upkeep
