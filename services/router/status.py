@@ -45,7 +45,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             relayed_request_count=relay.relayed_count,
             orphan_count=relay.holdings.orphan_count,
             index_block_count=local_index.block_count,
-            overlay_block_count=local_index.expected_block_count,
+            overlay_block_count=local_index.in_flight_block_count,
             stream_count=self._attach.stream_count,
             task_count=len(asyncio.all_tasks()),
             redis_connected=self._redis.is_connected,

@@ -165,7 +165,7 @@ def export(
     metrics.gauge("detached_requests", "Attempts whose frontend is lost.", lambda: holdings.orphan_count)
     metrics.gauge("index_blocks", "Distinct blocks in the index.", lambda: local_index.block_count)
     metrics.total("evicted_blocks", "Blocks forgotten at the bound.", lambda: local_index.evicted_block_total)
-    metrics.gauge("in_flight_blocks", "Blocks expected soon.", lambda: local_index.expected_block_count)
+    metrics.gauge("in_flight_blocks", "Blocks expected soon.", lambda: local_index.in_flight_block_count)
     metrics.total(
         "repaired_blocks", "Blocks that real hits corrected.", lambda: local_index.healed_block_total
     )

@@ -107,7 +107,7 @@ class LocalPrefixIndex:
         return self._table.evicted_total
 
     @property
-    def expected_block_count(self) -> int:
+    def in_flight_block_count(self) -> int:
         """Distinct blocks in the overlay."""
         return len(self._in_flight.masks)
 

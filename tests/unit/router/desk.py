@@ -184,7 +184,7 @@ class Desk:
         assert not any(replica.slots for replica, _ in self.links.values())
         assert not any(replica.load.state.block_reserved for replica, _ in self.links.values())
         assert not len(self.policy.backlog)
-        assert self.policy.local_index.expected_block_count == 0
+        assert self.policy.local_index.in_flight_block_count == 0
 
 
 def first(slot: int, token_id: int = 1, position: int = 0) -> pb.FirstToken:

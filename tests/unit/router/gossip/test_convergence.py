@@ -279,7 +279,7 @@ def test_estimates_are_the_truth_a_moment_after_the_last_loss(seed: int, loss: f
     for router in world.routers.values():
         assert len(router.policy.backlog) == 0
         list(router.policy.local_index.upkeep())
-        assert router.policy.local_index.expected_block_count == 0
+        assert router.policy.local_index.in_flight_block_count == 0
 
 
 @settings(max_examples=20)

@@ -69,12 +69,12 @@ def test_no_slice_takes_out_more_than_its_share() -> None:
         local_index.expect("p0", prompt)
     for prompt in prompts:
         local_index.unexpect_later("p0", prompt)
-    left = local_index.expected_block_count
+    left = local_index.in_flight_block_count
     assert left == 60_000, "it takes no time to say so"
     assert local_index.needs_upkeep
     for _ in local_index.upkeep():
-        assert left - local_index.expected_block_count <= SLICE_BLOCKS
-        left = local_index.expected_block_count
+        assert left - local_index.in_flight_block_count <= SLICE_BLOCKS
+        left = local_index.in_flight_block_count
         for prompt in prompts:
             is_there = [value in local_index._in_flight.masks for value in prompt]
             assert is_there == sorted(is_there, reverse=True)

@@ -197,7 +197,7 @@ async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
     local_index.expect("p", many)
     local_index.unexpect_later("p", many)
     await kept_up(local_index)
-    assert not local_index.expected_block_count
+    assert not local_index.in_flight_block_count
     task.cancel()
     await asyncio.wait([task])
 

@@ -284,7 +284,7 @@ def test_nothing_of_the_dead_is_waited_for() -> None:
     policy.observe(ReplicaGone("p2"))
     assert len(policy.backlog) == 0
     list(policy.local_index.upkeep())
-    assert policy.local_index.expected_block_count == 0
+    assert policy.local_index.in_flight_block_count == 0
     policy.assert_consistent()
 
 
