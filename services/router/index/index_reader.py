@@ -19,7 +19,7 @@ from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
 from services.router.cooperative_yield import Turns
-from services.router.index.local_index import SLICE_BLOCKS, Load, LocalPrefixIndex, Outcome
+from services.router.index.local_index import SLICE_BLOCKS, LocalPrefixIndex, Outcome, SnapshotLoad
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class IndexReader:
             log.warning("the snapshot of %s cannot be read: %s", name, error)
         return None
 
-    async def _fill(self, load: Load, data: bytes) -> bool:
+    async def _fill(self, load: SnapshotLoad, data: bytes) -> bool:
         """Take the blocks of a snapshot, of which `data` is the first part, and the others after it.
 
         False if the snapshot is another one now, or of no use any more: what was taken is given up.

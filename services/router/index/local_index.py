@@ -55,7 +55,7 @@ class _Replica:
 
 
 @dataclass(slots=True)
-class Load:
+class SnapshotLoad:
     """A snapshot that is being taken in: made by `begin_load`, ended by `end_load` or `cancel_load`."""
 
     head: SnapshotHead
@@ -217,7 +217,7 @@ class LocalPrefixIndex:
         """These snapshots will be loaded."""
         self._table.foresee(sum(max(0, head.block_count - self.blocks_of(head.replica)) for head in heads))
 
-    def begin_load(self, head: SnapshotHead) -> Load | None:
+    def begin_load(self, head: SnapshotHead) -> SnapshotLoad | None:
         """Begin to replace all that is known of the snapshot's replica; None if it is unknown.
 
         The old content answers lookups until `end_load`, unless it is of another epoch: then nothing does. Events of the
@@ -229,9 +229,9 @@ class LocalPrefixIndex:
         self.foresee([head])
         if replica.epoch != head.epoch:
             self._move(replica, self._new_bit(replica.name))
-        return Load(head, replica, self._new_bit(replica.name))
+        return SnapshotLoad(head, replica, self._new_bit(replica.name))
 
-    def take(self, load: Load, hashes: Sequence[int]) -> bool:
+    def take(self, load: SnapshotLoad, hashes: Sequence[int]) -> bool:
         """Take the next blocks of a snapshot, at most SLICE_BLOCKS; False if its replica was dropped meanwhile."""
         if self._replicas.get(load.replica.name) is not load.replica:
             return False
@@ -242,7 +242,7 @@ class LocalPrefixIndex:
         load.position += len(hashes)
         return True
 
-    def end_load(self, load: Load) -> None:
+    def end_load(self, load: SnapshotLoad) -> None:
         """All blocks were taken: they are what is known now. Nothing happens if the replica was dropped."""
         replica, head = load.replica, load.head
         if self._replicas.get(replica.name) is not replica:
@@ -251,7 +251,7 @@ class LocalPrefixIndex:
         self._move(replica, load.number)
         replica.epoch, replica.seq, replica.stream_id = head.epoch, head.seq, head.stream_id
 
-    def cancel_load(self, load: Load) -> None:
+    def cancel_load(self, load: SnapshotLoad) -> None:
         """Give up: what was known of the replica's epoch stays."""
         self._retire(load.number)
 

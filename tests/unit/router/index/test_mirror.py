@@ -12,7 +12,7 @@ import pytest
 from kvmesh import blocks
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from services.router.index import masks
-from services.router.index.local_index import Load, LocalPrefixIndex, Outcome
+from services.router.index.local_index import LocalPrefixIndex, Outcome, SnapshotLoad
 
 
 def apply(local_index: LocalPrefixIndex, batch: Batch, entry_id: tuple[int, int]) -> Outcome:
@@ -101,7 +101,7 @@ class Twin:
         self.dispatched: list[tuple[str, list[int]]] = []
         self.dirty = set(names)
         """Replicas with an open gap, and those without a lease."""
-        self.loads: dict[str, tuple[Load, Snapshot, list[tuple[int, Batch]]]] = {}
+        self.loads: dict[str, tuple[SnapshotLoad, Snapshot, list[tuple[int, Batch]]]] = {}
         """Snapshots half taken, and the entries of their replicas since."""
         self.entry = 0
         for name in names:
