@@ -19,7 +19,7 @@ from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
 from services.router.cooperative_yield import Turns
-from services.router.index.local_index import SLICE_BLOCKS, LocalPrefixIndex, Outcome, SnapshotLoad
+from services.router.index.local_index import SLICE_BLOCKS, BatchOutcome, LocalPrefixIndex, SnapshotLoad
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class IndexReader:
             return
         if name in self._to_load:
             return  # its snapshot and what follows will be read together
-        if await self._turns.through(self._local_index.applying(batch, entry_id)) is Outcome.RELOAD:
+        if await self._turns.through(self._local_index.applying(batch, entry_id)) is BatchOutcome.RELOAD:
             log.info("index of %s is loaded again", name, extra={"epoch": batch.epoch, "seq": batch.seq})
             self._to_load[name] = float("-inf")
 
@@ -296,9 +296,9 @@ class IndexReader:
                 await self._turns.breathe()
                 if batch is not None and batch.replica in names:
                     outcome = await self._turns.through(self._local_index.applying(batch, entry_id))
-                    if outcome is Outcome.RELOAD:
+                    if outcome is BatchOutcome.RELOAD:
                         incomplete.add(batch.replica)
-                    elif outcome is Outcome.APPLIED:
+                    elif outcome is BatchOutcome.APPLIED:
                         incomplete.discard(batch.replica)
             if len(entries) < READ_COUNT:
                 break  # before more is read: then we would be somewhere else

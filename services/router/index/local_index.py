@@ -29,7 +29,7 @@ AUDIT_SHARE: Final = 0.01
 """A replica whose count differs from its own by more than both is loaded again."""
 
 
-class Outcome(Enum):
+class BatchOutcome(Enum):
     """What became of a batch."""
 
     APPLIED = "applied"
@@ -180,30 +180,30 @@ class LocalPrefixIndex:
         """Clear the index bits of `name` for `hashes`; return how many were set. Children go first."""
         return self._table.remove(hashes, self._replicas[name].number)
 
-    def applying(self, batch: Batch, entry_id: tuple[int, int]) -> Generator[None, None, Outcome]:
+    def applying(self, batch: Batch, entry_id: tuple[int, int]) -> Generator[None, None, BatchOutcome]:
         """Apply a batch slice by slice; the next batch of the replica comes after the last slice."""
         replica = self._replicas.get(batch.replica)
         if replica is None or entry_id <= replica.stream_id:
-            return Outcome.STALE
+            return BatchOutcome.STALE
         if batch.epoch != replica.epoch or batch.after > replica.seq:
             self._unclosed |= replica.bit
-            return Outcome.RELOAD
+            return BatchOutcome.RELOAD
         if batch.op is Op.SNAPSHOT:
             replica.seq = max(replica.seq, batch.seq)
             if batch.seq == replica.seq and self._has_drifted(replica, batch.block_count):
-                return Outcome.RELOAD
-            return Outcome.APPLIED
+                return BatchOutcome.RELOAD
+            return BatchOutcome.APPLIED
         if batch.seq <= replica.seq:
-            return Outcome.STALE
+            return BatchOutcome.STALE
         change = self._table.store if batch.op is Op.STORED else self._table.remove
         for at in range(0, len(batch.hashes), SLICE_BLOCKS):
             if at:
                 yield
                 if self._replicas.get(batch.replica) is not replica:
-                    return Outcome.STALE
+                    return BatchOutcome.STALE
             change(batch.hashes[at : at + SLICE_BLOCKS], replica.number)
         replica.seq = batch.seq
-        return Outcome.APPLIED
+        return BatchOutcome.APPLIED
 
     def _has_drifted(self, replica: _Replica, block_count: int) -> bool:
         drift = self._table.counts[replica.number] - block_count

@@ -12,17 +12,17 @@ import pytest
 from kvmesh import blocks
 from kvmesh.prefix_index.events import Batch, Op, Snapshot
 from services.router.index import masks
-from services.router.index.local_index import LocalPrefixIndex, Outcome, SnapshotLoad
+from services.router.index.local_index import BatchOutcome, LocalPrefixIndex, SnapshotLoad
 
 
-def apply(local_index: LocalPrefixIndex, batch: Batch, entry_id: tuple[int, int]) -> Outcome:
+def apply(local_index: LocalPrefixIndex, batch: Batch, entry_id: tuple[int, int]) -> BatchOutcome:
     """Apply a batch in one go."""
     slices = local_index.applying(batch, entry_id)
     while True:
         try:
             next(slices)
         except StopIteration as end:
-            return cast(Outcome, end.value)
+            return cast(BatchOutcome, end.value)
 
 
 class Tree:
@@ -154,9 +154,9 @@ class Twin:
             return
         outcome = apply(self.local_index, batch, (self.entry, 0))
         if batch.op is Op.SNAPSHOT:
-            assert (outcome is Outcome.RELOAD) == (name in self.dirty)
+            assert (outcome is BatchOutcome.RELOAD) == (name in self.dirty)
         else:
-            assert outcome is not Outcome.RELOAD or name in self.dirty
+            assert outcome is not BatchOutcome.RELOAD or name in self.dirty
 
     def go_on(self, name: str) -> None:
         """Take some more of a snapshot; at its end, the entries that waited."""
@@ -171,7 +171,7 @@ class Twin:
         del self.loads[name]
         self.dirty.discard(name)
         for entry, batch in waiting:
-            assert apply(self.local_index, batch, (entry, 0)) is not Outcome.RELOAD
+            assert apply(self.local_index, batch, (entry, 0)) is not BatchOutcome.RELOAD
 
     def cancel(self, name: str) -> None:
         """Give up taking a snapshot: what it would have healed stays as it is."""
@@ -304,11 +304,11 @@ def test_an_old_entry_is_not_applied_behind_its_snapshot() -> None:
     local_index = LocalPrefixIndex()
     local_index.add("a")
     list(local_index.load(Snapshot("a", "new", 5, (10, 0), blocks.pack((1, 2)))))
-    assert apply(local_index, Batch("a", "old", 0, 9, Op.STORED, (3,)), (9, 7)) is Outcome.STALE
-    assert apply(local_index, Batch("a", "new", 4, 5, Op.STORED, (3,)), (11, 0)) is Outcome.STALE
-    assert apply(local_index, Batch("a", "new", 5, 6, Op.STORED, (3,)), (11, 0)) is Outcome.APPLIED
-    assert apply(local_index, Batch("a", "newer", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.RELOAD
-    assert apply(local_index, Batch("nobody", "e", 0, 1, Op.STORED, (4,)), (12, 0)) is Outcome.STALE
+    assert apply(local_index, Batch("a", "old", 0, 9, Op.STORED, (3,)), (9, 7)) is BatchOutcome.STALE
+    assert apply(local_index, Batch("a", "new", 4, 5, Op.STORED, (3,)), (11, 0)) is BatchOutcome.STALE
+    assert apply(local_index, Batch("a", "new", 5, 6, Op.STORED, (3,)), (11, 0)) is BatchOutcome.APPLIED
+    assert apply(local_index, Batch("a", "newer", 0, 1, Op.STORED, (4,)), (12, 0)) is BatchOutcome.RELOAD
+    assert apply(local_index, Batch("nobody", "e", 0, 1, Op.STORED, (4,)), (12, 0)) is BatchOutcome.STALE
     assert local_index.matched([1, 2, 3]) == {"a": 3}
 
 
@@ -318,9 +318,9 @@ def test_a_drifted_count_asks_for_a_reload() -> None:
     local_index.add("a")
     list(local_index.load(Snapshot("a", "e", 5, (1, 0), blocks.pack(tuple(range(100))))))
     local_index.store("a", list(range(1000, 1016)))
-    assert apply(local_index, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (2, 0)) is Outcome.APPLIED
+    assert apply(local_index, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (2, 0)) is BatchOutcome.APPLIED
     local_index.store("a", [2000])
-    assert apply(local_index, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (3, 0)) is Outcome.RELOAD
+    assert apply(local_index, Batch("a", "e", 5, 5, Op.SNAPSHOT, (), 100), (3, 0)) is BatchOutcome.RELOAD
 
 
 def test_real_hits_correct_the_index() -> None:
