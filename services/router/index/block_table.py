@@ -37,7 +37,7 @@ class BlockTable:
         self.evicted_total = 0
         """Blocks that were given up, or not taken from a snapshot, because of the bound."""
         self._blocks_max = blocks_max
-        self._worth = EvictionScores()
+        self._scores = EvictionScores()
         self._coming = 0
         self._floor = 0
         """What was evicted the last time was not worth more than this."""
@@ -56,7 +56,7 @@ class BlockTable:
     def is_short(self) -> bool:
         """True if what blocks are worth is told apart too coarsely: see `grow`. Of less than half the bound nobody asks."""
         foreseen = self._foreseen()
-        return 2 * foreseen > self._blocks_max and self._worth.is_short(foreseen)
+        return 2 * foreseen > self._blocks_max and self._scores.is_short(foreseen)
 
     def foresee(self, blocks: int) -> None:
         """So many more may come soon: what they are worth is told apart from the first on."""
@@ -64,28 +64,28 @@ class BlockTable:
 
     def grow(self) -> Iterator[None]:
         """Have slots enough to tell apart what blocks are worth; what is known moves there shard by shard."""
-        old, new = self._worth, EvictionScores(self._foreseen())
-        self._worth = new
-        was, fresh, was_last, last = old.slots, new.slots, old.last, new.last
+        old, new = self._scores, EvictionScores(self._foreseen())
+        self._scores = new
+        old_slots, fresh, was_last, last = old.slots, new.slots, old.last, new.last
         for shard in filter(None, self.shards):
             keys = list(shard)
             for at in range(0, len(keys), GROW_BLOCKS):  # each may be the first of its page: 4 us
                 for key in keys[at : at + GROW_BLOCKS]:
-                    worth = was[key & was_last]
-                    if worth > fresh[key & last]:
-                        fresh[key & last] = worth
+                    score = old_slots[key & was_last]
+                    if score > fresh[key & last]:
+                        fresh[key & last] = score
                 yield
 
     def add_bit(self, number: int) -> None:
         """Count blocks of bit `number`, too."""
         self.counts += [0] * (number + 1 - len(self.counts))
 
-    def store(self, hashes: Sequence[int], number: int, worth: int = USED) -> int:
+    def store(self, hashes: Sequence[int], number: int, score: int = USED) -> int:
         """Set bit `number` for `hashes` and return for how many it was not set.
 
         Blocks worth no more than what has just been evicted are not taken in, unless they are there already.
         """
-        shards, known, slots, last = self.shards, self.masks.known, self._worth.slots, self._worth.last
+        shards, known, slots, last = self.shards, self.masks.known, self._scores.slots, self._scores.last
         bit = 1 << number
         bit = known.setdefault(bit, bit)
         floor = self._current_floor()
@@ -98,7 +98,7 @@ class BlockTable:
             key = value & KEY
             old = shard.get(key, 0)
             if not old:
-                if worth <= floor:
+                if score <= floor:
                     refused += 1
                     continue
                 shard[key] = bit
@@ -110,8 +110,8 @@ class BlockTable:
                 shard[key] = after
                 added += 1
             slot = key & last
-            if slots[slot] < worth:
-                slots[slot] = worth
+            if slots[slot] < score:
+                slots[slot] = score
         self.counts[number] += added + fresh
         self.block_count += fresh
         if refused:
@@ -172,7 +172,7 @@ class BlockTable:
         Among equals the youngest of a shard go first: children come after their parents. A block that stays without its
         parent does no harm: its holder has the parent, too, and a lookup finds it or finds less.
         """
-        yield from self._worth.age()
+        yield from self._scores.age()
         seen = yield from self._sample()
         excess = self.block_count - self._blocks_max * 7 // 8
         if excess <= 0:
@@ -181,7 +181,7 @@ class BlockTable:
         self._floor = min(cut, LOADED_MAX)
         due = 0.0
         for index, shard in self._filled():
-            slots, last = self._worth.slots, self._worth.last
+            slots, last = self._scores.slots, self._scores.last
             cheap = [key for key in shard if slots[key & last] <= cut]
             doomed = [key for key in cheap if slots[key & last] < cut]
             equals = len(cheap) - len(doomed)
@@ -200,7 +200,7 @@ class BlockTable:
         seen = [0] * (USED + 1)
         total = 0
         for shard in filter(None, self.shards):
-            slots, last = self._worth.slots, self._worth.last
+            slots, last = self._scores.slots, self._scores.last
             for key in shard:
                 seen[slots[key & last]] += 1
             total += len(shard)
@@ -248,8 +248,8 @@ def _cut(seen: Sequence[int], share: float) -> tuple[int, float]:
     """Return what blocks are worth that go, all below and some share of those at it, so that `share` of all go."""
     wanted = share * sum(seen)
     below = 0
-    for worth, count in enumerate(seen):
+    for score, count in enumerate(seen):
         if count and below + count >= wanted:
-            return worth, (wanted - below) / count
+            return score, (wanted - below) / count
         below += count
     return len(seen) - 1, 1.0
