@@ -95,7 +95,7 @@ class PlacementProbe:
             self._local_index.store(self._draw.choice(names), hashes)
             if not chain % SHARED_CHAINS:
                 self._local_index.store(self._draw.choice(names), hashes[: CHAIN_BLOCKS // 2])
-        for _ in self._local_index.upkeep():
+        for _ in self._local_index.maintain():
             pass
         gc.collect()
         grown = accounting.rss_bytes(os.getpid()) - before

@@ -34,7 +34,7 @@ WHOLE_BYTES: Final = 1 << 29
 READS_MAX: Final = 3
 """A snapshot that is written again while its parts are read is read at once at the last try."""
 
-UPKEEP_S: Final = 0.02
+MAINTENANCE_S: Final = 0.02
 """Upkeep of the mirror between two looks at the stream."""
 
 LOOK_S: Final = 0.01
@@ -79,7 +79,7 @@ class IndexReader:
         self._read_s = self._clock.now_s()
         """When the stream was read the last time."""
         self._breaks_seen = -1
-        self._upkeep: Iterator[None] | None = None
+        self._maintenance: Iterator[None] | None = None
         """Upkeep that was begun."""
 
     def set_replicas(self, names: Iterable[str]) -> None:
@@ -101,7 +101,7 @@ class IndexReader:
         await persist(self._follow, "index-reader", pause_s=AWAY_PAUSE_S)
 
     async def _follow(self) -> None:
-        await self._keep_up(UPKEEP_S)  # also while Redis is away
+        await self._maintain(MAINTENANCE_S)  # also while Redis is away
         await self._find_position()
         while True:
             now_s = self._clock.now_s()
@@ -110,7 +110,7 @@ class IndexReader:
                 await self._reload([name for _, name in due])
             self.is_caught_up = all(at_s > now_s for at_s in self._to_load.values())
             await self._read(may_wait=self.is_caught_up)
-            await self._keep_up(UPKEEP_S)
+            await self._maintain(MAINTENANCE_S)
             if self._redis.break_total != self._breaks_seen:
                 await self._find_position()
 
@@ -132,7 +132,7 @@ class IndexReader:
     async def _read(self, *, may_wait: bool = True) -> None:
         # Replicas may be named at any moment of the wait: a router that starts learns them just after this has begun.
         timeout_ms = BLOCK_MS if self._wanted and not self._to_load else BLOCK_MS // 10
-        waiting = ("BLOCK", timeout_ms) if may_wait and not self._local_index.needs_upkeep else ()
+        waiting = ("BLOCK", timeout_ms) if may_wait and not self._local_index.needs_maintenance else ()
         answer = await self._redis.execute(
             *("XREAD", "COUNT", READ_COUNT, *waiting),
             *("STREAMS", self._stream, events.format_stream_id(self._position)),
@@ -233,7 +233,7 @@ class IndexReader:
         snapshot_key = key(self._mesh, "snap", head.replica)
         try:
             at, data = len(data), data[head.size :]
-            await self._keep_up(UPKEEP_S)
+            await self._maintain(MAINTENANCE_S)
             while True:
                 usable = len(data) // 8 * 8
                 for slice_at in range(0, usable, 8 * SLICE_BLOCKS):
@@ -241,7 +241,7 @@ class IndexReader:
                     if not self._local_index.take(load, blocks.unpack(packed)):
                         return False
                     await self._turns.breathe()
-                await self._keep_up(UPKEEP_S)
+                await self._maintain(MAINTENANCE_S)
                 if at >= end:
                     break
                 await self._look()
@@ -268,18 +268,18 @@ class IndexReader:
                 self._local_index.cancel_load(load)
         return True
 
-    async def _keep_up(self, for_s: float) -> None:
+    async def _maintain(self, for_s: float) -> None:
         """Do upkeep of the mirror for that long, or for as long as it cannot wait."""
-        if self._upkeep is None:
-            if not self._local_index.needs_upkeep:
+        if self._maintenance is None:
+            if not self._local_index.needs_maintenance:
                 return
-            self._upkeep = self._local_index.upkeep()
+            self._maintenance = self._local_index.maintain()
         end_s = self._clock.now_s() + for_s
         while self._clock.now_s() < end_s or self._local_index.is_far_over:
             try:
-                next(self._upkeep)
+                next(self._maintenance)
             except StopIteration:
-                self._upkeep = None
+                self._maintenance = None
                 return
             await self._turns.breathe()
 

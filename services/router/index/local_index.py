@@ -77,7 +77,7 @@ class LocalPrefixIndex:
     replica is *closed* while every block it has comes with all its ancestors (engines evict leaf first): then depths are
     found by bisection. Where that is uncertain the blocks are scanned one by one.
 
-    Above `blocks_max` the blocks worth least are given up (`upkeep`): those not used for longest, descendants first. Then
+    Above `blocks_max` the blocks worth least are given up (`maintain`): those not used for longest, descendants first. Then
     less is found than is there, never more.
     """
 
@@ -269,18 +269,18 @@ class LocalPrefixIndex:
     # Upkeep
 
     @property
-    def needs_upkeep(self) -> bool:
-        """True if `upkeep` would find something."""
+    def needs_maintenance(self) -> bool:
+        """True if `maintain` would find something."""
         table = self._table
         is_table = bool(self._dead) or table.is_short or table.is_over or table.masks.needs_purge
         return is_table or self._in_flight.is_leaving
 
     @property
     def is_far_over(self) -> bool:
-        """True if there are so many blocks above the bound that `upkeep` cannot wait."""
+        """True if there are so many blocks above the bound that `maintain` cannot wait."""
         return self._table.is_far_over
 
-    def upkeep(self) -> Iterator[None]:
+    def maintain(self) -> Iterator[None]:
         """Take out what is expected no more, sweep bits of replicas that are gone, grow, evict what is above the bound,
         forget masks that nobody uses.
 
@@ -332,7 +332,7 @@ class LocalPrefixIndex:
             self._in_flight.unexpect(name, replica.bit, hashes)
 
     def unexpect_later(self, name: str, hashes: Sequence[int]) -> None:
-        """As `unexpect`, but in the slices of `upkeep`: for many requests at once."""
+        """As `unexpect`, but in the slices of `maintain`: for many requests at once."""
         if name in self._replicas:
             self._in_flight.unexpect_later(name, hashes)
 

@@ -87,7 +87,7 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
     assert len(one.policy.backlog) == 0, "own gossip messages count for no other router"
     two.dispatches.set_routers([("router-1", "boot-router-1")])
     assert len(two.policy.backlog) == 0
-    list(two.policy.local_index.upkeep())
+    list(two.policy.local_index.maintain())
     assert two.policy.local_index.in_flight_block_count == 0
     two.policy.assert_consistent()
     await one.close()

@@ -33,7 +33,7 @@ def assert_nothing_left(world: World) -> None:
     assert len(relay.holdings.timetable) == 0
     assert len(relay.queue) == 0
     assert len(world.policy.backlog) == 0
-    list(world.local_index.upkeep())
+    list(world.local_index.maintain())
     assert world.local_index.in_flight_block_count == 0
     for replica in relay.replicas.values():
         assert not replica.slots

@@ -94,7 +94,7 @@ class Router:
             self.roll_s = self.now_s + ROLL_S
             self.exchange.call_roll()
         self.exchange.neighbours.look(self.now_s)
-        for _ in zip(range(self.world.rng.randrange(3)), self.policy.local_index.upkeep(), strict=False):
+        for _ in zip(range(self.world.rng.randrange(3)), self.policy.local_index.maintain(), strict=False):
             pass  # what is left stays for another time
         while (entry := self.exchange.next_entry(self.now_s)) is not None:
             self.world.send(self.exchange.encoded(entry, self.now_s))
@@ -278,7 +278,7 @@ def test_estimates_are_the_truth_a_moment_after_the_last_loss(seed: int, loss: f
     world.rest(0.1)
     for router in world.routers.values():
         assert len(router.policy.backlog) == 0
-        list(router.policy.local_index.upkeep())
+        list(router.policy.local_index.maintain())
         assert router.policy.local_index.in_flight_block_count == 0
 
 

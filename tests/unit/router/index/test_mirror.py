@@ -209,7 +209,7 @@ def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) 
     """In whatever order events, losses, repeats, reboots and slices of reloads come, a replica without a gap is exact."""
     local_index = LocalPrefixIndex()
     twin = Twin(seed, local_index)
-    upkeep: Iterator[None] = iter(())
+    maintain: Iterator[None] = iter(())
     request = twin.tree.request(twin.rng)
     for index in range(300):
         local_index.groups(request)
@@ -217,10 +217,10 @@ def test_depths_are_exact_under_events_losses_duplicates_and_reboots(seed: int) 
         assert local_index.groups(request) == local_index.groups(list(request)), (
             "an old answer is given again"
         )
-        if next(upkeep, 0) is not None and local_index.needs_upkeep and twin.rng.random() < 0.3:
-            upkeep = local_index.upkeep()
+        if next(maintain, 0) is not None and local_index.needs_maintenance and twin.rng.random() < 0.3:
+            maintain = local_index.maintain()
         for _ in range(twin.rng.choice((0, 0, 50))):
-            next(upkeep, None)
+            next(maintain, None)
         if index % 5 == 0:
             local_index.assert_consistent()
         request = twin.tree.request(twin.rng)
@@ -244,8 +244,8 @@ def test_a_bounded_index_promises_no_block_that_is_not_there(seed: int) -> None:
     for index in range(300):
         twin.step()
         if rng.random() < 0.5 or local_index.is_far_over:
-            while local_index.needs_upkeep:
-                list(local_index.upkeep())
+            while local_index.needs_maintenance:
+                list(local_index.maintain())
             assert local_index.block_count <= bound, f"{seed=}"
         if index % 5 == 0:
             local_index.assert_consistent()
@@ -257,8 +257,8 @@ def test_a_bounded_index_promises_no_block_that_is_not_there(seed: int) -> None:
 
 
 def keep_within(local_index: LocalPrefixIndex) -> None:
-    while local_index.needs_upkeep:
-        list(local_index.upkeep())
+    while local_index.needs_maintenance:
+        list(local_index.maintain())
 
 
 def test_what_is_used_outlives_what_is_not() -> None:
@@ -382,13 +382,13 @@ def test_a_dropped_replicas_bit_is_given_away_only_after_the_sweep() -> None:
     local_index.drop("a")
     local_index.add("c")
     assert local_index.matched([1, 2]) == {"b": 2}
-    for _ in local_index.upkeep():
+    for _ in local_index.maintain():
         assert local_index.matched([1, 2]) == {"b": 2}
-    assert not local_index.needs_upkeep
+    assert not local_index.needs_maintenance
     local_index.add("d")
     assert local_index.matched([1, 2]) == {"b": 2}
     local_index.drop("b")
-    list(local_index.upkeep())
+    list(local_index.maintain())
     assert local_index.block_count == 0
     local_index.assert_consistent()
 
@@ -402,7 +402,7 @@ def test_a_replica_dropped_while_it_loads_leaves_nothing() -> None:
     next(loading)
     local_index.drop("a")
     assert list(loading) == []
-    list(local_index.upkeep())
+    list(local_index.maintain())
     assert local_index.block_count == 0
     local_index.add("b")
     assert local_index.blocks_of("b") == 0
@@ -428,8 +428,8 @@ def test_masks_that_were_seen_once_are_not_kept_for_ever(monkeypatch: pytest.Mon
         else:
             held[name].add(value)
             assert local_index.store(name, [value]) == 1
-        if local_index.needs_upkeep:
-            list(local_index.upkeep())
+        if local_index.needs_maintenance:
+            list(local_index.maintain())
         used = {id(mask) for shard in local_index._table.shards for mask in shard.values()}
         assert len(local_index._table.masks.known) <= 50
         assert used <= {id(mask) for mask in local_index._table.masks.known}, "equal masks are not shared"

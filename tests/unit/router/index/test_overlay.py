@@ -71,11 +71,11 @@ def test_no_slice_takes_out_more_than_its_share() -> None:
         local_index.unexpect_later("p0", prompt)
     left = local_index.in_flight_block_count
     assert left == 60_000, "it takes no time to say so"
-    assert local_index.needs_upkeep
-    for _ in local_index.upkeep():
+    assert local_index.needs_maintenance
+    for _ in local_index.maintain():
         assert left - local_index.in_flight_block_count <= SLICE_BLOCKS
         left = local_index.in_flight_block_count
         for prompt in prompts:
             is_there = [value in local_index._in_flight.masks for value in prompt]
             assert is_there == sorted(is_there, reverse=True)
-    assert left == 0 and not local_index.needs_upkeep
+    assert left == 0 and not local_index.needs_maintenance

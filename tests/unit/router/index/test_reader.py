@@ -76,7 +76,7 @@ async def caught_up(reader: IndexReader) -> int:
 async def kept_up(local_index: LocalPrefixIndex) -> None:
     """Return when the reader has nothing left to tidy."""
     async with asyncio.timeout(5):
-        while local_index.needs_upkeep:
+        while local_index.needs_maintenance:
             await asyncio.sleep(0)
 
 
@@ -178,7 +178,7 @@ async def test_a_damaged_snapshot_leaves_what_was_known(change: str) -> None:
     await asyncio.wait([task])
     assert reader.unreadable_total >= 1 and reader.reload_total == 0
     assert local_index.matched([7, 8]) == {"p": 2}
-    list(local_index.upkeep())
+    list(local_index.maintain())
     assert local_index.block_count == 2
     local_index.assert_consistent()
 
@@ -222,7 +222,7 @@ async def test_a_full_mirror_is_kept_within_its_bound_while_it_loads() -> None:
     reader, task = await follow(redis, local_index)
     most = 0
     async with asyncio.timeout(20):
-        while not reader.is_caught_up or local_index.needs_upkeep:
+        while not reader.is_caught_up or local_index.needs_maintenance:
             await asyncio.sleep(0)
             most = max(most, local_index.block_count)
     assert most <= 20_000 * 17 // 16 + CHUNK_BYTES // 8

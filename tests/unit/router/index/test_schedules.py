@@ -137,7 +137,7 @@ async def test_after_fresh_snapshots_the_mirror_is_the_caches(
         redis.write(name)
         redis.append(redis.caches[name].step())
     async with asyncio.timeout(5):
-        while index.needs_upkeep or not is_up_to_date(index, redis):
+        while index.needs_maintenance or not is_up_to_date(index, redis):
             await asyncio.sleep(0)
     index.assert_consistent()
     for _ in range(50):

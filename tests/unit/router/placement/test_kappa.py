@@ -283,7 +283,7 @@ def test_nothing_of_the_dead_is_waited_for() -> None:
     policy.observe(dispatched(8, "p2", 1.0, (6,)))
     policy.observe(ReplicaGone("p2"))
     assert len(policy.backlog) == 0
-    list(policy.local_index.upkeep())
+    list(policy.local_index.maintain())
     assert policy.local_index.in_flight_block_count == 0
     policy.assert_consistent()
 

@@ -122,7 +122,7 @@ def test_nobody_remembers_a_replica_that_is_gone() -> None:
     policy.local_index.drop("p0")
     policy.observe(ReplicaGone("p0"))
     policy.place(request_of(9, (7, 8)), PoolView([ReplicaState("p1")], view.decode, 0), 9.0)
-    assert list(policy.local_index.upkeep())
+    assert list(policy.local_index.maintain())
     assert not remembered(policy, "p0", set())
 
 
