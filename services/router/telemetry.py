@@ -167,7 +167,7 @@ def export(
     metrics.total("evicted_blocks", "Blocks forgotten at the bound.", lambda: local_index.evicted_block_total)
     metrics.gauge("in_flight_blocks", "Blocks expected soon.", lambda: local_index.in_flight_block_count)
     metrics.total(
-        "repaired_blocks", "Blocks that real hits corrected.", lambda: local_index.healed_block_total
+        "repaired_blocks", "Blocks that real hits corrected.", lambda: local_index.repaired_block_total
     )
     metrics.total("index_reloads", "Snapshots loaded.", lambda: index.reload_total)
     metrics.total("unreadable_entries", "Entries that could not be read.", lambda: index.unreadable_total)

@@ -82,7 +82,7 @@ class LocalPrefixIndex:
     """
 
     def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
-        self.healed_block_total = 0
+        self.repaired_block_total = 0
         """Blocks that the hits of real requests corrected."""
         self._table = BlockTable(blocks_max)
         self._in_flight = InFlightBlocks()
@@ -302,7 +302,7 @@ class LocalPrefixIndex:
 
     # What real requests show
 
-    def heal(self, name: str, hashes: Sequence[int], cached: int, held: int | None = None) -> int:
+    def repair(self, name: str, hashes: Sequence[int], cached: int, held: int | None = None) -> int:
         """Correct the index by the hit a request really had: blocks [:cached] were there. Return the corrections.
 
         `held`: blocks [:held] are there now, because the request computed them; default `cached`. Blocks behind are not.
@@ -316,7 +316,7 @@ class LocalPrefixIndex:
         cleared = self.remove(name, hashes[held:][::-1])
         if cleared:
             self._unclosed |= replica.bit  # other chains may have stood on what was cleared
-        self.healed_block_total += corrections + cleared
+        self.repaired_block_total += corrections + cleared
         return corrections + cleared
 
     def expect(self, name: str, hashes: Sequence[int]) -> None:

@@ -268,7 +268,7 @@ class CostPolicy:
         hit = event.hit
         if hit is None:
             return
-        self.local_index.heal(
+        self.local_index.repair(
             work.replica, work.hashes, min(hit.cached_blocks, len(work.hashes)), len(work.hashes)
         )
         if hit.prefill_s > 0:

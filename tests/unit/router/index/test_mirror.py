@@ -271,7 +271,7 @@ def test_what_is_used_outlives_what_is_not() -> None:
     list(local_index.load(Snapshot("a", "e", 1, (1, 0), packed)))
     for _ in range(400):
         local_index.store("a", [rng.getrandbits(64) for _ in range(30)])
-        local_index.heal("a", chains[rng.randrange(10)], 30)
+        local_index.repair("a", chains[rng.randrange(10)], 30)
         if local_index.is_far_over:
             keep_within(local_index)
     assert [deepest(local_index, chain) for chain in chains[:10]] == [30] * 10
@@ -330,15 +330,15 @@ def test_real_hits_correct_the_index() -> None:
     local_index.add("b")
     local_index.store("a", [1, 2, 3, 4])
     local_index.store("b", [1, 2])
-    assert local_index.heal("a", [1, 2, 3, 4], 4) == 0
-    assert local_index.heal("b", [1, 2, 3, 4], 3) == 1
+    assert local_index.repair("a", [1, 2, 3, 4], 4) == 0
+    assert local_index.repair("b", [1, 2, 3, 4], 3) == 1
     assert local_index.matched([1, 2, 3, 4]) == {"a": 4, "b": 3}
     local_index.store("a", [5])  # child of 2, on the chain 1 2 5
-    assert local_index.heal("a", [1, 2, 3, 4], 1) == 3
+    assert local_index.repair("a", [1, 2, 3, 4], 1) == 3
     assert local_index.matched([1, 2, 5]) == {"a": 1, "b": 2}
-    assert local_index.heal("a", [1, 2, 3, 4], 1, held=4) == 0
+    assert local_index.repair("a", [1, 2, 3, 4], 1, held=4) == 0
     assert local_index.matched([1, 2, 3, 4]) == {"a": 4, "b": 3}
-    assert local_index.healed_block_total == 4
+    assert local_index.repaired_block_total == 4
     local_index.assert_consistent()
 
 
@@ -348,7 +348,7 @@ def test_a_cleared_block_in_the_middle_of_other_chains_is_not_jumped_over() -> N
     local_index.add("a")
     chain, branch = list(range(1, 40)), [*range(1, 20), *range(100, 120)]
     local_index.store("a", [*chain, *branch[19:]])
-    local_index.heal("a", chain, 10)
+    local_index.repair("a", chain, 10)
     assert local_index.matched(branch) == {"a": 10}
     list(local_index.load(Snapshot("a", "e", 1, (1, 0), blocks.pack(tuple(branch)))))
     assert local_index.matched(branch) == {"a": 39}

@@ -259,7 +259,7 @@ def test_a_first_token_teaches_cost_and_index() -> None:
     policy.observe(dispatched(1, "p0", 0.06, tuple(range(100))))
     policy.observe(Finished("router-0", f"{1:032x}", 1.0, Hit(400, 600, 40, 0.6)))
     assert policy.local_index.matched(range(100)) == {"p0": 100}
-    assert policy.local_index.healed_block_total == 40
+    assert policy.local_index.repaired_block_total == 40
     assert policy.estimate_total_s == 0.06 and policy.measured_total_s == 0.6
     assert policy.costs.estimate_s(600, 1000) == pytest.approx(0.6, rel=0.1)
 
