@@ -37,14 +37,14 @@ READS_MAX: Final = 3
 MAINTENANCE_S: Final = 0.02
 """Upkeep of the mirror between two looks at the stream."""
 
-LOOK_S: Final = 0.01
+POLL_S: Final = 0.01
 """While snapshots are loaded, what is new of other replicas is read this often."""
 
-LOADS_S: Final = 0.5
+LOAD_ROUND_S: Final = 0.5
 """Who was loaded follows the stream again at most this much later, or twice as long as finding its events took the last
 time: they are looked for in all that the stream tells since the snapshots."""
 
-AWAY_PAUSE_S: Final = 0.1
+OUTAGE_PAUSE_S: Final = 0.1
 RELOAD_PAUSE_S: Final = 0.5
 """A replica whose snapshot did not help is tried again after this, or at its next batch after it."""
 
@@ -75,8 +75,8 @@ class IndexReader:
         """Replicas whose snapshot is being read now, and which were wanted all that time."""
         self._foreseen: set[str] = set()
         """Those of them the mirror knows the size of."""
-        self._loads_s = LOADS_S
-        self._read_s = self._clock.now_s()
+        self._load_round_s = LOAD_ROUND_S
+        self._last_read_s = self._clock.now_s()
         """When the stream was read the last time."""
         self._breaks_seen = -1
         self._maintenance: Iterator[None] | None = None
@@ -98,7 +98,7 @@ class IndexReader:
 
     async def run(self) -> None:
         """Read until cancelled. No answer of Redis ends it."""
-        await persist(self._follow, "index-reader", pause_s=AWAY_PAUSE_S)
+        await persist(self._follow, "index-reader", pause_s=OUTAGE_PAUSE_S)
 
     async def _follow(self) -> None:
         await self._maintain(MAINTENANCE_S)  # also while Redis is away
@@ -124,9 +124,9 @@ class IndexReader:
             for name in self._wanted:
                 self._to_load[name] = float("-inf")
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Take what is new of the replicas that are not loaded just now. Called between two parts of a load."""
-        if self._clock.now_s() - self._read_s > LOOK_S:
+        if self._clock.now_s() - self._last_read_s > POLL_S:
             await self._read(may_wait=False)
 
     async def _read(self, *, may_wait: bool = True) -> None:
@@ -142,7 +142,7 @@ class IndexReader:
             if batch is not None:
                 await self._take(batch, entry_id)
             await self._turns.breathe()
-        self._read_s = self._clock.now_s()
+        self._last_read_s = self._clock.now_s()
 
     async def _take(self, batch: Batch, entry_id: StreamId) -> None:
         name = batch.replica
@@ -162,7 +162,7 @@ class IndexReader:
         start = self._position
         self._loading = set()
         await self._foresee(names)
-        end_s = self._clock.now_s() + self._loads_s
+        end_s = self._clock.now_s() + self._load_round_s
         for name in names:
             if name not in self._wanted:
                 continue
@@ -177,10 +177,10 @@ class IndexReader:
                 start = min(start, head.stream_id)
             if self._clock.now_s() > end_s:
                 break
-            await self._look()
+            await self._poll()
         began_s = self._clock.now_s()
         incomplete = await self._replay(self._loading, start) if self._loading else set()
-        self._loads_s = max(LOADS_S, 2 * (self._clock.now_s() - began_s))
+        self._load_round_s = max(LOAD_ROUND_S, 2 * (self._clock.now_s() - began_s))
         for name in self._loading:
             if name in incomplete:
                 self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
@@ -244,7 +244,7 @@ class IndexReader:
                 await self._maintain(MAINTENANCE_S)
                 if at >= end:
                     break
-                await self._look()
+                await self._poll()
                 # One byte more than there should be shows that there is none. The head is read after the part: if it is the
                 # same, then so was the part.
                 part, again = await self._redis.pipeline(
@@ -302,7 +302,7 @@ class IndexReader:
                         incomplete.discard(batch.replica)
             if len(entries) < READ_COUNT:
                 break  # before more is read: then we would be somewhere else
-            await self._look()
+            await self._poll()
         return incomplete
 
     def _entries(self, entries: Any) -> Iterator[tuple[StreamId, Batch | None]]:
