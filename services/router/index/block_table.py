@@ -66,14 +66,14 @@ class BlockTable:
         """Have slots enough to tell apart what blocks are worth; what is known moves there shard by shard."""
         old, new = self._scores, EvictionScores(self._foreseen())
         self._scores = new
-        old_slots, fresh, was_last, last = old.slots, new.slots, old.last, new.last
+        old_slots, new_slots, old_last, new_last = old.slots, new.slots, old.last, new.last
         for shard in filter(None, self.shards):
             keys = list(shard)
             for at in range(0, len(keys), GROW_BLOCKS):  # each may be the first of its page: 4 us
                 for key in keys[at : at + GROW_BLOCKS]:
-                    score = old_slots[key & was_last]
-                    if score > fresh[key & last]:
-                        fresh[key & last] = score
+                    score = old_slots[key & old_last]
+                    if score > new_slots[key & new_last]:
+                        new_slots[key & new_last] = score
                 yield
 
     def add_bit(self, number: int) -> None:
