@@ -307,7 +307,7 @@ async def test_events_of_others_do_not_wait_for_a_replay() -> None:
 
 async def test_who_is_loaded_does_not_wait_for_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many that are loaded, the first ones follow the stream before the last ones are loaded."""
-    monkeypatch.setattr("services.router.index.index_reader.LOADS_S", 0.05)
+    monkeypatch.setattr("services.router.index.index_reader.LOAD_ROUND_S", 0.05)
     redis = TalkingRedis(LocalPrefixIndex())
     names = [f"r{index:02}" for index in range(30)]
     for index, name in enumerate(["b", *names]):
@@ -334,7 +334,7 @@ async def test_a_load_that_never_helps_does_not_keep_others_from_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who has waited longest is loaded first, not who has failed last."""
-    monkeypatch.setattr("services.router.index.index_reader.LOADS_S", 0.0)
+    monkeypatch.setattr("services.router.index.index_reader.LOAD_ROUND_S", 0.0)
     monkeypatch.setattr("services.router.index.index_reader.RELOAD_PAUSE_S", 0.0)
     redis = TalkingRedis(LocalPrefixIndex())
     redis.store("a", CHUNK_BYTES // 8 * 3, 1)
