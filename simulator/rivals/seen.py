@@ -174,7 +174,7 @@ class Rival(ABC):
         self.loads[event.replica].jobs[event.router, event.request_id] = job
         self._replica_of[event.router, event.request_id] = event.replica
         if self.counts_in_flight:
-            self.local_index.expect(event.replica, event.hashes)
+            self.local_index.add_in_flight(event.replica, event.hashes)
 
     def finished(self, event: Finished) -> None:
         """A prompt was computed."""
@@ -182,14 +182,14 @@ class Rival(ABC):
         if replica is not None:
             job = self.loads[replica].jobs.pop((event.router, event.request_id))
             if self.counts_in_flight:
-                self.local_index.unexpect(replica, job.event.hashes)
+                self.local_index.remove_in_flight(replica, job.event.hashes)
 
     def gone(self, replica: str) -> None:
         """A replica lost its queue and its cache. It may come back, empty."""
         for key, job in self.loads.pop(replica).jobs.items():
             del self._replica_of[key]
             if self.counts_in_flight:
-                self.local_index.unexpect(replica, job.event.hashes)
+                self.local_index.remove_in_flight(replica, job.event.hashes)
         self.loads[replica] = Load()
 
     def _job(self, router: str, request_id: str) -> Job | None:

@@ -22,10 +22,10 @@ class InFlightBlocks:
         """Counts whatever changes a mask."""
         self._counts: dict[str, dict[int, int]] = {}
         """By replica: block -> dispatched and unfinished requests that will leave it there."""
-        self._leaving: deque[tuple[str, Sequence[int]]] = deque()
-        """What `take_out` has still to unexpect, by replica."""
+        self._removals: deque[tuple[str, Sequence[int]]] = deque()
+        """What `apply_removals` has still to unexpect, by replica."""
 
-    def expect(self, name: str, bit: int, hashes: Sequence[int]) -> None:
+    def add(self, name: str, bit: int, hashes: Sequence[int]) -> None:
         """One more request leaves `hashes` at `name`, whose bit is `bit`."""
         counts, masks = self._counts.setdefault(name, {}), self.masks
         self.changes += 1
@@ -35,8 +35,8 @@ class InFlightBlocks:
             if not count:
                 masks[value] = masks.get(value, 0) | bit
 
-    def unexpect(self, name: str, bit: int, hashes: Sequence[int]) -> None:
-        """Undo one `expect`; what is not expected is passed over."""
+    def remove(self, name: str, bit: int, hashes: Sequence[int]) -> None:
+        """Undo one `add`; what is not expected is passed over."""
         counts = self._counts.get(name, {})
         self.changes += 1
         for value in hashes:
@@ -47,25 +47,25 @@ class InFlightBlocks:
                 del counts[value]
                 self._clear(value, bit)
 
-    def unexpect_later(self, name: str, hashes: Sequence[int]) -> None:
-        """Undo one `expect` with the next `take_out`: for many at once. O(1)."""
-        self._leaving.append((name, hashes))
+    def remove_later(self, name: str, hashes: Sequence[int]) -> None:
+        """Undo one `add` with the next `apply_removals`: for many at once. O(1)."""
+        self._removals.append((name, hashes))
 
     @property
-    def is_leaving(self) -> bool:
-        """True if `take_out` has something to do."""
-        return bool(self._leaving)
+    def has_removals(self) -> bool:
+        """True if `apply_removals` has something to do."""
+        return bool(self._removals)
 
-    def take_out(self, bit_of: Callable[[str], int]) -> Iterator[None]:
+    def apply_removals(self, bit_of: Callable[[str], int]) -> Iterator[None]:
         """Undo what is to be undone, in slices, from the end of a prompt: what is still expected has its ancestors.
 
         `bit_of`: the bit of a replica by now.
         """
-        while self._leaving:
-            name, hashes = self._leaving.popleft()
+        while self._removals:
+            name, hashes = self._removals.popleft()
             if len(hashes) > SLICE_BLOCKS:
-                self._leaving.appendleft((name, hashes[:-SLICE_BLOCKS]))
-            self.unexpect(name, bit_of(name), hashes[-SLICE_BLOCKS:])
+                self._removals.appendleft((name, hashes[:-SLICE_BLOCKS]))
+            self.remove(name, bit_of(name), hashes[-SLICE_BLOCKS:])
             yield
 
     def move(self, name: str, old: int, new: int) -> None:
@@ -77,7 +77,7 @@ class InFlightBlocks:
     def drop(self, name: str, bit: int) -> None:
         """Nothing is expected of `name` any more."""
         self.changes += 1
-        self._leaving = deque(one for one in self._leaving if one[0] != name)
+        self._removals = deque(one for one in self._removals if one[0] != name)
         for value in self._counts.pop(name, ()):
             self._clear(value, bit)
 

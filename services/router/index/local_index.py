@@ -273,7 +273,7 @@ class LocalPrefixIndex:
         """True if `maintain` would find something."""
         table = self._table
         is_table = bool(self._dead) or table.is_short or table.is_over or table.masks.needs_purge
-        return is_table or self._in_flight.is_leaving
+        return is_table or self._in_flight.has_removals
 
     @property
     def is_far_over(self) -> bool:
@@ -286,7 +286,7 @@ class LocalPrefixIndex:
 
         In slices, between which anything else may happen.
         """
-        yield from self._in_flight.take_out(self.bit_of)
+        yield from self._in_flight.apply_removals(self.bit_of)
         if self._dead:
             dead = self._dead
             yield from self._table.sweep(dead)
@@ -319,22 +319,22 @@ class LocalPrefixIndex:
         self.repaired_block_total += corrections + cleared
         return corrections + cleared
 
-    def expect(self, name: str, hashes: Sequence[int]) -> None:
-        """A request was dispatched: its blocks will be at `name` soon. Undone by `unexpect` with the same hashes."""
+    def add_in_flight(self, name: str, hashes: Sequence[int]) -> None:
+        """A request was dispatched: its blocks will be at `name` soon. Undone by `remove_in_flight` with the same hashes."""
         replica = self._replicas.get(name)
         if replica is not None:
-            self._in_flight.expect(name, replica.bit, hashes)
+            self._in_flight.add(name, replica.bit, hashes)
 
-    def unexpect(self, name: str, hashes: Sequence[int]) -> None:
+    def remove_in_flight(self, name: str, hashes: Sequence[int]) -> None:
         """The request has finished, or will not. Harmless for a replica that was dropped since."""
         replica = self._replicas.get(name)
         if replica is not None:
-            self._in_flight.unexpect(name, replica.bit, hashes)
+            self._in_flight.remove(name, replica.bit, hashes)
 
-    def unexpect_later(self, name: str, hashes: Sequence[int]) -> None:
-        """As `unexpect`, but in the slices of `maintain`: for many requests at once."""
+    def remove_in_flight_later(self, name: str, hashes: Sequence[int]) -> None:
+        """As `remove_in_flight`, but in the slices of `maintain`: for many requests at once."""
         if name in self._replicas:
-            self._in_flight.unexpect_later(name, hashes)
+            self._in_flight.remove_later(name, hashes)
 
     # Bits
 

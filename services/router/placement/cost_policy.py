@@ -256,15 +256,15 @@ class CostPolicy:
         )
         old = self.backlog.add(work)
         if old is not None:
-            self.local_index.unexpect(old.replica, old.hashes)
-        self.local_index.expect(work.replica, work.hashes)
+            self.local_index.remove_in_flight(old.replica, old.hashes)
+        self.local_index.add_in_flight(work.replica, work.hashes)
         self.prefills.dispatched(event, is_own=work.is_own)
 
     def _finished(self, event: Finished) -> None:
         work = self.backlog.remove((event.router, event.request_id), event.at_s)
         if work is None:
             return
-        self.local_index.unexpect(work.replica, work.hashes)
+        self.local_index.remove_in_flight(work.replica, work.hashes)
         hit = event.hit
         if hit is None:
             return
@@ -299,13 +299,13 @@ class CostPolicy:
     def _expire(self, now_s: float) -> None:
         for work in self.backlog.expired(now_s):
             self.backlog.remove(work.key)
-            self.local_index.unexpect(work.replica, work.hashes)
+            self.local_index.remove_in_flight(work.replica, work.hashes)
 
     def _forget(self, works: Sequence[Work]) -> None:
         """They may be thousands: their blocks are left to the mirror's upkeep."""
         for work in works:
             self.backlog.remove(work.key)
-            self.local_index.unexpect_later(work.replica, work.hashes)
+            self.local_index.remove_in_flight_later(work.replica, work.hashes)
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if the overlay and the backlog disagree."""

@@ -138,12 +138,12 @@ class Twin:
             self.drop(name)
         elif kind < 0.85:
             request = self.tree.request(rng)
-            self.local_index.expect(name, request)
+            self.local_index.add_in_flight(name, request)
             self.in_flight[name].update(request)
             self.dispatched.append((name, request))
         elif self.dispatched:
             other, request = self.dispatched.pop(rng.randrange(len(self.dispatched)))
-            self.local_index.unexpect(other, request)
+            self.local_index.remove_in_flight(other, request)
             self.in_flight[other] -= Counter(request)
 
     def tell(self, batch: Batch) -> None:

@@ -33,14 +33,14 @@ def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
         if kind < 0.4:
             start = rng.randrange(4 * SLICE_BLOCKS)
             hashes = tuple(range(start, start + rng.randrange(3 * SLICE_BLOCKS)))
-            in_flight.expect(name, bits[name], hashes)
+            in_flight.add(name, bits[name], hashes)
             expected.append((name, hashes))
         elif kind < 0.7 and expected:
             left, hashes = expected.pop(rng.randrange(len(expected)))
             if rng.random() < 0.3:
-                in_flight.unexpect(left, bits[left], hashes)
+                in_flight.remove(left, bits[left], hashes)
             else:
-                in_flight.unexpect_later(left, hashes)
+                in_flight.remove_later(left, hashes)
         elif kind < 0.8:
             old, bits[name] = bits[name], free.pop()
             if rng.random() < 0.5:
@@ -52,12 +52,12 @@ def test_what_leaves_by_and_by_leaves_once(seed: int) -> None:
         else:
             for _ in range(rng.randrange(4)):
                 if next(slices, 0) is not None:
-                    slices = in_flight.take_out(bits.__getitem__)
+                    slices = in_flight.apply_removals(bits.__getitem__)
         in_flight.assert_consistent(bits)
         here = in_flight.masks
         assert all(here.get(value, 0) & mask == mask for value, mask in masks().items())
-    list(in_flight.take_out(bits.__getitem__))
-    assert in_flight.masks == masks() and not in_flight.is_leaving
+    list(in_flight.apply_removals(bits.__getitem__))
+    assert in_flight.masks == masks() and not in_flight.has_removals
 
 
 def test_no_slice_takes_out_more_than_its_share() -> None:
@@ -66,9 +66,9 @@ def test_no_slice_takes_out_more_than_its_share() -> None:
     local_index.add("p0")
     prompts = [tuple(range(index << 20, (index << 20) + 3000)) for index in range(20)]
     for prompt in prompts:
-        local_index.expect("p0", prompt)
+        local_index.add_in_flight("p0", prompt)
     for prompt in prompts:
-        local_index.unexpect_later("p0", prompt)
+        local_index.remove_in_flight_later("p0", prompt)
     left = local_index.in_flight_block_count
     assert left == 60_000, "it takes no time to say so"
     assert local_index.needs_maintenance

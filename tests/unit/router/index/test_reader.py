@@ -194,8 +194,8 @@ async def test_the_mirror_is_kept_up_while_redis_is_away() -> None:
     """What is expected no more is taken out all the same."""
     local_index, many = LocalPrefixIndex(), tuple(range(100_000))
     _, task = await follow(AwayRedis(), local_index)
-    local_index.expect("p", many)
-    local_index.unexpect_later("p", many)
+    local_index.add_in_flight("p", many)
+    local_index.remove_in_flight_later("p", many)
     await kept_up(local_index)
     assert not local_index.in_flight_block_count
     task.cancel()
