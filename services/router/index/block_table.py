@@ -38,7 +38,7 @@ class BlockTable:
         """Blocks that were given up, or not taken from a snapshot, because of the bound."""
         self._blocks_max = blocks_max
         self._scores = EvictionScores()
-        self._coming = 0
+        self._announced = 0
         self._floor = 0
         """What was evicted the last time was not worth more than this."""
 
@@ -53,18 +53,18 @@ class BlockTable:
         return self.block_count > self._blocks_max + self._blocks_max // 16
 
     @property
-    def is_short(self) -> bool:
+    def needs_more_slots(self) -> bool:
         """True if what blocks are worth is told apart too coarsely: see `grow`. Of less than half the bound nobody asks."""
-        foreseen = self._foreseen()
-        return 2 * foreseen > self._blocks_max and self._scores.is_short(foreseen)
+        expected = self._expected_count()
+        return 2 * expected > self._blocks_max and self._scores.needs_more_slots(expected)
 
-    def foresee(self, blocks: int) -> None:
+    def announce(self, blocks: int) -> None:
         """So many more may come soon: what they are worth is told apart from the first on."""
-        self._coming = max(self._coming, self.block_count + blocks)
+        self._announced = max(self._announced, self.block_count + blocks)
 
     def grow(self) -> Iterator[None]:
         """Have slots enough to tell apart what blocks are worth; what is known moves there shard by shard."""
-        old, new = self._scores, EvictionScores(self._foreseen())
+        old, new = self._scores, EvictionScores(self._expected_count())
         self._scores = new
         old_slots, new_slots, old_last, new_last = old.slots, new.slots, old.last, new.last
         for shard in filter(None, self.shards):
@@ -225,8 +225,8 @@ class BlockTable:
     def _filled(self) -> Iterator[tuple[int, dict[int, int]]]:
         return ((index, shard) for index, shard in enumerate(self.shards) if shard)
 
-    def _foreseen(self) -> int:
-        return min(self._blocks_max, max(self.block_count, self._coming))
+    def _expected_count(self) -> int:
+        return min(self._blocks_max, max(self.block_count, self._announced))
 
     def _current_floor(self) -> int:
         return self._floor if self.block_count > self._blocks_max * 13 // 16 else 0

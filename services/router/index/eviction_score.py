@@ -46,7 +46,7 @@ class EvictionScores:
         self.slots = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.last = size - 1
 
-    def is_short(self, blocks: int) -> bool:
+    def needs_more_slots(self, blocks: int) -> bool:
         """True if `blocks` should have more slots: until they do, more of them share one."""
         return SLOTS_PER_BLOCK * blocks > len(self.slots)
 

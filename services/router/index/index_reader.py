@@ -73,7 +73,7 @@ class IndexReader:
         """Replicas whose snapshot must be read, and not before when."""
         self._loading: set[str] = set()
         """Replicas whose snapshot is being read now, and which were wanted all that time."""
-        self._foreseen: set[str] = set()
+        self._announced: set[str] = set()
         """Those of them the mirror knows the size of."""
         self._load_round_s = LOAD_ROUND_S
         self._last_read_s = self._clock.now_s()
@@ -161,14 +161,14 @@ class IndexReader:
         """
         start = self._position
         self._loading = set()
-        await self._foresee(names)
+        await self._announce(names)
         end_s = self._clock.now_s() + self._load_round_s
         for name in names:
             if name not in self._wanted:
                 continue
             self._loading.add(name)
             self._to_load[name] = self._clock.now_s() + RELOAD_PAUSE_S
-            self._foreseen.discard(name)
+            self._announced.discard(name)
             head = await self._load(name)
             if head is None:
                 self._loading.discard(name)
@@ -187,10 +187,10 @@ class IndexReader:
             else:
                 self._to_load.pop(name, None)
 
-    async def _foresee(self, names: list[str]) -> None:
+    async def _announce(self, names: list[str]) -> None:
         """Tell the mirror how many blocks the snapshots of `names` have, once for each load."""
-        names = [name for name in names if name not in self._foreseen]
-        self._foreseen = self._to_load.keys() & self._foreseen.union(names)
+        names = [name for name in names if name not in self._announced]
+        self._announced = self._to_load.keys() & self._announced.union(names)
         heads = []
         for at in range(0, len(names), READ_COUNT):
             starts = await self._redis.pipeline(
@@ -202,7 +202,7 @@ class IndexReader:
             for data in starts:
                 with suppress(EventError):  # told when it is loaded
                     heads.append(events.decode_snapshot_head(data))
-        self._local_index.foresee(heads)
+        self._local_index.announce(heads)
 
     async def _load(self, name: str) -> SnapshotHead | None:
         """Load the snapshot of `name`; None if there is none of use."""

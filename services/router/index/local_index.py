@@ -213,9 +213,9 @@ class LocalPrefixIndex:
 
     # Snapshots
 
-    def foresee(self, heads: Iterable[SnapshotHead]) -> None:
+    def announce(self, heads: Iterable[SnapshotHead]) -> None:
         """These snapshots will be loaded."""
-        self._table.foresee(sum(max(0, head.block_count - self.blocks_of(head.replica)) for head in heads))
+        self._table.announce(sum(max(0, head.block_count - self.blocks_of(head.replica)) for head in heads))
 
     def begin_load(self, head: SnapshotHead) -> SnapshotLoad | None:
         """Begin to replace all that is known of the snapshot's replica; None if it is unknown.
@@ -226,7 +226,7 @@ class LocalPrefixIndex:
         replica = self._replicas.get(head.replica)
         if replica is None:
             return None
-        self.foresee([head])
+        self.announce([head])
         if replica.epoch != head.epoch:
             self._move(replica, self._new_bit(replica.name))
         return SnapshotLoad(head, replica, self._new_bit(replica.name))
@@ -272,7 +272,7 @@ class LocalPrefixIndex:
     def needs_maintenance(self) -> bool:
         """True if `maintain` would find something."""
         table = self._table
-        is_table = bool(self._dead) or table.is_short or table.is_over or table.masks.needs_purge
+        is_table = bool(self._dead) or table.needs_more_slots or table.is_over or table.masks.needs_purge
         return is_table or self._in_flight.has_removals
 
     @property
@@ -293,7 +293,7 @@ class LocalPrefixIndex:
             self._dead &= ~dead
             self._table.forget(dead)
             self._bits.give_back(dead)
-        if self._table.is_short:
+        if self._table.needs_more_slots:
             yield from self._table.grow()
         if self._table.is_over:
             yield from self._table.evict()
