@@ -292,7 +292,7 @@ class LocalPrefixIndex:
             yield from self._table.sweep(dead)
             self._dead &= ~dead
             self._table.forget(dead)
-            self._bits.give_back(dead)
+            self._bits.release(dead)
         if self._table.needs_more_slots:
             yield from self._table.grow()
         if self._table.is_over:
@@ -339,7 +339,7 @@ class LocalPrefixIndex:
     # Bits
 
     def _new_bit(self, name: str) -> int:
-        number = self._bits.take(name)
+        number = self._bits.allocate(name)
         self._table.add_bit(number)
         return number
 
@@ -351,7 +351,7 @@ class LocalPrefixIndex:
             self._dead |= bit
         else:
             self._table.forget(bit)
-            self._bits.give_back(bit)
+            self._bits.release(bit)
 
     def _move(self, replica: _Replica, number: int) -> None:
         """Give `replica` another bit; its expected blocks move along, its index blocks stay behind."""

@@ -56,7 +56,7 @@ class ReplicaBits:
         """Names by the number of the bit; empty where it is nobody's."""
         return list(self._names)
 
-    def take(self, name: str) -> int:
+    def allocate(self, name: str) -> int:
         """Return the number of a bit that is nobody's, the lowest; it is `name`'s now."""
         if "" in self._names:
             number = self._names.index("")
@@ -66,7 +66,7 @@ class ReplicaBits:
             self._names.append(name)
         return number
 
-    def give_back(self, mask: int) -> None:
+    def release(self, mask: int) -> None:
         """The bits of `mask` stand nowhere any more."""
         for number in bits(mask):
             self._names[number] = ""
