@@ -11,27 +11,27 @@ from kvmesh.clock import Clock
 SLICE_S: Final = 0.002
 """The event loop gets a turn after this much work."""
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 
 
-class Turns:
-    """Whoever does long work calls `breathe` between its slices."""
+class CooperativeYield:
+    """Whoever does long work calls `yield_if_due` between its slices."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since_s = clock.now_s()
 
-    async def breathe(self) -> None:
+    async def yield_if_due(self) -> None:
         """Let the loop run if this turn has been long enough."""
         if self._clock.now_s() - self._since_s > SLICE_S:
             await asyncio.sleep(0)
             self._since_s = self._clock.now_s()
 
-    async def through(self, slices: Generator[None, None, Outcome]) -> Outcome:
+    async def run_slices(self, slices: Generator[None, None, Result]) -> Result:
         """Run `slices` to their end, with a turn for the loop where one is due, and return what they return."""
         while True:
             try:
                 next(slices)
             except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]  # Outcome: the type of StopIteration says less
-            await self.breathe()
+                return end.value  # type: ignore[no-any-return]  # Result: the type of StopIteration says less
+            await self.yield_if_due()

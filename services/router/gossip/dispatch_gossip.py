@@ -14,7 +14,7 @@ from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index.events import format_stream_id, parse_stream_id
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
-from services.router.cooperative_yield import Turns
+from services.router.cooperative_yield import CooperativeYield
 from services.router.gossip import messages
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import Entry, GossipError
@@ -70,7 +70,7 @@ class DispatchGossip:
         self._redis = redis
         self._stream = key(mesh, "dispatches")
         self._clock = clock or MonotonicClock()
-        self._turns = Turns(self._clock)
+        self._yielder = CooperativeYield(self._clock)
         self._writing: Entry | None = None
         self._news = asyncio.Event()
         self._position: StreamId | None = None
@@ -161,7 +161,7 @@ class DispatchGossip:
             for entry_id, fields in answer[0][1] if answer else ():
                 self._position = parse_stream_id(entry_id)
                 await self._take((fields or {}).get(messages.FIELD, b""), read_s)
-                await self._turns.breathe()
+                await self._yielder.yield_if_due()
             if answer:
                 await asyncio.sleep(READ_PAUSE_S)
             else:
@@ -180,7 +180,7 @@ class DispatchGossip:
 
     async def _take(self, data: bytes, read_s: float) -> None:
         try:
-            await self._turns.through(self.exchange.reading(data, read_s))
+            await self._yielder.run_slices(self.exchange.reading(data, read_s))
         except GossipError as error:
             self.unreadable_total += 1
             log.warning("notes of a router cannot be read: %s", error)

@@ -18,7 +18,7 @@ from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
-from services.router.cooperative_yield import Turns
+from services.router.cooperative_yield import CooperativeYield
 from services.router.index.local_index import SLICE_BLOCKS, BatchOutcome, LocalPrefixIndex, SnapshotLoad
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class IndexReader:
         self._stream = key(mesh, "kv")
         self._local_index = local_index
         self._clock = clock or MonotonicClock()
-        self._turns = Turns(self._clock)
+        self._yielder = CooperativeYield(self._clock)
         self._position: StreamId = (0, 0)
         self._wanted: set[str] = set()
         self._to_load: dict[str, float] = {}
@@ -141,7 +141,7 @@ class IndexReader:
             self._position = entry_id  # before it is taken: an entry that fails is not read for ever
             if batch is not None:
                 await self._take(batch, entry_id)
-            await self._turns.breathe()
+            await self._yielder.yield_if_due()
         self._last_read_s = self._clock.now_s()
 
     async def _take(self, batch: Batch, entry_id: StreamId) -> None:
@@ -150,7 +150,7 @@ class IndexReader:
             return
         if name in self._to_load:
             return  # its snapshot and what follows will be read together
-        if await self._turns.through(self._local_index.applying(batch, entry_id)) is BatchOutcome.RELOAD:
+        if await self._yielder.run_slices(self._local_index.applying(batch, entry_id)) is BatchOutcome.RELOAD:
             log.info("index of %s is loaded again", name, extra={"epoch": batch.epoch, "seq": batch.seq})
             self._to_load[name] = float("-inf")
 
@@ -240,7 +240,7 @@ class IndexReader:
                     packed = data[slice_at : min(usable, slice_at + 8 * SLICE_BLOCKS)]
                     if not self._local_index.take(load, blocks.unpack(packed)):
                         return False
-                    await self._turns.breathe()
+                    await self._yielder.yield_if_due()
                 await self._maintain(MAINTENANCE_S)
                 if at >= end:
                     break
@@ -281,7 +281,7 @@ class IndexReader:
             except StopIteration:
                 self._maintenance = None
                 return
-            await self._turns.breathe()
+            await self._yielder.yield_if_due()
 
     async def _replay(self, names: set[str], start: StreamId) -> set[str]:
         """Apply entries in (start, our position] of `names`; return those that still miss something."""
@@ -293,9 +293,9 @@ class IndexReader:
             )
             for entry_id, batch in self._entries(entries):
                 start = entry_id
-                await self._turns.breathe()
+                await self._yielder.yield_if_due()
                 if batch is not None and batch.replica in names:
-                    outcome = await self._turns.through(self._local_index.applying(batch, entry_id))
+                    outcome = await self._yielder.run_slices(self._local_index.applying(batch, entry_id))
                     if outcome is BatchOutcome.RELOAD:
                         incomplete.add(batch.replica)
                     elif outcome is BatchOutcome.APPLIED:
