@@ -15,7 +15,7 @@ from kvmesh.redis_link import RedisUnavailable
 from services.router.index import index_reader, local_index
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
-from tests.unit.router.index.test_mirror import Cache, Tree, depth
+from tests.unit.router.index.test_local_index import Cache, Tree, depth
 
 NAMES = ("a", "b", "c", "d", "e")
 
