@@ -15,7 +15,7 @@ from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import FIELD, Entry
 from services.router.gossip.peer_routers import PeerRouters
 from services.router.placement.policy import Dispatched, Event
-from tests.unit.router.index.test_reader import SlowClock
+from tests.unit.router.index.test_index_reader import SlowClock
 
 NOTES = 60
 EVERYBODY = [("r0", "boot-0"), ("r1", "boot-1")]
