@@ -132,7 +132,7 @@ class IndexProbe:
             lambda: [self.local_index.position_of(name_of(replica))[1] for replica in range(REPLICAS)] == last
         )
         if self.local_index.block_count != before + entries * BURST_BLOCKS:
-            raise RuntimeError(f"{self.mirror.block_count - before} blocks were read")
+            raise RuntimeError(f"{self.local_index.block_count - before} blocks were read")
         return figures
 
     async def _read_until(self, is_done: Callable[[], bool]) -> dict[str, float]:

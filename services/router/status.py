@@ -49,7 +49,7 @@ class RouterStatus(router_pb2_grpc.RouterServiceServicer):
             stream_count=self._attach.stream_count,
             task_count=len(asyncio.all_tasks()),
             redis_connected=self._redis.is_connected,
-            repaired_block_total=local_index.repaired_block_total,
+            healed_block_total=local_index.repaired_block_total,
             ejection_total=relay.ejection_total,
             prefill_costs=self._costs(),
         )
