@@ -31,7 +31,7 @@ _tuple: Final = tuple.__new__
 
 def groups(
     shards: Sequence[dict[int, int]],
-    expected: dict[int, int],
+    in_flight: dict[int, int],
     hashes: Sequence[int],
     closed: int,
     unclosed: int,
@@ -43,16 +43,16 @@ def groups(
     if not hashes:
         return []
     value = hashes[0]
-    mask = (shards[value >> 52].get(value & KEY, 0) | expected.get(value, 0)) & (closed | unclosed)
+    mask = (shards[value >> 52].get(value & KEY, 0) | in_flight.get(value, 0)) & (closed | unclosed)
     found: list[Group] = []
     if not mask:
         return found
     if len(hashes) <= SCAN_BLOCKS:
-        _scan(found, shards, expected, hashes, 0, mask)
+        _scan(found, shards, in_flight, hashes, 0, mask)
     else:
-        _bisect(found, shards, expected, hashes, mask & closed)
+        _bisect(found, shards, in_flight, hashes, mask & closed)
         if mask & unclosed:
-            found = _merged(found, _scan([], shards, expected, hashes, 0, mask & unclosed))
+            found = _merged(found, _scan([], shards, in_flight, hashes, 0, mask & unclosed))
     found.reverse()
     return found
 
@@ -60,17 +60,17 @@ def groups(
 def _bisect(
     found: list[Group],
     shards: Sequence[dict[int, int]],
-    expected: dict[int, int],
+    in_flight: dict[int, int],
     hashes: Sequence[int],
     mask: int,
 ) -> None:
     """Add the groups of `mask`, which holds the first block."""
     # Whoever is to have a block is to have its ancestors, too: without the first, none is looked for.
-    is_expected = expected.get(hashes[0], 0) & mask
+    is_in_flight = in_flight.get(hashes[0], 0) & mask
     low = bends = 0
     while mask:
         if bends == BENDS_MAX:
-            _scan(found, shards, expected, hashes, low, mask)
+            _scan(found, shards, in_flight, hashes, low, mask)
             return
         bends += 1
         high, rest = (
@@ -80,8 +80,8 @@ def _bisect(
         while (middle := (low + high) >> 1) > low:
             value = hashes[middle]
             seen = shards[value >> 52].get(value & KEY, 0)
-            if is_expected:
-                seen |= expected.get(value, 0)
+            if is_in_flight:
+                seen |= in_flight.get(value, 0)
             if seen & mask == mask:
                 low = middle
             else:
@@ -93,7 +93,7 @@ def _bisect(
 def _scan(
     found: list[Group],
     shards: Sequence[dict[int, int]],
-    expected: dict[int, int],
+    in_flight: dict[int, int],
     hashes: Sequence[int],
     low: int,
     mask: int,
@@ -103,7 +103,7 @@ def _scan(
         if not mask:
             return found
         value = hashes[depth]
-        rest = (shards[value >> 52].get(value & KEY, 0) | expected.get(value, 0)) & mask
+        rest = (shards[value >> 52].get(value & KEY, 0) | in_flight.get(value, 0)) & mask
         if rest != mask:
             if depth:
                 found.append(Group(depth, mask & ~rest))
