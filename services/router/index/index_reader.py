@@ -1,8 +1,8 @@
 """Keeps the mirror up to date from Redis: snapshots first, then the stream of batches.
 
-A shell around `local_index`. One reader, strictly in the order of the stream, also while snapshots are loaded: events of other
-replicas do not wait for that. While Redis is away the mirror stays as it is.
-Whatever is read, the event loop gets its turns.
+A shell around `local_index`. One reader applies the stream strictly in its order, also while snapshots are loaded. Events
+of other replicas do not wait for the loads. While Redis is unavailable, the local index stays as it is. Between slices of
+work the reader yields to the event loop.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ class LocalPrefixIndex:
         return corrections + cleared
 
     def add_in_flight(self, name: str, hashes: Sequence[int]) -> None:
-        """A request was dispatched: its blocks will be at `name` soon. Undone by `remove_in_flight` with the same hashes."""
+        """Add the blocks that a dispatched request will leave at `name`. `remove_in_flight` with the same hashes undoes it."""
         replica = self._replicas.get(name)
         if replica is not None:
             self._in_flight.add(name, replica.bit, hashes)
