@@ -320,7 +320,7 @@ class LocalPrefixIndex:
         return corrections + cleared
 
     def add_in_flight(self, name: str, hashes: Sequence[int]) -> None:
-        """Add the blocks that a dispatched request will leave at `name`. `remove_in_flight` with the same hashes undoes it."""
+        """Add the blocks that a dispatched request will leave at `name`; undone by `remove_in_flight` with equal hashes."""
         replica = self._replicas.get(name)
         if replica is not None:
             self._in_flight.add(name, replica.bit, hashes)
