@@ -21,7 +21,7 @@ _WIDTH = 4
 
 
 @dataclass
-class Twin:
+class ReferencePool:
     """The reference implementation of the pool: one record per cached block, searched linearly."""
 
     free: int
@@ -92,7 +92,7 @@ def test_pool_equals_the_reference_implementation(seed: int) -> None:
     """Matches, refusals, evictions and events equal those of the reference implementation."""
     rng = random.Random(seed)
     count = rng.randrange(4, 24)
-    pool, twin = BlockPool(count, _WIDTH, b"salt"), Twin(free=count)
+    pool, reference = BlockPool(count, _WIDTH, b"salt"), ReferencePool(free=count)
     holders: list[Holder] = []
     seen: dict[int, int | None] = {}
     for _ in range(300):
@@ -102,10 +102,10 @@ def test_pool_equals_the_reference_implementation(seed: int) -> None:
             hashes = chain_hashes(tokens, _WIDTH, pool.root)
             total = len(hashes) + rng.randrange(3)
             matched = pool.match(hashes)
-            assert len(matched) == twin.match(hashes), f"seed={seed}"
-            assert pool.can_allocate(matched, total) == twin.can_allocate(hashes, total), f"seed={seed}"
+            assert len(matched) == reference.match(hashes), f"seed={seed}"
+            assert pool.can_allocate(matched, total) == reference.can_allocate(hashes, total), f"seed={seed}"
             if pool.can_allocate(matched, total):
-                twin.allocate(hashes, total)
+                reference.allocate(hashes, total)
                 blocks = [tokens[i : i + _WIDTH].tobytes() for i in range(0, len(tokens), _WIDTH)]
                 holders.append(Holder(hashes, blocks, pool.allocate(matched, total), len(matched)))
         elif action < 0.75 and holders:
@@ -114,16 +114,16 @@ def test_pool_equals_the_reference_implementation(seed: int) -> None:
                 index = one.registered
                 parent = one.hashes[index - 1] if index else None
                 one.ids[index] = pool.register(one.ids[index], one.hashes[index], parent, one.tokens[index])
-                twin.register(one.hashes[index], parent)
+                reference.register(one.hashes[index], parent)
                 one.registered += 1
         elif holders:
             one = holders.pop(rng.randrange(len(holders)))
             pool.release(one.ids)
-            twin.release(one.hashes[: one.registered], len(one.ids) - one.registered)
+            reference.release(one.hashes[: one.registered], len(one.ids) - one.registered)
         pool.assert_consistent()
         _replay(pool, seen)
-        assert pool.available == twin.free + len(twin.evictable()), f"seed={seed}"
-        assert seen == twin.parents, f"seed={seed}"
+        assert pool.available == reference.free + len(reference.evictable()), f"seed={seed}"
+        assert seen == reference.parents, f"seed={seed}"
     for one in holders:
         pool.release(one.ids)
     pool.assert_consistent()
