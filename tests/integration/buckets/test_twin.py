@@ -18,8 +18,8 @@ from kvmesh.buckets.wire import answers, calls, keys
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_link import RedisLink
 from kvmesh.redis_script import Call
+from tests.integration.buckets.reference_budget import Twin
 from tests.integration.buckets.schedules import ACCOUNTS, ORGANISATION, Loss, Step, schedules
-from tests.integration.buckets.twin import Twin
 
 BEGIN_MS = 1_790_000_000_000
 SHOWS = tuple(Show(account) for account in ACCOUNTS[:3])
