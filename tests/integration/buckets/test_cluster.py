@@ -15,7 +15,7 @@ from kvmesh.buckets.wire import keys
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from tests.integration.buckets.cluster import Cluster, ask, running
 from tests.integration.buckets.schedules import Step, schedules
-from tests.integration.buckets.test_twin import Bench
+from tests.integration.buckets.test_reference_budget import Bench
 from tests.integration.containers.plan import IMAGES
 
 MESH = "cluster-test"
