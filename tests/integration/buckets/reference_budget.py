@@ -65,7 +65,7 @@ class Row:
 
 
 @dataclass
-class Twin:
+class ReferenceBudget:
     """The budget of one organisation."""
 
     levels: dict[str, tuple[Level, Level, int]] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from kvmesh.buckets.wire import answers, calls, keys
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_link import RedisLink
 from kvmesh.redis_script import Call
-from tests.integration.buckets.reference_budget import Twin
+from tests.integration.buckets.reference_budget import ReferenceBudget
 from tests.integration.buckets.schedules import ACCOUNTS, ORGANISATION, Loss, Step, schedules
 
 BEGIN_MS = 1_790_000_000_000
@@ -45,32 +45,32 @@ class Bench:
         self.runner.run(self._compare(steps))
 
     async def _compare(self, steps: list[Step]) -> None:
-        mesh, twin, now_ms = f"mesh-{next(self.meshes)}", Twin(), BEGIN_MS
+        mesh, reference, now_ms = f"mesh-{next(self.meshes)}", ReferenceBudget(), BEGIN_MS
         sent: list[tuple[Operation, int]] = []
         try:
             for step in steps:
                 now_ms += step.pass_ms
                 if step.lose:
-                    await self._send(mesh, twin, sent)
+                    await self._send(mesh, reference, sent)
                     sent = []
-                    await self._lose(mesh, twin, step.lose)
+                    await self._lose(mesh, reference, step.lose)
                 sent += [(each, now_ms) for each in (*step.operations, *SHOWS)]
-            await self._send(mesh, twin, sent)
+            await self._send(mesh, reference, sent)
         finally:
             await self.link.execute("DEL", *keys(mesh, ORGANISATION))
 
-    async def _send(self, mesh: str, twin: Twin, sent: list[tuple[Operation, int]]) -> None:
+    async def _send(self, mesh: str, reference: ReferenceBudget, sent: list[tuple[Operation, int]]) -> None:
         """Run all of `sent` in one round trip, each at its own time, and compare answer by answer."""
         made: list[Call] = []
         for now_ms, group in itertools.groupby(sent, key=itemgetter(1)):
             made += calls(mesh, [operation for operation, _ in group], now_ms)
         said = answers([each for each, _ in sent], await self.link.scripts(SCRIPT, made))
         for (operation, now_ms), told in zip(sent, said, strict=True):
-            right = twin.run(operation, now_ms)
+            right = reference.run(operation, now_ms)
             assert told == right, f"at {now_ms - BEGIN_MS} ms: {operation}"
-            assert not isinstance(right, Shown) or right.ledger_totals.held == twin.held()
+            assert not isinstance(right, Shown) or right.ledger_totals.held == reference.held()
 
-    async def _lose(self, mesh: str, twin: Twin, what: Loss) -> None:
+    async def _lose(self, mesh: str, reference: ReferenceBudget, what: Loss) -> None:
         if what == "script":
             if self.forget_script:
                 self.forget_script()
@@ -80,8 +80,8 @@ class Bench:
         names = dict(zip(("levels", "open", "leases"), keys(mesh, ORGANISATION), strict=True))
         lost = list(names.values()) if what == "all" else [names[what]]
         await self.link.execute("DEL", *lost)
-        has_rows = bool(twin.rows)
-        twin.lose(
+        has_rows = bool(reference.rows)
+        reference.lose(
             levels=what in ("levels", "all"),
             reservations=what in ("open", "all") or (what == "leases" and has_rows),
         )
