@@ -1,4 +1,4 @@
-"""The guarantees of the budget, one test each; `test_twin` compares all of them at random."""
+"""The guarantees of the budget, one test each; `test_reference_budget` compares all of them at random."""
 
 from __future__ import annotations
 

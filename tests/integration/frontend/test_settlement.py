@@ -21,7 +21,7 @@ PROMPT_TOKENS = 11
 
 
 @dataclass
-class Twin:
+class SettlementModel:
     """The settlements of one request, by the simplest rule."""
 
     epoch: int = -1
@@ -42,23 +42,23 @@ class Twin:
 async def test_sequential_charges_equal_the_model(redis_url: str, seed: int) -> None:
     """Executions begin, die, end, and report late, in any order: each charge is the model's."""
     draw = random.Random(seed)
-    twins: dict[str, Twin] = {}
+    models: dict[str, SettlementModel] = {}
     running: dict[str, list[tuple[int, str, Frontend]]] = {}
     async with AsyncExitStack() as stack:
         frontends = [await stack.enter_async_context(Frontend(redis_url, f"f{at}")) for at in range(3)]
         for _ in range(150):
             request_id = f"{seed:08x}{draw.randrange(12):024x}"
-            frontend, twin = draw.choice(frontends), twins.setdefault(request_id, Twin())
+            frontend, model = draw.choice(frontends), models.setdefault(request_id, SettlementModel())
             alive = running.setdefault(request_id, [])
             if not alive or draw.random() < 0.4:
                 owner = frontend.executions.new_owner()
-                if twin.epoch < 0 and draw.random() < 0.5:
+                if model.epoch < 0 and draw.random() < 0.5:
                     epoch = 0  # neither named nor resumed: it starts without a number
                 else:
-                    claim = CLAIM.__class__(request_id, 5, 7, False, twin.epoch + 1, owner)
+                    claim = CLAIM.__class__(request_id, 5, 7, False, model.epoch + 1, owner)
                     epoch = (await frontend.executions.begin(claim)).epoch
-                    assert epoch == twin.epoch + 1
-                    twin.epoch = epoch
+                    assert epoch == model.epoch + 1
+                    model.epoch = epoch
                 alive.append((epoch, owner, frontend))
                 continue
             epoch, owner, frontend = alive.pop(draw.randrange(len(alive)))
@@ -71,7 +71,7 @@ async def test_sequential_charges_equal_the_model(redis_url: str, seed: int) -> 
             for _ in range(draw.choice((1, 1, 2))):
                 frontend.settlements.add(report)
             assert await frontend.settlements.flush(5)
-            expected = twin.settle(report)
+            expected = model.settle(report)
             assert all(charge == expected for charge in frontend.charges[before:])
 
 
