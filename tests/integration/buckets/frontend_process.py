@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import services.frontend.accounts.budgets.budgets as budgets_module
-import services.frontend.accounts.budgets.quota_lease as slabs_module
+import services.frontend.accounts.budgets.quota_lease as quota_lease_module
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.limits import Account, Limit, Scope
 from kvmesh.buckets.operations import (
@@ -190,7 +190,10 @@ async def _shell(
     log: Log,
     chance: random.Random,
 ) -> None:
-    for module, name, value in ((budgets_module, "RENEW_S", RENEW_S), (slabs_module, "RENEW_S", RENEW_S)):
+    for module, name, value in (
+        (budgets_module, "RENEW_S", RENEW_S),
+        (quota_lease_module, "RENEW_S", RENEW_S),
+    ):
         setattr(module, name, value)
     metrics = BudgetMetrics(Metrics("frontend"), str)
     # Nine processes share the machine: a late response is no outage.
@@ -211,7 +214,7 @@ async def _shell(
                 continue
             output = await _generate(chance)
             budgets.progress(reservation, output)
-            _told(log, who, prompt + output, reservation.estimate)
+            _log_settlement(log, who, prompt + output, reservation.estimate)
             budgets.settle(reservation, prompt, 0, output)
 
     await asyncio.gather(*(load(task) for task in range(TASKS)))
@@ -245,7 +248,7 @@ async def _bare(
                 await asyncio.sleep(0.02)
                 continue
             output = await _generate(chance)
-            _told(log, who, prompt + output, estimate)
+            _log_settlement(log, who, prompt + output, estimate)
             await bare.settle(rid, prompt + output)
 
     await asyncio.gather(*(load(task) for task in range(TASKS)))
@@ -263,7 +266,7 @@ async def _generate(chance: random.Random) -> int:
     return MAX_OUTPUT if chance.random() < 0.05 else chance.randint(0, MAX_OUTPUT // 4)
 
 
-def _told(log: Log, who: Caller, actual: int, estimate: int) -> None:
+def _log_settlement(log: Log, who: Caller, actual: int, estimate: int) -> None:
     log.write("SETTLE", who.tenant.name, f"{time.time():.6f}", actual, estimate)
 
 

@@ -23,7 +23,7 @@ from kvmesh.buckets.operations import (
 
 ORGANISATION: Final = "acme"
 RIDS: Final = tuple("abcdef")
-SLABS: Final = ("slab-1", "slab-2")
+LEASES: Final = ("slab-1", "slab-2")
 LEASE_S: Final = 15.0
 
 _ORGANISATION = Scope("organisation:acme", Limit(600, 20, 120_000, 3000, 8, 5000))
@@ -90,7 +90,7 @@ _OPERATION: Final[st.SearchStrategy[Operation]] = st.one_of(
     st.builds(
         Settle,
         account=_ACCOUNT,
-        rid=st.sampled_from(RIDS + SLABS),
+        rid=st.sampled_from(RIDS + LEASES),
         actual_tokens=_TOKENS,
         refund_request=st.booleans(),
         used_requests=st.none() | st.integers(0, 5),
@@ -115,7 +115,7 @@ _OPERATION: Final[st.SearchStrategy[Operation]] = st.one_of(
     st.builds(
         Draw,
         account=_ACCOUNT,
-        rid=st.sampled_from(SLABS),
+        rid=st.sampled_from(LEASES),
         number=st.integers(1, 6),
         used_tokens=_amounts(3000),
         used_requests=st.integers(0, 12),
@@ -128,7 +128,7 @@ _OPERATION: Final[st.SearchStrategy[Operation]] = st.one_of(
         overrun=_OVERRUN,
         least_overrun=st.just(0) | _amounts(600),
     ),
-    st.builds(Lower, account=_ACCOUNT, rid=st.sampled_from(RIDS + SLABS), tokens=_TOKENS),
+    st.builds(Lower, account=_ACCOUNT, rid=st.sampled_from(RIDS + LEASES), tokens=_TOKENS),
     st.builds(
         Spend,
         account=_ACCOUNT,

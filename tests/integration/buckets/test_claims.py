@@ -44,8 +44,8 @@ class Tenant:
     taken: list[tuple[int, int]] = field(default_factory=list)
     """(time, tokens) per admission."""
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    slab_tokens: int = 0
-    slab_used: int = 0
+    lease_tokens: int = 0
+    lease_used: int = 0
     draws: int = 0
 
     async def one(self, operation: Operation) -> Answer:
@@ -64,12 +64,12 @@ class Tenant:
         self.now_ms[0] += STEP_MS
         await self.reserve(self.draw.randint(1, 400))
         if self.draw.random() < 0.2:
-            self.slab_used += self.slab_tokens
+            self.lease_used += self.lease_tokens
             self.draws += 1
-            asked = Draw(MINE, "slab", self.draws, self.slab_used, 0, 500, 0, 0, 3600.0)
+            asked = Draw(MINE, "slab", self.draws, self.lease_used, 0, 500, 0, 0, 3600.0)
             drawn = await self.one(asked)
             assert isinstance(drawn, Drawn)
-            self.slab_tokens = drawn.tokens
+            self.lease_tokens = drawn.tokens
             if drawn.tokens:
                 self.taken.append((self.now_ms[0], drawn.tokens))
 

@@ -81,7 +81,7 @@ class Trace:
 
 
 @dataclass
-class Told:
+class LoggedTotals:
     """Totals that the frontends logged for one tenant."""
 
     settled: dict[str, int] = field(default_factory=dict)
@@ -150,21 +150,21 @@ class Load:
             status = await asyncio.to_thread(self.processes[name].wait, 40)
             assert status == 0 and b"END" in self._log(name), self.errors()
 
-    def told(self, tenant: str) -> Told:
+    def logged_totals(self, tenant: str) -> LoggedTotals:
         """Return the logged totals of all frontends for one tenant."""
-        told = Told()
+        logged_totals = LoggedTotals()
         for name in self.processes:
-            told.settled[name] = 0
+            logged_totals.settled[name] = 0
             for line in self._log(name).decode().splitlines():
                 word, *rest = line.split()
                 if word == "SETTLE" and rest[0] == tenant:
                     at_s, actual, estimate = float(rest[1]), int(rest[2]), int(rest[3])
-                    told.settled[name] += actual
+                    logged_totals.settled[name] += actual
                     assert actual - estimate <= MAX_OUTPUT
                     if actual > estimate:
-                        told.overruns.append((at_s, actual - estimate))
-        told.overruns.sort()
-        return told
+                        logged_totals.overruns.append((at_s, actual - estimate))
+        logged_totals.overruns.sort()
+        return logged_totals
 
     def lines(self, word: str) -> list[str]:
         """Return the lines of all logs that begin with `word`."""
@@ -223,14 +223,18 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
     assert load.lines("BREACH") == []
     assert back_s <= LEASE_S + 2.0  # kills and queries take time on a busy machine
     for tenant, trace in traces.items():
-        totals, told = trace.samples[-1].ledger_totals, load.told(tenant)
+        totals, logged_totals = trace.samples[-1].ledger_totals, load.logged_totals(tenant)
         assert totals.held == 0 and totals.open_count == 0
         assert totals.reserved + totals.extended == totals.settled + totals.refunded + totals.swept
         # Frontends that were not killed have settled completely; for a killed one the log is an upper bound.
         charged = totals.settled + totals.overrun
-        assert sum(told.settled[name] for name in rest) <= charged <= sum(told.settled.values())
-        excess, excess_repaid = trace.worst_excess(told.overruns)
-        overrun = sum(tokens for _, tokens in told.overruns)
+        assert (
+            sum(logged_totals.settled[name] for name in rest)
+            <= charged
+            <= sum(logged_totals.settled.values())
+        )
+        excess, excess_repaid = trace.worst_excess(logged_totals.overruns)
+        overrun = sum(tokens for _, tokens in logged_totals.overruns)
         most_open = max(sample.overrun for sample in trace.samples)
         most_owed = max(sample.debt for sample in trace.samples)
         assert most_open <= LIMIT.tokens_overrun and most_owed <= LIMIT.tokens_overrun
@@ -242,7 +246,7 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
             f"at most {most_open} open and {most_owed:.0f} owed, {len(trace.samples)} samples, slots back {back_s:.2f} s"
         )
         assert excess <= 0 and excess_repaid <= 0
-    assert load.told("search").overruns and not load.told("strict").overruns
+    assert load.logged_totals("search").overruns and not load.logged_totals("strict").overruns
     assert (
         traces["strict"].samples[-1].ledger_totals.overrun
         == traces["strict"].samples[-1].ledger_totals.extended
