@@ -168,8 +168,8 @@ class ReferenceBudget:
             if each.limit.concurrency
         ]
         return Remaining(
-            _told(min(requests)) if requests else None,
-            _told(min(tokens)) if tokens else None,
+            _rounded_down(min(requests)) if requests else None,
+            _rounded_down(min(tokens)) if tokens else None,
             min(slots) if slots else None,
         )
 
@@ -450,8 +450,8 @@ class ReferenceBudget:
             uses.append(
                 Use(
                     scope.name,
-                    None if requests is None else _told(requests),
-                    None if tokens is None else _told(tokens),
+                    None if requests is None else _rounded_down(requests),
+                    None if tokens is None else _rounded_down(tokens),
                     self._slots(scope.name),
                     self._overrun(scope.name),
                 )
@@ -494,6 +494,6 @@ def _bunch(ms: int) -> int:
     return (ms // BUNCH_MS + 1) * BUNCH_MS
 
 
-def _told(level: Fraction) -> float:
+def _rounded_down(level: Fraction) -> float:
     """Round a level down to the amount that a rate of 1 per minute adds in 1 ms, as answers do."""
     return math.floor(level * 60_000) / 60_000

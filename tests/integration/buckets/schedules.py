@@ -23,7 +23,7 @@ from kvmesh.buckets.operations import (
 
 ORGANISATION: Final = "acme"
 RIDS: Final = tuple("abcdef")
-LEASES: Final = ("slab-1", "slab-2")
+LEASES: Final = ("lease-1", "lease-2")
 LEASE_S: Final = 15.0
 
 _ORGANISATION = Scope("organisation:acme", Limit(600, 20, 120_000, 3000, 8, 5000))

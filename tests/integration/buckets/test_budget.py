@@ -169,10 +169,10 @@ async def test_operations_are_idempotent(budget: Budget) -> None:
         await budget.reserve("a", 300)
         await budget.one(Renew(ACCOUNT, (Renewal("a", 300, extra_tokens=50),), LEASE_S))
         await budget.one(Spend(ACCOUNT, 20, 1, rid="outage-1"))
-        await budget.one(Draw(ACCOUNT, "slab", 1, 0, 0, 100, 2, 1, LEASE_S))
+        await budget.one(Draw(ACCOUNT, "lease", 1, 0, 0, 100, 2, 1, LEASE_S))
     assert await budget.tokens() == 1000 - 300 - 50 - 20 - 100
     for _ in range(3):
-        await budget.one(Draw(ACCOUNT, "slab", 2, 40, 1, 100, 2, 1, LEASE_S))
+        await budget.one(Draw(ACCOUNT, "lease", 2, 40, 1, 100, 2, 1, LEASE_S))
         await budget.one(Settle(ACCOUNT, "a", 340))
         await budget.reserve("a", 300)
     assert await budget.tokens() == 1000 - 340 - 20 - 100 - 40
@@ -404,17 +404,17 @@ async def test_a_quota_lease_is_drawn_up_to_the_levels(budget: Budget) -> None:
     """Used tokens are charged, the rest is refilled or given back; running requests keep their reservations in any
     case.
     """
-    drawn = await budget.one(Draw(ACCOUNT, "slab", 1, 0, 0, 800, 8, 3, LEASE_S))
+    drawn = await budget.one(Draw(ACCOUNT, "lease", 1, 0, 0, 800, 8, 3, LEASE_S))
     assert isinstance(drawn, Drawn) and (drawn.tokens, drawn.requests, drawn.slots) == (800, 8, 3)
-    drawn = await budget.one(Draw(ACCOUNT, "slab", 2, 500, 6, 800, 8, 9, LEASE_S))
+    drawn = await budget.one(Draw(ACCOUNT, "lease", 2, 500, 6, 800, 8, 9, LEASE_S))
     assert isinstance(drawn, Drawn) and (drawn.tokens, drawn.requests, drawn.slots) == (500, 4, 4)
-    drawn = await budget.one(Draw(ACCOUNT, "slab", 3, 1100, 10, 50, 0, 1, LEASE_S, least_tokens=200))
+    drawn = await budget.one(Draw(ACCOUNT, "lease", 3, 1100, 10, 50, 0, 1, LEASE_S, least_tokens=200))
     assert isinstance(drawn, Drawn) and (drawn.tokens, drawn.requests, drawn.slots) == (200, 0, 1)
     assert await budget.tokens() == 1000 - 1100 - 200
-    settled = await budget.one(Settle(ACCOUNT, "slab", 1150, used_requests=10))
+    settled = await budget.one(Settle(ACCOUNT, "lease", 1150, used_requests=10))
     assert isinstance(settled, Settled) and settled.refunded == 150
     assert await budget.tokens() == 1000 - 1150
-    closed = await budget.one(Draw(ACCOUNT, "slab", 4, 1150, 10, 800, 8, 3, LEASE_S))
+    closed = await budget.one(Draw(ACCOUNT, "lease", 4, 1150, 10, 800, 8, 3, LEASE_S))
     assert isinstance(closed, Drawn) and not closed.is_open
     totals = await budget.ledger_totals()
     assert (totals.settled, totals.overrun, totals.held, totals.open_count) == (
@@ -431,7 +431,7 @@ async def test_every_key_expires_but_never_within_a_day(budget: Budget) -> None:
         Reserve(ACCOUNT, "a", 10, LEASE_S),
         Settle(ACCOUNT, "a", 10),
         Renew(ACCOUNT, (Renewal("b", 10),), LEASE_S),
-        Draw(ACCOUNT, "slab", 1, 0, 0, 10, 1, 1, LEASE_S),
+        Draw(ACCOUNT, "lease", 1, 0, 0, 10, 1, 1, LEASE_S),
         Spend(ACCOUNT, 1, 1, rid="s"),
         Settle(ACCOUNT, "unknown", 1),
     ]

@@ -66,7 +66,7 @@ class Tenant:
         if self.draw.random() < 0.2:
             self.lease_used += self.lease_tokens
             self.draws += 1
-            asked = Draw(MINE, "slab", self.draws, self.lease_used, 0, 500, 0, 0, 3600.0)
+            asked = Draw(MINE, "lease", self.draws, self.lease_used, 0, 500, 0, 0, 3600.0)
             drawn = await self.one(asked)
             assert isinstance(drawn, Drawn)
             self.lease_tokens = drawn.tokens

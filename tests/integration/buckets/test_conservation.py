@@ -254,7 +254,7 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
     )
     assert sum(trace.samples[-1].ledger_totals.sweep_count for trace in traces.values()) > 0
     assert load.count("END") > 0, "no request was rejected: the load did not reach the limits"
-    assert load.mode == "bare" or load.count("SLABS") > 0, "no request was admitted from a quota lease"
+    assert load.mode == "bare" or load.count("LEASES") > 0, "no request was admitted from a quota lease"
     await link.close()
 
 
