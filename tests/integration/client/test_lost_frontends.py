@@ -82,7 +82,7 @@ class Outcome:
         return max(reader.pause_s for reader in self.stayed)
 
     @property
-    def adopted(self) -> int:
+    def taken_over(self) -> int:
         """Moved streams with a takeover of their running attempt."""
         return sum(finish(reader).explanation.adoption_count > 0 for reader in self.moved)
 
@@ -120,7 +120,7 @@ async def disturbed(mesh: Mesh, disturb: Callable[[], Awaitable[object]]) -> Out
     moved = [each for each in readers if each.generation.resumes]
     outcome = Outcome(moved, [each for each in readers if not each.generation.resumes])
     print(
-        f"{len(moved)} moved, {outcome.adopted} adopted, {outcome.recomputed} tokens recomputed, "
+        f"{len(moved)} moved, {outcome.taken_over} taken over, {outcome.recomputed} tokens recomputed, "
         f"longest pause {outcome.pause_s:.3f} s"
     )
     return outcome
@@ -130,7 +130,7 @@ async def test_kill_of_a_frontend_costs_a_pause(mesh: Mesh) -> None:
     """kill -9 under 16 streams: each continues at the other frontend within a second, and no token is computed again."""
     seen = await disturbed(mesh, mesh.parts["frontend-0"].end)
     assert 0 < len(seen.moved) < STREAMS
-    assert seen.adopted == len(seen.moved)
+    assert seen.taken_over == len(seen.moved)
     assert seen.recomputed == 0
     assert seen.pause_s < 1.0 + seen.usual_pause_s
     await mesh.idle(5)
@@ -144,7 +144,7 @@ async def test_a_frozen_frontend_is_detected(mesh: Mesh) -> None:
 
     seen = await disturbed(mesh, freeze)
     assert 0 < len(seen.moved) < STREAMS
-    assert seen.adopted == len(seen.moved)
+    assert seen.taken_over == len(seen.moved)
     assert seen.recomputed == 0
     assert seen.pause_s < 3.5 + seen.usual_pause_s
     os.kill(mesh.parts["frontend-0"].pid, signal.SIGCONT)
@@ -164,7 +164,7 @@ async def test_a_draining_frontend_moves_its_streams(mesh: Mesh) -> None:
 
     seen = await disturbed(mesh, drain)
     assert 0 < len(seen.moved) < STREAMS
-    assert seen.adopted == len(seen.moved)
+    assert seen.taken_over == len(seen.moved)
     assert seen.recomputed == 0
     assert seen.pause_s < 1.0 + seen.usual_pause_s
     assert ended[0] < 10
