@@ -72,7 +72,7 @@ class Pool:
     runs: list[Run] = field(default_factory=list)
     submits: list[pb.Submit] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
-    adopts: int = 0
+    takeovers: int = 0
 
     async def run(self) -> None:
         """Step every attempt at each tick, until cancelled."""
@@ -148,7 +148,7 @@ class Session:
             if cancel.slot in self.runs:
                 pool.drop(self.runs[cancel.slot])
         for adopt in message.adopts:
-            pool.adopts += 1
+            pool.takeovers += 1
             for run in pool.runs:
                 if run.submit.request_id == adopt.request_id and run.session is None:
                     run.session, run.slot = self, adopt.slot

@@ -201,7 +201,7 @@ async def test_streams_of_a_killed_router_are_taken_over_through_another(pool: P
             assert answer.ids == oracle(PROMPT, 300)
             assert answer.finished is not None
             assert answer.finished.usage.recomputed_token_count == 0
-        assert pool.adopts > 0
+        assert pool.takeovers > 0
         assert len(pool.submits) == 6
         await serving.until_empty()
 
@@ -219,7 +219,7 @@ async def test_a_restarted_router_takes_over_its_streams(pool: Pool, free_port: 
         await answer.read()
         assert answer.ids == oracle(PROMPT, 300)
         assert answer.finished is not None and answer.finished.usage.recomputed_token_count == 0
-        assert (pool.adopts, len(pool.submits)) == (1, 1)
+        assert (pool.takeovers, len(pool.submits)) == (1, 1)
 
 
 async def test_another_frontend_resumes_a_broken_stream(pool: Pool) -> None:
