@@ -43,6 +43,10 @@ class DeadlineHeap(Generic[Item]):
             self._heap = [entry for entry in self._heap if self._at_s.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
 
+    def at_s(self, item: Item) -> float | None:
+        """Return when `item` is to be looked at, or None."""
+        return self._at_s.get(item)
+
     def next_s(self) -> float | None:
         """Return the next time something is to be looked at, or None."""
         heap, at_s = self._heap, self._at_s

@@ -5,11 +5,11 @@ Pure. Overflow behaviour: refused at once, with a time after which a place is li
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from kvmesh.deadline_heap import DeadlineHeap
 from kvmesh.drain_rate import DrainRate, Stock
 from kvmesh.errors import MeshError
 from services.frontend.requests import timers
@@ -28,8 +28,6 @@ class AdmittedRequests:
 
     Being read and being served takes a place each; there are `places`. Who has a handler keeps its place until that is
     gone: a client that does not read holds more than its request.
-
-    Invariant: every request has at most one current entry in the heap; older ones are skipped when they come up.
     """
 
     def __init__(self, places: int) -> None:
@@ -44,8 +42,8 @@ class AdmittedRequests:
         """Those of them that are over."""
         self._by_id: dict[str, list[LiveRequest]] = {}
         """Serving requests by their id; more than one where a client sent one again."""
-        self._heap: list[tuple[float, int, LiveRequest]] = []
-        self._entries = 0
+        self.deadlines: DeadlineHeap[LiveRequest] = DeadlineHeap()
+        """When the timers of each are looked at; `schedule` it again after it was due."""
         self._ends = DrainRate(Stock.HELD)
         self._promised_s = float("-inf")
         """When the last client that was refused was told to come back."""
@@ -140,37 +138,10 @@ class AdmittedRequests:
     def forget(self, request: LiveRequest) -> None:
         """Drop a request that ended everywhere."""
         self.leaving.remove(request)
-        request.scheduled_s = float("inf")
-        self._shrink()
+        self.deadlines.forget(request)
 
     def schedule(self, request: LiveRequest) -> None:
-        """Look at the request's wake time; it may be earlier or later than before."""
+        """Look at the timers of `request`; the first may be due earlier or later than before."""
         at_s = timers.wake_s(request)
-        if at_s is not None and at_s < request.scheduled_s:
-            request.scheduled_s = at_s
-            self._entries += 1
-            heapq.heappush(self._heap, (at_s, self._entries, request))
-
-    @property
-    def next_wake_s(self) -> float | None:
-        """When the first request wants to be called; perhaps too early, never too late."""
-        heap = self._heap
-        while heap and heap[0][2].scheduled_s != heap[0][0]:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
-
-    def due(self, now_s: float) -> list[LiveRequest]:
-        """Return the requests whose time has come; each must be scheduled again after it was called."""
-        ready = []
-        while self._heap and self._heap[0][0] <= now_s:
-            at_s, _, request = heapq.heappop(self._heap)
-            if request.scheduled_s == at_s:
-                request.scheduled_s = float("inf")
-                ready.append(request)
-        return ready
-
-    def _shrink(self) -> None:
-        """Rebuild the heap when most of it is about requests that are gone: deadlines are long, requests short."""
-        if len(self._heap) > 64 and len(self._heap) > 4 * (len(self.serving) + len(self.leaving)):
-            self._heap = [entry for entry in self._heap if entry[2].scheduled_s == entry[0]]
-            heapq.heapify(self._heap)
+        if at_s is not None:
+            self.deadlines.by(request, at_s)

@@ -196,11 +196,13 @@ class FrontendCore:
 
     def next_wake_s(self) -> float | None:
         """Return when `on_timer` should be called next."""
-        return earliest(self.live.next_wake_s, self.closed_windows.next_s if self._has_clients() else None)
+        return earliest(
+            self.live.deadlines.next_s(), self.closed_windows.next_s if self._has_clients() else None
+        )
 
     def on_timer(self, now_s: float) -> None:
         """Call the requests whose time has come."""
-        for request in self.live.due(now_s):
+        for request in self.live.deadlines.due(now_s):
             self._guard(request, lambda each: timers.fire(each, now_s), now_s)
             self.live.schedule(request)
         if self._has_clients() and self.closed_windows.next_s <= now_s:
@@ -271,8 +273,8 @@ class FrontendCore:
         assert slots.keys() <= known, "a slot of a request that is gone"
         assert max(slots.values(), default=0) <= 1, "a request with two slots"
         for request in known:
-            wake_s = timers.wake_s(request)
-            assert wake_s is not None and request.scheduled_s <= wake_s, f"{request} sleeps"
+            wake_s, at_s = timers.wake_s(request), self.live.deadlines.at_s(request)
+            assert wake_s is not None and at_s is not None and at_s <= wake_s, f"{request} sleeps"
             assert (request.end is not None) == (request in self.live.leaving)
 
     def _check_draining(self) -> None:

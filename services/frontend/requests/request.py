@@ -100,8 +100,6 @@ class LiveRequest:
         self.end: End | None = None
         self.ended_s = 0.0
         self.takeovers = 0
-        self.scheduled_s = float("inf")
-        """Owned by the hub: when it will look at the timers of this request."""
         self.hub = hub
         self.limits = limits
         self.retry_at_s: float | None = None
