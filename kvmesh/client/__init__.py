@@ -18,7 +18,7 @@ from kvmesh.client.errors import (
     Superseded,
 )
 from kvmesh.client.generation import Generation
-from kvmesh.client.request_builder import order
+from kvmesh.client.request_builder import build_request
 from kvmesh.client.retry_policy import RetryPolicy
 
 __all__ = [

@@ -14,7 +14,7 @@ import grpc
 from kvmesh.client.call_state import CallState
 from kvmesh.client.connections import Connections, Remaining, dial
 from kvmesh.client.generation import Generation
-from kvmesh.client.request_builder import Options, order
+from kvmesh.client.request_builder import Options, build_request
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -59,7 +59,7 @@ class Client:
         the iteration, as GenerateError. This raises ValueError if the prompt is missing or given twice or a value does
         not fit its field, TypeError for an unknown option.
         """
-        return self.send(order(prompt, **options), deadline_s=deadline_s)
+        return self.send(build_request(prompt, **options), deadline_s=deadline_s)
 
     def send(self, request: pb.GenerateRequest, *, deadline_s: float = DEADLINE_S) -> Generation:
         """The same for a request that is built already; with `options.resume` set it goes on behind its received tokens."""

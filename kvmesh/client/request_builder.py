@@ -66,7 +66,7 @@ _ALLOWED: Final[Mapping[str, str]] = {
 """What is allowed, for messages. Only what no message can carry is refused here; the mesh checks the ranges."""
 
 
-def order(prompt: str | None = None, **options: Unpack[Options]) -> pb.GenerateRequest:
+def build_request(prompt: str | None = None, **options: Unpack[Options]) -> pb.GenerateRequest:
     """Return the request as the protocol's message; what is left out takes the mesh's default.
 
     Exactly one of `prompt` (a text), `prompt_tokens` and `messages` is given. Raises ValueError naming field, value and

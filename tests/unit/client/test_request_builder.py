@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvmesh.client.request_builder import Options, order
+from kvmesh.client.request_builder import Options, build_request
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 
@@ -38,16 +38,16 @@ def test_every_option_reaches_its_field() -> None:
         model="m",
     )
     wanted.limits.ttft_timeout.FromMilliseconds(1500)
-    assert order("x", **given) == wanted
-    assert list(order(prompt_tokens=[1, 2]).tokens.ids) == [1, 2]
-    assert [each.content for each in order(messages=[("user", "hi")]).chat.messages] == ["hi"]
+    assert build_request("x", **given) == wanted
+    assert list(build_request(prompt_tokens=[1, 2]).tokens.ids) == [1, 2]
+    assert [each.content for each in build_request(messages=[("user", "hi")]).chat.messages] == ["hi"]
 
 
 def test_an_option_that_is_not_there_is_named() -> None:
     """A slip of the pen must not cost 256 tokens."""
     wrong: Any = {"max_tokens": 10}
     with pytest.raises(TypeError, match=r"max_tokens is no option.*max_output_tokens"):
-        order("x", **wrong)
+        build_request("x", **wrong)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_a_value_that_no_message_can_carry_is_named(name: str, value: object, al
     """Field, value and range."""
     given: Any = {name: value}
     with pytest.raises(ValueError, match=f"^{name} is {value!r}: .*{allowed}.* is allowed"):
-        order("x", **given)
+        build_request("x", **given)
 
 
 def test_a_prompt_is_needed_once() -> None:
     """Neither none nor two."""
     with pytest.raises(ValueError, match="none of prompt"):
-        order()
+        build_request()
     with pytest.raises(ValueError, match="prompt and prompt_tokens of"):
-        order("x", prompt_tokens=[1])
+        build_request("x", prompt_tokens=[1])
     wrong: Any = [("robot", "x")]
     with pytest.raises(ValueError, match="role is 'robot': system, user, assistant"):
-        order(messages=wrong)
+        build_request(messages=wrong)
