@@ -13,7 +13,7 @@ import grpc
 
 from kvmesh.client.call_state import CallState
 from kvmesh.client.connections import Connections, Remaining, dial
-from kvmesh.client.generation import Generation
+from kvmesh.client.generation import GenerationStream
 from kvmesh.client.request_builder import Options, build_request
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -52,7 +52,7 @@ class Client:
 
     def generate(
         self, prompt: str | None = None, *, deadline_s: float = DEADLINE_S, **options: Unpack[Options]
-    ) -> Generation:
+    ) -> GenerationStream:
         """Return the answer to one prompt, to be iterated over; nothing is sent before.
 
         `deadline_s`: seconds from now until the whole answer must be here, over however many frontends. Errors come from
@@ -61,7 +61,7 @@ class Client:
         """
         return self.send(build_request(prompt, **options), deadline_s=deadline_s)
 
-    def send(self, request: pb.GenerateRequest, *, deadline_s: float = DEADLINE_S) -> Generation:
+    def send(self, request: pb.GenerateRequest, *, deadline_s: float = DEADLINE_S) -> GenerationStream:
         """The same for a request that is built already; with `options.resume` set it goes on behind its received tokens."""
         if not deadline_s > 0:
             raise ValueError(f"deadline_s is {deadline_s}: more than 0 s is allowed")
@@ -75,7 +75,7 @@ class Client:
         journey = CallState(
             request, self._retry_policy, now_s + deadline_s, has_own_key=has_own_key, began_s=now_s
         )
-        return Generation(self._connections, journey)
+        return GenerationStream(self._connections, journey)
 
     @property
     def remaining(self) -> Remaining | None:

@@ -22,7 +22,7 @@ from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 
 
-class Generation:
+class GenerationStream:
     """Iterate over it once for `Chunk`s: it ends when the answer is complete, or raises GenerateError.
 
     Leaving the loop early leaves the request running until `aclose`, the end of `async with`, or the garbage collector;
@@ -83,7 +83,7 @@ class Generation:
     async def __anext__(self) -> Chunk:
         return await anext(self._chunks)
 
-    async def __aenter__(self) -> Generation:
+    async def __aenter__(self) -> GenerationStream:
         return self
 
     async def __aexit__(
@@ -95,7 +95,7 @@ class Generation:
         """Give the rest of the answer up. Idempotent."""
         await self._chunks.aclose()
 
-    async def all(self) -> Generation:
+    async def all(self) -> GenerationStream:
         """Take the whole answer and return this. Raises GenerateError."""
         async with self:
             async for _ in self:

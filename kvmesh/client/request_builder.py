@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
     top_p: float
     top_k: int
     seed: int
-    """Default: drawn by the mesh, and told in `Generation.started`."""
+    """Default: drawn by the mesh, and told in `GenerationStream.started`."""
     stop: Sequence[str]
     priority: int
     """-100 to 100; higher goes first."""

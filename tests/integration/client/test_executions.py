@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from kvmesh.client import Client, Generation, RequestRefused, Superseded
+from kvmesh.client import Client, GenerationStream, RequestRefused, Superseded
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.client.test_lost_frontends import addresses, prompts
 from tests.integration.harness import Mesh, until
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 TOKENS = 150
 
 
-async def until_tokens(answer: Generation, count: int) -> None:
+async def until_tokens(answer: GenerationStream, count: int) -> None:
     """Read `answer` until it has `count` tokens."""
     while len(answer.ids) < count:
         await anext(answer)
@@ -56,8 +56,8 @@ async def test_the_later_of_two_executions_continues(mesh: Mesh) -> None:
         rivals = await asyncio.gather(
             *(each.send(resumed).all() for each in (one, other)), return_exceptions=True
         )
-        (winner,) = [each for each in rivals if isinstance(each, Generation)]
-        (loser,) = [each for each in rivals if not isinstance(each, Generation)]
+        (winner,) = [each for each in rivals if isinstance(each, GenerationStream)]
+        (loser,) = [each for each in rivals if not isinstance(each, GenerationStream)]
         assert winner.ids == whole.ids
         assert isinstance(loser, Superseded)
         with pytest.raises(Superseded):

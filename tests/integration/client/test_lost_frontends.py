@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvmesh.client import Chunk, Client, Generation
+from kvmesh.client import Chunk, Client, GenerationStream
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.harness import Mesh, until
 
@@ -25,7 +25,7 @@ TOKENS = 400
 class Reader:
     """One stream, and its longest wait for a chunk."""
 
-    generation: Generation
+    generation: GenerationStream
     chunks: list[Chunk] = field(default_factory=list)
     pause_s: float = 0.0
 
@@ -52,7 +52,7 @@ def prompts(seed: int, count: int) -> list[list[int]]:
     return [[draw.randrange(4, 200) for _ in range(draw.randrange(20, 200))] for _ in range(count)]
 
 
-async def whole(mesh: Mesh, asked: Sequence[list[int]]) -> list[Generation]:
+async def whole(mesh: Mesh, asked: Sequence[list[int]]) -> list[GenerationStream]:
     """Return the outputs of an undisturbed mesh."""
     async with Client(addresses(mesh)) as client:
         found = [
