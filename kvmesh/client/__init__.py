@@ -5,7 +5,7 @@ See docs/client.md. Imports gRPC, protobuf and the stubs, and nothing of a servi
 
 from kvmesh.client.call_state import Chunk
 from kvmesh.client.client import Client
-from kvmesh.client.connections import Remaining
+from kvmesh.client.connections import RemainingQuota
 from kvmesh.client.errors import (
     DeadlinePassed,
     GenerateError,

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import grpc
 
 from kvmesh.client.call_state import CallState
-from kvmesh.client.connections import Connections, Remaining, dial
+from kvmesh.client.connections import Connections, RemainingQuota, dial
 from kvmesh.client.generation import GenerationStream
 from kvmesh.client.request_builder import Options, build_request
 from kvmesh.client.retry_policy import RetryPolicy
@@ -78,7 +78,7 @@ class Client:
         return GenerationStream(self._connections, journey)
 
     @property
-    def remaining(self) -> Remaining | None:
+    def remaining(self) -> RemainingQuota | None:
         """What the caller's limits leave it, as told with the end of its last answer; None: nothing was told."""
         return self._connections.remaining
 

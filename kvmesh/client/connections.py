@@ -58,7 +58,7 @@ def dial(
 
 
 @dataclass(frozen=True, slots=True)
-class Remaining:
+class RemainingQuota:
     """What the caller's limits leave it, as its last answer said. None: not limited."""
 
     requests: int | None = None
@@ -66,7 +66,7 @@ class Remaining:
     concurrency: int | None = None
 
 
-def remaining_of(trailers: Iterable[tuple[str, str | bytes]]) -> Remaining | None:
+def remaining_of(trailers: Iterable[tuple[str, str | bytes]]) -> RemainingQuota | None:
     """Return what the trailers of a call tell to be left; None if they tell nothing."""
     prefix = "kvmesh-remaining-"
     found = {key.removeprefix(prefix): value for key, value in trailers if key.startswith(prefix)}
@@ -75,7 +75,7 @@ def remaining_of(trailers: Iterable[tuple[str, str | bytes]]) -> Remaining | Non
         for name in ("requests", "tokens", "concurrency")
         if _is_number(found.get(name))
     }
-    return Remaining(**known) if known else None
+    return RemainingQuota(**known) if known else None
 
 
 def _is_number(value: str | bytes | None) -> bool:
@@ -136,7 +136,7 @@ class Connections:
         """Calls whose last message is here and whose status is still on its way."""
         self._told: set[asyncio.Task[None]] = set()
         """Who waits for what these say."""
-        self.remaining: Remaining | None = None
+        self.remaining: RemainingQuota | None = None
         """What the caller's limits leave it, as the last answer said; None: nothing was said of limits."""
         self._wanted = asyncio.Event()
         self._stalled_s = float("-inf")

@@ -7,7 +7,7 @@ import pytest
 
 from kvmesh.client import MeshFull, QuotaExceeded, RetryPolicy
 from kvmesh.client.call_state import CallState
-from kvmesh.client.connections import Remaining, remaining_of
+from kvmesh.client.connections import RemainingQuota, remaining_of
 from kvmesh.client.errors import error_of
 from kvmesh.client.retries import Again, GiveUp
 from kvmesh.errors import ErrorDetails
@@ -64,5 +64,5 @@ def test_a_quota_is_told_apart_from_a_full_mesh() -> None:
 def test_what_is_left_is_read_from_the_trailers() -> None:
     """What is not limited is not told; nonsense of another server is nothing."""
     trailers = [("kvmesh-remaining-tokens", "17"), ("kvmesh-remaining-concurrency", "3"), ("other", "5")]
-    assert remaining_of(trailers) == Remaining(None, 17, 3)
+    assert remaining_of(trailers) == RemainingQuota(None, 17, 3)
     assert remaining_of([("kvmesh-remaining-tokens", "many"), ("x", b"\xff")]) is None
