@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvmesh.client.errors import GenerateError, ProtocolBroken
-from kvmesh.client.retries import Again, GiveUp, Retries, RetryContext
+from kvmesh.client.retries import GiveUp, Retries, Retry, RetryContext
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -132,7 +132,7 @@ class CallState:
             return self._take(message.tokens)
         return self._finish(message.finished)
 
-    def on_lost(self, what: str, *, has_other: bool, now_s: float, jitter: float) -> Again | GiveUp:
+    def on_lost(self, what: str, *, has_other: bool, now_s: float, jitter: float) -> Retry | GiveUp:
         """The call broke without a word of the mesh, or its frontend fell silent. `jitter` in [0, 1).
 
         `has_other`: a frontend is there that has not just failed.
@@ -141,7 +141,7 @@ class CallState:
 
     def on_error(
         self, details: ErrorDetails, *, has_other: bool, now_s: float, jitter: float
-    ) -> Again | GiveUp:
+    ) -> Retry | GiveUp:
         """The call ended with a status other than OK."""
         moment = RetryContext(len(self.ids), has_other, now_s, jitter)
         reason = details.reason

@@ -17,7 +17,7 @@ import grpc
 from kvmesh.client.call_state import CallState, Chunk
 from kvmesh.client.connections import Connections, Stream
 from kvmesh.client.errors import GenerateError
-from kvmesh.client.retries import Again, GiveUp, is_frontends_fault
+from kvmesh.client.retries import GiveUp, Retry, is_frontends_fault
 from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -110,7 +110,7 @@ class GenerationStream:
                 raise journey.deadline_error()
             remaining_s = journey.deadline_s - now_s
             request = journey.outgoing(now_s)
-            next_step: Again | GiveUp | None = None
+            next_step: Retry | GiveUp | None = None
             async with self._connections.stream(avoid, request, remaining_s) as stream:
                 try:
                     async with aclosing(self._follow(stream)) as chunks:
@@ -156,7 +156,7 @@ class GenerationStream:
                 await connections.let_end(stream)
                 return
 
-    def _decide(self, stream: Stream, error: _Lost | grpc.aio.AioRpcError) -> Again | GiveUp:
+    def _decide(self, stream: Stream, error: _Lost | grpc.aio.AioRpcError) -> Retry | GiveUp:
         journey, connections, now_s = self._journey, self._connections, self._now_s()
         if isinstance(error, _Lost):
             connections.failed(stream)

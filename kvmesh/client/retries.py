@@ -33,7 +33,7 @@ DEADLINE_SLACK_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Retry:
     """Send the request again."""
 
     after_s: float
@@ -120,7 +120,7 @@ class Retries:
         text = f"{what} within the {given_s:g} s that it was given; {token_count} tokens came"
         return DeadlinePassed.after(reason, text, last_reason, last_message)
 
-    def on_lost(self, what: str, moment: RetryContext) -> Again | GiveUp:
+    def on_lost(self, what: str, moment: RetryContext) -> Retry | GiveUp:
         """The call broke without a word of the mesh, or its frontend fell silent."""
         self._progress(moment)
         self._superseded = 0
@@ -128,7 +128,7 @@ class Retries:
         at_once = moment.has_other or not self._streak
         return self._again(error, moment, self._backoff_s(moment, at_once=at_once))
 
-    def on_error(self, details: ErrorDetails, moment: RetryContext) -> Again | GiveUp:
+    def on_error(self, details: ErrorDetails, moment: RetryContext) -> Retry | GiveUp:
         """The call ended with a status other than OK."""
         if _is_lost(details):
             return self.on_lost(details.message, moment)
@@ -146,7 +146,7 @@ class Retries:
             return GiveUp(error)
         return self._again(error, moment, self._pause_s(details, moment))
 
-    def on_unread_token(self, details: ErrorDetails, moment: RetryContext) -> Again | GiveUp:
+    def on_unread_token(self, details: ErrorDetails, moment: RetryContext) -> Retry | GiveUp:
         """The call's frontend could not read a resume token that another one may read, or has an older one."""
         self._progress(moment)
         self._superseded = 0
@@ -173,7 +173,7 @@ class Retries:
             self._streak = self._refusals = 0
             self._refused_since_s = None
 
-    def _refused(self, error: MeshFull, details: ErrorDetails, moment: RetryContext) -> Again | GiveUp:
+    def _refused(self, error: MeshFull, details: ErrorDetails, moment: RetryContext) -> Retry | GiveUp:
         """The mesh is full."""
         self._refusals += 1
         if self._refused_since_s is None:
@@ -207,7 +207,7 @@ class Retries:
         # What one frontend says of itself is no reason to give up before the deadline: another may be back earlier.
         return backoff_s if is_frontends and moment.now_s + after_s >= until_s else after_s
 
-    def _again(self, error: GenerateError, moment: RetryContext, after_s: float) -> Again | GiveUp:
+    def _again(self, error: GenerateError, moment: RetryContext, after_s: float) -> Retry | GiveUp:
         self._streak += 1
         self._last = error
         if self._streak >= self._retry_policy.sends_max or self.sends >= SENDS_TOTAL_MAX:
@@ -217,7 +217,7 @@ class Retries:
             return GiveUp(self.deadline_passed(moment.token_count))
         if moment.now_s + after_s >= until_s:
             return GiveUp(error)
-        return Again(after_s)
+        return Retry(after_s)
 
     def _backoff_s(self, moment: RetryContext, *, at_once: bool) -> float:
         """Return the wait before the next send; the first ones in a row may go at once, later ones never."""

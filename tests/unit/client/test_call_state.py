@@ -21,7 +21,7 @@ from kvmesh.client.errors import (
     Superseded,
     error_of,
 )
-from kvmesh.client.retries import REFUSED_S, Again, GiveUp
+from kvmesh.client.retries import REFUSED_S, GiveUp, Retry
 from kvmesh.client.retry_policy import RetryPolicy
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
@@ -104,7 +104,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
     now_s, bounded = 0.0, set[str]()
     while journey.finished is None:
         message = journey.outgoing()
-        step: Again | GiveUp | None = None
+        step: Retry | GiveUp | None = None
         if draw.random() < 0.3:
             fault = draw.choice(
                 ("UNAVAILABLE", "DRAINING", "QUEUE_FULL", "SUPERSEDED", "RESUME_TOKEN_INVALID", "silent")
@@ -144,7 +144,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
             else:
                 step = journey.on_end()
         if step is not None:
-            assert isinstance(step, Again), step
+            assert isinstance(step, Retry), step
             assert 0 <= step.after_s <= 2.5
             now_s += step.after_s
     assert [each for chunk in chunks for each in chunk.ids] == journey.ids == expected
@@ -195,7 +195,7 @@ def test_before_it_started_the_same_request_is_sent_again() -> None:
     """No token yet: the key alone says that it is the same request."""
     one = journey()
     first = one.outgoing()
-    assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Again)
+    assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Retry)
     second = one.outgoing()
     assert second == first and second.idempotency_key == "k" and not second.options.HasField("resume")
 
@@ -204,10 +204,10 @@ def test_an_older_frontend_is_sent_the_older_token() -> None:
     """A token that says where the request runs is too new for an older release; the one of `started` is not."""
     one = started(journey())
     one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], position=2, resume_token=b"1 placed")))
-    assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Again)
+    assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Retry)
     assert one.outgoing().options.resume == pb.Resume(resume_token=b"1 placed", received_token_ids=[1, 2, 3])
     refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
-    assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Again)
+    assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Retry)
     assert one.outgoing().options.resume == pb.Resume(resume_token=b"1", received_token_ids=[1, 2, 3])
     last = one.on_error(refused, has_other=False, now_s=0, jitter=0)
     assert isinstance(last, GiveUp) and isinstance(last.error, RequestRefused)
@@ -247,13 +247,13 @@ def test_a_key_of_the_callers_own_that_somebody_sent_later_ends_here() -> None:
 def test_two_readers_of_one_request_do_not_fight_to_the_end() -> None:
     """A late send of the journey's own may end it twice; whoever ends it a third time in a row reads it, too."""
     one = started(journey())
-    said, steps = details("ABORTED", "SUPERSEDED"), list[Again | GiveUp]()
+    said, steps = details("ABORTED", "SUPERSEDED"), list[Retry | GiveUp]()
     for at in range(3):
         steps.append(one.on_error(said, has_other=True, now_s=0, jitter=0))
         one.outgoing()
         one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
         one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], text="c", position=2 + at)))
-    assert [type(each) for each in steps] == [Again, Again, GiveUp]
+    assert [type(each) for each in steps] == [Retry, Retry, GiveUp]
     assert isinstance(steps[-1], GiveUp) and isinstance(steps[-1].error, Superseded)
 
 
@@ -271,7 +271,7 @@ def test_a_resume_token_of_the_callers_own_is_refused_once() -> None:
 def test_a_resume_token_of_the_mesh_is_tried_at_one_other_frontend() -> None:
     """The first may be of another release; two of them are right."""
     one, refused = started(journey()), details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
-    assert isinstance(one.on_error(refused, has_other=True, now_s=0, jitter=0), Again)
+    assert isinstance(one.on_error(refused, has_other=True, now_s=0, jitter=0), Retry)
     one.outgoing()
     assert isinstance(one.on_error(refused, has_other=True, now_s=0, jitter=0), GiveUp)
 
@@ -280,7 +280,7 @@ def test_a_stream_under_way_waits_for_a_full_survivor() -> None:
     """Its frontend died and the other one is full: places come free, and what runs is kept as long."""
     one, now_s, waits = started(journey()), 0.0, 0
     full = details("RESOURCE_EXHAUSTED", "LIVE_REQUESTS_FULL", 0.05)
-    while isinstance(step := one.on_error(full, has_other=False, now_s=now_s, jitter=0.5), Again):
+    while isinstance(step := one.on_error(full, has_other=False, now_s=now_s, jitter=0.5), Retry):
         now_s, waits = now_s + step.after_s, waits + 1
         one.outgoing()
     assert isinstance(step.error, MeshFull)
@@ -291,7 +291,7 @@ def test_what_one_frontend_says_of_itself_is_no_reason_to_give_up_early() -> Non
     """It shuts down, nobody else is known to be up, and the deadline is nearer than the wait it asks for."""
     one = started(journey(deadline_s=1.0))
     draining = details("UNAVAILABLE", "DRAINING", 1.0)
-    assert isinstance(one.on_error(draining, has_other=False, now_s=0.5, jitter=0), Again)
+    assert isinstance(one.on_error(draining, has_other=False, now_s=0.5, jitter=0), Retry)
 
 
 def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> None:
@@ -301,7 +301,7 @@ def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> N
         step := one.on_error(
             details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0), has_other=True, now_s=0, jitter=0.5
         ),
-        Again,
+        Retry,
     ):
         waits.append(step.after_s)
         one.outgoing()
@@ -320,7 +320,7 @@ def test_a_deadline_that_ends_while_it_is_sent_again_says_why() -> None:
     one = CallState(request(), RetryPolicy(), 120.0, has_own_key=True, began_s=100.0)
     one.outgoing()
     away = details("UNAVAILABLE", "NO_ROUTER", 1.0)
-    assert isinstance(one.on_error(away, has_other=False, now_s=105.0, jitter=0), Again)
+    assert isinstance(one.on_error(away, has_other=False, now_s=105.0, jitter=0), Retry)
     one.outgoing()
     over = details("DEADLINE_EXCEEDED", "DEADLINE", metadata={"fault": "NO_ROUTER"})
     over = dataclasses.replace(over, message="what the frontend knows of the time")
@@ -346,7 +346,7 @@ def test_a_frontend_knows_only_what_was_left_of_the_callers_time() -> None:
     """What it says of the deadline becomes the whole time, and the fault that it waited for stays."""
     for metadata, last in (({"fault": "NO_ROUTER"}, "NO_ROUTER"), ({}, "FRONTEND_LOST")):
         one = started(CallState(request(), RetryPolicy(), 60.0, has_own_key=True))
-        assert isinstance(one.on_lost("gone", has_other=True, now_s=58.0, jitter=0), Again)
+        assert isinstance(one.on_lost("gone", has_other=True, now_s=58.0, jitter=0), Retry)
         one.outgoing()
         over = details("DEADLINE_EXCEEDED", "DEADLINE", metadata=metadata)
         step = one.on_error(over, has_other=True, now_s=59.99, jitter=0)
@@ -363,7 +363,7 @@ def test_a_deadline_that_is_not_the_callers_or_has_tokens_keeps_its_words() -> N
     assert isinstance(step, GiveUp) and step.error.message == "why"
     other = journey()
     other.outgoing()
-    assert isinstance(other.on_lost("gone", has_other=True, now_s=1.0, jitter=0), Again)
+    assert isinstance(other.on_lost("gone", has_other=True, now_s=1.0, jitter=0), Retry)
     error = started(other).deadline_error()
     assert isinstance(error, DeadlinePassed) and error.last_reason == ""
     assert "attempt" not in error.message
@@ -380,7 +380,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
 def test_a_mesh_that_is_away_is_given_up() -> None:
     """Sends without progress are bounded, and their pauses grow."""
     one, waits = started(journey()), []
-    while isinstance(step := one.on_lost("refused", has_other=False, now_s=0, jitter=1.0), Again):
+    while isinstance(step := one.on_lost("refused", has_other=False, now_s=0, jitter=1.0), Retry):
         waits.append(step.after_s)
         one.outgoing()
     assert isinstance(step.error, MeshUnavailable)
@@ -400,7 +400,7 @@ def test_the_wait_for_the_first_token_is_one_over_all_sends() -> None:
     asked.limits.ttft_timeout.FromMilliseconds(2000)
     one = CallState(asked, RetryPolicy(), 200.0, has_own_key=True, began_s=100.0)
     assert one.outgoing(100.0).limits.ttft_timeout.ToMilliseconds() == 2000
-    assert isinstance(one.on_lost("frozen", has_other=True, now_s=101.5, jitter=0), Again)
+    assert isinstance(one.on_lost("frozen", has_other=True, now_s=101.5, jitter=0), Retry)
     assert not one.is_over(101.5)
     assert one.outgoing(101.5).limits.ttft_timeout.ToMilliseconds() == 500
     assert one.request.limits.ttft_timeout.ToMilliseconds() == 2000
@@ -420,9 +420,9 @@ def test_a_pause_beyond_the_wait_for_the_first_token_is_not_begun() -> None:
     step = one.on_error(full, has_other=True, now_s=100.5, jitter=0)
     assert isinstance(step, GiveUp) and isinstance(step.error, MeshFull)
     two = started(CallState(asked, RetryPolicy(), 200.0, has_own_key=True, began_s=100.0))
-    assert isinstance(two.on_error(full, has_other=True, now_s=100.5, jitter=0), Again)
+    assert isinstance(two.on_error(full, has_other=True, now_s=100.5, jitter=0), Retry)
     assert not two.is_over(150.0)
-    assert isinstance(two.on_lost("frozen", has_other=True, now_s=150.0, jitter=0), Again)
+    assert isinstance(two.on_lost("frozen", has_other=True, now_s=150.0, jitter=0), Retry)
     assert two.outgoing(150.0).limits.ttft_timeout.ToMilliseconds() == 2000
 
 
@@ -436,7 +436,7 @@ def test_a_resume_keeps_a_token_that_every_release_reads() -> None:
     one.on_lost("gone", has_other=True, now_s=0, jitter=0)
     assert one.outgoing().options.resume.resume_token == b"2 placed"
     refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
-    assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Again)
+    assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Retry)
     assert one.outgoing().options.resume.resume_token == b"1"
 
 
@@ -449,5 +449,5 @@ def test_a_caller_who_resumes_by_itself_keeps_its_own_token() -> None:
     newest = one.outgoing().options.resume.resume_token
     assert newest != b"own"
     refused = details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
-    assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Again)
+    assert isinstance(one.on_error(refused, has_other=False, now_s=0, jitter=0), Retry)
     assert one.outgoing().options.resume.resume_token == b"own"

@@ -9,7 +9,7 @@ from kvmesh.client import MeshFull, QuotaExceeded, RetryPolicy
 from kvmesh.client.call_state import CallState
 from kvmesh.client.connections import RemainingQuota, remaining_of
 from kvmesh.client.errors import error_of
-from kvmesh.client.retries import Again, GiveUp
+from kvmesh.client.retries import GiveUp, Retry
 from kvmesh.errors import ErrorDetails
 from kvmesh.inference.v1 import inference_pb2 as pb
 
@@ -30,7 +30,7 @@ def journey(**retry_policy: float) -> CallState:
 def test_a_refusal_is_waited_for_as_long_as_it_says_and_a_little_longer(jitter: float) -> None:
     """Never shorter, and clients that were refused together come back apart."""
     step = journey().on_error(refused("TOKEN_RATE_EXCEEDED", 2.0), has_other=True, now_s=0, jitter=jitter)
-    assert isinstance(step, Again) and 2.0 <= step.after_s <= 2.5 and (step.after_s > 2.0) == (jitter > 0)
+    assert isinstance(step, Retry) and 2.0 <= step.after_s <= 2.5 and (step.after_s > 2.0) == (jitter > 0)
 
 
 @pytest.mark.parametrize(
