@@ -143,11 +143,11 @@ class CallState:
         self, details: ErrorDetails, *, has_other: bool, now_s: float, jitter: float
     ) -> Retry | GiveUp:
         """The call ended with a status other than OK."""
-        moment = RetryContext(len(self.ids), has_other, now_s, jitter)
+        context = RetryContext(len(self.ids), has_other, now_s, jitter)
         reason = details.reason
         if reason in TOKEN_REFUSED and self._may_be_read_elsewhere(reason, has_other=has_other):
-            return self._retries.on_unread_token(details, moment)
-        return self._retries.on_error(details, moment)
+            return self._retries.on_unread_token(details, context)
+        return self._retries.on_error(details, context)
 
     def on_end(self) -> GiveUp | None:
         """The call ended OK."""

@@ -72,10 +72,10 @@ class Client:
             keyed.idempotency_key = uuid.uuid4().hex
             request = keyed
         now_s = asyncio.get_running_loop().time()
-        journey = CallState(
+        call_state = CallState(
             request, self._retry_policy, now_s + deadline_s, has_own_key=has_own_key, began_s=now_s
         )
-        return GenerationStream(self._connections, journey)
+        return GenerationStream(self._connections, call_state)
 
     @property
     def remaining(self) -> RemainingQuota | None:

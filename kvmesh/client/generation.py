@@ -29,9 +29,9 @@ class GenerationStream:
     cancelling the task that waits for a chunk ends it at once, here and in the engine.
     """
 
-    def __init__(self, connections: Connections, journey: CallState) -> None:
+    def __init__(self, connections: Connections, call_state: CallState) -> None:
         self._connections = connections
-        self._journey = journey
+        self._call_state = call_state
         self._chunks = self._run()
 
     def __repr__(self) -> str:
@@ -40,42 +40,42 @@ class GenerationStream:
     @property
     def ids(self) -> list[int]:
         """Tokens so far, from position 0."""
-        return self._journey.ids
+        return self._call_state.ids
 
     @property
     def text(self) -> str:
         """Text so far."""
-        return self._journey.text
+        return self._call_state.text
 
     @property
     def logprobs(self) -> list[float]:
         """Log-probabilities of `ids`; empty unless asked for."""
-        return self._journey.logprobs
+        return self._call_state.logprobs
 
     @property
     def started(self) -> pb.Started | None:
         """What the mesh said first: request id, seed, tokens of the prompt. None until then."""
-        return self._journey.started
+        return self._call_state.started
 
     @property
     def finish(self) -> pb.Finished | None:
         """What the mesh said last: finish reason, usage, explanation. None until then."""
-        return self._journey.finished
+        return self._call_state.finished
 
     @property
     def request_id(self) -> str:
         """Identity of the request in the mesh's logs; empty until it started."""
-        return self._journey.started.request_id if self._journey.started is not None else ""
+        return self._call_state.started.request_id if self._call_state.started is not None else ""
 
     @property
     def resumes(self) -> int:
         """Times the answer went on at another frontend, or again at the same."""
-        return self._journey.resumes
+        return self._call_state.resumes
 
     @property
     def sends(self) -> int:
         """Times the request was sent."""
-        return self._journey.sends
+        return self._call_state.sends
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
@@ -103,33 +103,33 @@ class GenerationStream:
         return self
 
     async def _run(self) -> AsyncGenerator[Chunk, None]:
-        journey, avoid = self._journey, ""
-        while journey.finished is None:
+        call_state, avoid = self._call_state, ""
+        while call_state.finished is None:
             now_s = self._now_s()
-            if journey.is_over(now_s):
-                raise journey.deadline_error()
-            remaining_s = journey.deadline_s - now_s
-            request = journey.outgoing(now_s)
+            if call_state.is_over(now_s):
+                raise call_state.deadline_error()
+            remaining_s = call_state.deadline_s - now_s
+            request = call_state.outgoing(now_s)
             next_step: Retry | GiveUp | None = None
             async with self._connections.stream(avoid, request, remaining_s) as stream:
                 try:
                     async with aclosing(self._follow(stream)) as chunks:
                         async for chunk in chunks:
                             yield chunk
-                    next_step = journey.on_end()
+                    next_step = call_state.on_end()
                 except _Lost as lost:
                     next_step = self._decide(stream, lost)
                 except grpc.aio.AioRpcError as error:
                     next_step = self._decide(stream, error)
                 avoid = stream.address
             if isinstance(next_step, GiveUp):
-                raise journey.carry(next_step.error)
+                raise call_state.carry(next_step.error)
             if next_step is not None and next_step.after_s > 0:
                 await asyncio.sleep(next_step.after_s)
 
     async def _follow(self, stream: Stream) -> AsyncGenerator[Chunk, None]:
         """Yield what is new on `stream` until its end. Raises AioRpcError, _Lost, GenerateError."""
-        journey, connections = self._journey, self._connections
+        call_state, connections = self._call_state, self._connections
         while True:
             task = asyncio.current_task()
             assert task is not None
@@ -147,29 +147,29 @@ class GenerationStream:
                 return
             connections.heard(stream)
             try:
-                chunk = journey.on_message(message)
+                chunk = call_state.on_message(message)
             except GenerateError as error:
-                raise journey.carry(error) from None
+                raise call_state.carry(error) from None
             if chunk is not None:
                 yield chunk
-            if journey.finished is not None:
+            if call_state.finished is not None:
                 await connections.let_end(stream)
                 return
 
     def _decide(self, stream: Stream, error: _Lost | grpc.aio.AioRpcError) -> Retry | GiveUp:
-        journey, connections, now_s = self._journey, self._connections, self._now_s()
+        call_state, connections, now_s = self._call_state, self._connections, self._now_s()
         if isinstance(error, _Lost):
             connections.failed(stream)
             has_other = connections.frontends.has_other(stream.address)
-            return journey.on_lost(str(error), has_other=has_other, now_s=now_s, jitter=random.random())
+            return call_state.on_lost(str(error), has_other=has_other, now_s=now_s, jitter=random.random())
         details = from_rpc_error(error)
         connections.take_trailers(details.trailers.items())
         if details.code is grpc.StatusCode.DEADLINE_EXCEEDED and not details.reason:
-            return GiveUp(journey.deadline_error())
+            return GiveUp(call_state.deadline_error())
         if is_frontends_fault(details):
             connections.failed(stream)
         has_other = connections.frontends.has_other(stream.address)
-        return journey.on_error(details, has_other=has_other, now_s=now_s, jitter=random.random())
+        return call_state.on_error(details, has_other=has_other, now_s=now_s, jitter=random.random())
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()

@@ -120,106 +120,106 @@ class Retries:
         text = f"{what} within the {given_s:g} s that it was given; {token_count} tokens came"
         return DeadlinePassed.after(reason, text, last_reason, last_message)
 
-    def on_lost(self, what: str, moment: RetryContext) -> Retry | GiveUp:
+    def on_lost(self, what: str, context: RetryContext) -> Retry | GiveUp:
         """The call broke without a word of the mesh, or its frontend fell silent."""
-        self._progress(moment)
+        self._progress(context)
         self._superseded = 0
         error = MeshUnavailable("FRONTEND_LOST", what, code="UNAVAILABLE")
-        at_once = moment.has_other or not self._streak
-        return self._again(error, moment, self._backoff_s(moment, at_once=at_once))
+        at_once = context.has_other or not self._streak
+        return self._again(error, context, self._backoff_s(context, at_once=at_once))
 
-    def on_error(self, details: ErrorDetails, moment: RetryContext) -> Retry | GiveUp:
+    def on_error(self, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
         """The call ended with a status other than OK."""
         if _is_lost(details):
-            return self.on_lost(details.message, moment)
-        self._progress(moment)
+            return self.on_lost(details.message, context)
+        self._progress(context)
         error, is_superseded = error_of(details), details.reason == "SUPERSEDED"
         self._superseded = self._superseded + 1 if is_superseded else 0
         if is_superseded and self._has_own_key and self._superseded <= SUPERSEDED_MAX:
             # Only an earlier send of this request can have come late; this one, being later still, wins.
-            return self._again(error, moment, self._backoff_s(moment, at_once=False))
+            return self._again(error, context, self._backoff_s(context, at_once=False))
         if isinstance(error, MeshFull) and details.reason != "SLOW_READER":
-            return self._refused(error, details, moment)
+            return self._refused(error, details, context)
         if isinstance(error, DeadlinePassed):
-            return GiveUp(self._over(error, details, moment))
-        if not isinstance(error, MeshUnavailable) or self._is_too_late(details, moment):
+            return GiveUp(self._over(error, details, context))
+        if not isinstance(error, MeshUnavailable) or self._is_too_late(details, context):
             return GiveUp(error)
-        return self._again(error, moment, self._pause_s(details, moment))
+        return self._again(error, context, self._pause_s(details, context))
 
-    def on_unread_token(self, details: ErrorDetails, moment: RetryContext) -> Retry | GiveUp:
+    def on_unread_token(self, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
         """The call's frontend could not read a resume token that another one may read, or has an older one."""
-        self._progress(moment)
+        self._progress(context)
         self._superseded = 0
-        return self._again(error_of(details), moment, self._backoff_s(moment, at_once=not self._streak))
+        return self._again(error_of(details), context, self._backoff_s(context, at_once=not self._streak))
 
-    def _over(self, error: DeadlinePassed, details: ErrorDetails, moment: RetryContext) -> DeadlinePassed:
+    def _over(self, error: DeadlinePassed, details: ErrorDetails, context: RetryContext) -> DeadlinePassed:
         """Return what the caller is told where a frontend says that the time is over: it knows only what was left."""
         last_reason, last_message = details.metadata.get("fault", ""), details.message
         if self._last is not None and last_reason in ("", self._last.reason):
             last_reason, last_message = self._last.reason, self._last.message
         is_time_over = error.reason in ("DEADLINE", "TTFT_TIMEOUT")
-        if is_time_over and moment.now_s >= self.until_s(moment.token_count) - DEADLINE_SLACK_S:
-            return self._deadline_passed(moment.token_count, last_reason, last_message)
+        if is_time_over and context.now_s >= self.until_s(context.token_count) - DEADLINE_SLACK_S:
+            return self._deadline_passed(context.token_count, last_reason, last_message)
         if self._last is None:
             return error
         return DeadlinePassed.after(
             error.reason, error.message, self._last.reason, self._last.message, error.retry_after_s
         )
 
-    def _progress(self, moment: RetryContext) -> None:
-        if moment.token_count > self._token_count:
+    def _progress(self, context: RetryContext) -> None:
+        if context.token_count > self._token_count:
             self._last = None
-            self._token_count = moment.token_count
+            self._token_count = context.token_count
             self._streak = self._refusals = 0
             self._refused_since_s = None
 
-    def _refused(self, error: MeshFull, details: ErrorDetails, moment: RetryContext) -> Retry | GiveUp:
+    def _refused(self, error: MeshFull, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
         """The mesh is full."""
         self._refusals += 1
         if self._refused_since_s is None:
-            self._refused_since_s = moment.now_s
-        after_s = self._pause_s(details, moment)
-        if not moment.token_count:
-            is_over = self._refusals >= self._retry_policy.refusals_max or self._is_too_late(details, moment)
-            return GiveUp(error) if is_over else self._again(error, moment, after_s)
-        if moment.now_s - self._refused_since_s >= REFUSED_S:
+            self._refused_since_s = context.now_s
+        after_s = self._pause_s(details, context)
+        if not context.token_count:
+            is_over = self._refusals >= self._retry_policy.refusals_max or self._is_too_late(details, context)
+            return GiveUp(error) if is_over else self._again(error, context, after_s)
+        if context.now_s - self._refused_since_s >= REFUSED_S:
             return GiveUp(error)
         self._streak = min(self._streak, self._retry_policy.sends_max - 2)  # time bounds it
-        return self._again(error, moment, after_s)
+        return self._again(error, context, after_s)
 
-    def _is_too_late(self, details: ErrorDetails, moment: RetryContext) -> bool:
+    def _is_too_late(self, details: ErrorDetails, context: RetryContext) -> bool:
         """Return whether the mesh wants a longer pause than the caller has patience for; what has tokens waits for it."""
         max_s, asked_s = self._retry_policy.retry_after_max_s, details.retry_after_s
-        if moment.token_count or details.reason in FRONTENDS_OWN:
+        if context.token_count or details.reason in FRONTENDS_OWN:
             return False
         return max_s == 0 or (asked_s is not None and asked_s > max_s)
 
-    def _pause_s(self, details: ErrorDetails, moment: RetryContext) -> float:
+    def _pause_s(self, details: ErrorDetails, context: RetryContext) -> float:
         """Return the wait behind a status of the mesh."""
         is_frontends = details.reason in FRONTENDS_OWN
-        if is_frontends and moment.has_other:
-            return self._backoff_s(moment, at_once=True)
-        backoff_s = self._backoff_s(moment, at_once=False)
+        if is_frontends and context.has_other:
+            return self._backoff_s(context, at_once=True)
+        backoff_s = self._backoff_s(context, at_once=False)
         if details.retry_after_s is None:
             return backoff_s
-        after_s = max(backoff_s, details.retry_after_s * (1 + 0.25 * moment.jitter))
-        until_s = self.until_s(moment.token_count)
+        after_s = max(backoff_s, details.retry_after_s * (1 + 0.25 * context.jitter))
+        until_s = self.until_s(context.token_count)
         # What one frontend says of itself is no reason to give up before the deadline: another may be back earlier.
-        return backoff_s if is_frontends and moment.now_s + after_s >= until_s else after_s
+        return backoff_s if is_frontends and context.now_s + after_s >= until_s else after_s
 
-    def _again(self, error: GenerateError, moment: RetryContext, after_s: float) -> Retry | GiveUp:
+    def _again(self, error: GenerateError, context: RetryContext, after_s: float) -> Retry | GiveUp:
         self._streak += 1
         self._last = error
         if self._streak >= self._retry_policy.sends_max or self.sends >= SENDS_TOTAL_MAX:
             return GiveUp(error)
-        until_s = self.until_s(moment.token_count)
-        if moment.now_s >= until_s:
-            return GiveUp(self.deadline_passed(moment.token_count))
-        if moment.now_s + after_s >= until_s:
+        until_s = self.until_s(context.token_count)
+        if context.now_s >= until_s:
+            return GiveUp(self.deadline_passed(context.token_count))
+        if context.now_s + after_s >= until_s:
             return GiveUp(error)
         return Retry(after_s)
 
-    def _backoff_s(self, moment: RetryContext, *, at_once: bool) -> float:
+    def _backoff_s(self, context: RetryContext, *, at_once: bool) -> float:
         """Return the wait before the next send; the first ones in a row may go at once, later ones never."""
         if at_once and self._streak < 2:
             return 0.0
@@ -227,7 +227,7 @@ class Retries:
         backoff_s = min(
             retry_policy.backoff_max_s, retry_policy.backoff_min_s * float(2 ** min(self._streak, 16))
         )
-        return backoff_s * (0.5 + 0.5 * moment.jitter)
+        return backoff_s * (0.5 + 0.5 * context.jitter)
 
 
 def _is_lost(details: ErrorDetails) -> bool:

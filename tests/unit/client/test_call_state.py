@@ -99,11 +99,11 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
     stop = draw.choice(((), (), ("twice",), ("🦊",), ("ż", "rest")))
     expected, expected_text = undisturbed(ids, stop)
     frontend = Frontend(ids, stop, draw)
-    journey = CallState(request(), RetryPolicy(sends_max=500, refusals_max=100), 1e6, has_own_key=True)
+    call_state = CallState(request(), RetryPolicy(sends_max=500, refusals_max=100), 1e6, has_own_key=True)
     chunks: list[Chunk] = []
     now_s, bounded = 0.0, set[str]()
-    while journey.finished is None:
-        message = journey.outgoing()
+    while call_state.finished is None:
+        message = call_state.outgoing()
         step: Retry | GiveUp | None = None
         if draw.random() < 0.3:
             fault = draw.choice(
@@ -115,7 +115,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
                 "RESUME_TOKEN_INVALID": "INVALID_ARGUMENT",
             }.get(fault, "UNAVAILABLE")
             if fault == "silent":
-                step = journey.on_lost("silent", has_other=True, now_s=now_s, jitter=draw.random())
+                step = call_state.on_lost("silent", has_other=True, now_s=now_s, jitter=draw.random())
             elif fault in bounded or (
                 fault == "RESUME_TOKEN_INVALID" and not message.options.HasField("resume")
             ):
@@ -123,7 +123,7 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
             else:
                 bounded |= {fault} & {"SUPERSEDED", "RESUME_TOKEN_INVALID"}
                 reason = "" if fault == "UNAVAILABLE" else fault
-                step = journey.on_error(
+                step = call_state.on_error(
                     details(code, reason, draw.choice((None, 0.5))),
                     has_other=True,
                     now_s=now_s,
@@ -134,35 +134,35 @@ def test_whatever_breaks_the_answer_is_exact(seed: int) -> None:
             bounded -= {"SUPERSEDED", "RESUME_TOKEN_INVALID"} if lives else {"SUPERSEDED"}
             for count, answer in enumerate(frontend.answer(message)):
                 if count == lives:
-                    step = journey.on_lost(
+                    step = call_state.on_lost(
                         "cut", has_other=draw.random() < 0.5, now_s=now_s, jitter=draw.random()
                     )
                     break
-                chunk = journey.on_message(answer)
+                chunk = call_state.on_message(answer)
                 if chunk is not None:
                     chunks.append(chunk)
             else:
-                step = journey.on_end()
+                step = call_state.on_end()
         if step is not None:
             assert isinstance(step, Retry), step
             assert 0 <= step.after_s <= 2.5
             now_s += step.after_s
-    assert [each for chunk in chunks for each in chunk.ids] == journey.ids == expected
-    assert "".join(chunk.text for chunk in chunks) == journey.text == expected_text
+    assert [each for chunk in chunks for each in chunk.ids] == call_state.ids == expected
+    assert "".join(chunk.text for chunk in chunks) == call_state.text == expected_text
     assert all(
         chunk.position == sum(len(each.ids) for each in chunks[:at]) for at, chunk in enumerate(chunks)
     )
 
 
-def started(journey: CallState) -> CallState:
+def started(call_state: CallState) -> CallState:
     """Let the journey's first call say `started` and two tokens."""
-    journey.outgoing()
-    journey.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
-    journey.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[1, 2], text="ab", position=0)))
-    return journey
+    call_state.outgoing()
+    call_state.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=7, resume_token=b"1")))
+    call_state.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[1, 2], text="ab", position=0)))
+    return call_state
 
 
-def journey(*, deadline_s: float = 100.0, has_own_key: bool = True) -> CallState:
+def call_state(*, deadline_s: float = 100.0, has_own_key: bool = True) -> CallState:
     """Return a journey with the default patience."""
     return CallState(request(), RetryPolicy(), deadline_s, has_own_key=has_own_key)
 
@@ -180,12 +180,12 @@ def journey(*, deadline_s: float = 100.0, has_own_key: bool = True) -> CallState
 def test_what_cannot_be_is_a_bug_and_said(message: pb.GenerateResponse) -> None:
     """The client hides no repeat and no gap."""
     with pytest.raises(ProtocolBroken):
-        started(journey()).on_message(message)
+        started(call_state()).on_message(message)
 
 
 def test_a_stream_that_goes_on_as_another_request_is_a_bug() -> None:
     """A resumed stream keeps its identity and its seed."""
-    one = started(journey())
+    one = started(call_state())
     one.outgoing()
     with pytest.raises(ProtocolBroken):
         one.on_message(pb.GenerateResponse(started=pb.Started(request_id="r", seed=8)))
@@ -193,7 +193,7 @@ def test_a_stream_that_goes_on_as_another_request_is_a_bug() -> None:
 
 def test_before_it_started_the_same_request_is_sent_again() -> None:
     """No token yet: the key alone says that it is the same request."""
-    one = journey()
+    one = call_state()
     first = one.outgoing()
     assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Retry)
     second = one.outgoing()
@@ -202,7 +202,7 @@ def test_before_it_started_the_same_request_is_sent_again() -> None:
 
 def test_an_older_frontend_is_sent_the_older_token() -> None:
     """A token that says where the request runs is too new for an older release; the one of `started` is not."""
-    one = started(journey())
+    one = started(call_state())
     one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], position=2, resume_token=b"1 placed")))
     assert isinstance(one.on_lost("gone", has_other=True, now_s=0, jitter=0), Retry)
     assert one.outgoing().options.resume == pb.Resume(resume_token=b"1 placed", received_token_ids=[1, 2, 3])
@@ -228,7 +228,7 @@ def test_what_trying_again_does_not_help_is_raised_at_once(
     said: ErrorDetails, kind: type[GenerateError]
 ) -> None:
     """With reason, status and what was received."""
-    one = started(journey())
+    one = started(call_state())
     step = one.on_error(said, has_other=True, now_s=0, jitter=0)
     assert isinstance(step, GiveUp) and type(step.error) is kind
     error = one.carry(step.error)
@@ -238,7 +238,7 @@ def test_what_trying_again_does_not_help_is_raised_at_once(
 
 def test_a_key_of_the_callers_own_that_somebody_sent_later_ends_here() -> None:
     """Two clients with one key do not outbid each other."""
-    step = started(journey(has_own_key=False)).on_error(
+    step = started(call_state(has_own_key=False)).on_error(
         details("ABORTED", "SUPERSEDED"), has_other=True, now_s=0, jitter=0
     )
     assert isinstance(step, GiveUp) and isinstance(step.error, Superseded)
@@ -246,7 +246,7 @@ def test_a_key_of_the_callers_own_that_somebody_sent_later_ends_here() -> None:
 
 def test_two_readers_of_one_request_do_not_fight_to_the_end() -> None:
     """A late send of the journey's own may end it twice; whoever ends it a third time in a row reads it, too."""
-    one = started(journey())
+    one = started(call_state())
     said, steps = details("ABORTED", "SUPERSEDED"), list[Retry | GiveUp]()
     for at in range(3):
         steps.append(one.on_error(said, has_other=True, now_s=0, jitter=0))
@@ -270,7 +270,7 @@ def test_a_resume_token_of_the_callers_own_is_refused_once() -> None:
 
 def test_a_resume_token_of_the_mesh_is_tried_at_one_other_frontend() -> None:
     """The first may be of another release; two of them are right."""
-    one, refused = started(journey()), details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
+    one, refused = started(call_state()), details("INVALID_ARGUMENT", "RESUME_TOKEN_INVALID")
     assert isinstance(one.on_error(refused, has_other=True, now_s=0, jitter=0), Retry)
     one.outgoing()
     assert isinstance(one.on_error(refused, has_other=True, now_s=0, jitter=0), GiveUp)
@@ -278,7 +278,7 @@ def test_a_resume_token_of_the_mesh_is_tried_at_one_other_frontend() -> None:
 
 def test_a_stream_under_way_waits_for_a_full_survivor() -> None:
     """Its frontend died and the other one is full: places come free, and what runs is kept as long."""
-    one, now_s, waits = started(journey()), 0.0, 0
+    one, now_s, waits = started(call_state()), 0.0, 0
     full = details("RESOURCE_EXHAUSTED", "LIVE_REQUESTS_FULL", 0.05)
     while isinstance(step := one.on_error(full, has_other=False, now_s=now_s, jitter=0.5), Retry):
         now_s, waits = now_s + step.after_s, waits + 1
@@ -289,14 +289,14 @@ def test_a_stream_under_way_waits_for_a_full_survivor() -> None:
 
 def test_what_one_frontend_says_of_itself_is_no_reason_to_give_up_early() -> None:
     """It shuts down, nobody else is known to be up, and the deadline is nearer than the wait it asks for."""
-    one = started(journey(deadline_s=1.0))
+    one = started(call_state(deadline_s=1.0))
     draining = details("UNAVAILABLE", "DRAINING", 1.0)
     assert isinstance(one.on_error(draining, has_other=False, now_s=0.5, jitter=0), Retry)
 
 
 def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> None:
     """RetryInfo is honoured; after `refusals_max` refusals in a row the caller is told."""
-    one, waits = journey(), []
+    one, waits = call_state(), []
     while isinstance(
         step := one.on_error(
             details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0), has_other=True, now_s=0, jitter=0.5
@@ -311,7 +311,7 @@ def test_a_mesh_that_is_full_is_asked_again_when_it_said_and_not_for_ever() -> N
 
 def test_a_loss_behind_the_deadline_is_the_deadline() -> None:
     """Whatever the frontend said last, the request's time is over."""
-    step = journey(deadline_s=2.0).on_lost("gone", has_other=True, now_s=2.0, jitter=0.5)
+    step = call_state(deadline_s=2.0).on_lost("gone", has_other=True, now_s=2.0, jitter=0.5)
     assert isinstance(step, GiveUp) and isinstance(step.error, DeadlinePassed)
 
 
@@ -357,11 +357,11 @@ def test_a_frontend_knows_only_what_was_left_of_the_callers_time() -> None:
 
 def test_a_deadline_that_is_not_the_callers_or_has_tokens_keeps_its_words() -> None:
     """A class's limit is the frontend's to tell, and a failure before the newest token is no cause."""
-    one = journey()
+    one = call_state()
     over = details("DEADLINE_EXCEEDED", "DEADLINE")
     step = one.on_error(over, has_other=True, now_s=50.0, jitter=0)
     assert isinstance(step, GiveUp) and step.error.message == "why"
-    other = journey()
+    other = call_state()
     other.outgoing()
     assert isinstance(other.on_lost("gone", has_other=True, now_s=1.0, jitter=0), Retry)
     error = started(other).deadline_error()
@@ -371,7 +371,7 @@ def test_a_deadline_that_is_not_the_callers_or_has_tokens_keeps_its_words() -> N
 
 def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
     """The caller learns at once what it would learn later."""
-    step = journey(deadline_s=2.0).on_error(
+    step = call_state(deadline_s=2.0).on_error(
         details("RESOURCE_EXHAUSTED", "QUEUE_FULL", 3.0), has_other=True, now_s=0, jitter=0
     )
     assert isinstance(step, GiveUp) and isinstance(step.error, MeshFull)
@@ -379,7 +379,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
 
 def test_a_mesh_that_is_away_is_given_up() -> None:
     """Sends without progress are bounded, and their pauses grow."""
-    one, waits = started(journey()), []
+    one, waits = started(call_state()), []
     while isinstance(step := one.on_lost("refused", has_other=False, now_s=0, jitter=1.0), Retry):
         waits.append(step.after_s)
         one.outgoing()
@@ -391,7 +391,7 @@ def test_a_mesh_that_is_away_is_given_up() -> None:
 def test_a_status_nobody_knows_is_no_reason_to_crash() -> None:
     """A newer mesh may say what this client has never heard."""
     assert type(error_of(details("DATA_LOSS", "NEW"))) is MeshUnavailable
-    assert journey().on_message(pb.GenerateResponse()) is None
+    assert call_state().on_message(pb.GenerateResponse()) is None
 
 
 def test_the_wait_for_the_first_token_is_one_over_all_sends() -> None:
@@ -428,7 +428,7 @@ def test_a_pause_beyond_the_wait_for_the_first_token_is_not_begun() -> None:
 
 def test_a_resume_keeps_a_token_that_every_release_reads() -> None:
     """The first message of a resume may say where it runs; an older frontend gets the token of the first stream."""
-    one = started(journey())
+    one = started(call_state())
     one.on_message(pb.GenerateResponse(tokens=pb.Tokens(ids=[3], position=2, resume_token=b"1 placed")))
     one.on_lost("gone", has_other=True, now_s=0, jitter=0)
     one.outgoing()

@@ -20,7 +20,7 @@ def refused(reason: str, retry_after_s: float | None, code: str = "RESOURCE_EXHA
     return ErrorDetails(grpc.StatusCode[code], "why", reason, {}, retry_after_s, {}, QUOTA)
 
 
-def journey(**retry_policy: float) -> CallState:
+def call_state(**retry_policy: float) -> CallState:
     made = CallState(pb.GenerateRequest(text="x"), RetryPolicy(**retry_policy), 100.0, has_own_key=True)  # type: ignore[arg-type]
     made.outgoing()
     return made
@@ -29,7 +29,7 @@ def journey(**retry_policy: float) -> CallState:
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 0.99])
 def test_a_refusal_is_waited_for_as_long_as_it_says_and_a_little_longer(jitter: float) -> None:
     """Never shorter, and clients that were refused together come back apart."""
-    step = journey().on_error(refused("TOKEN_RATE_EXCEEDED", 2.0), has_other=True, now_s=0, jitter=jitter)
+    step = call_state().on_error(refused("TOKEN_RATE_EXCEEDED", 2.0), has_other=True, now_s=0, jitter=jitter)
     assert isinstance(step, Retry) and 2.0 <= step.after_s <= 2.5 and (step.after_s > 2.0) == (jitter > 0)
 
 
@@ -48,7 +48,7 @@ def test_patience_ends_where_the_caller_says(
 ) -> None:
     """Too long a wait is told at once, and a caller may want no wait at all."""
     reason = "BUDGET_UNAVAILABLE" if code == "UNAVAILABLE" else "REQUEST_RATE_EXCEEDED"
-    step = journey(**retry_policy).on_error(
+    step = call_state(**retry_policy).on_error(
         refused(reason, retry_after_s, code), has_other=True, now_s=0, jitter=0.5
     )
     assert isinstance(step, GiveUp) and step.error.retry_after_s == retry_after_s
