@@ -35,7 +35,7 @@ class GenerationStream:
         self._chunks = self._run()
 
     def __repr__(self) -> str:
-        return f"Generation({self.request_id[:8] or 'not started'}, {len(self.ids)} tokens, {self.resumes} resumes)"
+        return f"GenerationStream({self.request_id[:8] or 'not started'}, {len(self.ids)} tokens, {self.resumes} resumes)"
 
     @property
     def ids(self) -> list[int]:
