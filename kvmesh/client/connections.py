@@ -220,7 +220,7 @@ class Connections:
     async def _keep_watch(self) -> None:
         """Ask every frontend that has streams and is silent whether it lives."""
         retry_policy = self._retry_policy
-        tick_s = retry_policy.silence_s / 4
+        tick_s = retry_policy.probe_after_s / 4
         while True:
             if not any(peer.streams for peer in self._peers.values()):
                 self._wanted.clear()
@@ -228,10 +228,10 @@ class Connections:
             before_s = self._now_s()
             await asyncio.sleep(tick_s)
             now_s = self._now_s()
-            if now_s - before_s > tick_s + retry_policy.answer_s / 3:
+            if now_s - before_s > tick_s + retry_policy.probe_timeout_s / 3:
                 self._stalled_s = now_s
             for address, peer in self._peers.items():
-                if peer.streams and not peer.is_asked and now_s - peer.heard_s >= retry_policy.silence_s:
+                if peer.streams and not peer.is_asked and now_s - peer.heard_s >= retry_policy.probe_after_s:
                     self._ask(address)
 
     def _ask(self, address: str) -> None:
@@ -244,7 +244,7 @@ class Connections:
         peer, asked_s = self._peer(address), self._now_s()
         peer.is_asked = True
         try:
-            await peer.check(health_pb2.HealthCheckRequest(), timeout=self._retry_policy.answer_s)
+            await peer.check(health_pb2.HealthCheckRequest(), timeout=self._retry_policy.probe_timeout_s)
             is_alive = True
         except grpc.aio.AioRpcError as error:
             is_alive = error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)

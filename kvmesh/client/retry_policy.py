@@ -12,9 +12,9 @@ class RetryPolicy:
     The defaults notice a frozen frontend within 3 s and give up a mesh that is away after about 10 s.
     """
 
-    silence_s: float = 1.0
+    probe_after_s: float = 1.0
     """A stream that brought nothing for this long: its frontend is asked whether it lives."""
-    answer_s: float = 1.5
+    probe_timeout_s: float = 1.5
     """A frontend that does not answer that question within this is lost, and its streams go on elsewhere."""
     sends_max: int = 12
     """Sends in a row that bring no token; then the request fails."""

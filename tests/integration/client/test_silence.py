@@ -22,7 +22,7 @@ from tests.certificates import MESH, Folder
 from tests.integration.client.scripted_frontend import IDS, ScriptedFrontend, begin, scripted, stalls, well
 from tests.integration.harness import until
 
-PATIENCE = RetryPolicy(silence_s=0.4, answer_s=0.8)
+PATIENCE = RetryPolicy(probe_after_s=0.4, probe_timeout_s=0.8)
 """A little shorter than the defaults."""
 
 
