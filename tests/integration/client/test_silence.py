@@ -22,7 +22,7 @@ from tests.certificates import MESH, Folder
 from tests.integration.client.scripted_frontend import IDS, ScriptedFrontend, begin, scripted, stalls, well
 from tests.integration.harness import until
 
-PATIENCE = RetryPolicy(probe_after_s=0.4, probe_timeout_s=0.8)
+RETRY_POLICY = RetryPolicy(probe_after_s=0.4, probe_timeout_s=0.8)
 """A little shorter than the defaults."""
 
 
@@ -43,7 +43,7 @@ async def test_a_frontend_with_a_hanging_event_loop_is_left(after: int) -> None:
     async with AsyncExitStack() as stack:
         hung = await stack.enter_async_context(scripted(stalls(after, hangs=True)))
         good = await stack.enter_async_context(scripted(well))
-        async with Client([hung.address, good.address], retry_policy=PATIENCE) as client:
+        async with Client([hung.address, good.address], retry_policy=RETRY_POLICY) as client:
             loop = asyncio.get_running_loop()
             reading = await first(client, hung)
             began_s = loop.time()
@@ -82,7 +82,7 @@ async def test_a_slow_model_is_waited_for() -> None:
     async with (
         scripted(slow) as frontend,
         scripted(slow) as other,
-        Client([frontend.address, other.address], retry_policy=PATIENCE) as client,
+        Client([frontend.address, other.address], retry_policy=RETRY_POLICY) as client,
     ):
         answer = await client.generate("x").all()
         assert answer.ids == IDS and (answer.sends, answer.resumes) == (1, 0)
@@ -134,7 +134,9 @@ async def test_an_unreachable_frontend_is_left() -> None:
         far = await stack.enter_async_context(scripted(stalls(4, hangs=False)))
         good = await stack.enter_async_context(scripted(well))
         cable = await stack.enter_async_context(cabled(far))
-        client = await stack.enter_async_context(Client([cable.address, good.address], retry_policy=PATIENCE))
+        client = await stack.enter_async_context(
+            Client([cable.address, good.address], retry_policy=RETRY_POLICY)
+        )
         reading = await first(client, far)
         cable.is_cut = True
         loop = asyncio.get_running_loop()
@@ -203,7 +205,7 @@ async def test_an_unavailable_mesh_raises_a_typed_error(free_port: int) -> None:
 async def test_silent_streams_share_one_health_check() -> None:
     """There is one health check per frontend, not one per stream."""
     async with scripted(stalls(4, hangs=False)) as frontend:
-        async with Client([frontend.address], retry_policy=PATIENCE) as client:
+        async with Client([frontend.address], retry_policy=RETRY_POLICY) as client:
             readings = [asyncio.create_task(client.generate("x", deadline_s=20).all()) for _ in range(50)]
             await until(lambda: frontend.checks >= 3, 20, "asked")
             assert len(frontend.requests) == 50 and frontend.checks <= 4
