@@ -90,7 +90,7 @@ class Stream:
     def __init__(self, address: str, call: Any) -> None:
         self.address = address
         self.call = call
-        self.is_silenced = False
+        self.is_cut = False
         """True once the call was cut because its frontend does not answer."""
 
 
@@ -99,9 +99,9 @@ class _Peer:
 
     def __init__(self, channel: grpc.aio.Channel, now_s: float) -> None:
         self.channel = channel
-        self.heard_s = now_s
+        self.last_answer_s = now_s
         self.streams: set[Stream] = set()
-        self.is_asked = False
+        self.is_probing = False
         self.generate: Any = channel.unary_stream(
             _GENERATE,
             request_serializer=pb.GenerateRequest.SerializeToString,
@@ -132,14 +132,14 @@ class Connections:
         self._peers: dict[str, _Peer] = {}
         self._watch: asyncio.Task[None] | None = None
         self._probes: set[asyncio.Task[None]] = set()
-        self._ending: set[Any] = set()
+        self._awaiting_status: set[Any] = set()
         """Calls whose last message is here and whose status is still on its way."""
-        self._told: set[asyncio.Task[None]] = set()
+        self._status_reads: set[asyncio.Task[None]] = set()
         """Who waits for what these say."""
         self.remaining: RemainingQuota | None = None
         """What the caller's limits leave it, as the last answer said; None: nothing was said of limits."""
-        self._wanted = asyncio.Event()
-        self._stalled_s = float("-inf")
+        self._has_streams = asyncio.Event()
+        self._own_stall_s = float("-inf")
         """When this process itself last was too slow to judge others."""
         self.is_closed = False
 
@@ -153,54 +153,54 @@ class Connections:
         address = self._choose(avoid)
         peer = self._peer(address)
         if not peer.streams:
-            peer.heard_s = self._now_s()
+            peer.last_answer_s = self._now_s()
         metadata = self._metadata + (_HAND_OVER if self.frontends.has_other(address) else ())
         stream = Stream(address, peer.generate(request, timeout=timeout_s, metadata=metadata))
         self.frontends.on_open(address)
         peer.streams.add(stream)
-        self._wanted.set()
+        self._has_streams.set()
         if self._watch is None:
-            self._watch = asyncio.create_task(self._keep_watch(), name="kvmesh-client-watch")
+            self._watch = asyncio.create_task(self._detect_failures(), name="kvmesh-client-watch")
         try:
             yield stream
         finally:
             peer.streams.discard(stream)
             self.frontends.on_close(address)
-            if not stream.call.done() and stream.call not in self._ending:
+            if not stream.call.done() and stream.call not in self._awaiting_status:
                 stream.call.cancel()
 
     def heard(self, stream: Stream) -> None:
         """A message came on `stream`."""
         peer = self._peers[stream.address]
-        peer.heard_s = self._now_s()
+        peer.last_answer_s = self._now_s()
         self.frontends.on_answer(stream.address)
 
     def failed(self, stream: Stream) -> None:
         """The frontend of `stream` is gone, or takes nothing now."""
         self.frontends.on_failure(stream.address, self._now_s())
 
-    async def let_end(self, stream: Stream) -> None:
+    async def wait_for_status(self, stream: Stream) -> None:
         """The last message of `stream` is here: its status follows at once, or comes in its own time."""
         if not stream.call.done():
-            self._ending.add(stream.call)
-            stream.call.add_done_callback(self._ending.discard)
-        task = asyncio.create_task(self._hear_end(stream.call), name="kvmesh-client-end")
-        self._told.add(task)
-        task.add_done_callback(self._told.discard)
+            self._awaiting_status.add(stream.call)
+            stream.call.add_done_callback(self._awaiting_status.discard)
+        task = asyncio.create_task(self._read_trailers(stream.call), name="kvmesh-client-end")
+        self._status_reads.add(task)
+        task.add_done_callback(self._status_reads.discard)
         await asyncio.wait({task}, timeout=_STATUS_S)
 
     def take_trailers(self, trailers: Iterable[tuple[str, str | bytes]]) -> None:
         """Take what a call ended with."""
         self.remaining = remaining_of(trailers) or self.remaining
 
-    async def _hear_end(self, call: Any) -> None:
+    async def _read_trailers(self, call: Any) -> None:
         with suppress(grpc.aio.AioRpcError):
             self.take_trailers(await call.trailing_metadata() or ())
 
     async def close(self) -> None:
         """End all streams and connections. Idempotent."""
         self.is_closed = True
-        tasks = [*self._probes, *self._told, *([self._watch] if self._watch is not None else [])]
+        tasks = [*self._probes, *self._status_reads, *([self._watch] if self._watch is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -209,7 +209,7 @@ class Connections:
 
     def _choose(self, avoid: str) -> str:
         for address in self.frontends.to_probe(self._now_s()):
-            self._ask(address)
+            self._start_probe(address)
         return self.frontends.choose(avoid)
 
     def _peer(self, address: str) -> _Peer:
@@ -217,24 +217,28 @@ class Connections:
             self._peers[address] = _Peer(self._open_channel(address), self._now_s())
         return self._peers[address]
 
-    async def _keep_watch(self) -> None:
+    async def _detect_failures(self) -> None:
         """Ask every frontend that has streams and is silent whether it lives."""
         retry_policy = self._retry_policy
         tick_s = retry_policy.probe_after_s / 4
         while True:
             if not any(peer.streams for peer in self._peers.values()):
-                self._wanted.clear()
-                await self._wanted.wait()
+                self._has_streams.clear()
+                await self._has_streams.wait()
             before_s = self._now_s()
             await asyncio.sleep(tick_s)
             now_s = self._now_s()
             if now_s - before_s > tick_s + retry_policy.probe_timeout_s / 3:
-                self._stalled_s = now_s
+                self._own_stall_s = now_s
             for address, peer in self._peers.items():
-                if peer.streams and not peer.is_asked and now_s - peer.heard_s >= retry_policy.probe_after_s:
-                    self._ask(address)
+                if (
+                    peer.streams
+                    and not peer.is_probing
+                    and now_s - peer.last_answer_s >= retry_policy.probe_after_s
+                ):
+                    self._start_probe(address)
 
-    def _ask(self, address: str) -> None:
+    def _start_probe(self, address: str) -> None:
         task = asyncio.create_task(self._probe(address), name=f"kvmesh-client-probe:{address}")
         self._probes.add(task)
         task.add_done_callback(self._probes.discard)
@@ -242,21 +246,21 @@ class Connections:
     async def _probe(self, address: str) -> None:
         """Ask a frontend for its health: any answer tells that it lives."""
         peer, asked_s = self._peer(address), self._now_s()
-        peer.is_asked = True
+        peer.is_probing = True
         try:
             await peer.check(health_pb2.HealthCheckRequest(), timeout=self._retry_policy.probe_timeout_s)
             is_alive = True
         except grpc.aio.AioRpcError as error:
             is_alive = error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
         finally:
-            peer.is_asked = False
+            peer.is_probing = False
         if is_alive:
-            peer.heard_s = self._now_s()
+            peer.last_answer_s = self._now_s()
             self.frontends.on_answer(address)
-        elif self._stalled_s < asked_s and peer.heard_s < asked_s:
+        elif self._own_stall_s < asked_s and peer.last_answer_s < asked_s:
             self.frontends.on_failure(address, self._now_s())
             for stream in peer.streams:
-                stream.is_silenced = True
+                stream.is_cut = True
                 stream.call.cancel()
         else:
             self.frontends.on_unknown(address)

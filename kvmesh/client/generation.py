@@ -140,7 +140,7 @@ class GenerationStream:
                 message = await asyncio.shield(reading)
             except asyncio.CancelledError:
                 reading.add_done_callback(_forget)
-                if stream.is_silenced and task.cancelling() == cancels:
+                if stream.is_cut and task.cancelling() == cancels:
                     raise _Lost(f"the frontend at {stream.address} does not answer") from None
                 raise
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
@@ -153,7 +153,7 @@ class GenerationStream:
             if chunk is not None:
                 yield chunk
             if call_state.finished is not None:
-                await connections.let_end(stream)
+                await connections.wait_for_status(stream)
                 return
 
     def _decide(self, stream: Stream, error: _Lost | grpc.aio.AioRpcError) -> Retry | GiveUp:
