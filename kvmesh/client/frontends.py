@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-REST_MIN_S: Final = 0.25
-REST_MAX_S: Final = 5.0
+OPEN_MIN_S: Final = 0.25
+OPEN_MAX_S: Final = 5.0
 """Rests of a frontend that failed: doubled with each failure in a row."""
 
 
@@ -21,7 +21,7 @@ class _State:
     streams: int = 0
     failures: int = 0
     """In a row; 0: it works."""
-    rest_until_s: float = 0.0
+    open_until_s: float = 0.0
     is_probed: bool = False
 
 
@@ -58,7 +58,7 @@ class Frontends:
         due = [
             each
             for each, state in self._states.items()
-            if state.failures and not state.is_probed and now_s >= state.rest_until_s
+            if state.failures and not state.is_probed and now_s >= state.open_until_s
         ]
         for each in due:
             self._states[each].is_probed = True
@@ -82,9 +82,9 @@ class Frontends:
     def on_failure(self, address: str, now_s: float) -> None:
         """A stream or a probe failed there. Many that fail together count as one."""
         state = self._states[address]
-        if not state.failures or state.is_probed or now_s >= state.rest_until_s:
-            rest_s = min(REST_MAX_S, REST_MIN_S * 2 ** min(state.failures, 10))
-            state.rest_until_s = now_s + rest_s * (0.75 + 0.5 * self._draw.random())
+        if not state.failures or state.is_probed or now_s >= state.open_until_s:
+            open_s = min(OPEN_MAX_S, OPEN_MIN_S * 2 ** min(state.failures, 10))
+            state.open_until_s = now_s + open_s * (0.75 + 0.5 * self._draw.random())
             state.failures += 1
         state.is_probed = False
 
@@ -94,5 +94,5 @@ class Frontends:
 
     def _rank(self, state: _State) -> tuple[bool, float, float]:
         if state.failures:
-            return True, state.rest_until_s, 0.0
+            return True, state.open_until_s, 0.0
         return False, state.streams, self._draw.random()
