@@ -17,7 +17,7 @@ OPEN_MAX_S: Final = 5.0
 
 
 @dataclass(slots=True)
-class _State:
+class _FrontendState:
     streams: int = 0
     failures: int = 0
     """In a row; 0: it works."""
@@ -37,7 +37,7 @@ class Frontends:
             if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
                 raise ValueError(f"address is {address!r}: host:port with a port of 1 to 65535 is allowed")
         self._draw = draw
-        self._states = {address: _State() for address in dict.fromkeys(addresses)}
+        self._states = {address: _FrontendState() for address in dict.fromkeys(addresses)}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -92,7 +92,7 @@ class Frontends:
         """A probe told nothing."""
         self._states[address].is_probed = False
 
-    def _rank(self, state: _State) -> tuple[bool, float, float]:
+    def _rank(self, state: _FrontendState) -> tuple[bool, float, float]:
         if state.failures:
             return True, state.open_until_s, 0.0
         return False, state.streams, self._draw.random()
