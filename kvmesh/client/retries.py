@@ -19,13 +19,15 @@ SENDS_TOTAL_MAX: Final = 256
 SUPERSEDED_MAX: Final = 2
 """Streams in a row that an earlier send of the same request may end by coming late; more is somebody else who reads."""
 
-REFUSED_S: Final = 30.0
+FULL_WAIT_S: Final = 30.0
 """A request that has tokens waits this long for a mesh that is full: what runs of it is kept, and places come free."""
 
-LOST: Final = frozenset({"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED", "RESOURCE_EXHAUSTED"})
+TRANSPORT_STATUSES: Final = frozenset(
+    {"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED", "RESOURCE_EXHAUSTED"}
+)
 """Statuses that gRPC itself makes when a connection or a server goes away under a call: without a reason of the mesh."""
 
-FRONTENDS_OWN: Final = frozenset({"DRAINING", "LIVE_REQUESTS_FULL"})
+FRONTEND_REASONS: Final = frozenset({"DRAINING", "LIVE_REQUESTS_FULL"})
 """Reasons that tell of one frontend: another one may be asked at once."""
 
 DEADLINE_SLACK_S: Final = 0.25
@@ -62,7 +64,7 @@ class RetryContext:
 
 def is_frontends_fault(details: ErrorDetails) -> bool:
     """True if a status tells that its frontend is gone or takes nothing now."""
-    return details.reason in FRONTENDS_OWN or _is_lost(details)
+    return details.reason in FRONTEND_REASONS or _is_lost(details)
 
 
 class Retries:
@@ -126,7 +128,7 @@ class Retries:
         self._superseded = 0
         error = MeshUnavailable("FRONTEND_LOST", what, code="UNAVAILABLE")
         at_once = context.has_other or not self._streak
-        return self._again(error, context, self._backoff_s(context, at_once=at_once))
+        return self._retry(error, context, self._backoff_s(context, at_once=at_once))
 
     def on_error(self, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
         """The call ended with a status other than OK."""
@@ -137,20 +139,20 @@ class Retries:
         self._superseded = self._superseded + 1 if is_superseded else 0
         if is_superseded and self._has_own_key and self._superseded <= SUPERSEDED_MAX:
             # Only an earlier send of this request can have come late; this one, being later still, wins.
-            return self._again(error, context, self._backoff_s(context, at_once=False))
+            return self._retry(error, context, self._backoff_s(context, at_once=False))
         if isinstance(error, MeshFull) and details.reason != "SLOW_READER":
-            return self._refused(error, details, context)
+            return self._on_full(error, details, context)
         if isinstance(error, DeadlinePassed):
             return GiveUp(self._over(error, details, context))
         if not isinstance(error, MeshUnavailable) or self._is_too_late(details, context):
             return GiveUp(error)
-        return self._again(error, context, self._pause_s(details, context))
+        return self._retry(error, context, self._delay_s(details, context))
 
     def on_unread_token(self, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
         """The call's frontend could not read a resume token that another one may read, or has an older one."""
         self._progress(context)
         self._superseded = 0
-        return self._again(error_of(details), context, self._backoff_s(context, at_once=not self._streak))
+        return self._retry(error_of(details), context, self._backoff_s(context, at_once=not self._streak))
 
     def _over(self, error: DeadlinePassed, details: ErrorDetails, context: RetryContext) -> DeadlinePassed:
         """Return what the caller is told where a frontend says that the time is over: it knows only what was left."""
@@ -173,30 +175,30 @@ class Retries:
             self._streak = self._refusals = 0
             self._refused_since_s = None
 
-    def _refused(self, error: MeshFull, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
+    def _on_full(self, error: MeshFull, details: ErrorDetails, context: RetryContext) -> Retry | GiveUp:
         """The mesh is full."""
         self._refusals += 1
         if self._refused_since_s is None:
             self._refused_since_s = context.now_s
-        after_s = self._pause_s(details, context)
+        after_s = self._delay_s(details, context)
         if not context.token_count:
             is_over = self._refusals >= self._retry_policy.refusals_max or self._is_too_late(details, context)
-            return GiveUp(error) if is_over else self._again(error, context, after_s)
-        if context.now_s - self._refused_since_s >= REFUSED_S:
+            return GiveUp(error) if is_over else self._retry(error, context, after_s)
+        if context.now_s - self._refused_since_s >= FULL_WAIT_S:
             return GiveUp(error)
         self._streak = min(self._streak, self._retry_policy.sends_max - 2)  # time bounds it
-        return self._again(error, context, after_s)
+        return self._retry(error, context, after_s)
 
     def _is_too_late(self, details: ErrorDetails, context: RetryContext) -> bool:
         """Return whether the mesh wants a longer pause than the caller has patience for; what has tokens waits for it."""
         max_s, asked_s = self._retry_policy.retry_after_max_s, details.retry_after_s
-        if context.token_count or details.reason in FRONTENDS_OWN:
+        if context.token_count or details.reason in FRONTEND_REASONS:
             return False
         return max_s == 0 or (asked_s is not None and asked_s > max_s)
 
-    def _pause_s(self, details: ErrorDetails, context: RetryContext) -> float:
+    def _delay_s(self, details: ErrorDetails, context: RetryContext) -> float:
         """Return the wait behind a status of the mesh."""
-        is_frontends = details.reason in FRONTENDS_OWN
+        is_frontends = details.reason in FRONTEND_REASONS
         if is_frontends and context.has_other:
             return self._backoff_s(context, at_once=True)
         backoff_s = self._backoff_s(context, at_once=False)
@@ -207,7 +209,7 @@ class Retries:
         # What one frontend says of itself is no reason to give up before the deadline: another may be back earlier.
         return backoff_s if is_frontends and context.now_s + after_s >= until_s else after_s
 
-    def _again(self, error: GenerateError, context: RetryContext, after_s: float) -> Retry | GiveUp:
+    def _retry(self, error: GenerateError, context: RetryContext, after_s: float) -> Retry | GiveUp:
         self._streak += 1
         self._last = error
         if self._streak >= self._retry_policy.sends_max or self.sends >= SENDS_TOTAL_MAX:
@@ -231,4 +233,4 @@ class Retries:
 
 
 def _is_lost(details: ErrorDetails) -> bool:
-    return not details.reason and details.code.name in LOST
+    return not details.reason and details.code.name in TRANSPORT_STATUSES
