@@ -159,9 +159,9 @@ class CallState:
 
     def deadline_error(self) -> GenerateError:
         """Return the error of a journey whose time is over."""
-        return self.carry(self._retries.deadline_passed(len(self.ids)))
+        return self.with_output(self._retries.deadline_passed(len(self.ids)))
 
-    def carry(self, error: GenerateError) -> GenerateError:
+    def with_output(self, error: GenerateError) -> GenerateError:
         """Return `error` with what was received."""
         error.ids, error.text = list(self.ids), self.text
         if self._tokens:

@@ -48,7 +48,9 @@ class Client:
         """
         self._retry_policy = retry_policy or RetryPolicy()
         connect = open_channel or partial(dial, credentials=credentials, options=channel_options)
-        self._connections = Connections(addresses, self._retry_policy, connect, _who(key, tenant))
+        self._connections = Connections(
+            addresses, self._retry_policy, connect, _credentials_metadata(key, tenant)
+        )
 
     def generate(
         self, prompt: str | None = None, *, deadline_s: float = DEADLINE_S, **options: Unpack[Options]
@@ -95,7 +97,7 @@ class Client:
         await self.close()
 
 
-def _who(key: str, tenant: str) -> list[tuple[str, str]]:
+def _credentials_metadata(key: str, tenant: str) -> list[tuple[str, str]]:
     """Return the metadata that says who calls. Raises ValueError, which does not quote the key."""
     for name, value in (("key", key), ("tenant", tenant)):
         if not (value.isascii() and value.isprintable()) or " " in value:

@@ -123,7 +123,7 @@ class GenerationStream:
                     next_step = self._decide(stream, error)
                 avoid = stream.address
             if isinstance(next_step, GiveUp):
-                raise call_state.carry(next_step.error)
+                raise call_state.with_output(next_step.error)
             if next_step is not None and next_step.after_s > 0:
                 await asyncio.sleep(next_step.after_s)
 
@@ -149,7 +149,7 @@ class GenerationStream:
             try:
                 chunk = call_state.on_message(message)
             except GenerateError as error:
-                raise call_state.carry(error) from None
+                raise call_state.with_output(error) from None
             if chunk is not None:
                 yield chunk
             if call_state.finished is not None:

@@ -231,7 +231,7 @@ def test_what_trying_again_does_not_help_is_raised_at_once(
     one = started(call_state())
     step = one.on_error(said, has_other=True, now_s=0, jitter=0)
     assert isinstance(step, GiveUp) and type(step.error) is kind
-    error = one.carry(step.error)
+    error = one.with_output(step.error)
     assert (error.reason, error.code, error.ids, error.text) == (said.reason, said.code.name, [1, 2], "ab")
     assert error.resume == pb.Resume(resume_token=b"1", received_token_ids=[1, 2])
 
