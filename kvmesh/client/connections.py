@@ -85,7 +85,7 @@ def _is_number(value: str | bytes | None) -> bool:
 class Stream:
     """One call of Generate at one frontend."""
 
-    __slots__ = ("address", "call", "is_silenced")
+    __slots__ = ("address", "call", "is_cut")
 
     def __init__(self, address: str, call: Any) -> None:
         self.address = address

@@ -26,7 +26,7 @@ class RetryPolicy:
     backoff_max_s: float = 2.0
 
     def __post_init__(self) -> None:
-        for name, low in (("silence_s", 0.05), ("answer_s", 0.05), ("backoff_min_s", 0.001)):
+        for name, low in (("probe_after_s", 0.05), ("probe_timeout_s", 0.05), ("backoff_min_s", 0.001)):
             if not getattr(self, name) >= low:
                 raise ValueError(f"{name} is {getattr(self, name)}: {low:g} s or more is allowed")
         if not self.retry_after_max_s >= 0:

@@ -7,7 +7,9 @@ import pytest
 from kvmesh.client import RetryPolicy
 
 
-@pytest.mark.parametrize("field", ["silence_s", "answer_s", "backoff_min_s", "sends_max", "refusals_max"])
+@pytest.mark.parametrize(
+    "field", ["probe_after_s", "probe_timeout_s", "backoff_min_s", "sends_max", "refusals_max"]
+)
 def test_patience_refuses_what_makes_no_sense(field: str) -> None:
     """The message names field and value."""
     with pytest.raises(ValueError, match=f"{field} is 0"):
